@@ -71,9 +71,7 @@ class RolloutEngines(Protocol):
     """Object with the rollout workers (inference engines), which the trainer passes to rollouts."""
 
     @property
-    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
-        """Return the handles of the rollout workers."""
-        ...
+    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]: ...
 
 
 @runtime_checkable
@@ -121,9 +119,8 @@ class TrajectoryCollector:
                 "message"
             )
         self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
-        self.collapse_detector = LevelCollapseDetector(
-            method_settings(self.config.algorithm).collapse_patience
-        )
+        rlvcr = method_settings(config.algorithm)
+        self.collapse_detector = LevelCollapseDetector(rlvcr.collapse_patience)
         self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
         self._collectors: CollectorGroup | None = None
 
@@ -165,11 +162,10 @@ class TrajectoryCollector:
         is_train: bool = True,
     ) -> DataProto:
         """Generate trajectories without alternative thoughts and pack them."""
-        if is_train:
-            return self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)[
-                0
-            ]
-        return self.panel_loop(gen_batch, actor_rollout_wg)
+        if not is_train:
+            return self.panel_loop(gen_batch, actor_rollout_wg)
+        data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)
+        return data
 
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
@@ -178,9 +174,8 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = replace(
-            self._build_settings(is_train=False, thinking=False), level_rule=level_rule
-        )
+        settings = self._build_settings(is_train=False, thinking=False)
+        settings = replace(settings, level_rule=level_rule)
         collected = self._generate_batch(panel, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
 
@@ -194,11 +189,8 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = replace(
-            self._build_settings(is_train=False, thinking=False),
-            temperature=0.0,
-            trajectories_per_row=1,
-        )
+        settings = self._build_settings(is_train=False, thinking=False)
+        settings = replace(settings, temperature=0.0, trajectories_per_row=1)
         collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
 
@@ -223,9 +215,8 @@ class TrajectoryCollector:
         continues to its end. Returns the rows, and one audit point with the returns per turn.
         """
         # Imported only here: training does not need the modules of main_audit.
-        from agent_system.multi_turn_rollout.audit_rollouts import (
+        from agent_system.multi_turn_rollout.branches import (
             continue_from_points,
-            index_records,
             select_decision_points,
         )
 
@@ -233,10 +224,8 @@ class TrajectoryCollector:
         data = self._score_if_possible(data, actor_rollout_wg)
         settings = self._build_settings(is_train=True, thinking=False)
         rlvcr = method_settings(self.config.algorithm)
-        records = index_records(data)
-        points = select_decision_points(
-            list_trajectories(rows), records, rlvcr.audit_points, settings.seed
-        )
+        trajectories = list_trajectories(rows)
+        points = select_decision_points(trajectories, data, rlvcr.audit_points, settings.seed)
         audit_points = continue_from_points(
             points,
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
@@ -272,18 +261,15 @@ class TrajectoryCollector:
             kept_groups += select_differing_groups(selected, num_wanted - len(kept_groups))
             # Used if no group has different returns: a step without rows would end the run.
             last_usable = selected or last_usable
-        if len(kept_groups) < num_wanted:
-            logger.warning(
-                "%d batches gave %d of %d groups with returns that differ",
-                limit,
-                len(kept_groups),
-                num_wanted,
-            )
+        num_kept = len(kept_groups)
+        if num_kept < num_wanted:
+            line = "%d batches gave %d of %d groups with returns that differ"
+            logger.warning(line, limit, num_kept, num_wanted)
         differing = [trajectory for group in kept_groups for trajectory in group]
         data, rows = self.gather_rollout_data(all_collected, chosen=differing or last_usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
-        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept_groups))
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
+        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return self._score_if_possible(data, actor_rollout_wg) if thinking else data
 
@@ -335,9 +321,8 @@ class TrajectoryCollector:
     def _generate_batch(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: RolloutSettings
     ) -> CollectedTrajectories:
-        return self._generate_specs(
-            make_rollout_specs(gen_batch, settings.trajectories_per_row), actor_rollout_wg, settings
-        )
+        specs = make_rollout_specs(gen_batch, settings.trajectories_per_row)
+        return self._generate_specs(specs, actor_rollout_wg, settings)
 
     def _generate_specs(
         self,
@@ -361,9 +346,8 @@ class TrajectoryCollector:
         """
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
-        specs = make_rollout_specs(
-            self.partial_rollouts.add_groups(gen_batch, envs), settings.trajectories_per_row
-        )
+        full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
+        specs = make_rollout_specs(full_batch, settings.trajectories_per_row)
         collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
         collected = collectors.collect_ready(specs, settings, keep=self.partial_rollouts.num_groups)
         self.partial_rollouts.remove_returned(collected.trajectories)
@@ -459,10 +443,6 @@ class TrajectoryCollector:
         """Add the columns of the level entropy bonus and, with ``thinking``, score requests."""
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
-            if thinking:
-                raise ValueError(
-                    "alternative thoughts need thinking levels; env.levels must be true or unset"
-                )
             return
         if thinking and rlvcr.credit in ("executed", "corrected"):
             self._execute_alternatives(data, rows, engines)
@@ -492,14 +472,12 @@ class TrajectoryCollector:
     def _execute_alternatives(
         self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
     ) -> None:
-        """Replay some turns of ``rows`` with another level and store the credit in these turns."""
         start_s = time.perf_counter()
         settings = self._build_settings(is_train=True, thinking=False)
-        executed_metrics = execute_alternatives(
+        data.meta_info["metrics"] |= execute_alternatives(
             list_trajectories(rows),
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
             method_settings(self.config.algorithm),
             settings.seed,
         )
-        data.meta_info["metrics"] |= executed_metrics
         data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

@@ -26,7 +26,7 @@ from agent_system.environments.multistep.trial import (
     build_trial_results,
 )
 from agent_system.tokens.conversation import TokenLimits
-from agent_system.tokens.plain_bridge import bridge_for_appending
+from agent_system.tokens.probe import bridge_for_appending
 from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

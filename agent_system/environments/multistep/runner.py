@@ -13,9 +13,8 @@ from agent_system.agents import Action, Agent, Message, get_actions
 from agent_system.environments.multistep.transcript import Transcript
 from agent_system.environments.multistep.trial import Episode, Trial
 from agent_system.environments.pool.failure import EnvFailure
-from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.conversation import TokenLimits
-from agent_system.tokens.plain_bridge import PlainBridge
 from verl.utils.sampling import StopReason
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agent_system.agents import Action, Conversation, Message
-from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.conversation import (
     NO_LIMITS,
     TokenConversation,
@@ -11,7 +11,6 @@ from agent_system.tokens.conversation import (
     append_user_text,
 )
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.plain_bridge import PlainBridge
 from verl.utils.sampling import StopReason
 
 

@@ -177,8 +177,7 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, level_rule=LevelRule.force_uniformly(epsilon))
-        sampler = SimpleNamespace(make_agent=lambda _: None)
-        context: Any = SimpleNamespace(settings=settings, codec=codec, sampler=sampler)
+        context: Any = SimpleNamespace(settings=settings, codec=codec)
         plays = [
             TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", i, 0))
             for i in range(400)

@@ -13,10 +13,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.plain_bridge import PlainBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.config.checks.sampling import greedy_key
 from verl.config.schema.tools import GenerationConfig
@@ -25,6 +23,7 @@ from verl.models.hub import model_directory
 from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
 from verl.utils import jsonl
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import add_path_to_errors, rename_aside, require_new_file
 from verl.utils.message_rows import DataRow, Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat

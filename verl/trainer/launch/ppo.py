@@ -22,7 +22,7 @@ import rlvcr.report_sections  # noqa: F401  (console figures, report sections, v
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
+from agent_system.multi_turn_rollout.first_prompts import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.checks.models import ALLOWED, fix_for_missing
 from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer

@@ -14,7 +14,6 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
@@ -43,6 +42,7 @@ from verl.trainer.launch.preflight_weights import (
     read_vocabulary_size,
     summarize_error,
 )
+from verl.utils.chat_template import TemplateUnsupported
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -10,14 +10,14 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
     collect_first_observations,
+    fit_prompts,
     measure_first_prompts,
 )
-from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
-from agent_system.tokens.template import TemplateUnsupported
 from verl.config.derive import declared_tasks, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.waits import log_waiting
 
 PROMPT_KEY = "data.max_prompt_length"

@@ -26,7 +26,6 @@ from agent_system.environments.experts.demonstrations import (
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
 from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.schema import PPOConfig, SFTConfig
@@ -45,6 +44,7 @@ from verl.trainer.sft.rows import (
     make_token_row,
     read_records,
 )
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message

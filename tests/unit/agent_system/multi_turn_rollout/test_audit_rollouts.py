@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout import audit_rollouts
+from agent_system.multi_turn_rollout import branches
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import audit_scores
 from tests.helpers.play import PLACE, make_world, walk
@@ -124,7 +124,7 @@ def test_points_are_drawn_by_name(tokenizer):
 
 
 def test_a_point_whose_plays_broke_is_left_out(tokenizer, monkeypatch):
-    made = audit_rollouts.make_branch_spec
+    made = branches.make_branch_spec
 
     def first_one_is_lost(trajectory, turn, level, name):
         job = made(trajectory, turn, level, name)
@@ -132,6 +132,6 @@ def test_a_point_whose_plays_broke_is_left_out(tokenizer, monkeypatch):
             return job
         return replace(job, expected_observations=("elsewhere", *job.expected_observations[1:]))
 
-    monkeypatch.setattr(audit_rollouts, "make_branch_spec", first_one_is_lost)
+    monkeypatch.setattr(branches, "make_branch_spec", first_one_is_lost)
     _, points = audited(tokenizer, worth)
     assert points and {point.step for point in points} == {0}

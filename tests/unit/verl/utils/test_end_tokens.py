@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.plain_bridge import PlainBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
 from verl.utils.end_tokens import find_end_ids
 
