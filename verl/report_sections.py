@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -37,11 +37,12 @@ ReadOutcomes = Callable[[Path], Outcomes]
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
-class NamedByFirstField:
+class PlacedEntry:
     """Dataclass whose first field is the name to which ``placed_after`` of other entries refers."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]
+    placed_after: str | None
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class NamedByFirstField:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleFigure(NamedByFirstField):
+class ConsoleFigure(PlacedEntry):
     """A part of the console line of every training step: ``label`` and values of ``metrics``.
 
     ``form`` is a format string that gets the values in order. The part is omitted in a step that
@@ -64,7 +65,7 @@ class ConsoleFigure(NamedByFirstField):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure(NamedByFirstField):
+class KeyFigure(PlacedEntry):
     """A number at the top of the report: mean of a metric's last three values, and first value."""
 
     label: str
@@ -95,7 +96,7 @@ class CurveFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot(NamedByFirstField):
+class Plot(PlacedEntry):
     """A chart of the report.
 
     ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
@@ -175,7 +176,7 @@ class MetricTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(NamedByFirstField):
+class Scatter(PlacedEntry):
     """A chart with one point for every line of ``table``: metric ``y`` over metric ``x``.
 
     Intervals are drawn if the metrics have them. ``colors`` are pairs (name of a line, colour). The
@@ -196,7 +197,7 @@ class Scatter(NamedByFirstField):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSection(NamedByFirstField):
+class ReportSection(PlacedEntry):
     """A section of the report: title, ``lead`` sentence, charts in ``columns`` columns, tables."""
 
     title: str
@@ -208,7 +209,7 @@ class ReportSection(NamedByFirstField):
 
 
 @dataclass(frozen=True, slots=True)
-class TimePart(NamedByFirstField):
+class TimePart(PlacedEntry):
     """A timed part of a training step; ``within`` is the metric of the part that includes it."""
 
     metric: str
@@ -301,16 +302,6 @@ def import_contributors() -> None:
             importlib.import_module(module)
         except Exception:  # a missing report section must not end the run
             logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
-
-
-class PlacedEntry(Protocol):
-    """Protocol of entries with a name and the name of the entry that they follow."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def placed_after(self) -> str | None: ...
 
 
 P = TypeVar("P", bound=PlacedEntry)

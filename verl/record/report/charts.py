@@ -5,18 +5,23 @@ Colours are classes that the page's style sheet defines.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from verl.record.report.axes import FORMATS, Scale, log_ticks, nice_ticks, step_ticks
+from verl.report_sections import PlacedEntry, Plot, Scatter
 
 MAX_POINTS = 400  # drawn per series
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
 PADDING = 0.04  # margin on both sides of the points, as a share of their range
 LABEL_LEFT_FROM = 0.88  # share of the axis from which labels are drawn left of their points
+
+
+# Fields of Series that have one value per point, or are None.
+POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")
 
 
 @dataclass
@@ -50,20 +55,19 @@ class Series:
         if stride <= 1:
             return self
         keep = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
+        columns = {name: getattr(self, name) for name in POINT_COLUMNS}
         return replace(
             self,
-            xs=[self.xs[i] for i in keep],
-            ys=[self.ys[i] for i in keep],
-            low=None if self.low is None else [self.low[i] for i in keep],
-            high=None if self.high is None else [self.high[i] for i in keep],
-            left=None if self.left is None else [self.left[i] for i in keep],
-            right=None if self.right is None else [self.right[i] for i in keep],
-            labels=None if self.labels is None else [self.labels[i] for i in keep],
+            **{
+                name: [values[i] for i in keep]
+                for name, values in columns.items()
+                if values is not None
+            },
         )
 
 
 @dataclass
-class Chart:
+class Chart(PlacedEntry):
     """One chart of the page.
 
     ``kind`` is line, stacked or points. The x axis of points shows another metric, named
@@ -82,10 +86,11 @@ class Chart:
     y_range: tuple[float | None, float | None] = (None, None)
     placed_after: str | None = None
 
-    @property
-    def name(self) -> str:
-        """Return the title, to which ``placed_after`` of another chart refers."""
-        return self.title
+    @classmethod
+    def from_plan(cls, plan: Plot | Scatter, series: list[Series], **values: Any) -> "Chart":
+        """Return the chart that ``plan`` declares; ``values`` are fields that ``plan`` lacks."""
+        names = {field.name for field in fields(cls)} & {field.name for field in fields(plan)}
+        return cls(series=series, **{name: getattr(plan, name) for name in names}, **values)
 
     @property
     def legend_series(self) -> list[Series]:

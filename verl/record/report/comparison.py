@@ -16,8 +16,7 @@ from typing import Any
 from verl.record.config_values import flatten_config
 from verl.record.report.axes import FORMATS
 from verl.record.report.charts import Chart, Series, smooth_values
-from verl.record.report.declared import DrawnSection, NumberTable
-from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
+from verl.record.report.declared import DrawnSection, NumberTable, read_built_in_sections
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
@@ -27,46 +26,6 @@ RESAMPLES = 1000  # bootstrap samples of the runs of an arm, for each point of a
 MOST_KEYS = 2  # maximum number of settings in the name of an arm
 # Keys that may differ within an arm, in addition to seeds.
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
-
-SUCCESS = ReportSection(
-    "Success",
-    "Lines are means over the seeds of an arm, bands the 95% bootstrap interval of the mean.",
-    (
-        Plot(
-            "Held-out success",
-            "share of successes",
-            (Curve("val/success_rate", "held-out", markers=True),),
-            form="percent",
-        ),
-        Plot(
-            "Success on training tasks, smoothed",
-            "share of successes",
-            (Curve("episode/success_rate", "training", smooth=True),),
-            form="percent",
-        ),
-        Plot(
-            "Return, smoothed",
-            "return of a trajectory",
-            (Curve("episode/reward", "training", smooth=True),),
-        ),
-        Plot(
-            "Held-out return",
-            "return of a trajectory",
-            (Curve("val/episode_reward", "held-out", markers=True),),
-        ),
-        Plot("Time per step", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
-    ),
-)
-EFFORT = ReportSection(
-    "Effort",
-    "Tokens and turns per episode.",
-    tuple(
-        replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
-        for plot in (TOKENS, STEPS)
-        for curve in plot.curves
-        if isinstance(curve, Curve)
-    ),
-)
 
 Arms = Mapping[str, Sequence[RunData]]
 
@@ -118,7 +77,23 @@ def build_settings_table(groups: Arms) -> NumberTable:
 def comparison_sections(groups: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables of ``groups``."""
     added = [section for contribution in load_contributions() for section in contribution.sections]
-    sections = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
+    built_in = read_built_in_sections()
+    effort = built_in["effort"]
+    # A chart of each curve: with several curves the arms could not be distinguished.
+    effort_plots = tuple(
+        replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
+        for plot in effort.plots
+        if isinstance(plot, Plot)
+        for curve in plot.curves
+        if isinstance(curve, Curve)
+    )
+    plans = [
+        built_in["compared_success"],
+        replace(effort, plots=effort_plots, columns=2),
+        built_in["optimisation"],
+        *added,
+    ]
+    sections = [_draw_section(groups, plan) for plan in plans]
     sections[0].tables = [build_value_table(groups), build_settings_table(groups)]
     return [section for section in sections if section.charts or section.tables]
 
@@ -141,15 +116,7 @@ def draw_arms(groups: Arms, plot: Plot) -> Chart:
         line = arm_series(name, runs, curve, color) if isinstance(curve, Curve) else None
         if line is not None and line.xs:
             series.append(line)
-    return Chart(
-        plot.title,
-        plot.y_label,
-        series,
-        form=plot.form,
-        width=plot.width,
-        height=plot.height,
-        y_range=plot.y_range,
-    )
+    return Chart.from_plan(replace(plot, kind="line", log=False), series)
 
 
 def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:

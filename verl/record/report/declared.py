@@ -1,13 +1,36 @@
-"""Drawing of the charts and tables that ``verl.report_sections`` declares."""
+"""Drawing of the charts and tables that ``charts.yaml`` and contributions declare.
 
+``verl.report_sections`` has the classes of the declarations.
+"""
+
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from pydantic import TypeAdapter
 
 from verl.record.report.charts import Chart, Series, smooth_values
 from verl.record.report.run_data import RunData
-from verl.report_sections import Curve, CurveFamily, MetricTable, Plot, ReportSection, Scatter
+from verl.report_sections import (
+    Curve,
+    CurveFamily,
+    MetricTable,
+    PlacedEntry,
+    Plot,
+    ReportSection,
+    Scatter,
+)
 
 NUM_TIME_COLORS = 8
+
+
+@functools.cache
+def read_built_in_sections() -> dict[str, ReportSection]:
+    """Return the sections of ``charts.yaml`` by key."""
+    text = Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8")
+    return TypeAdapter(dict[str, ReportSection]).validate_python(yaml.safe_load(text))
 
 
 @dataclass
@@ -20,7 +43,7 @@ class NumberTable:
 
 
 @dataclass
-class DrawnSection:
+class DrawnSection(PlacedEntry):
     """Section of the report: heading, charts (``columns`` in a row) and tables below them."""
 
     title: str
@@ -29,11 +52,6 @@ class DrawnSection:
     columns: int = 2
     placed_after: str | None = None
     tables: list[NumberTable] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """Return the title, to which ``placed_after`` of another section refers."""
-        return self.title
 
 
 def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
@@ -59,17 +77,7 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
     """Draw ``scatter``: one point per table line, at the last values of its metrics in ``run``."""
     values = run.last_values(f"{scatter.table.prefix}/")
     points = [_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)]
-    return Chart(
-        scatter.title,
-        scatter.y_label,
-        points,
-        kind="points",
-        x_label=scatter.x_label,
-        form=scatter.form,
-        width=scatter.width,
-        height=scatter.height,
-        placed_after=scatter.placed_after,
-    )
+    return Chart.from_plan(scatter, points, kind="points")
 
 
 def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
@@ -101,18 +109,7 @@ def draw_plot(run: RunData, plot: Plot) -> Chart:
     if plot.log:
         for one in series:
             _keep_positive(one)
-    return Chart(
-        plot.title,
-        plot.y_label,
-        series,
-        kind=plot.kind,
-        form=plot.form,
-        width=plot.width,
-        height=plot.height,
-        log=plot.log,
-        y_range=plot.y_range,
-        placed_after=plot.placed_after,
-    )
+    return Chart.from_plan(plot, series)
 
 
 def _curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:

@@ -1,13 +1,10 @@
-"""Trajectories in the form in which the report page and the terminal show them.
+"""Trajectories in the form in which the report page shows them.
 
-The batch rows of a trajectory are merged. Its turns have badges, flags, tables of alternatives and
-the advantages of their tokens.
+The batch rows of a trajectory are merged. Its turns have badges, flags and tables of alternatives.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,51 +21,6 @@ MEAN_RETURN = NumberColumn(
     "mean return of the trajectories that continued from this turn with it",
     best=True,
 )
-
-
-@dataclass
-class EpisodeView:
-    """One trajectory: its rows merged, with its turns in order."""
-
-    title: str
-    row: dict[str, Any]
-    steps: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of sampled tokens of all turns."""
-        return sum(step.get("num_tokens") or 0 for step in self.steps)
-
-    @property
-    def has_credit(self) -> bool:
-        """True if the tokens have advantages."""
-        return any("token_credit" in step for step in self.steps)
-
-    @property
-    def credit_scale(self) -> float:
-        """Return the absolute advantage that gets the full colour: the tokens' 95th percentile."""
-        # Not the maximum: one outlier would leave all other tokens without colour.
-        sizes = sorted(
-            abs(value or 0.0) for step in self.steps for _, value in step.get("token_credit", [])
-        )
-        return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
-
-    def turns_with_strengths(self) -> list[dict[str, Any]]:
-        """Return the turns with ``tokens``: text, advantage and colour strength of every token."""
-        scale = self.credit_scale
-        return [{**step, "tokens": _token_strengths(step, scale)} for step in self.steps]
-
-
-def _token_strengths(step: Mapping[str, Any], scale: float) -> list[dict[str, Any]]:
-    """Return text, advantage and colour strength of every sampled token of a turn.
-    The strength is the advantage divided by ``scale``, limited to [-1, 1].
-    """
-    tokens = []
-    for text, credit in step.get("token_credit", []):
-        value = credit or 0.0  # null in the file stands for a value that was not finite
-        strength = math.copysign(min(1.0, abs(value) / scale), value)
-        tokens.append({"text": text, "value": value, "strength": round(strength, 2)})
-    return tokens
 
 
 def step_views() -> list[StepView]:

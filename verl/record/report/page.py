@@ -14,11 +14,10 @@ from markupsafe import Markup
 
 from verl.record.config_values import flatten_config
 from verl.record.report.axes import format_number
-from verl.record.report.cards import format_duration, key_figure_cards
 from verl.record.report.charts import draw_svg
 from verl.record.report.comparison import comparison_path, group_into_arms
 from verl.record.report.comparison import comparison_sections as compared
-from verl.record.report.figures import report_sections
+from verl.record.report.figures import format_duration, key_figure_cards, report_sections
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
     Chunk,

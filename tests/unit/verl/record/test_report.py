@@ -22,9 +22,9 @@ from tests.helpers.page import index_of, plays_of
 from tests.helpers.refusals import mentions
 from verl.record.report import figures, refresh_report, write_report
 from verl.record.report.axes import Scale, format_number, log_ticks, nice_ticks, step_ticks
-from verl.record.report.cards import format_duration
 from verl.record.report.charts import MAX_POINTS, Chart, Series, draw_svg, smooth_values
 from verl.record.report.episodes import pick_success_and_failure, read_trajectories
+from verl.record.report.figures import format_duration
 from verl.record.report.run_data import load_run
 from verl.record.report.trajectory_chunks import RolloutFile, pack_file, select_within_budget
 from verl.report_sections import load_contributions
