@@ -33,9 +33,8 @@ from verl.config.derive import (
     max_engines_per_node,
     resolve_weight_transfer,
 )
-from verl.config.memory import estimate_store_gb
+from verl.config.memory import estimate_store_gb, read_policy_size
 from verl.config.plan import describe_stand_in
-from verl.config.policy_size import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.critic import RewardNetworkConfig
