@@ -7,8 +7,8 @@ from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.probe import Verdict, probe_template
 from agent_system.tokens.template import Message, TemplateUnsupported
 from agent_system.tokens.tokenizer import TextTokenizer, is_chat_tokenizer
+from verl.utils.chat_template import find_end_ids
 from verl.utils.chat_tokens import ChatTokens
-from verl.utils.end_tokens import find_end_ids
 
 
 class PlainBridge:

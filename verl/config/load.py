@@ -18,11 +18,11 @@ from verl.config.derive import derive_values, fits_prompts, unused_rule_reward_k
 from verl.config.plugins import ENVIRONMENTS, env_names, env_section, full_schema, schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
+from verl.config.settings.hints import unknown_key_problem
 from verl.config.settings.keys import direct_keys
 from verl.config.settings.reading import from_text, read_section
 from verl.config.settings.secret_values import mask_secrets
-from verl.config.settings.unknown_keys import unknown_key_problem
-from verl.config.yaml_text import yaml_text
+from verl.config.yaml_files import yaml_text
 
 logger = logging.getLogger(__name__)
 Schema = TypeVar("Schema", bound=Section)
@@ -97,8 +97,7 @@ def _names_another_policy(
 ) -> bool:
     """Return True if ``overrides`` set another policy path than the config, but no cold start key.
 
-    The cold start of the config trains the config's own policy. It must not write that policy to
-    the path of another one.
+    The cold start of the config trains the config's own policy, which must not replace another.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -117,10 +116,9 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """Return the config called ``name`` with ``overrides`` as an instance of ``schema``.
+    """Return the config called ``name`` with ``overrides``, with derived values.
 
-    Derived values are filled in. Raises ``ConfigError`` that lists every unknown key, wrong type
-    and value out of bounds. ``validate`` does the cross-field checks.
+    Raises ``ConfigError`` that lists every unknown key, wrong type and value out of bounds.
     """
     return read_config(name, overrides, schema, config_path).require_valid()
 
@@ -181,8 +179,7 @@ def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
     """Nest keys such as ``a.b`` in ``values`` of the section ``cls`` at ``path``.
 
-    Returns the nested values, and a message about each such key. The values are kept, so that no
-    check reports the key as missing too.
+    Also returns a message about each such key. Its value is kept, so that no check misses it.
     """
     nested_values: Tree = {}
     problems = []
@@ -231,10 +228,7 @@ def _env_sections(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]
 
 
 def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
-    """Add the defaults of the environments to ``tree`` and remove undeclared keys.
-
-    Returns a message for each removed key.
-    """
+    """Add the defaults of environments to ``tree``; remove undeclared keys, with a message each."""
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []

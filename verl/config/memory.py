@@ -56,10 +56,7 @@ class PolicySize:
 
 
 def read_policy_size(path: Path) -> PolicySize:
-    """Return the size of the policy in directory ``path``.
-
-    Reads the headers of its safetensors files and ``config.json``, but no weights.
-    """
+    """Return the size of the policy in directory ``path``, without reading its weights."""
     config = path / "config.json"
     if not config.is_file():
         return PolicySize()
@@ -91,8 +88,8 @@ def count_new_parameters(new: NewPolicyConfig, vocab: int) -> int:
 def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the memory of a node of a run on CPU, in bytes.
 
-    It contains trained and frozen weights, engines with caches, logits of one micro-batch per rank
-    and the copy for a checkpoint. Weights count as 0 if the size of the policy is not known.
+    It contains trained and frozen weights, engines with caches, logits and the copy for a
+    checkpoint. Weights of a policy of unknown size count as 0.
     """
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
@@ -130,7 +127,7 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
 def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
     """Return the memory used on a GPU while its rollout engine generates, in bytes.
 
-    ``device_bytes`` is the total memory of the GPU. None if the size of the policy is not known.
+    ``device_bytes`` is the total memory of the GPU. None for an unknown size.
     """
     parameters = size.parameters
     if parameters is None:
@@ -161,10 +158,10 @@ def _awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) ->
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
-    The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
-    through the object store: rank 0 gathers a copy, casts it and puts it into the store. Saving:
-    every rank copies its shards, with ``trainer.async_save`` at the same time as a weight sync.
-    None if the size of the policy is not known.
+    The peak is the largest of loading (rank 0 reads the whole model), weight sync through the
+    object store (rank 0 gathers a copy, casts it and stores it) and saving (every rank copies its
+    shards, with ``trainer.async_save`` at the same time as a weight sync). None for an unknown
+    size.
     """
     if size.parameters is None:
         return None
@@ -200,10 +197,7 @@ def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
 
 
 def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the size of Ray's object store on a node, in GB.
-
-    It holds trajectories and, in a weight sync, one copy of the weights for all engines.
-    """
+    """Return the size of Ray's object store on a node, in GB: trajectories and one policy."""
     return ROWS_GB + (size.parameters or 0) * BYTES[cfg.actor_rollout_ref.rollout.dtype] / 1e9
 
 
@@ -242,8 +236,8 @@ def memory_problems(
 ) -> Iterator[str]:
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
-    ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check. A
-    number of attention heads that is not divisible among the devices of an engine is reported too.
+    ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
+    Attention heads that an engine's devices cannot share evenly are reported too.
     """
     yield from _head_problems(cfg, size)
     if device_gb is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from verl.config.checks.sampling import greedy_validation_notes
+from verl.config.checks.batch_sizes import greedy_validation_notes
 from verl.config.derive import (
     count_training_steps,
     engines_have_separate_gpus,
@@ -30,9 +30,8 @@ def rows_at_most(cfg: PPOConfig) -> int:
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     """Yield notes about the plan, each with the override that changes it.
 
-    Most are about numbers of steps that differ from a verl-agent script with the same keys. Others
-    are about idle GPUs and keys without effect. ``tasks`` is the number of training tasks; None if
-    it is not known.
+    Most are about numbers of steps that differ from a verl-agent script with the same keys.
+    ``tasks`` is the number of training tasks; None if it is not known.
     """
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg, tasks)

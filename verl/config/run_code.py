@@ -57,10 +57,7 @@ def refuse_stored_code(
     fix: str = f"{TRUST}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if the values in ``stored`` name code (a file, module or command).
-
-    Keys that the command line sets (``given``) are allowed.
-    """
+    """Raise ``ConfigError`` if ``stored`` names code with a key that is not in ``given``."""
     refused = [path for path in code_keys(stored, schema) if not _is_given(path, given)]
     if refused:
         raise ConfigError(

@@ -41,9 +41,7 @@ def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | f
     for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping | BaseModel) or dataclasses.is_dataclass(value):
-            flat.update(flatten_config(value, f"{name}."))
-        elif isinstance(value, bool | int | float | str):
-            flat[name] = value
+            flat |= flatten_config(value, f"{name}.")
         else:
-            flat[name] = str(value)
+            flat[name] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat

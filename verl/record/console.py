@@ -127,13 +127,11 @@ class StepTable:
 
 def _header_lines(columns: Iterable[tuple[str, int]]) -> list[str]:
     """Return the header lines: the labels of ``columns``, one word per line, aligned below."""
-    stacks = [
-        [word.rjust(width) for word in reversed(BREAK.split(label))] for label, width in columns
-    ]
+    stacks = [reversed(BREAK.split(label)) for label, _ in columns]
     widths = [width for _, width in columns]
-    rows = zip_longest(*stacks, fillvalue="")
     lines = [
-        GAP.join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows
+        GAP.join(word.rjust(width) for word, width in zip(row, widths, strict=True))
+        for row in zip_longest(*stacks, fillvalue="")
     ]
     return lines[::-1]
 
@@ -156,11 +154,8 @@ class TrainingConsole:
         """Show the metrics of one step."""
         figures = format_figures(metrics)
         if self._progress is None:
-            logger.info(
-                "step %d: %s",
-                step,
-                ", ".join(f"{label} {value}" for label, value in figures.items()),
-            )
+            text = ", ".join(f"{label} {value}" for label, value in figures.items())
+            logger.info("step %d: %s", step, text)
             return
         self._progress.set_done(step)
         header, row = self._table.format_step(step, figures)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.config.settings.secret_values import mask_arguments
-from verl.utils.threads import available_cpus
+from verl.utils.processes import available_cpus
 
 PROJECT = "rlvcr"  # distribution whose requirements are recorded with their versions
 

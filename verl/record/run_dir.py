@@ -131,10 +131,16 @@ class RunDirectory:
         None moves all trajectories of an earlier run to another folder.
         """
         for folder in (self.rollouts, self.tokens):
-            if step is None:
-                _set_rollouts_aside(folder)
-            else:
-                _remove_rollouts(folder, step)
+            files = list(folder.glob("*.jsonl"))
+            if step is None and files:
+                aside = rename_aside(folder)
+                folder.mkdir()
+                logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
+            elif step is not None:
+                for file in files:
+                    step_text = file.stem.removeprefix(VALIDATION)
+                    if step_text.isdigit() and int(step_text) > step:
+                        file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Return the path of the trajectories of ``step``."""
@@ -217,20 +223,18 @@ class RunDirectory:
             return
         old_values = flatten_config(old)
         new_values = flatten_config(new)
-        changed = sorted(
-            key for key in {*old_values, *new_values} if old_values.get(key) != new_values.get(key)
-        )
-        if not changed:
-            return
-        logged_keys = changed[:MAX_CHANGES]
-        logger.warning(
-            "%s differs from the last start in %d keys: %s",
-            self.config_path,
-            len(changed),
-            ", ".join(
-                f"{key}: {old_values.get(key)} -> {new_values.get(key)}" for key in logged_keys
-            ),
-        )
+        changes = [
+            f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
+            for key in sorted({*old_values, *new_values})
+            if old_values.get(key) != new_values.get(key)
+        ]
+        if changes:
+            logger.warning(
+                "%s differs from the last start in %d keys: %s",
+                self.config_path,
+                len(changes),
+                ", ".join(changes[:MAX_CHANGES]),
+            )
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         earlier_starts = []
@@ -240,17 +244,3 @@ class RunDirectory:
         brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
         content = jsonl.to_json_types({**facts, "starts": [*earlier_starts, brief]})
         jsonl.write_text(self.env_path, json.dumps(content, indent=2))
-
-
-def _set_rollouts_aside(folder: Path) -> None:
-    if any(folder.glob("*.jsonl")):
-        aside = rename_aside(folder)
-        folder.mkdir()
-        logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
-
-
-def _remove_rollouts(folder: Path, after: int) -> None:
-    for file in list(folder.glob("*.jsonl")):
-        step_text = file.stem.removeprefix(VALIDATION)
-        if step_text.isdigit() and int(step_text) > after:
-            file.unlink()

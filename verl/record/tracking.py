@@ -182,9 +182,8 @@ class Service:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState(cpu=True)  # accelerate's trackers read from it that this is the main process
-        tracker = LOGGER_TYPE_TO_CLASS[self.name](
-            **self._tracker_arguments(project, experiment, directory)
-        )
+        arguments = self._tracker_arguments(project, experiment, directory)
+        tracker = LOGGER_TYPE_TO_CLASS[self.name](**arguments)
         tracker.start()
         self._tracker = tracker
         values = list(flatten_config(config).items())

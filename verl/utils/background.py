@@ -49,9 +49,8 @@ class BackgroundCall(Generic[AnswerT]):
 
 
 class BackgroundCalls:
-    """Queue of at most ``max_waiting`` functions, which a background thread calls in order.
+    """Queue of at most ``max_waiting`` functions, which thread ``name`` calls in order.
 
-    ``name`` is the name of the thread.
     After a call has raised, no further call is made, and ``add`` and ``wait`` raise its error. They
     raise ``TimeoutError`` after waiting for ``timeout_s``.
     """

@@ -33,6 +33,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
 from verl.utils.files import finish_files, flush_to_disk, read_umask, rename_aside
@@ -178,9 +180,14 @@ class CheckpointManager:
                 checkpoints[int(match[1])] = entry
         return dict(sorted(checkpoints.items()))
 
-    def find_latest_valid(self) -> Path | None:
-        """Return the newest valid checkpoint, or None. Logs a warning for each invalid one."""
-        for path in reversed(self.find_checkpoints().values()):
+    def find_latest_valid(self, after_step: int = -1) -> Path | None:
+        """Return the newest valid checkpoint of a step after ``after_step``, or None.
+
+        Logs a warning for each invalid one.
+        """
+        for step, path in reversed(self.find_checkpoints().items()):
+            if step <= after_step:
+                return None
             try:
                 verify_checkpoint(path)
             except CheckpointError as error:
@@ -259,22 +266,13 @@ class CheckpointManager:
             return
         steps = self.find_checkpoints()
         complete_steps = [step for step, path in steps.items() if has_all_files(path)]
-        newest = self._find_newest_valid_step(steps, saved_step)  # may be later, of another run
-        keep = {*complete_steps[-self.max_to_keep :], newest, saved_step}
+        keep = {*complete_steps[-self.max_to_keep :], saved_step}
+        newer = self.find_latest_valid(after_step=saved_step)  # of another run
+        keep |= {step for step, path in steps.items() if path == newer}
         for step, path in steps.items():
             # An incomplete checkpoint newer than all kept ones stays for inspection.
             if step not in keep and (step in complete_steps or step < min(keep)):
                 shutil.rmtree(self._set_aside(path))
-
-    def _find_newest_valid_step(self, steps: dict[int, Path], saved_step: int) -> int:
-        for step in sorted((s for s in steps if s > saved_step), reverse=True):
-            try:
-                verify_checkpoint(steps[step])
-            except CheckpointError as error:
-                logger.warning("checkpoint newer than step %d is not valid: %s", saved_step, error)
-            else:
-                return step
-        return saved_step
 
     def _set_aside(self, path: Path) -> Path:
         # Rename before removal: an interrupted removal must not leave an incomplete directory with
@@ -312,11 +310,4 @@ def _is_abandoned(path: Path) -> bool:
     pid = int(owner[2])
     if pid == os.getpid():
         return True  # saves do not overlap, so it is from an earlier save of this process
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    # The process exists and belongs to another user.
-    except PermissionError:
-        return False
-    return False
+    return not psutil.pid_exists(pid)

@@ -24,12 +24,10 @@ def to_json_types(value: object) -> Any:
     Arrays, tensors and sets become lists, numbers that are not finite become null, and other
     objects become their text.
     """
-    if isinstance(value, (str, bool)) or value is None:
-        return value
     if isinstance(value, float):
         # Python would write NaN and Infinity, which are not JSON.
         return value if math.isfinite(value) else None
-    if isinstance(value, int):
+    if isinstance(value, str | int) or value is None:
         return value
     if isinstance(value, dict):
         return {str(key): to_json_types(item) for key, item in value.items()}

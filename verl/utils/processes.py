@@ -1,4 +1,4 @@
-"""Ending of child processes together with their parent. Imports no torch."""
+"""Ending of child processes with their parent, and number of threads. Imports no torch."""
 
 import contextlib
 import ctypes
@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from verl.config.settings.cpus import available_cpus
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -73,3 +75,21 @@ def _find_owned(owner: str) -> Iterator[int]:
         with contextlib.suppress(OSError):
             if owner_entry in Path(f"/proc/{process}/environ").read_bytes():
                 yield process
+
+
+# ---- threads of a process ----------------------------------------------------------------------
+
+
+def wait_passively() -> None:
+    """Make OpenMP threads sleep at a barrier instead of spinning. Call it before importing torch.
+
+    A spinning thread occupies the core that the thread it waits for needs. With one other busy
+    process on two cores, an update ran at 1,500 tokens/s with spinning and at 10,800 with sleeping.
+    On an idle machine both are equal. An existing ``OMP_WAIT_POLICY`` is kept.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def count_threads_per_process(processes: int) -> int:
+    """Return the threads of each of ``processes`` that share the CPUs evenly; at least 1."""
+    return max(1, available_cpus() // processes)

@@ -62,10 +62,8 @@ def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
-        differencing_partition = get_seqlen_balanced_partitions(lengths, parts)
-        partition = min(
-            partition, differencing_partition, key=lambda split: _compute_heaviest(split, lengths)
-        )
+        candidates = (partition, get_seqlen_balanced_partitions(lengths, parts))
+        partition = min(candidates, key=lambda split: _compute_heaviest(split, lengths))
     return partition
 
 

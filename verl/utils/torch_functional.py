@@ -196,9 +196,8 @@ def compute_subset_entropy(logits: Logits, token_ids: TokenIds) -> PerLabel:
     The softmax of ``logits [..., V]`` is restricted to these tokens and renormalised.
     """
     subset_logits = logits.index_select(-1, token_ids.to(logits.device))
-    log_probs = (
-        subset_logits.to(_get_work_dtype(logits)).log_softmax(-1).clamp(min=_LOWEST_LOG_PROB)
-    )
+    log_probs = subset_logits.to(_get_work_dtype(logits)).log_softmax(-1)
+    log_probs = log_probs.clamp(min=_LOWEST_LOG_PROB)
     return -(log_probs.exp() * log_probs).sum(-1)
 
 

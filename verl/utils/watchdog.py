@@ -81,10 +81,8 @@ class Watchdog:
         self._stall_message: str | None = None
         self._over = threading.Event()
         self._guard: DriverGuard | None = None
-        self._handles_sigint = (
-            False  # true if SIGINT was ignored and now has the watchdog's handler
-        )
-        self._collect_remote_stacks: Callable[[Path], RemoteStacks] = _collect_nothing
+        self._handles_sigint = False  # true if SIGINT was ignored before the watchdog's handler
+        self._collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
@@ -166,19 +164,20 @@ class Watchdog:
 
     def _append_remote_stacks(self, target: Path) -> list[str]:
         silent: list[str] = []
+        collect = self._collect_remote_stacks
+        if collect is None:
+            return silent
 
         def collect_and_write() -> None:
-            remote_stacks = self._collect_remote_stacks(self._answers)
+            remote_stacks = collect(self._answers)
             silent.extend(remote_stacks.silent_nodes)
             with target.open("a", encoding="utf-8") as file:
                 file.write(remote_stacks.stacks)
 
         # Collecting from other nodes may fail or hang as they do. The run must end nevertheless.
-        collecting_thread = threading.Thread(
-            target=collect_and_write, name="stacks elsewhere", daemon=True
-        )
-        collecting_thread.start()
-        collecting_thread.join(REMOTE_STACKS_S)
+        thread = threading.Thread(target=collect_and_write, name="stacks elsewhere", daemon=True)
+        thread.start()
+        thread.join(REMOTE_STACKS_S)
         return silent
 
     def _handle_no_progress(self, where: list[str], now: float) -> None:
@@ -233,14 +232,8 @@ def _format_labels(labels: list[str]) -> str:
     return f": {', '.join(labels[:MAX_LABELS])}{suffix}"
 
 
-def _collect_nothing(_answers: Path) -> RemoteStacks:
-    return RemoteStacks()
-
-
 def _kill_processes(silent: list[StackRequest]) -> None:
     # A stopped process does not react to a request to end and would outlive the run.
     for request in silent:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             request.process.kill()
-        except psutil.NoSuchProcess:
-            logger.debug("%s is gone", request.name)

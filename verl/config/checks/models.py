@@ -18,20 +18,14 @@ CHECKSUMS = "SHA256SUMS"  # file of a policy shipped with the package, for `sha2
 
 
 def is_local(path: str) -> bool:
-    """Return True if ``path`` cannot be a name on the Hugging Face hub, so it is a directory.
-
-    A hub name is ``name`` or ``owner/name``, with or without ``@revision``.
-    """
+    """Return True if ``path`` is a directory: it cannot be a hub name (owner/name@revision)."""
     return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
 
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
-    """Check that the value of ``key`` is a hub name, or a directory with a model.
-
-    If ``is_created_by_cold_start``, the directory may be missing.
-    """
+    """Check that ``key`` names a model directory, which a cold start may create, or a hub name."""
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
@@ -44,13 +38,10 @@ def check_directory(
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
         yield build_problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix, "altered_file")
     elif directory.is_dir():
+        fix = "name the directory that holds the model"
+        if is_created_by_cold_start:
+            fix = "remove it, so that the cold start trains a policy there"
         for code, why in _missing_model_file(directory):
-            fix = "name the directory that holds the model"
-            fix = (
-                "remove it, so that the cold start trains a policy there"
-                if is_created_by_cold_start
-                else fix
-            )
             yield build_problem(cfg, key, why, ALLOWED, fix, code)
     elif is_created_by_cold_start and not is_local(path):
         # A relative path that looks like a hub name: later jobs in this working directory would

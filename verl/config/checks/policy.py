@@ -1,12 +1,13 @@
-"""Checks of the policy, its cold start, the reward model and the estimator."""
+"""Checks of the policy, its supervised training, the reward model and the estimator."""
+
+from pathlib import Path
 
 from verl.config.checks.models import check_directory
-from verl.config.checks.sft import check_sft
 from verl.config.cold_start import cold_start_config
 from verl.config.derive import post_rollout_reward_key
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
-from verl.config.schema import PPOConfig
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.names import ESTIMATORS, AdvantageEstimator
 
@@ -28,10 +29,7 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that a reward model is enabled if it is named, and named if it is enabled.
-
-    Also refuses estimators that compute their rewards without the scores of the reward model.
-    """
+    """Check that a reward model is enabled, named and read by the estimator, or not set at all."""
     section = cfg.reward_model
     key = "reward_model.model.path"
     if not section.enable:
@@ -42,15 +40,9 @@ def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
                 yield build_problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
         return
     if section.model.path is None:
-        yield build_problem(
-            cfg, key, "no reward model is named", "a directory or a hub name", f"{key}=DIR"
-        )
+        why = "no reward model is named"
+        yield build_problem(cfg, key, why, "a directory or a hub name", f"{key}=DIR")
     yield from check_directory(cfg, key, ctx)
-    yield from _unscored_estimator_problems(cfg, ctx)
-
-
-def _unscored_estimator_problems(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Refuse estimators that compute their rewards without the scores of the reward model."""
     key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
     if estimator_uses_greedy_baseline(cfg, ctx):
         why = "the reward model does not score greedy trajectories, which are the baseline"
@@ -76,9 +68,8 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     name = cfg.algorithm.adv_estimator
     n = cfg.env.rollout.n
     if name == "gae" and not cfg.critic.enable:
-        yield build_problem(
-            cfg, "critic.enable", "gae needs values", "true or null", "do not set critic.enable"
-        )
+        key, fix = "critic.enable", "do not set critic.enable"
+        yield build_problem(cfg, key, "gae needs values", "true or null", fix)
     # In a group of one trajectory every advantage would be 0, without an error.
     if ESTIMATORS.get(name) and n < 2:
         fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
@@ -98,3 +89,39 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
         why = f"{name} trains no critic, so no model would be updated"
         yield build_problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+
+
+def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
+    """Check that the policy can be built and that rows fit into its context."""
+    data = cfg.data
+    yield from check_directory(cfg, "model.path", ctx)
+    if cfg.model.path is None:
+        yield from _new_policy_problems(cfg)
+    if cfg.trainer.nnodes > 1:
+        why = "a supervised run uses the devices of one machine"
+        yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
+    if data.max_token_len_per_gpu < data.max_length:
+        allowed = f"data.max_length ({data.max_length}) or more"
+        key = "data.max_token_len_per_gpu"
+        yield build_problem(cfg, key, "the longest row must fit", allowed, "raise it")
+    for key in ("data.train_files", "data.val_files") if ctx.check_files else ():
+        missing = [name for name in value_at_path(cfg, key) if not Path(name).is_file()]
+        if missing:
+            why = f"no such file: {', '.join(missing)}"
+            yield build_problem(cfg, key, why, "existing files", "correct the paths")
+
+
+def _new_policy_problems(cfg: SFTConfig) -> Problems:
+    new = cfg.model.new
+    if new.head_dim is None and new.hidden_size % new.num_attention_heads:
+        key, why = "model.new.num_attention_heads", "hidden_size is not a multiple of it"
+        yield build_problem(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")
+    # Grouped-query attention: every key/value head has the same number of query heads.
+    if new.num_attention_heads % new.num_key_value_heads:
+        key, why = "model.new.num_key_value_heads", "num_attention_heads is not a multiple of it"
+        allowed = "a divisor of model.new.num_attention_heads"
+        yield build_problem(cfg, key, why, allowed, "choose one")
+    if cfg.data.max_length > new.max_position_embeddings:
+        why = "rows must fit the policy's context"
+        allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
+        yield build_problem(cfg, "data.max_length", why, allowed, "lower it")

@@ -156,14 +156,8 @@ def _hover_values(series: Series, form: str) -> dict[str, Any]:
         ]
     # Formatted here, because the page's script would otherwise have to repeat the formats.
     values = [show(value) for value in series.ys]
-    return {
-        "name": series.name,
-        "color": series.color,
-        "x": series.xs,
-        "y": values,
-        "range": ranges,
-        "plays": series.trajectory_kind,
-    }
+    texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
+    return texts | {"range": ranges, "plays": series.trajectory_kind}
 
 
 def _stack_series(series: list[Series]) -> list[Series]:
@@ -233,9 +227,8 @@ def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[s
     tags = []
     for tick in ticks:
         css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
-        tags.append(
-            f'<line class="{css}" x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"/>'
-        )
+        attrs = f'x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"'
+        tags.append(f'<line class="{css}" {attrs}/>')
         text = escape(FORMATS[chart.form](tick))
         attrs = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
         tags.append(f'<text class="tick" {attrs}>{text}</text>')
@@ -250,9 +243,8 @@ def _draw_x_axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
     show = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
     tags = []
     for tick in ticks:
-        tags.append(
-            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"/>'
-        )
+        attrs = f'x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"'
+        tags.append(f'<line class="mark" {attrs}/>')
         attrs = f'x="{x(tick)}" y="{axis_y + 16}" text-anchor="middle"'
         tags.append(f'<text class="tick" {attrs}>{show(tick)}</text>')
     tags.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{axis_y}" y2="{axis_y}"/>')

@@ -101,10 +101,8 @@ def comparison_sections(groups: Arms) -> list[DrawnSection]:
 def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
     # Only charts of one metric, because with several the arms could not be distinguished.
     plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
-    charts = [draw_arms(groups, plot) for plot in plots]
-    return DrawnSection(
-        plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns
-    )
+    charts = [chart for chart in (draw_arms(groups, plot) for plot in plots) if chart.series]
+    return DrawnSection(plan.title, plan.lead, charts, plan.columns)
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:

@@ -107,8 +107,10 @@ def draw_plot(run: RunData, plot: Plot) -> Chart:
     """Draw ``plot`` with the metrics of ``run``."""
     series = [curve_line for curve in plot.curves for curve_line in _curve_series(run, curve)]
     if plot.log:
-        for one in series:
-            _keep_positive(one)
+        for line in series:
+            # A logarithmic axis cannot show the other points.
+            pairs = [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if y > 0]
+            line.xs, line.ys = [x for x, _ in pairs], [y for _, y in pairs]
     return Chart.from_plan(plot, series)
 
 
@@ -140,10 +142,3 @@ def trajectory_kind_of(metric: str) -> str:
 def time_color(index: int) -> str:
     """Return the colour name of curve ``index``. Colours repeat after ``NUM_TIME_COLORS``."""
     return f"time-{index % NUM_TIME_COLORS}"
-
-
-def _keep_positive(series: Series) -> None:
-    """Remove the points that a logarithmic axis cannot show."""
-    pairs = [(x, y) for x, y in zip(series.xs, series.ys, strict=True) if y > 0]
-    series.xs = [x for x, _ in pairs]
-    series.ys = [y for _, y in pairs]

@@ -25,11 +25,8 @@ MEAN_RETURN = NumberColumn(
 
 def step_views() -> list[StepView]:
     """Return the declarations of turn fields to show, from methods and environments."""
-    return [
-        contribution.steps
-        for contribution in load_contributions()
-        if contribution.steps is not None
-    ]
+    declared = [contribution.steps for contribution in load_contributions()]
+    return [view for view in declared if view is not None]
 
 
 def extra_step_fields(
@@ -106,10 +103,8 @@ def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any
     """
     merged_rows: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, most)):
-        trajectory_entry = merged_rows.setdefault(
-            str(line.get("traj_uid", count)), {**line, "steps": []}
-        )
-        trajectory_entry["steps"] = trajectory_entry["steps"] + list(line.get("steps") or [])
+        name = str(line.get("traj_uid", count))
+        merged_rows.setdefault(name, {**line, "steps": []})["steps"] += line.get("steps") or []
     for trajectory in merged_rows.values():
         trajectory["steps"].sort(key=lambda step: step.get("step", 0))
     if most is None or path.stat().st_size <= most:

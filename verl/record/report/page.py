@@ -15,8 +15,7 @@ from markupsafe import Markup
 from verl.record.config_values import flatten_config
 from verl.record.report.axes import format_number
 from verl.record.report.charts import draw_svg
-from verl.record.report.comparison import comparison_path, group_into_arms
-from verl.record.report.comparison import comparison_sections as compared
+from verl.record.report.comparison import comparison_path, comparison_sections, group_into_arms
 from verl.record.report.figures import format_duration, key_figure_cards, report_sections
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
@@ -113,12 +112,8 @@ def _page_values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
 def render_comparison(runs: Sequence[RunData]) -> str:
     """Return the HTML text that compares ``runs``: their curves, without trajectories."""
     groups = group_into_arms(runs)
-    return _render_template(
-        "comparison.html.j2",
-        title=" against ".join(groups),
-        groups=groups,
-        sections=compared(groups),
-    )
+    title, sections = " against ".join(groups), comparison_sections(groups)
+    return _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
 
 
 def _render_template(template: str, stamp: str = "", **values: object) -> str:
@@ -198,7 +193,6 @@ def _metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
     for name in run.metric_names:
         _, values = run.metric_points(name)
         if values:
-            rows.append(
-                (name, format_number(values[0]), format_number(values[-1]), str(len(values)))
-            )
+            first, last = format_number(values[0]), format_number(values[-1])
+            rows.append((name, first, last, str(len(values))))
     return rows

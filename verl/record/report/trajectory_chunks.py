@@ -72,26 +72,14 @@ def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
 
     The file of a validation follows the training file of its step.
     """
-    audit = RunDirectory(directory.path / AUDIT)
-    files = [
-        *_files_of_kind(directory, "train"),
-        *_files_of_kind(directory, "val"),
-        *_files_of_kind(audit, AUDIT),
-    ]
+    files = []
+    for kind in KINDS:
+        run = RunDirectory(directory.path / AUDIT) if kind == AUDIT else directory
+        is_val = kind == "val"
+        for step in run.rollout_steps(is_val):
+            tokens = None if is_val else run.token_path(step)
+            files.append(RolloutFile(run.rollout_path(step, is_val), kind, step, tokens))
     return sorted(files, key=_sort_key)
-
-
-def _files_of_kind(directory: RunDirectory, kind: str) -> list[RolloutFile]:
-    is_val = kind == "val"
-    return [
-        RolloutFile(
-            directory.rollout_path(step, is_val),
-            kind,
-            step,
-            None if is_val else directory.token_path(step),
-        )
-        for step in directory.rollout_steps(is_val)
-    ]
 
 
 def _sort_key(file: RolloutFile) -> tuple[int, int]:
@@ -126,9 +114,8 @@ def pack_file(file: RolloutFile) -> Chunk:
 @functools.lru_cache(maxsize=1024)
 def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
     rows = read_trajectories(file.path, LARGEST)
-    step_extras = StepExtras(
-        views, _read_tokens(file.tokens) if file.tokens else {}, _read_outcomes(file, views)
-    )
+    tokens = _read_tokens(file.tokens) if file.tokens else {}
+    step_extras = StepExtras(views, tokens, _read_outcomes(file, views))
     trajectories = [_trajectory_entry(row, step_extras) for row in rows]
     summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
     returned_to = {name for outcomes in step_extras.outcomes.values() for name, _ in outcomes}
@@ -191,14 +178,9 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
 
 def _trajectory_entry(row: Mapping[str, Any], step_extras: StepExtras) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
-    return {
-        "name": name,
-        "prompt": row.get("prompt", ""),
-        "aborted": bool(row.get("aborted")),
-        "steps": [
-            _step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
-        ],
-    }
+    steps = [_step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]]
+    aborted = bool(row.get("aborted"))
+    return {"name": name, "prompt": row.get("prompt", ""), "aborted": aborted, "steps": steps}
 
 
 def _step_entry(

@@ -67,10 +67,9 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
-from verl.utils.processes import die_with_parent
+from verl.utils.processes import count_threads_per_process, die_with_parent
 from verl.utils.progress import report_heartbeats
 from verl.utils.stacks import answer_with_stacks
-from verl.utils.threads import count_threads_per_process
 from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device

@@ -45,9 +45,9 @@ from verl.trainer.sft.rows import (
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
+from verl.utils.processes import available_cpus
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.tables import read_rows
-from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watch_run
 
 logger = logging.getLogger(__name__)

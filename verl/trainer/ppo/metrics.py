@@ -10,8 +10,7 @@ import torch
 from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
-from verl.utils.repeated_answers import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
-from verl.utils.statistics import rate_interval
+from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k, rate_interval
 
 
 def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:

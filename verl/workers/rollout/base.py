@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class StopRules:
 def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:
     """Return the ids that end a turn of the policy in ``model_path``.
 
-    See ``verl.utils.end_tokens``.
+    See ``verl.utils.chat_template``.
     """
     return find_end_ids(tokenizer, model_path)
 

@@ -7,7 +7,7 @@ import pytest
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.plain_bridge import PlainBridge
 from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
 from verl.workers.rollout.base import end_token_ids
 
 PAD = "<|pad|>"
