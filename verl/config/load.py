@@ -160,7 +160,10 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
         # only --resolve prints their values.
-        tree = _with_interpolations(to_dict(config), tree)
+        values = to_dict(config)
+        for path in _interpolated_paths(tree):
+            values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
+        tree = values
     return ParsedConfig(derive_values(config), problems, tree=tree)
 
 
@@ -367,12 +370,6 @@ def _independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
 
 def _is_below(path: str, other: str) -> bool:
     return path == other or path.startswith(f"{other}.")
-
-
-def _with_interpolations(values: Tree, tree: Tree) -> Tree:
-    for path in _interpolated_paths(tree):
-        values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
-    return values
 
 
 # ---- keys without effect, and output -----------------------------------------------------------

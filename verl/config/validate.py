@@ -3,6 +3,7 @@
 Each check yields messages with key, value, reason, allowed values and fix.
 """
 
+import contextlib
 from collections.abc import Iterator
 
 from verl.config.checks.batch_sizes import (
@@ -65,7 +66,10 @@ def find_problems(
     ``partial`` config lacks the keys that were refused; a check that reads one stops without a
     message.
     """
-    ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(_device_or_cpu(cfg)))
+    device = "cpu"  # if the device was refused, check for CPU until it is corrected
+    with contextlib.suppress(MissingKey):
+        device = cfg.trainer.device
+    ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(device))
     messages: list[str] = []
     for problems in _run_checks(cfg, ctx):
         try:
@@ -84,11 +88,3 @@ def _run_checks(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Iterator[Probl
     else:
         yield from (check(cfg, ctx) for check in SFT_CHECKS)
     yield from (plugin.check(cfg, ctx) for plugin in METHODS)
-
-
-def _device_or_cpu(cfg: PPOConfig | SFTConfig) -> str:
-    try:
-        return cfg.trainer.device
-    except MissingKey:
-        # The device was refused: check for CPU until it is corrected.
-        return "cpu"

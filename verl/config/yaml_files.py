@@ -148,14 +148,10 @@ def _default_entries(defaults: object) -> Iterator[str]:
         if isinstance(entry, str):
             yield entry.partition("@")[0]
         elif isinstance(entry, dict):
-            for key, value in entry.items():
-                yield from _group_entries(str(key), value)
-
-
-def _group_entries(key: str, names: object) -> Iterator[str]:
-    group = key.split()[-1].partition("@")[0] if key.strip() else ""
-    for name in names if isinstance(names, list) else [names]:
-        yield f"{group}/{name}"
+            for key, names in entry.items():
+                group = ["", *str(key).split()][-1].partition("@")[0]
+                for name in names if isinstance(names, list) else [names]:
+                    yield f"{group}/{name}"
 
 
 # ---- writing -----------------------------------------------------------------------------------

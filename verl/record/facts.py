@@ -58,7 +58,8 @@ def _device_facts() -> dict[str, Any]:
     gpus = []
     if torch is not None and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"cpu": _cpu_model(), "cores": available_cpus(), "memory_gb": _memory_gb(), "gpus": gpus}
+    memory_gb = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return {"cpu": _cpu_model(), "cores": available_cpus(), "memory_gb": memory_gb, "gpus": gpus}
 
 
 def _cpu_model() -> str:
@@ -68,10 +69,6 @@ def _cpu_model() -> str:
         return platform.processor()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _memory_gb() -> float:
-    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
 
 
 def _git_facts(root: Path) -> dict[str, Any] | None:

@@ -102,7 +102,10 @@ class CheckpointManager:
         encoded = json.dumps(state, indent=1)
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
-        self._remove_stale_partials()
+        for path in self.root.glob(f"{PARTIAL}*"):
+            if _is_abandoned(path):
+                logger.info("removing %s of a save that did not finish", path)
+                shutil.rmtree(path, ignore_errors=True)
         partial_dir = self._make_partial()
         try:
             written_or_waiter = writer(partial_dir)
@@ -281,12 +284,6 @@ class CheckpointManager:
         os.rename(path, aside / path.name)
         flush_to_disk(self.root)
         return aside
-
-    def _remove_stale_partials(self) -> None:
-        for path in self.root.glob(f"{PARTIAL}*"):
-            if _is_abandoned(path):
-                logger.info("removing %s of a save that did not finish", path)
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -98,7 +97,9 @@ def limit_memory(gigabytes: float) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     requested_bytes = int(gigabytes * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (min(requested_bytes, _to_finite_limit(soft)), hard))
+    # RLIM_INFINITY is -1, which min() would choose.
+    limit = requested_bytes if soft == resource.RLIM_INFINITY else min(requested_bytes, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 @contextlib.contextmanager
@@ -113,8 +114,3 @@ def lift_memory_limit() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _to_finite_limit(limit: int) -> int:
-    # RLIM_INFINITY is -1, which min() would choose.
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

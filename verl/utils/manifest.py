@@ -6,7 +6,7 @@ wrote. Its last entry is a digest of the other entries.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -64,7 +64,10 @@ def write_state_and_manifest(
         if path.is_file():
             entry = {"sha256": _compute_sha256(path), "size": path.stat().st_size}
             files[path.relative_to(directory).as_posix()] = entry
-    writers = {record.writer: _list_relative_paths(directory, record.sizes) for record in written}
+    writers = {
+        record.writer: sorted(Path(path).relative_to(directory).as_posix() for path in record.sizes)
+        for record in written
+    }
     manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
     _check_writers(directory, files, writers)
     with add_path_to_errors(directory / MANIFEST):
@@ -78,11 +81,6 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
     other_entries = {name: entry for name, entry in manifest.items() if name != MANIFEST_DIGEST}
     digest = hashlib.sha256(json.dumps(other_entries).encode()).hexdigest()
     return json.dumps({**other_entries, MANIFEST_DIGEST: digest}, indent=1)
-
-
-def _list_relative_paths(directory: Path, paths: Iterable[str]) -> list[str]:
-    """Return ``paths`` relative to ``directory``, sorted, as the manifest lists them."""
-    return sorted(Path(path).relative_to(directory).as_posix() for path in paths)
 
 
 def _check_writers(

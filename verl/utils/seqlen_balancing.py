@@ -63,7 +63,9 @@ def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
         candidates = (partition, get_seqlen_balanced_partitions(lengths, parts))
-        partition = min(candidates, key=lambda split: _compute_heaviest(split, lengths))
+        partition = min(
+            candidates, key=lambda split: max(sum(lengths[i] for i in part) for part in split)
+        )
     return partition
 
 
@@ -76,10 +78,6 @@ def _partition_largest_first(lengths: Sequence[int], parts: int) -> list[list[in
         index_lists[part].append(index)
         heapq.heapreplace(heap, (load + lengths[index], part))
     return [sorted(part) for part in index_lists]
-
-
-def _compute_heaviest(split: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
-    return max(sum(lengths[i] for i in part) for part in split)
 
 
 def _push_state(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:

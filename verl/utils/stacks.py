@@ -13,7 +13,6 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
@@ -91,7 +90,9 @@ def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
     time.sleep(ANSWER_WAIT_S)
     silent = []
     with target.open("w", encoding="utf-8") as file:
-        _write_driver_stacks(file)
+        file.write(f"== driver (process {os.getpid()})\n")
+        file.flush()  # faulthandler writes directly to the file descriptor
+        faulthandler.dump_traceback(file, all_threads=True)
         for process in descendants:
             request = requests[process.pid]
             if request is None:
@@ -132,12 +133,6 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
         return str(path.resolve()) in {file.path for file in process.open_files()}
     except psutil.Error:
         return False
-
-
-def _write_driver_stacks(file: TextIO) -> None:
-    file.write(f"== driver (process {os.getpid()})\n")
-    file.flush()  # faulthandler writes directly to the file descriptor
-    faulthandler.dump_traceback(file, all_threads=True)
 
 
 def _describe_status(process: psutil.Process) -> str:

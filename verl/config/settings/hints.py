@@ -3,6 +3,7 @@
 import difflib
 import fnmatch
 from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
 
 from verl.config.settings.errors import Problem
 from verl.config.settings.keys import Key
@@ -21,7 +22,7 @@ def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | 
     """
     names = list(known)
     matches = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
-    matcher = difflib.SequenceMatcher(b=name)
+    matcher = SequenceMatcher(b=name)
 
     def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
         matcher.set_seq1(candidate)
@@ -69,15 +70,13 @@ def nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     similar = nearest_name(name, sorted(names), cutoff=0.75)
     if similar:
         candidates = [key for key in keys if key.rpartition(".")[2] == similar]
-        return max(candidates, key=lambda key: _path_similarity(key, path) if section else 0)
+        if not section:
+            return candidates[0]
+        return max(candidates, key=lambda key: SequenceMatcher(None, key, path).ratio())
     # In an existing section all paths are similar, so the most similar path is a random guess.
     if child_names(section, keys):
         return None
     return nearest_name(path, keys, cutoff=0.8)
-
-
-def _path_similarity(key: str, path: str) -> float:
-    return difflib.SequenceMatcher(None, key, path).ratio()
 
 
 def equivalent_setting(path: str) -> str | None:

@@ -203,7 +203,11 @@ def _make_scales(
         ticks = [tick for tick in ticks if tick <= y_high + 1e-9]
     right_edge = chart.width - RIGHT
     if chart.kind == "points":
-        x_ticks = _ticks_around(min(steps), max(steps), max(4, chart.width // 120))
+        # Ticks with padding at both ends, not below 0 if no value is negative.
+        first, last = min(steps), max(steps)
+        padding = PADDING * (last - first)
+        first, last = max(first - padding, min(first, 0.0)), last + padding
+        x_ticks = nice_ticks(first, last, max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right_edge)
     else:
         # A single step also needs an axis with a length.
@@ -213,12 +217,6 @@ def _make_scales(
     highest = ticks[-1] if chart.log else max(ticks[-1], y_high)
     y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
     return x, y, x_ticks, ticks
-
-
-def _ticks_around(low: float, high: float, count: int) -> list[float]:
-    """Return ticks of an axis with padding at both ends, not below 0 if no value is negative."""
-    padding = PADDING * (high - low)
-    return nice_ticks(max(low - padding, min(low, 0.0)), high + padding, count)
 
 
 def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:

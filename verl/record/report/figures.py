@@ -213,12 +213,23 @@ class Card:
 def key_figure_cards(run: RunData) -> list[Card]:
     """Return the key figures whose metrics ``run`` has logged."""
     added = [figure for contribution in load_contributions() for figure in contribution.key_figures]
-    return [
-        *_success_cards(run),
-        *_change_cards(run, insert_entries(KEY_FIGURES, added)),
-        *_time_cards(run),
-        *_mismatch_cards(run),
-    ]
+    cards = _success_cards(run)
+    for figure in insert_entries(KEY_FIGURES, added):
+        first_value = run.first_value(figure.metric)
+        last_mean = run.last_mean(figure.metric, 3)
+        if first_value is not None and last_mean is not None:
+            note = f"was {figure.form.format(first_value)} at the start"
+            cards.append(Card(figure.label, figure.form.format(last_mean), note))
+    seconds = run.last_mean("timing_s/step", 5)
+    if seconds is not None:
+        total = format_duration(sum(run.metric_points("timing_s/step")[1]))
+        cards.append(Card("time per step", f"{seconds:.1f} s", f"{total} in all steps"))
+    difference = run.last_mean("training/rollout_probs_diff_mean")
+    if difference is not None:
+        tone = "bad" if difference > LARGE_MISMATCH else ""
+        note = "mean difference of probabilities"
+        cards.append(Card("engine against trainer", format_number(difference), note, tone))
+    return cards
 
 
 def _success_cards(run: RunData) -> list[Card]:
@@ -239,35 +250,6 @@ def _success_cards(run: RunData) -> list[Card]:
         tone = "good" if gain > 0 else "bad"
         result.append(Card("gain over the start", f"{gain:+.1f} pts", note, tone))
     return result
-
-
-def _change_cards(run: RunData, figures: Sequence[KeyFigure]) -> list[Card]:
-    """Return cards with the last value of each figure, and its first value in the note."""
-    result = []
-    for figure in figures:
-        first_value = run.first_value(figure.metric)
-        last_mean = run.last_mean(figure.metric, 3)
-        if first_value is not None and last_mean is not None:
-            note = f"was {figure.form.format(first_value)} at the start"
-            result.append(Card(figure.label, figure.form.format(last_mean), note))
-    return result
-
-
-def _time_cards(run: RunData) -> list[Card]:
-    seconds = run.last_mean("timing_s/step", 5)
-    if seconds is None:
-        return []
-    total = sum(run.metric_points("timing_s/step")[1])
-    return [Card("time per step", f"{seconds:.1f} s", f"{format_duration(total)} in all steps")]
-
-
-def _mismatch_cards(run: RunData) -> list[Card]:
-    difference = run.last_mean("training/rollout_probs_diff_mean")
-    if difference is None:
-        return []
-    tone = "bad" if difference > LARGE_MISMATCH else ""
-    note = "mean difference of probabilities"
-    return [Card("engine against trainer", format_number(difference), note, tone)]
 
 
 def format_duration(seconds: float) -> str:

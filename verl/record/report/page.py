@@ -130,15 +130,11 @@ def _render_template(template: str, stamp: str = "", **values: object) -> str:
         "stamp": stamp,
         "written": time.strftime("%Y-%m-%d %H:%M"),
     }
-    return _make_environment().get_template(template).render(values)
-
-
-def _make_environment() -> Environment:
     loader = FileSystemLoader(HERE)
     # Names of tasks, settings and metrics are untrusted text and must not become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(draw=draw_svg)
-    return environment
+    return environment.get_template(template).render(values)
 
 
 def _join_files(names: Sequence[str]) -> str:

@@ -115,10 +115,13 @@ def pack_file(file: RolloutFile) -> Chunk:
 def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
     rows = read_trajectories(file.path, LARGEST)
     tokens = _read_tokens(file.tokens) if file.tokens else {}
-    step_extras = StepExtras(views, tokens, _read_outcomes(file, views))
+    run_dir = file.path.parent.parent
+    declared = [view.alternatives for view in views if view.alternatives is not None]
+    outcomes = {view.key: view.outcomes(run_dir) for view in declared if view.outcomes is not None}
+    step_extras = StepExtras(views, tokens, outcomes)
     trajectories = [_trajectory_entry(row, step_extras) for row in rows]
     summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
-    returned_to = {name for outcomes in step_extras.outcomes.values() for name, _ in outcomes}
+    returned_to = {name for of_view in outcomes.values() for name, _ in of_view}
     if returned_to:
         summary["audited"] = [int(entry["name"] in returned_to) for entry in trajectories]
     return Chunk(summary, compress_json({"plays": trajectories}))
@@ -136,12 +139,6 @@ class StepExtras:
     views: Sequence[StepView]
     tokens: TokenValues
     outcomes: Mapping[str, Outcomes]
-
-
-def _read_outcomes(file: RolloutFile, views: Sequence[StepView]) -> dict[str, Outcomes]:
-    declared = [view.alternatives for view in views if view.alternatives is not None]
-    run_dir = file.path.parent.parent
-    return {view.key: view.outcomes(run_dir) for view in declared if view.outcomes is not None}
 
 
 def _read_tokens(path: Path) -> TokenValues:
