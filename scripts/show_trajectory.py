@@ -20,8 +20,8 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.record.report.episodes import read_trajectories
 from verl.record.report.run_data import load_run
+from verl.record.report.trajectory_chunks import read_trajectories
 from verl.utils.commands import run_reporting_mistakes
 
 PIPE_WIDTH = 160  # columns

@@ -235,7 +235,7 @@ class DataProto:
         ``item`` can be a slice, indices (list, array, tensor) or a boolean mask [B].
         """
         self.check_consistency()
-'        if isinstance(item, slice):
+        if isinstance(item, slice):
             batch = self.batch[item] if self.tensor_keys() else None
             other_columns = {key: column[item] for key, column in self.non_tensor_batch.items()}
             return DataProto(batch, other_columns, dict(self.meta_info))

@@ -19,8 +19,8 @@ from verl.config.checks.losses import (
     check_overlap,
     check_rollout_correction,
 )
+from verl.config.checks.models import check_estimator, check_model, check_reward_model, check_sft
 from verl.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
-from verl.config.checks.policy import check_estimator, check_model, check_reward_model, check_sft
 from verl.config.load import guess_device
 from verl.config.plugins import METHODS
 from verl.config.problems import CheckContext, Problems, RegisteredNames

@@ -1,9 +1,13 @@
-"""Registry of the results that threads of this process wait for; the watchdog logs them."""
+"""Results that threads of this process wait for, and the seconds of parts of a training step.
+
+The watchdog logs the awaited results and the running parts.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
@@ -50,3 +54,44 @@ def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
         yield
     finally:
         is_over.set()
+
+
+# ---- parts of a training step ------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Seconds per named part of a training step; parts may be nested and repeated.
+
+    ``running_parts`` are the parts that are being measured, the innermost last. ``changes`` counts
+    the starts and ends of parts.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.running_parts: list[str] = []
+        self.changes = 0
+
+    @contextmanager
+    def measure_part(self, name: str) -> Iterator[None]:
+        """Add the seconds of the ``with`` block to the part ``name``, also when it raises."""
+        start_time = time.perf_counter()
+        self.running_parts.append(name)
+        self.changes += 1
+        try:
+            yield
+        finally:
+            self.running_parts.pop()
+            self.changes += 1
+            self.seconds[name] += time.perf_counter() - start_time
+
+    def add_seconds(self, parts: Mapping[str, float]) -> None:
+        """Add seconds by part name that were measured in other processes or threads."""
+        for name, seconds in parts.items():
+            self.seconds[name] += seconds
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return ``timing_s/<part>`` of every part, and clear all parts."""
+        result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        # A part that does not occur in the next step must be absent from its metrics, not 0.
+        self.seconds.clear()
+        return result

@@ -32,8 +32,7 @@ from verl.utils.stacks import (
     answer_with_stacks,
     collect_stacks,
 )
-from verl.utils.timing import Stopwatch
-from verl.utils.waits import list_awaited
+from verl.utils.waits import Stopwatch, list_awaited
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0  # interval of the checks

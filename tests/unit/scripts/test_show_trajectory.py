@@ -12,7 +12,7 @@ from rich.console import Console
 from scripts.show_trajectory import LEVEL_STYLES, credit_style, main, print_trajectory
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
-from verl.record.report.episodes import read_trajectories
+from verl.record.report.trajectory_chunks import read_trajectories
 from verl.utils import jsonl
 
 

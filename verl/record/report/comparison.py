@@ -14,9 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from verl.record.config_values import flatten_config
-from verl.record.report.axes import FORMATS
-from verl.record.report.charts import Chart, Series, smooth_values
-from verl.record.report.declared import DrawnSection, NumberTable, read_built_in_sections
+from verl.record.report.charts import FORMATS, Chart, Series, smooth_values
+from verl.record.report.figures import DrawnSection, NumberTable, read_built_in_sections
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval

@@ -13,8 +13,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from verl.record.config_values import flatten_config
-from verl.record.report.axes import format_number
-from verl.record.report.charts import draw_svg
+from verl.record.report.charts import draw_svg, format_number
 from verl.record.report.comparison import comparison_path, comparison_sections, group_into_arms
 from verl.record.report.figures import format_duration, key_figure_cards, report_sections
 from verl.record.report.run_data import RunData, load_run

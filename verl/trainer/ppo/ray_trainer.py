@@ -41,8 +41,8 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role
 from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
 from verl.trainer.ppo.weight_sync import has_updated_weights
 from verl.utils.background import BackgroundCall
-from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
+from verl.utils.waits import Stopwatch
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
