@@ -126,8 +126,8 @@ class DataProto:
     ) -> "DataProto":
         """Build a table from tensors [B, ...] and arrays or lists of B values.
 
-        Raises ``ValueError`` that names columns of different lengths, and ``TypeError`` for a value
-        in ``tensors`` that is not a dense tensor.
+        Raises ``ValueError`` for different lengths, and ``TypeError`` for a tensor that is not
+        dense.
         """
         sizes: dict[str, int] = {}
         for key, tensor in (tensors or {}).items():
@@ -335,8 +335,7 @@ class DataProto:
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
         """Rename columns of both parts in place and return ``self``.
 
-        Raises ``KeyError`` for an unknown key, and ``ValueError`` if a new name is taken or the
-        counts differ.
+        Raises ``KeyError`` for an unknown key, ``ValueError`` for a taken name or differing counts.
         """
         old_names = as_keys(old_keys)
         new_names = as_keys(new_keys)

@@ -54,8 +54,7 @@ class PlacedEntry:
 class ConsoleFigure(PlacedEntry):
     """A part of the console line of every training step: ``label`` and values of ``metrics``.
 
-    ``form`` is a format string that gets the values in order. The part is omitted in a step that
-    lacks one of the metrics.
+    ``form`` formats the values in order. A step that lacks one of the metrics lacks the part.
     """
 
     label: str
@@ -76,10 +75,7 @@ class KeyFigure(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over training steps.
-
-    ``smooth`` plots a moving average, ``markers`` draws a dot for every value.
-    """
+    """A metric over steps; ``smooth`` plots a moving average, ``markers`` a dot per value."""
 
     metric: str
     name: str
@@ -179,8 +175,8 @@ class MetricTable:
 class Scatter(PlacedEntry):
     """A chart with one point for every line of ``table``: metric ``y`` over metric ``x``.
 
-    Intervals are drawn if the metrics have them. ``colors`` are pairs (name of a line, colour). The
-    points of other lines have the default colour.
+    Intervals are drawn if there are any. ``colors`` are pairs (name of a line, colour); other
+    points have the default colour.
     """
 
     title: str
@@ -233,11 +229,11 @@ class NumberColumn:
 class AlternativesView:
     """A table below a turn of the report, with alternative texts for a part of the turn.
 
-    The record of the turn has a list of dictionaries under ``key``, one for each alternative.
-    ``badge``, ``text`` and ``chosen`` are keys of these dictionaries. ``badge`` has a number from 1
-    to 4 that orders them. ``chosen`` is true for the text that the agent used. ``note`` is a key of
-    the turn's record and a sentence with a placeholder for its value. ``outcomes`` reads the
-    returns of trajectories that were continued with an alternative.
+    The turn's record has a list of dictionaries under ``key``, one for each alternative. ``badge``
+    (a number from 1 to 4 that orders them), ``text`` and ``chosen`` (true for the text that the
+    agent used) are keys of these. ``note`` is a key of the record and a sentence with a placeholder
+    for its value. ``outcomes`` reads the returns of trajectories that were continued with an
+    alternative.
     """
 
     key: str
@@ -253,9 +249,8 @@ class AlternativesView:
 class StepView:
     """Additions to the report's view of a turn, which shows observation, action and advantage.
 
-    ``badge`` is a key of the turn's record whose value is a number from 1 to 4, shown as a coloured
-    label. ``flags`` are keys whose values are shown as warnings. ``lead`` is a sentence above the
-    episodes.
+    ``badge`` is a key of the turn's record with a number from 1 to 4, shown as a coloured label.
+    The values of ``flags`` are shown as warnings. ``lead`` is a sentence above the episodes.
     """
 
     badge: str | None = None
@@ -293,10 +288,7 @@ def load_contributions() -> list[Contribution]:
 
 @functools.cache
 def import_contributors() -> None:
-    """Import the modules of ``CONTRIBUTORS`` once.
-
-    If an import fails, a warning is logged and the report lacks the figures of that module.
-    """
+    """Import ``CONTRIBUTORS`` once; warn about a module that fails, whose figures are absent."""
     for module in CONTRIBUTORS:
         try:
             importlib.import_module(module)

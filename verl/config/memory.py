@@ -158,10 +158,10 @@ def _awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) ->
 def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
-    The peak is the largest of loading (rank 0 reads the whole model), weight sync through the
-    object store (rank 0 gathers a copy, casts it and stores it) and saving (every rank copies its
-    shards, with ``trainer.async_save`` at the same time as a weight sync). None for an unknown
-    size.
+    The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
+    through the object store: rank 0 gathers a copy, casts it and stores it. Saving: every rank
+    copies its shards, with ``trainer.async_save`` at the same time as a weight sync. None for an
+    unknown size.
     """
     if size.parameters is None:
         return None

@@ -284,7 +284,7 @@ class PPOPlan(Plan):
 
 
 class SFTPlan(Plan):
-    """Plan of a supervised run."""
+    """Plan of a supervised run, which has neither engines nor environments."""
 
     def __init__(self, cfg: SFTConfig, facts: Facts) -> None:
         super().__init__(cfg, facts)
@@ -335,19 +335,23 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     pages = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
-    needs_cold_start = isinstance(cfg, PPOConfig) and _needs_cold_start(cfg)
+    made_by = ""
     size = PolicySize()
     # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
     # report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        size = _find_policy_size(cold_start_config(cfg) if needs_cold_start else cfg)
+        if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
+            made_by = cold_start_name(cfg)
+            size = _find_policy_size(cold_start_config(cfg))
+        else:
+            size = _find_policy_size(cfg)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
         device=device,
         device_memory_gb=_gpu_memory_gb() if device == "cuda" else None,
-        made_by=cold_start_name(cfg) if needs_cold_start else "",
+        made_by=made_by,
         **dataclasses.asdict(size),
     )
 

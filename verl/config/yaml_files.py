@@ -148,10 +148,10 @@ def _default_entries(defaults: object) -> Iterator[str]:
         if isinstance(entry, str):
             yield entry.partition("@")[0]
         elif isinstance(entry, dict):
-            for key, names in entry.items():
+            for key, value in entry.items():
                 group = ["", *str(key).split()][-1].partition("@")[0]
-                for name in names if isinstance(names, list) else [names]:
-                    yield f"{group}/{name}"
+                names = value if isinstance(value, list) else [value]
+                yield from (f"{group}/{name}" for name in names)
 
 
 # ---- writing -----------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ class RunDirectoryInUse(ConfigError):
 class RunDirectory:
     """Paths of a run directory, and methods that write its files.
 
-    Reading needs no lock. ``open`` makes the folders and holds a lock for the life of this process,
-    so that two runs cannot mix. The operating system releases the lock when the process dies.
+    Reading needs no lock. ``open`` locks the directory for the life of this process, so that two
+    runs cannot mix.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -73,7 +73,6 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Make the folders, take the lock, and write ``config.yaml`` and ``env.json``.
 
-        ``stand_in`` describes an environment that replaces the one that the configuration names.
         Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written or
         holds files that no run wrote and a run would replace.
         """
@@ -139,16 +138,15 @@ class RunDirectory:
         None moves all trajectories of an earlier run to another folder.
         """
         for folder in (self.rollouts, self.tokens):
-            files = list(folder.glob("*.jsonl"))
-            if step is None and files:
+            steps = {file: file.stem.removeprefix(VALIDATION) for file in folder.glob("*.jsonl")}
+            if step is None and steps:
                 aside = rename_aside(folder)
                 folder.mkdir()
                 logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
             elif step is not None:
-                for file in files:
-                    step_text = file.stem.removeprefix(VALIDATION)
-                    if step_text.isdigit() and int(step_text) > step:
-                        file.unlink()
+                late = [file for file, text in steps.items() if text.isdigit() and int(text) > step]
+                for file in late:
+                    file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Return the path of the trajectories of ``step``."""
@@ -165,10 +163,7 @@ class RunDirectory:
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
     ) -> Path:
-        """Write the trajectories of ``step`` (see ``verl.record.rollout_log``).
-
-        Replaces the file of an earlier attempt.
-        """
+        """Write or replace the trajectories of ``step`` (see ``verl.record.rollout_log``)."""
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
         return path
@@ -213,7 +208,7 @@ class RunDirectory:
     def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         """Return the mapping that the last start wrote to ``path``.
 
-        A file that cannot be read is renamed, with a warning, and gives an empty mapping.
+        An unreadable file is renamed, with a warning, and gives an empty mapping.
         """
         try:
             content = parse(path.read_text(encoding="utf-8"))
@@ -261,7 +256,7 @@ PROJECT = "rlvcr"  # distribution whose requirements are recorded with their ver
 
 
 def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the content of ``env.json``. ``seeds`` are the seeds of the run by name.
+    """Return the content of ``env.json``.
 
     CUDA devices are listed only if torch is loaded already, because its import takes seconds.
     """

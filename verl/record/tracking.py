@@ -35,12 +35,11 @@ def check_backends(backends: Sequence[str]) -> None:
 
 
 class Tracking:
-    """Writer of the metrics of a run. A failing service never stops training.
+    """Writer of the metrics of a run, a context manager. A failing service never stops training.
 
-    ``resume_step`` is the step of the checkpoint that training continues from. Lines of later
-    steps and an incomplete last line are removed. With ``None`` a new file is started, and an
-    older file is renamed. ``total_steps`` is the length of the progress bar. Use the object as a
-    context manager, or call ``close``.
+    ``resume_step`` is the step of the checkpoint that training continues from: later lines and an
+    incomplete last line are removed. With ``None`` a new file is started, and an older file is
+    renamed. ``total_steps`` is the length of the progress bar.
     """
 
     def __init__(
@@ -117,10 +116,7 @@ def prepare_metrics(path: Path, resume_step: int | None) -> None:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run in order of steps.
-
-    Records of the same step are merged. The later value of a metric counts.
-    """
+    """Return the metrics of a run in order of steps; of several records of a step, the last counts."""
     steps: dict[int, dict[str, Any]] = {}
     for record in jsonl.read(Path(run_dir) / METRICS_FILE):
         if isinstance(record.get("step"), int):

@@ -86,10 +86,7 @@ class ChatTemplate:
         return self._apply_template(messages, parts, add_generation_prompt, tokenize=False)
 
     def render_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of ``messages`` and the generation prompt.
-
-        They are those of ``apply_chat_template(tokenize=True)``.
-        """
+        """Return the ids of ``apply_chat_template(tokenize=True)``, with the generation prompt."""
         ids = self._apply_template(messages, None, True, tokenize=True, return_dict=False)
         return list(ids)
 
@@ -139,11 +136,8 @@ class ChatTemplate:
     def render_between_turns(self) -> tuple[str, str]:
         """Return the template text before and after a user content that follows an assistant turn.
 
-        The first starts at the end of the assistant's content. The second ends with the generation
-        prompt.
-
-        Raises:
-            TemplateUnsupported: The template cannot render a user turn after an assistant turn.
+        The second ends with the generation prompt. Raises ``TemplateUnsupported`` if the template
+        cannot render a user turn after an assistant turn.
         """
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", make_anchor(2))]
         try:
@@ -163,11 +157,7 @@ class ChatTemplate:
         return text_before, text_after
 
     def render_turn_end(self) -> str:
-        """Return the text after an assistant's content, up to the next user content.
-
-        If the template cannot continue, it is the text up to the end. It is empty if the template
-        renders no assistant turn.
-        """
+        """Return the text after an assistant's content, up to the next user content or the end."""
         with contextlib.suppress(TemplateUnsupported):
             return self.render_between_turns()[0]
         with contextlib.suppress(TemplateUnsupported):
@@ -219,8 +209,7 @@ def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozen
     """Return the ids that end a turn when they are sampled.
 
     They are the end of turn of the chat template, the tokenizer's end of sequence, and those of the
-    generation config in ``model_path``. The default of ``model_path`` is the directory that the
-    tokenizer was loaded from.
+    generation config in ``model_path``. The default is the directory of the tokenizer.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     ids = set(read_config_end_ids(path)) if path else set()
@@ -232,10 +221,7 @@ def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozen
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
-    """Return the control token that ends an assistant turn; None if plain text ends it.
-
-    ``turn_end`` is the template's text after the content of the turn.
-    """
+    """Return the control token at the start of ``turn_end``; None if plain text ends a turn."""
     tokens = ChatTokens(tokenizer, turn_end)
     closing = tokens.find_leading_control_text(turn_end)
     control_ids = [token for token in tokens.encode(closing) if token in tokens.control_ids]
@@ -243,10 +229,7 @@ def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
 
 
 def read_config_end_ids(model_path: str | Path) -> frozenset[int]:
-    """Return ``eos_token_id`` (one or several) of the generation config in ``model_path``.
-
-    If there is no generation config, the model's config is read. Without both, the set is empty.
-    """
+    """Return ``eos_token_id`` of the generation config, else the config, in ``model_path``."""
     for name in ("generation_config.json", "config.json"):
         file = Path(model_path) / name
         if file.is_file():

@@ -65,10 +65,9 @@ _STEP_DIR = re.compile(r"global_step_(\d+)")
 
 
 class CheckpointManager:
-    """Saves, finds and removes the checkpoints under ``root``.
+    """Saves, finds and removes the checkpoints under ``root``, of which the newest are kept.
 
-    The newest ``max_to_keep`` checkpoints are kept, or all for None. ``seen_within_s`` is the
-    longest time (seconds) that a save waits for files of other nodes to be visible here. With
+    ``seen_within_s`` is the longest time (seconds) that a save waits for files of other nodes. With
     ``background``, ``save`` returns when the state is copied, and ``wait`` waits for the last save.
     """
 
@@ -95,10 +94,8 @@ class CheckpointManager:
         until they are written. The writer or this function may return a list of ``WrittenFiles``,
         one per process. ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
         ``CheckpointError`` if a written file does not become visible here. After an error no new
-        checkpoint exists and the others are unchanged.
-
-        In the background, errors of the writer's function and of all later parts are raised by the
-        next call of ``save`` or ``wait``.
+        checkpoint exists and the others are unchanged. In the background, errors after the copy are
+        raised by the next call of ``save`` or ``wait``.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
@@ -139,10 +136,7 @@ class CheckpointManager:
         self._running_save = None
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait up to ``timeout_s`` for a running save.
-
-        Its error is only logged, because the caller may be handling another error.
-        """
+        """Wait up to ``timeout_s`` for a running save and only log its error."""
         try:
             self.wait(timeout_s)
         except CheckpointError as error:
@@ -204,10 +198,9 @@ class CheckpointManager:
         return None
 
     def set_aside_later_checkpoints(self, step: int) -> None:
-        """Move the complete checkpoints of later steps to ``root/given_up``.
+        """Move the complete checkpoints of later steps, of an abandoned run, to ``root/given_up``.
 
-        They are from an abandoned run. Without the move, ``find_latest_valid`` would return one of
-        them and ``max_to_keep`` would count them.
+        Else ``find_latest_valid`` would return one of them and ``max_to_keep`` would count them.
         """
         later_paths = [
             path for n, path in self.find_checkpoints().items() if n > step and has_all_files(path)
@@ -228,7 +221,7 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` saved in ``path``, or in the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if ``path`` is not valid or there is no valid checkpoint.
+        Raises ``CheckpointError`` if there is none or ``path`` is not valid.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -324,8 +317,7 @@ class CheckpointError(RuntimeError):
 def verify_checkpoint(path: str | Path) -> dict[str, Any]:
     """Check all files of a checkpoint and return its manifest.
 
-    Raises ``CheckpointError`` for the first file that is missing or differs. Files that the
-    manifest does not list are not read.
+    Raises ``CheckpointError`` for the first listed file that is missing or differs.
     """
     path = Path(path)
     manifest = _read_manifest(path)
@@ -384,10 +376,7 @@ def _encode_manifest(manifest: Mapping[str, Any]) -> str:
 def _check_writers(
     path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``CheckpointError`` unless ``files`` has all files that ``writers`` lists.
-
-    ``writers`` maps the name of a process to the files that it wrote.
-    """
+    """Raise ``CheckpointError`` unless ``files`` has all files that ``writers`` lists."""
     for writer, names in writers.items():
         missing_names = [name for name in names if name not in files]
         if missing_names:

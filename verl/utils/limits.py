@@ -41,10 +41,7 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, late: str) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the block after ``seconds``, also during a system call.
-
-    It has an effect only in the main thread, which alone handles signals.
-    """
+    """Raise ``TimeLimit`` in the block, also during a system call; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -104,10 +101,7 @@ def limit_memory(gigabytes: float) -> None:
 
 @contextlib.contextmanager
 def lift_memory_limit() -> Iterator[None]:
-    """Lift the limit of ``limit_memory`` in the block, for processes that are started there.
-
-    Node.js, for example, reserves much more address space than it uses.
-    """
+    """Lift the limit for processes started in the block: Node.js reserves more than it uses."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     try:

@@ -175,8 +175,7 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
     """Return the messages of ``column``, the prompt of an episode.
 
     The cell is a list of messages, its JSON text, or the text of one user message. ``column_key``
-    is the configuration key that names the column. Raises ``BadRow`` unless the last message is a
-    user's and has text.
+    names the column in the configuration. Raises ``BadRow`` unless a user's text is last.
     """
     row.refuse_unread(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)

@@ -24,10 +24,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose parent ends (Linux only).
-
-    They stay below this process in the process tree, where ``kill_descendants`` finds them.
-    """
+    """Keep orphaned descendants below this process, for ``kill_descendants`` (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -35,8 +32,7 @@ def adopt_orphans() -> None:
 def kill_descendants(pid: int, owner: str) -> None:
     """Kill every descendant of ``pid``, also in other sessions (Linux only).
 
-    Descendants are the processes below ``pid`` in the process tree, and those whose environment has
-    ``VERL_WORKER_TREE=owner``. The latter are found even after ``pid`` has ended.
+    Those whose environment has ``VERL_WORKER_TREE=owner`` are found even after ``pid`` has ended.
     """
     for _ in range(MAX_SEARCHES):
         descendants = set(_find_below(pid)) | set(_find_owned(owner))
@@ -85,7 +81,7 @@ def wait_passively() -> None:
 
     A spinning thread occupies the core that the thread it waits for needs. With one other busy
     process on two cores, an update ran at 1,500 tokens/s with spinning and at 10,800 with sleeping.
-    On an idle machine both are equal. An existing ``OMP_WAIT_POLICY`` is kept.
+    An existing ``OMP_WAIT_POLICY`` is kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

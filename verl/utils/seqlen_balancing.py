@@ -57,8 +57,7 @@ def get_seqlen_balanced_partitions(
 def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Partition indices ``0..n-1`` into ``parts`` with a small maximum of the total length.
 
-    Parts may have different numbers of indices, and are empty if there are fewer rows than parts.
-    Each part is sorted.
+    Sizes may differ; parts are empty if there are too few rows. Each part is sorted.
     """
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
@@ -88,10 +87,7 @@ def _push_state(heap: list[State], parts: list[Part], tie_breaker: "count[int]")
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the part with most rows to each empty part.
-
-    A part is empty only if rows have length 0.
-    """
+    """Move the shortest row of the fullest part to each part left empty (by rows of length 0)."""
     for part in parts:
         if not part:
             donor = max(parts, key=len)

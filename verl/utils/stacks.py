@@ -24,10 +24,7 @@ ANSWER_WAIT_S = 2.0  # a running process answers within milliseconds
 
 
 def answer_with_stacks(name: str) -> None:
-    """Make this process write the stacks of its threads at SIGUSR1, under the name ``name``.
-
-    Does nothing if the run does not collect stacks.
-    """
+    """Make this process write its stacks as ``name`` at SIGUSR1, if the run collects stacks."""
     folder = os.environ.get(STACKS_DIR)
     # A Ray cluster older than the run may have the directory of an ended run.
     if not folder or not Path(folder).is_dir():
@@ -54,10 +51,7 @@ class RemoteStacks:
 
 @dataclass
 class StackRequest:
-    """Process that was signalled to write its stacks to ``path``.
-
-    ``size_before`` is the size of the file in bytes before the signal.
-    """
+    """Process that was signalled to write its stacks to ``path``, after ``size_before`` bytes."""
 
     process: psutil.Process
     name: str
@@ -82,8 +76,8 @@ class StackRequest:
 def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
     """Write the stacks of this process and its descendants to ``target``.
 
-    The processes write into ``folder``. Processes without Python, such as Ray's servers, have no
-    stacks. Returns the processes that were signalled and did not answer.
+    The processes write into ``folder``. Those without Python have no stacks. Returns the processes
+    that were signalled and did not answer.
     """
     descendants = psutil.Process().children(recursive=True)
     requests = {process.pid: _request_stacks(folder, process) for process in descendants}

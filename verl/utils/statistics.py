@@ -19,8 +19,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the percentile bootstrap interval of the mean of ``values`` (Efron, 1979).
 
-    ``values`` are independent outcomes, one per task, such as success (0 or 1) or returns. The same
-    values and ``seed`` give the same interval. Without values the result is ``(nan, nan)``.
+    ``values`` are independent outcomes, one per task. The same values and ``seed`` give the same
+    interval. Without values the result is ``(nan, nan)``.
     """
     (means,) = compute_resampled_means([values], resamples, seed)
     return percentile_interval(means, confidence_level)
@@ -31,8 +31,8 @@ def rate_interval(
 ) -> tuple[float, float]:
     """Compute the interval of a success rate: ``bootstrap_interval`` or Clopper-Pearson (1934).
 
-    The latter applies if all ``values`` are 0 or all are 1, where all resamples would be equal. For
-    example 0 successes of 4 give 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    The latter applies if all ``values`` are equal, so that all resamples would be. For example 0
+    successes of 4 give 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
     rates = np.asarray(values, dtype=np.float64)
     if len(rates) and (np.all(rates == 0) or np.all(rates == 1)):
@@ -46,8 +46,7 @@ def compute_resampled_means(
 ) -> np.ndarray:
     """Return the means [K, R] of ``columns`` [K, T] over R resamples of the T tasks.
 
-    Tasks are drawn with replacement, and R is 0 without tasks. A resample has the same tasks in
-    every column, so differences and ratios of the means are paired by task.
+    R is 0 without tasks. A resample has the same tasks in every column: differences are paired.
     """
     samples = [np.asarray(column, dtype=np.float64) for column in columns]
     tasks = len(samples[0])
@@ -59,9 +58,9 @@ def compute_resampled_means(
 
 
 def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
-    """Return the bounds that enclose the central fraction ``confidence_level`` of ``values [R]``.
+    """Return the bounds of the central ``confidence_level`` of a statistic ``values [R]``.
 
-    ``values`` are a statistic of R resamples. Without values the result is ``(nan, nan)``.
+    Without values the result is ``(nan, nan)``.
     """
     if not 0 < confidence_level < 1:
         raise ValueError(
@@ -74,7 +73,7 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
 
 
 def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Compute Spearman's rank correlation of two lists; tied values get the mean of their ranks.
+    """Compute Spearman's rank correlation; tied values get the mean of their ranks.
 
     NaN for fewer than two values, or if one of the lists is constant. Raises ``ValueError`` for
     lists of different lengths.
@@ -103,9 +102,8 @@ def _compute_ranks(values: Sequence[float]) -> np.ndarray:
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Return the probability that at least one of ``k`` answers is correct (Chen et al., 2021).
 
-    ``correct`` of the ``n`` answers are correct: ``1 - C(n - correct, k) / C(n, k)``. For example
-    ``pass_at_k(4, 1, 2)`` is 0.5. Raises ``ValueError`` unless ``1 <= k <= n`` and ``0 <= correct
-    <= n``.
+    ``correct`` of ``n`` are correct: ``1 - C(n - correct, k) / C(n, k)``. ``pass_at_k(4, 1, 2)`` is
+    0.5.
     """
     _require_valid_k(n, k)
     if not 0 <= correct <= n:
@@ -117,7 +115,7 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
     """Return the expected maximum of ``k`` of the ``scores``.
 
     In ascending order, the i-th score is the maximum of ``C(i - 1, k - 1)`` of the ``C(n, k)``
-    subsets. Raises ``ValueError`` unless ``1 <= k <= len(scores)``.
+    subsets.
     """
     _require_valid_k(len(scores), k)
     ordered = sorted(scores)
@@ -128,11 +126,9 @@ def best_at_k(scores: Sequence[float], k: int) -> float:
 def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed: int = 0) -> float:
     """Return the expected score of the most frequent answer among ``k`` of the ``answers``.
 
-    If several are equally frequent, their mean score counts.
-    Answers are compared for equality. An answer's score is the mean over its occurrences in the
-    subset. All subsets are used if there are at most ``MAX_LISTED_SUBSETS``, else as many are
-    drawn with ``seed``. Raises ``ValueError`` for lists of different lengths, and unless ``1 <= k
-    <= n``.
+    Equally frequent answers count with their mean score, an answer with the mean over its
+    occurrences. At most ``MAX_LISTED_SUBSETS`` subsets are listed; of more, as many are drawn with
+    ``seed``.
     """
     if len(answers) != len(scores):
         raise ValueError(

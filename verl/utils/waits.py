@@ -16,10 +16,7 @@ _open_waits: dict[int, list[str]] = {}
 
 @contextmanager
 def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
-    """Register ``labels`` as awaited during the block.
-
-    The block removes from the yielded list the labels whose results have arrived.
-    """
+    """Register ``labels`` as awaited in the block, which removes arrived ones from the list."""
     pending_labels = list(labels)
     _open_waits[id(pending_labels)] = pending_labels
     try:
@@ -35,9 +32,8 @@ def list_awaited() -> list[str]:
 
 @contextmanager
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``awaited``" at growing intervals while the ``with`` block runs.
+    """Log "waiting for ``awaited``" while the block runs, after 1, 2, 4, ... times ``quiet_s``.
 
-    The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
     Use it before the watchdog runs.
     """
     is_over = threading.Event()
@@ -62,8 +58,7 @@ def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
 class Stopwatch:
     """Seconds per named part of a training step; parts may be nested and repeated.
 
-    ``running_parts`` are the parts that are being measured, the innermost last. ``changes`` counts
-    the starts and ends of parts.
+    ``running_parts`` are measured now, the innermost last. ``changes`` counts starts and ends.
     """
 
     def __init__(self) -> None:

@@ -85,10 +85,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
-        """Record the name of the part of the run that begins, which counts as progress.
-
-        Log lines say that the run waits for ``stage``.
-        """
+        """Record that part ``stage`` of the run begins, which is progress; log lines name it."""
         self._stage = stage
 
     def follow_stopwatch(self, parts: Stopwatch) -> None:
@@ -96,10 +93,7 @@ class Watchdog:
         self._parts = parts
 
     def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
-        """Set the function that collects the stacks of other nodes.
-
-        Its argument is the directory into which processes write their stacks.
-        """
+        """Set the function that collects the stacks of other nodes into a directory."""
         self._collect_remote_stacks = collect_remote_stacks
 
     def __enter__(self) -> "Watchdog":
@@ -214,8 +208,7 @@ class Watchdog:
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
     """Run a watchdog around the ``with`` block, and yield its method ``enter_stage``.
 
-    In a child process of a watched run, the yielded function sends a heartbeat to that run's
-    watchdog instead.
+    In a child process of a watched run, the function sends a heartbeat to that run's watchdog.
     """
     if STACKS_DIR in os.environ:
         yield progress.record_heartbeat

@@ -188,9 +188,9 @@ def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]
 def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     """Return ``values`` converted to the types of ``cls``, for values of files and command lines.
 
-    ``console`` becomes ``["console"]`` for a list, ``false`` None for an optional text, ``yes``
-    True for a boolean, 4 ``"4"`` for a text, ``"4"`` 4 for a number. Keys of dictionaries become
-    text.
+    For a list, ``console`` becomes ``["console"]``. For an optional text, ``false`` becomes None.
+    For a boolean, ``yes`` becomes True. For a text, 4 becomes ``"4"``. For a number, ``"4"``
+    becomes 4. Keys of dictionaries become text.
     """
     converted_values = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):

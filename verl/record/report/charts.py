@@ -18,10 +18,7 @@ from verl.report_sections import PlacedEntry, Plot, Scatter
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` round numbers that cover [low, high].
-
-    The first is at or below ``low``, the last at or above ``high``.
-    """
+    """Return about ``count`` round numbers, from at or below ``low`` to at or above ``high``."""
     if high <= low:
         margin = abs(low) * 0.1  # a single value gets a margin above and below
         low, high = (low - margin, low + margin) if margin else (0.0, 1.0)
@@ -151,8 +148,8 @@ class Series:
 class Chart(PlacedEntry):
     """One chart of the page.
 
-    ``kind`` is line, stacked or points. The x axis of points shows another metric, named
-    ``x_label``, not steps. ``form`` is the number format of the values (see ``axes.FORMATS``).
+    ``kind`` is line, stacked or points (whose x axis is another metric, ``x_label``). ``form`` is
+    the number format of the values (see ``FORMATS``).
     """
 
     title: str

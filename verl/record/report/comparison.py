@@ -30,10 +30,9 @@ Arms = Mapping[str, Sequence[RunData]]
 
 
 def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
-    """Group ``runs`` by the settings in which they differ.
+    """Group ``runs`` by the settings in which they differ, which name the arm.
 
-    The name of an arm lists these settings. Where they are more than ``MOST_KEYS``, it is the
-    common part of the directory names.
+    If they are more than ``MOST_KEYS``, the common part of the directory names is the name.
     """
     settings = [_arm_settings(run) for run in runs]
     keys = sorted({key for of_run in settings for key in of_run})
@@ -165,7 +164,7 @@ def _value_cells(runs: Sequence[RunData]) -> list[str]:
 def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
     """Format the mean over ``runs`` of the value at index ``place``, with its interval.
 
-    ``place`` 0 is the value before training, -1 the last one. The text is empty if a run lacks it.
+    ``place`` 0 is the value before training, -1 the last one. Empty if a run lacks it.
     """
     points = [run.metric_points(metric) for run in runs]
     if not all(values for _, values in points):

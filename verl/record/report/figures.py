@@ -244,10 +244,7 @@ def _success_chart(run: RunData) -> Chart:
 
 
 def _tokens_chart(run: RunData) -> Chart:
-    """Draw held-out success against tokens per episode, one point per validation.
-
-    The chart is empty with a single validation.
-    """
+    """Draw held-out success against tokens per episode; empty with a single validation."""
     costs = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
     steps, rates = run.metric_points("val/success_rate")
     pairs = [(step, rate) for step, rate in zip(steps, rates, strict=True) if step in costs]

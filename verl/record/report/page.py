@@ -68,9 +68,9 @@ def refresh_report(run_dir: str | Path) -> Path | None:
 def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:
     """Write a page that compares several runs to ``path`` and return the path.
 
-    The default is ``comparison.html`` in their nearest common folder. Raises
-    ``FileNotFoundError`` for a directory that is not a run directory, and ``ConfigError`` if
-    ``path`` is a file that is not such a page.
+    The default is ``comparison.html`` in their nearest common folder. Raises ``FileNotFoundError``
+    for a directory without a run, and ``ConfigError`` if ``path`` is a file that is not such a
+    page.
     """
     runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or comparison_path(run_dirs)
@@ -88,7 +88,7 @@ def render_report(run: RunData) -> str:
 def render_live(run: RunData, stamp: str) -> str:
     """Return the page for a server that sends trajectories on request.
 
-    ``stamp`` is a text that changes with the files of the run. The page polls for a newer one.
+    The page polls for a newer ``stamp``, which changes with the files of the run.
     """
     chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
     return _render_template("page.html.j2", **_page_values(run, chunks), chunks=[], stamp=stamp)

@@ -72,10 +72,7 @@ class Chunk:
 
 
 def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run and of ``main_audit`` on it, in order of steps.
-
-    The file of a validation follows the training file of its step.
-    """
+    """Return all rollout files of a run and its audit by step, training before validation."""
     files = []
     for kind in KINDS:
         run = RunDirectory(directory.path / AUDIT) if kind == AUDIT else directory
@@ -93,7 +90,7 @@ def _sort_key(file: RolloutFile) -> tuple[int, int]:
 def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> list[RolloutFile]:
     """Return all ``files``, or a selection with at most ``budget`` bytes.
 
-    The selection has the last file of each kind and every n-th file, with n = 2, 4, 8, ...
+    It has the last file of each kind and every n-th file, with n = 2, 4, 8, ...
     """
     selected_files = list(files)
     stride = 1
@@ -135,7 +132,6 @@ def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _tim
 class StepExtras:
     """Data about turns in addition to their records.
 
-    ``views`` declare which fields are shown, and ``tokens`` has the token values of each turn.
     ``outcomes`` maps the record key of alternatives (for example ``contexts``) to the returns of
     trajectories that continued with one of them.
     """
@@ -201,8 +197,7 @@ def _step_entry(
 def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a turn with the values by which the page colours them.
 
-    Without token texts, return the text of the turn. ``values`` is the turn's entry in the token
-    file.
+    Without token texts, return the text of the turn. ``values`` is its entry in the token file.
     """
     state = {"state": values["state"]} if "state" in values else {}
     pairs = step.get("token_credit") or []
@@ -264,9 +259,9 @@ def extra_step_fields(
 ) -> dict[str, Any]:
     """Return the non-empty fields that ``views`` declare for a turn, as texts.
 
-    The fields are ``badges``, ``flags`` and ``tables`` of alternatives. A turn record has the
-    alternatives under a key, for example ``contexts``. ``outcomes`` maps this key to the returns of
-    the trajectories that continued with each alternative.
+    They are ``badges``, ``flags`` and ``tables`` of alternatives. ``outcomes`` has the returns of
+    the trajectories that continued with each alternative, by the key of the alternatives in the
+    record.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
@@ -326,8 +321,7 @@ def _column_cells(
 def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any]]:
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
-    Only the first ``most`` characters of the file are read. Trajectories that are incomplete there
-    are skipped.
+    Only the first ``most`` characters are read, and trajectories incomplete there are skipped.
     """
     merged_rows: dict[str, dict[str, Any]] = {}
     for count, line in enumerate(jsonl.read(path, most)):
@@ -341,9 +335,7 @@ def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a successful and a failed trajectory, from the same group if possible.
-    Trajectories with few turns are preferred.
-    """
+    """Return a short successful and a short failed trajectory, of one group if possible."""
     groups = defaultdict(list)
     for row in sorted(rows, key=lambda row: len(row["steps"])):
         groups[row.get("uid")].append(row)
