@@ -116,7 +116,10 @@ def prepare_metrics(path: Path, resume_step: int | None) -> None:
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run in order of steps; of several records of a step, the last counts."""
+    """Return the metrics of a run in order of steps.
+
+    Records of the same step are merged. The later value of a metric counts.
+    """
     steps: dict[int, dict[str, Any]] = {}
     for record in jsonl.read(Path(run_dir) / METRICS_FILE):
         if isinstance(record.get("step"), int):

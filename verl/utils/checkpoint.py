@@ -47,8 +47,6 @@ from verl.utils.files import (
     rename_aside,
 )
 
-__all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
-
 STATE = "state.json"
 FORMAT = 2  # of the manifest
 MANIFEST_DIGEST = "sha256"  # key of the digest of the manifest's other entries

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from verl.config.schema import RewardModelConfig
+from verl.config.schema.critic import RewardModelConfig
 from verl.protocol import DataProto, object_array
 from verl.records import MESSAGES, MODEL_SCORES, REWARD_PARTS
 from verl.trainer.ppo.interfaces import RewardFunction, RewardGroup
