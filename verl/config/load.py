@@ -379,17 +379,14 @@ def keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
     reasons = {}
     for key in keys_of(type(cfg)).values():
-        if key.is_section or not (key.unused_mark or key.is_gpu_only):
+        unused = key.unused_mark
+        # A key with another key to set ``instead`` is refused by the checks.
+        has_effect = not unused and not (key.is_gpu_only and device == "cpu")
+        if key.is_section or has_effect or (unused and unused.instead):
             continue
-        if key.unused_mark and key.unused_mark.instead:
-            continue  # refused by the checks
         # A key that is set to its default needs no warning.
-        if value_at_path(cfg, key.path) == key.default_value:
-            continue
-        if key.unused_mark:
-            reasons[key.path] = key.unused_mark.why
-        elif device == "cpu":
-            reasons[key.path] = "there is no GPU here"
+        if value_at_path(cfg, key.path) != key.default_value:
+            reasons[key.path] = unused.why if unused else "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not fits_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"

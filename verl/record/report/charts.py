@@ -342,7 +342,7 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
         lower_path = _svg_path(series.xs[::-1], series.low[::-1], x, y)
         tags.append(f'<path class="band {color}" d="M{upper_path}L{lower_path}Z"/>')
     else:
-        whiskers = [*_vertical_whiskers(series, x, y), *_horizontal_whiskers(series, x, y)]
+        whiskers = _whisker_paths(series, x, y)
         tags += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
     css = "faint" if series.faint else "line"
     tags.append(f'<path class="{css} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>')
@@ -358,25 +358,13 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
     return tags
 
 
-def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield SVG paths of vertical error bars from ``low`` to ``high``."""
-    if series.low is None or series.high is None:
-        return
-    for step, low, high in zip(series.xs, series.low, series.high, strict=True):
-        at = x(step)
-        low_y = y(low)
-        high_y = y(high)
+def _whisker_paths(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Yield SVG paths of the vertical error bars, then of the horizontal ones."""
+    for step, low, high in zip(series.xs, series.low or (), series.high or (), strict=False):
+        at, low_y, high_y = x(step), y(low), y(high)
         yield f"M{at} {low_y}V{high_y}M{at - 4} {low_y}h8M{at - 4} {high_y}h8"
-
-
-def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield SVG paths of horizontal error bars from ``left`` to ``right``."""
-    if series.left is None or series.right is None:
-        return
-    for value, left, right in zip(series.ys, series.left, series.right, strict=True):
-        at = y(value)
-        left_x = x(left)
-        right_x = x(right)
+    for value, left, right in zip(series.ys, series.left or (), series.right or (), strict=False):
+        at, left_x, right_x = y(value), x(left), x(right)
         yield f"M{left_x} {at}H{right_x}M{left_x} {at - 4}v8M{right_x} {at - 4}v8"
 
 
