@@ -61,7 +61,8 @@ def find_last_heartbeat(folder: Path) -> float:
 class Progress:
     """Progress of an operation of ``total`` units (None: unknown), as a context manager.
 
-    ``first`` units are done before; they do not count for the rate. Operations may be nested.
+    ``first`` units are done before; they do not count for the rate and the time left. Operations
+    may be nested. ``clock`` returns seconds.
     """
 
     def __init__(
