@@ -28,7 +28,7 @@ from agent_system.environments.env_package.twenty_questions.demonstrations impor
 )
 from agent_system.environments.env_package.twenty_questions.game import split_words
 from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -21,9 +21,15 @@ from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer
-from verl.utils.chat_template import ChatTemplate, Message, TemplateUnsupported, make_anchor
+from verl.utils.chat_template import (
+    ChatTemplate,
+    Message,
+    TemplateUnsupported,
+    find_end_ids,
+    find_end_of_turn_id,
+    make_anchor,
+)
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
-from verl.utils.end_tokens import find_end_ids, find_end_of_turn_id
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)

@@ -29,8 +29,8 @@ TEXT_COLUMNS = ["task", "return", "play"]
 class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
-    Calls return before the data is written. An error while writing is raised by the next call, by
-    ``flush`` or by ``close``.
+    Calls return before the data is written. The next call, ``flush`` or ``close`` raises an error
+    of a write.
     """
 
     def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
@@ -68,10 +68,7 @@ class Journal:
         self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write every trajectory of a step with its advantages, and in training its token values.
-
-        The trackers get the texts of a few validation trajectories.
-        """
+        """Write the trajectories of a step; trackers get the texts of a few of a validation."""
         # A new table that shares the columns, because the caller may add columns to ``batch``.
         self._writing.add(partial(self._write_rollouts, step, batch.select(), validation))
 

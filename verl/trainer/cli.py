@@ -26,8 +26,8 @@ from verl.config.registered_names import EXTERNAL_LIB, import_external_libs
 from verl.config.run_code import TRUST, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, keys_of, value_at_path
+from verl.config.settings.hints import child_names, nearest_key
 from verl.config.settings.secret_values import register_secrets
-from verl.config.settings.unknown_keys import child_names, nearest_key
 from verl.config.validate import find_problems
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.interrupt import Interruption

@@ -47,9 +47,9 @@ from agent_system.tokens.conversation import TokenConversation, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
 from scripts.dev.bench.rlvcr_step import build_training_overrides, run_main_ppo
 from verl.trainer.launch.extensions import load_config
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
+from verl.utils.processes import available_cpus
 from verl.utils.sampling import SamplingResult, StopReason
-from verl.utils.threads import available_cpus
 from verl.workers.rollout.base import StopRules
 
 GROUPS, MEMBERS, UPDATES = 16, 8, 4

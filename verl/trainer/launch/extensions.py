@@ -16,7 +16,7 @@ from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
 from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings.unknown_keys import EQUIVALENT_SETTINGS
+from verl.config.settings.hints import EQUIVALENT_SETTINGS
 from verl.trainer.cli import Inspection
 
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"

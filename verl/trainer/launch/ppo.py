@@ -26,9 +26,8 @@ from agent_system.multi_turn_rollout.first_prompts import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.checks.models import ALLOWED, fix_for_missing
 from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
-from verl.config.memory import estimate_store_gb
+from verl.config.memory import estimate_store_gb, read_policy_size
 from verl.config.plugins import describe_stand_in
-from verl.config.policy_size import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
@@ -60,7 +59,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
-from verl.utils.threads import count_threads_per_process
+from verl.utils.processes import count_threads_per_process
 from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device

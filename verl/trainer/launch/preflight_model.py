@@ -20,7 +20,7 @@ from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
 from verl.config.checks.models import fix_for_missing
 from verl.config.cold_start import cold_start_config
-from verl.config.policy_size import read_policy_size
+from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig

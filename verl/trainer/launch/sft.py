@@ -48,12 +48,11 @@ from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
-from verl.utils.processes import die_with_parent
+from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import report_heartbeats
 from verl.utils.seeds import derive_seed, seed_everything
 from verl.utils.stacks import answer_with_stacks
 from verl.utils.tables import read_rows
-from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watch_run
 
 logger = logging.getLogger(__name__)

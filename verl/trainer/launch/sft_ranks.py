@@ -29,11 +29,10 @@ from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
-from verl.utils.processes import die_with_parent
+from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import answer_with_stacks
-from verl.utils.threads import available_cpus
 from verl.workers.collectives import TIMEOUT, backend_of, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights

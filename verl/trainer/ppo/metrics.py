@@ -13,8 +13,7 @@ from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
-from verl.utils.repeated_answers import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
-from verl.utils.statistics import rate_interval
+from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k, rate_interval
 
 logger = logging.getLogger(__name__)
 NEARLY_ALL = 0.95

@@ -38,8 +38,8 @@ from verl.trainer.ppo.resources import (
 )
 from verl.utils.background import BackgroundCall
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.timing import Stopwatch
 from verl.utils.torch_functional import masked_mean
+from verl.utils.waits import Stopwatch
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)

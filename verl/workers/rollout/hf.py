@@ -24,7 +24,7 @@ from transformers.cache_utils import CacheLayerMixin
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (

@@ -20,8 +20,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from verl.utils.processes import available_cpus
 from verl.utils.progress import Progress
-from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
 STORE_VERSION = 1  # increase it when the same settings give other games

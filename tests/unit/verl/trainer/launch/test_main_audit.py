@@ -12,7 +12,8 @@ from rlvcr.research.audit import AuditPoint, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml
-from verl.config.schema import AlgorithmConfig, PPOConfig
+from verl.config.schema import PPOConfig
+from verl.config.schema.algorithm import AlgorithmConfig
 from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import build_audit_args

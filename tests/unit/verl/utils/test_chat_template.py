@@ -6,7 +6,7 @@ import pytest
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
-from verl.utils.end_tokens import find_end_ids
+from verl.utils.chat_template import find_end_ids
 
 PAD = "<|pad|>"
 
