@@ -14,6 +14,13 @@ SEED_MASK = 0x7FFFFFFF
 SINGLE_PART = ""  # name of the only part of an environment that is no mixture
 
 
+def number_range(split: str, train_count: int, val_count: int) -> range:
+    """Return the numbers of the tasks of ``split``: validation has the first ones, training those
+    after them.
+    """
+    return range(val_count) if split == "val" else range(val_count, val_count + train_count)
+
+
 def epoch_order(count: int, *parts: int | str) -> list[int]:
     """Return a permutation of ``range(count)`` that depends on ``parts`` only."""
     # Sort by hashes: the result does not depend on a library's random generator.

@@ -17,8 +17,7 @@ from agent_system.environments.env_package.openenv.sessions import (
 )
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_MASK
+from agent_system.environments.tasks import SEED_MASK, number_range
 from verl.utils.seeds import derive_seed
 
 
@@ -50,12 +49,8 @@ class OpenEnvEnv:
         self._last_text = self._observation_text(session_result.observation)
         won = session_result.done and session_result.reward > 0
         reward = float(won) if self.settings.reward == "won" else session_result.reward
-        return (
-            Observation(self._last_text),
-            reward,
-            session_result.done,
-            {"won": won, "is_action_valid": True},
-        )
+        info = {"won": won, "is_action_valid": True}
+        return Observation(self._last_text), reward, session_result.done, info
 
     def close(self) -> None:
         self._session.close()
@@ -85,21 +80,14 @@ class OpenEnvEnv:
 
 def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
     """Return seeds by number. Validation has the first numbers, training those after them."""
-    first_seed = 0 if split == "val" else settings.val_tasks
-    count = settings.val_tasks if split == "val" else settings.train_tasks
     return [
         {
             "task_id": f"{NAME}/{settings.source}/{task_number}",
             "data_source": settings.source,
             "seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in range(first_seed, first_seed + count)
+        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
     ]
-
-
-def make_prompts(settings: OpenEnvSettings) -> Prompts:
-    """Return prompts with the rules of the settings."""
-    return ChatPrompts(settings.rules, settings.example, keep_first=True)
 
 
 PACKAGE = EnvPackage(
@@ -107,6 +95,6 @@ PACKAGE = EnvPackage(
     settings=OpenEnvSettings,
     make=OpenEnvEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda settings: ChatPrompts(settings.rules, settings.example, keep_first=True),
     project=project_action,
 )

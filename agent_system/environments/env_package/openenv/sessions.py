@@ -10,7 +10,7 @@ The server exchanges JSON messages over a WebSocket at ``/ws``::
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -41,19 +41,7 @@ class SessionResult:
     done: bool
 
 
-class Session(Protocol):
-    """Connection to one environment, local or remote, which runs episodes one after another."""
-
-    def reset(self, options: Mapping[str, Any]) -> SessionResult: ...
-
-    def step(self, action: Mapping[str, Any]) -> SessionResult:
-        """Apply the fields of one action. Raises ``InvalidAction``."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def open_session(settings: OpenEnvSettings) -> Session:
+def open_session(settings: OpenEnvSettings) -> "LocalSession | ServerSession":
     """Open the environment that ``settings`` name.
 
     Raises ``ValueError`` if ``url`` and ``environment`` are both set or both null, and import
@@ -85,6 +73,7 @@ class LocalSession:
         return _session_result(await_if_needed(self._env.reset(**options)))
 
     def step(self, action: Mapping[str, Any]) -> SessionResult:
+        """Apply the fields of one action. Raises ``InvalidAction``."""
         try:
             parsed_action = self._action.model_validate(dict(action))
         except ValidationError as error:
@@ -113,7 +102,12 @@ class ServerSession:
     def reset(self, options: Mapping[str, Any]) -> SessionResult:
         """Start an episode. Raises ``ServerFailed``, and ``OSError`` if no server listens."""
         if self._socket is None:
-            self._socket = self._connect_socket()
+            from websockets.sync.client import connect
+
+            # Use no proxy: the user has configured the address of the server itself.
+            self._socket = connect(
+                self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None
+            )
         return self._send_request({"type": "reset", "data": dict(options)})
 
     def step(self, action: Mapping[str, Any]) -> SessionResult:
@@ -124,12 +118,6 @@ class ServerSession:
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.close()
-
-    def _connect_socket(self) -> Any:
-        from websockets.sync.client import connect
-
-        # Use no proxy: the user has configured the address of the server itself.
-        return connect(self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None)
 
     def _send_request(self, message: dict[str, Any]) -> SessionResult:
         if self._socket is None:

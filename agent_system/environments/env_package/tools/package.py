@@ -30,7 +30,7 @@ from agent_system.environments.env_package.tools.toolbox import (
     CallOutcome,
     PythonTool,
     Tool,
-    load_tools,
+    load_tool,
     run_calls,
 )
 from agent_system.environments.package import EnvPackage
@@ -51,14 +51,14 @@ know the answer, write it without a call: <answer>42</answer>"""
 class Toolbox:
     """All tools of the settings, and the connections to their MCP servers.
 
-    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tools`` and
+    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tool`` and
     ``McpConnection``.
     """
 
     def __init__(self, settings: ToolsSettings) -> None:
         self.servers: list[McpConnection] = []
         self.tools: dict[str, Tool] = {}
-        python_tools = load_tools(settings)
+        python_tools = [load_tool(import_path, settings) for import_path in settings.functions]
         if not python_tools and not settings.mcp_servers:
             python_tools = [
                 PythonTool(function, settings.schemas.get(function.__name__))
@@ -128,11 +128,8 @@ class ToolsEnv:
         if not call_texts:
             return grade_step(self.grader, self.task, action, self.settings.grade_s)
         outcomes = self._run_written_calls(call_texts)
-        max_chars = self.settings.max_chars
         responses = [
-            format_response("error", outcome.name, outcome.error, max_chars)
-            if outcome.error is not None
-            else format_response("result", outcome.name, outcome.value, max_chars)
+            format_response(outcome.name, outcome.value, outcome.error, self.settings.max_chars)
             for outcome in outcomes
         ]
         is_valid = all(outcome.is_valid for outcome in outcomes)
@@ -148,21 +145,17 @@ class ToolsEnv:
         """Run the calls and return one outcome per call, in order."""
         max_calls = self.settings.max_calls
         entries: list[CallOutcome | Call] = []
-        for index, text in enumerate(call_texts):
-            if index >= max_calls:
-                entries.append(
-                    CallOutcome(
-                        None, error=f"more than {max_calls} calls in one turn", is_valid=False
-                    )
-                )
-                continue
+        for text in call_texts[:max_calls]:
             try:
                 entries.append(parse_call(text))
             except BadCall as error:
                 entries.append(CallOutcome(None, error=str(error), is_valid=False))
         calls = [entry for entry in entries if isinstance(entry, Call)]
         results = iter(run_calls(self.toolbox.tools, calls, self.settings.call_timeout_s))
-        return [next(results) if isinstance(entry, Call) else entry for entry in entries]
+        outcomes = [next(results) if isinstance(entry, Call) else entry for entry in entries]
+        refusal = f"more than {max_calls} calls in one turn"
+        num_refused = len(call_texts) - len(outcomes)
+        return outcomes + [CallOutcome(None, error=refusal, is_valid=False)] * num_refused
 
 
 def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
