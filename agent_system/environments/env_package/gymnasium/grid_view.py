@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.text_descriptions import (
-    GymnasiumWorld,
-    TextDescription,
-)
+from agent_system.environments.env_package.gymnasium.text_descriptions import TextDescription
 
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
 COMPASS = ("east", "south", "west", "north")  # by MiniGrid's number of the direction
@@ -14,12 +11,8 @@ SIGNS = {
     "unseen": "?", "empty": ".", "floor": ".", "wall": "#", "door": "D", "key": "K",
     "ball": "B", "box": "X", "goal": "G", "lava": "~",
 }  # fmt: skip
-UNLISTED_KINDS = (
-    "unseen",
-    "empty",
-    "floor",
-    "wall",
-)  # shown in the drawing only, not listed in words
+# Shown in the drawing only, not listed in words.
+UNLISTED_KINDS = ("unseen", "empty", "floor", "wall")
 RULES = """\
 You move in a world of cells and see a part of it: A is you, and you look up in the drawing. \
 # is a wall, . is free, ? is hidden, D a door, K a key, B a ball, X a box, G the goal, ~ lava.
@@ -28,7 +21,7 @@ what you carry there, toggle opens a door or a box (a locked door needs the key 
 your hand). Do what the mission says."""
 
 
-def describe_grid(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
+def describe_grid(observation: Any, info: Mapping[str, Any], world: Any) -> str:
     """Return an observation as text: mission, direction, inventory, drawing, list of objects."""
     del info  # empty
     image = observation["image"]
@@ -45,7 +38,7 @@ def describe_grid(observation: Any, info: Mapping[str, Any], world: GymnasiumWor
     return "\n".join(lines)
 
 
-def grid_state(world: GymnasiumWorld) -> str:
+def grid_state(world: Any) -> str:
     """Return MiniGrid's hash of the world and the object that the agent holds."""
     held_object = world.unwrapped.carrying
     inventory = f"{held_object.color} {held_object.type}" if held_object is not None else ""
@@ -79,9 +72,8 @@ def _list_objects(image: Any) -> list[str]:
             if name in UNLISTED_KINDS or (ahead, right) == (0, 0):
                 continue
             object_name = _object_name(name, IDX_TO_COLOR[colour], condition)
-            objects_by_distance.append(
-                (ahead + abs(right), f"{object_name} {_relative_position(ahead, right)}")
-            )
+            words = f"{object_name} {_relative_position(ahead, right)}"
+            objects_by_distance.append((ahead + abs(right), words))
     return [words for _, words in sorted(objects_by_distance)]
 
 

@@ -40,6 +40,9 @@ PROPOSITION = re.compile(
 # A number that is not finite, as float(), complex(), Decimal() and JSON read it. One letter i or j
 # may follow.
 NOT_FINITE = re.compile(r"(?<![^\W\d_])s?(?:nan\d*|inf(?:inity)?)[ij]?(?![^\W\d_])", re.IGNORECASE)
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?=\d)")
+_SPACED_DIGITS = re.compile(r"(?<=\d) (?=\d)")
+_PREAMBLE = re.compile(r"^[^:\n]{20,}:\s*")  # "State the final answer to the following problem: "
 NUMBER = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 
@@ -75,6 +78,19 @@ def find_right_answer(entry: Entry) -> str | None:
     if "possible_answer" in metadata:
         return json.dumps(metadata["possible_answer"])
     return metadata.get("example_answer") or metadata.get("example_correct_answer")
+
+
+def separate_digits(text: str) -> str:
+    """Separate digits and drop the sentence before a colon: ``12 + 3 =`` gives ``1 2 + 3 =``.
+
+    It is for policies whose vocabulary does not contain all numbers.
+    """
+    return _BETWEEN_DIGITS.sub(" ", _PREAMBLE.sub("", text))
+
+
+def join_digits(text: str) -> str:
+    """Join digits that are separated by one space: ``1 5`` gives ``15``."""
+    return _SPACED_DIGITS.sub("", text)
 
 
 def convert_grade(grade: object) -> float:

@@ -6,17 +6,19 @@ that answer without thinking. Demonstrations include wrong answers, so that RL c
 """
 
 import random
-from typing import Any
 
-from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.reasoning_gym.answers import find_right_answer
+from agent_system.environments.env import Observation
+from agent_system.environments.env_package.reasoning_gym.answers import (
+    find_right_answer,
+    separate_digits,
+)
 from agent_system.environments.env_package.reasoning_gym.questions import (
+    NAME,
     WITHOUT_ANSWER,
+    list_tasks,
     load_questions,
 )
-from agent_system.environments.env_package.reasoning_gym.questions import list_tasks as questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.env_package.reasoning_gym.spelling import separate_digits
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import add_noise
 
@@ -56,27 +58,19 @@ def change_one_digit(answer: str, rng: random.Random) -> str:
     return f"{answer[:place]}{new_digit}{answer[place + 1 :]}"
 
 
-def list_demonstration_tasks(settings: ReasoningGymSettings, count: int) -> list[Task]:
-    """Return at most ``count`` training questions."""
-    return questions(settings.model_copy(update={"train_tasks": count}), "train")
-
-
-def demonstration_key(settings: ReasoningGymSettings) -> list[Any]:
-    """Return all settings that change demonstrations: all except the limits of grading."""
-    return ["reasoning_gym", 1, settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"})]
-
-
-def has_right_answers(settings: ReasoningGymSettings) -> bool:
-    """Return True if the generator gives right answers."""
-    return settings.task not in WITHOUT_ANSWER
-
-
 EXPERT = Expert(
     AnswerExpert,
     levels=(),
-    tasks=list_demonstration_tasks,
+    tasks=lambda settings, count: list_tasks(
+        settings.model_copy(update={"train_tasks": count}), "train"
+    ),
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_unsuccessful=True,
-    key=demonstration_key,
-    knows_solution=has_right_answers,
+    # All settings that change demonstrations: all except the limits of grading.
+    key=lambda settings: [
+        NAME,
+        1,
+        settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"}),
+    ],
+    knows_solution=lambda settings: settings.task not in WITHOUT_ANSWER,
 )

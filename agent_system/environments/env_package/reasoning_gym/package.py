@@ -11,7 +11,9 @@ from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPro
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.reasoning_gym.answers import (
     convert_grade,
+    join_digits,
     prepare_answer,
+    separate_digits,
 )
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.questions import (
@@ -23,10 +25,6 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
     load_questions,
 )
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.env_package.reasoning_gym.spelling import (
-    join_digits,
-    separate_digits,
-)
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
@@ -89,7 +87,7 @@ class ReasoningGymEnv:
                 return 0.0
 
     def close(self) -> None:
-        """Do nothing: no resources are in use."""
+        pass  # no resources are in use
 
 
 class QuestionPrompts(SingleTurnPrompts):
