@@ -38,39 +38,36 @@ class RegistryEntry:
     settings: str = ""
 
 
-def _builtin_entry(name: str, settings: str, extra: str | None = None) -> RegistryEntry:
-    """Return the entry of a built-in package, whose settings module has no heavy imports."""
-    package_module = f"{PACKAGES}.{name}"
-    return RegistryEntry(
-        f"{package_module}.package:PACKAGE", extra, f"{package_module}.settings:{settings}"
-    )
-
-
-REGISTRY: dict[str, RegistryEntry] = {
-    "agent": _builtin_entry("agent", "AgentSettings"),
-    "alfworld": _builtin_entry("alfworld", "AlfworldSettings", extra="envs"),
-    "dataset": _builtin_entry("dataset", "DatasetSettings"),
-    "frozen_lake": _builtin_entry("frozen_lake", "LakeSettings", extra="envs"),
-    "gymnasium": _builtin_entry("gymnasium", "GymnasiumSettings", extra="envs"),
-    "mixture": _builtin_entry("mixture", "MixtureSettings"),
-    "number_line": _builtin_entry("number_line", "LineSettings"),
-    "openenv": _builtin_entry("openenv", "OpenEnvSettings", extra="envs"),
-    "reasoning_gym": _builtin_entry("reasoning_gym", "ReasoningGymSettings", extra="envs"),
-    "relay": _builtin_entry("relay", "RelaySettings"),
-    "scienceworld": _builtin_entry("scienceworld", "ScienceWorldSettings", extra="envs"),
-    "search": _builtin_entry("search", "SearchSettings", extra="envs"),
-    "shop": _builtin_entry("shop", "ShopSettings", extra="envs"),
-    "sokoban": _builtin_entry("sokoban", "SokobanSettings"),
-    "textarena": _builtin_entry("textarena", "TextArenaSettings", extra="envs"),
-    "textworld": _builtin_entry("textworld", "TextWorldSettings", extra="envs"),
-    "textworld_express": _builtin_entry(
-        "textworld_express", "TextWorldExpressSettings", extra="envs"
-    ),
-    "tools": _builtin_entry("tools", "ToolsSettings", extra="envs"),
-    "twenty_questions": _builtin_entry("twenty_questions", "TwentyQuestionsSettings"),
-    # Name of the ``shop`` environment in job scripts of verl-agent.
-    "webshop": _builtin_entry("shop", "ShopSettings", extra="envs"),
+# Built-in packages: class of the settings, and extra of the dependencies.
+_BUILTIN: dict[str, tuple[str, str | None]] = {
+    "agent": ("AgentSettings", None),
+    "alfworld": ("AlfworldSettings", "envs"),
+    "dataset": ("DatasetSettings", None),
+    "frozen_lake": ("LakeSettings", "envs"),
+    "gymnasium": ("GymnasiumSettings", "envs"),
+    "mixture": ("MixtureSettings", None),
+    "number_line": ("LineSettings", None),
+    "openenv": ("OpenEnvSettings", "envs"),
+    "reasoning_gym": ("ReasoningGymSettings", "envs"),
+    "relay": ("RelaySettings", None),
+    "scienceworld": ("ScienceWorldSettings", "envs"),
+    "search": ("SearchSettings", "envs"),
+    "shop": ("ShopSettings", "envs"),
+    "sokoban": ("SokobanSettings", None),
+    "textarena": ("TextArenaSettings", "envs"),
+    "textworld": ("TextWorldSettings", "envs"),
+    "textworld_express": ("TextWorldExpressSettings", "envs"),
+    "tools": ("ToolsSettings", "envs"),
+    "twenty_questions": ("TwentyQuestionsSettings", None),
 }
+REGISTRY: dict[str, RegistryEntry] = {
+    name: RegistryEntry(
+        f"{PACKAGES}.{name}.package:PACKAGE", extra, f"{PACKAGES}.{name}.settings:{settings}"
+    )
+    for name, (settings, extra) in _BUILTIN.items()
+}
+# Name of the ``shop`` environment in job scripts of verl-agent.
+REGISTRY["webshop"] = REGISTRY["shop"]
 
 
 class UnknownEnvironment(KeyError):

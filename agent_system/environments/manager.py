@@ -13,10 +13,11 @@ import numpy as np
 import verl
 from agent_system.environments.env import Task
 from agent_system.environments.env_registry import env_settings, get_package, missing_extra_error
-from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (
     SEED_MASK,
+    GroupMismatch,
     TaskSchedule,
+    assert_same_start,
     check_disjoint,
     group_by_part,
     hash_validation_set,

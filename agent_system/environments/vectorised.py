@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.groups import assert_same_start
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.settings import EnvSettings
+from agent_system.environments.tasks import assert_same_start
 
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig

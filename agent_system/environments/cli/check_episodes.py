@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from agent_system.environments.cli.policies import Policy, PolicyStart, TextWithAction
+from agent_system.environments.cli.policies import PolicyFactory, PolicyStart, TextWithAction
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
+from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 
 RESET_S = 120.0
 STEP_S = 60.0
+# Maps the last observation to an action, and to True if the text of the policy is well formed.
+ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,81 +76,68 @@ async def run_policy(
     checked: CheckedEnvironment,
     pool: EnvironmentPool,
     name: str,
-    make_policy: Callable[[PolicyStart], Policy],
+    make_policy: PolicyFactory,
     number: int,
 ) -> CheckEpisode:
-    """Run policy ``name``, made by ``make``, on task ``number`` and return the episode.
+    """Run policy ``name``, made by ``make_policy``, on task ``number`` and return the episode.
 
     It ends when the environment is done, or after ``max_steps`` actions.
     """
     task, seed = checked.tasks[number]
-    episode = CheckEpisode(name, task, seed)
-    try:
-        # One session per episode: the pool replaces an environment that failed.
-        async with pool.open_session() as session:
-            await _run_turns(checked, episode, session, make_policy)
-    except EnvFailure as failure:
-        episode.failure = str(failure)
-    return episode
+    package = checked.package.package_for_task(task)
 
+    def start_policy(first: Observation) -> ActionChoice:
+        rng = random.Random(derive_seed("check", name, task["task_id"], seed))
+        policy = make_policy(PolicyStart(checked.settings, task, first, rng))
 
-async def _run_turns(
-    checked: CheckedEnvironment,
-    episode: CheckEpisode,
-    session: PoolSession,
-    make_policy: Callable[[PolicyStart], Policy],
-) -> None:
-    rng = random.Random(derive_seed("check", episode.policy, episode.task["task_id"], episode.seed))
-    observation = await session.reset(episode.task, episode.seed)
-    episode.transcript.append(_observation_fields(observation))
-    package = checked.package.package_for_task(episode.task)
-    policy = make_policy(PolicyStart(checked.settings, episode.task, observation, rng))
-    for _ in range(checked.max_steps):
-        text = policy(observation)
-        bypasses_project = isinstance(text, TextWithAction)
-        action, well_formed = (text.action, True) if bypasses_project else package.project(text)
-        episode.actions.append(action)
-        episode.well_formed.append(well_formed)
-        observation, done = await _step(episode, session, action)
-        if done:
-            return
+        def choose_action(observation: Observation) -> tuple[str, bool]:
+            text = policy(observation)
+            bypasses_project = isinstance(text, TextWithAction)
+            return (text.action, True) if bypasses_project else package.project(text)
+
+        return choose_action
+
+    return await _run_episode(pool, CheckEpisode(name, task, seed), start_policy, checked.max_steps)
 
 
 async def repeat_episode(pool: EnvironmentPool, original: CheckEpisode) -> CheckEpisode:
     """Repeat the task, seed and actions of ``original`` and return the new episode."""
     episode = CheckEpisode(original.policy, original.task, original.seed)
+    actions = iter(zip(original.actions, original.well_formed, strict=True))
+    max_steps = len(original.actions)
+    return await _run_episode(pool, episode, lambda _first: lambda _last: next(actions), max_steps)
+
+
+async def _run_episode(
+    pool: EnvironmentPool,
+    episode: CheckEpisode,
+    start_policy: Callable[[Observation], ActionChoice],
+    max_steps: int,
+) -> CheckEpisode:
     try:
+        # One session per episode: the pool replaces an environment that failed.
         async with pool.open_session() as session:
-            await _repeat_actions(episode, session, original.actions)
+            observation = await session.reset(episode.task, episode.seed)
+            episode.transcript.append(_observation_fields(observation))
+            choose_action = start_policy(observation)
+            done = False
+            while not done and len(episode.actions) < max_steps:
+                action, is_well_formed = choose_action(observation)
+                episode.actions.append(action)
+                episode.well_formed.append(is_well_formed)
+                observation, reward, done, info = await session.step(action)
+                episode.transcript.append(
+                    {
+                        **_observation_fields(observation),
+                        "reward": reward,
+                        "done": done,
+                        "won": bool(info.get("won", False)),
+                        "valid": bool(info.get("is_action_valid", True)),
+                    }
+                )
     except EnvFailure as failure:
         episode.failure = str(failure)
     return episode
-
-
-async def _repeat_actions(
-    episode: CheckEpisode, session: PoolSession, actions: Sequence[str]
-) -> None:
-    episode.transcript.append(_observation_fields(await session.reset(episode.task, episode.seed)))
-    for action in actions:
-        _, done = await _step(episode, session, action)
-        if done:
-            return
-
-
-async def _step(
-    episode: CheckEpisode, session: PoolSession, action: str
-) -> tuple[Observation, bool]:
-    observation, reward, done, info = await session.step(action)
-    episode.transcript.append(
-        {
-            **_observation_fields(observation),
-            "reward": reward,
-            "done": done,
-            "won": bool(info.get("won", False)),
-            "valid": bool(info.get("is_action_valid", True)),
-        }
-    )
-    return observation, done
 
 
 def _observation_fields(observation: Observation) -> dict[str, Any]:

@@ -10,7 +10,12 @@ from agent_system.environments.cli.check_episodes import (
     CheckEpisode,
     run_policy,
 )
-from agent_system.environments.cli.policies import candidate_constants, write_action
+from agent_system.environments.cli.policies import (
+    Policy,
+    PolicyStart,
+    candidate_constants,
+    write_action,
+)
 from agent_system.environments.env import Observation
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
@@ -36,12 +41,9 @@ async def try_constants(
     are frequent. Return the action that succeeded most often, and a sentence if the time was too
     short for all candidates.
     """
+    first_moments = [episode.transcript[0] for episode in episodes if episode.transcript]
+    first_observations = [Observation(one["text"], info=one["info"]) for one in first_moments]
     oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
-    first_observations = [
-        Observation(episode.transcript[0]["text"], info=episode.transcript[0]["info"])
-        for episode in episodes
-        if episode.transcript
-    ]
     oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
     candidates = candidate_constants(oracle_actions, first_observations)
     best_constant: ConstantAction | None = None
@@ -62,15 +64,13 @@ async def _run_constant(
     checked: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantAction:
     """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
+
+    def make_policy(_start: PolicyStart) -> Policy:
+        return lambda _observation: write_action(action)
+
     successes = 0
     for task_index in range(len(checked.tasks)):
-        episode = await run_policy(
-            checked,
-            pool,
-            "constant",
-            lambda _begin: lambda _observation: write_action(action),
-            task_index,
-        )
+        episode = await run_policy(checked, pool, "constant", make_policy, task_index)
         successes += episode.is_success
         if 2 * (task_index + 1 - successes) >= len(checked.tasks):
             return ConstantAction(action, task_index + 1, successes)
@@ -88,11 +88,8 @@ def check_action_format(
     for episode in episodes:
         task_package = package.package_for_task(episode.task)
         for action in dict.fromkeys(episode.actions):
-            text = (
-                str(write_action(action))
-                if task_package.format_action is None
-                else task_package.format_action(action)
-            )
+            format_action = task_package.format_action or write_action
+            text = str(format_action(action))
             projected = task_package.project(text)
             if projected == (action, True):
                 continue

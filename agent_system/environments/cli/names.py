@@ -1,5 +1,6 @@
 """Names of environments and their variants."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -46,21 +47,13 @@ def name_remarks() -> dict[str, str]:
     return _collect_texts(lambda package: package.remarks())
 
 
-def _collect_texts(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
-    return {
-        f"{package}/{variant}": text
-        for package in sorted(REGISTRY)
-        for variant, text in _package_texts(package, texts).items()
-    }
-
-
-def _package_texts(
-    name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]
-) -> Mapping[str, str]:
-    try:
-        return texts(get_package(name))
-    except ImportError:
-        return {}
+def _collect_texts(texts_of: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name in sorted(REGISTRY):
+        with contextlib.suppress(ImportError):
+            package_texts = texts_of(get_package(name))
+            texts |= {f"{name}/{variant}": text for variant, text in package_texts.items()}
+    return texts
 
 
 def names_with_oracle() -> tuple[list[str], list[str]]:
@@ -91,8 +84,10 @@ def resolve_name(name: str) -> str:
     find_entry(name)
     package, slash, variant = canonical_name(name).partition("/")
     variants = known_variants(package) if slash else ()
-    listed_elsewhere = slash and ":" not in name
-    unlisted = _package_texts(package, lambda loaded: loaded.unlisted()) if listed_elsewhere else {}
+    unlisted: Mapping[str, str] = {}
+    if slash and ":" not in name:
+        with contextlib.suppress(ImportError):
+            unlisted = get_package(package).unlisted()
     if variant in unlisted:
         logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
         return f"{package}/{variant}"

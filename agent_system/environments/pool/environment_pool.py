@@ -85,12 +85,10 @@ class EnvironmentPool:
     else the attribute ``placement`` of the package's ``make`` (usually a class), else
     ``process``::
 
-        pool = EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8)
-        await pool.start()
-        async with pool.open_session() as env:
-            observation = await env.reset(task, seed)
-            observation, reward, done, info = await env.step("look")
-        await pool.close()
+        async with EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8) as pool:
+            async with pool.open_session() as env:
+                observation = await env.reset(task, seed)
+                observation, reward, done, info = await env.step("look")
     """
 
     def __init__(
@@ -174,6 +172,12 @@ class EnvironmentPool:
         if self._keeps_spare:
             self._run_in_background(self._make_spare())
         return self
+
+    async def __aenter__(self) -> "EnvironmentPool":
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
 
     @contextlib.asynccontextmanager
     async def open_session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
