@@ -38,14 +38,6 @@ START_ATTEMPTS = 3
 FAILURES = ("dead", "timeout", "error", "garbage")
 
 
-def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the settings as JSON values, from which the worker builds an equal object."""
-    if isinstance(settings, EnvSettings):
-        # Omit nulls, so that the worker fills in the same defaults.
-        return settings.model_dump(mode="json", exclude_none=True)
-    return dict(settings or {})
-
-
 class PoolSession:
     """One environment, used by one trajectory."""
 
@@ -109,7 +101,13 @@ class EnvironmentPool:
                 "integers of 1 or more"
             )
         self.env_name = env_name
-        self.section = _as_section(section)
+        # JSON values, from which the worker builds equal settings.
+        self.section: dict[str, Any] = (
+            # Omit nulls, so that the worker fills in the same defaults.
+            section.model_dump(mode="json", exclude_none=True)
+            if isinstance(section, EnvSettings)
+            else dict(section or {})
+        )
         self.num_workers = num_workers
         self.envs_per_worker = envs_per_worker
         self.reset_timeout_s = reset_timeout_s
@@ -286,7 +284,12 @@ class EnvironmentPool:
             worker = await self._start_worker_with_retries()
         self._workers = [pool_worker for pool_worker in self._workers if pool_worker is not dead]
         if worker is None:
-            self._report_lost_worker()
+            logger.error("an environment worker could not be replaced; %d left", len(self._workers))
+            if not self._workers:
+                why = (
+                    f"all environment workers of {self.env_name!r} failed, and none can be started"
+                )
+                self._slots.fail_waiters(WorkerStartError(why))
             return
         self._workers.append(worker)
         self._add_slots(worker)
@@ -307,24 +310,11 @@ class EnvironmentPool:
             try:
                 return await self._start_worker()
             except (WorkerStartError, ImportError, OSError) as error:
-                logger.warning(
-                    "environment worker start %d of %d failed: %s",
-                    attempt + 1,
-                    START_ATTEMPTS,
-                    error,
-                )
+                numbers = f"{attempt + 1} of {START_ATTEMPTS}"
+                logger.warning("environment worker start %s failed: %s", numbers, error)
                 # Wait 0.2, 0.4, 0.8 s: a shortage of memory or processes may be temporary.
                 await asyncio.sleep(0.2 * 2**attempt)
         return None
-
-    def _report_lost_worker(self) -> None:
-        logger.error("an environment worker could not be replaced; %d left", len(self._workers))
-        if not self._workers:
-            self._slots.fail_waiters(
-                WorkerStartError(
-                    f"all environment workers of {self.env_name!r} failed, and none can be started"
-                )
-            )
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         # Keep a reference: the loop has only weak ones, and a task could be garbage collected.

@@ -144,11 +144,8 @@ class WorkerProcess(asyncio.Protocol):
                 f"the environment worker was not ready after {timeout_s:g} s{self._last_output()}"
             ) from None
         finally:
-            if (
-                hello_future.cancelled()
-                or not hello_future.done()
-                or "hello" not in hello_future.result()
-            ):
+            has_answered = hello_future.done() and not hello_future.cancelled()
+            if not has_answered or "hello" not in hello_future.result():
                 self._kill("dead", "it did not start")
         self.is_alive = True
         self.is_async = bool(hello["asynchronous"])
@@ -275,9 +272,8 @@ class WorkerProcess(asyncio.Protocol):
             return
         timeout_error = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
         self._fail_call(self._calls.pop(number), timeout_error)
-        self._kill(
-            "timeout", f"the environment worker was killed: {call.op} of another session hung"
-        )
+        why = f"the environment worker was killed: {call.op} of another session hung"
+        self._kill("timeout", why)
 
     def _kill(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail the pending calls, and notify the pool.
