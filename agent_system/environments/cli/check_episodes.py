@@ -1,15 +1,25 @@
 """Episodes of the command ``check``, in worker processes with deadlines. All observations and
 rewards are stored.
+
+A policy that repeats one action (a constant) must not solve more than half of the tasks.
 """
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from agent_system.environments.cli.policies import PolicyFactory, PolicyStart, TextWithAction
+from agent_system.environments.cli.policies import (
+    Policy,
+    PolicyFactory,
+    PolicyStart,
+    TextWithAction,
+    candidate_constants,
+    write_action,
+)
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
@@ -19,6 +29,7 @@ from verl.utils.seeds import derive_seed
 
 RESET_S = 120.0
 STEP_S = 60.0
+CONSTANTS_S = 60.0  # time limit for all constant actions together
 # Maps the last observation to an action, and to True if the text of the policy is well formed.
 ActionChoice = Callable[[Observation], tuple[str, bool]]
 
@@ -156,3 +167,81 @@ def _without_arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_arrays(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantAction:
+    """Action that was repeated in every turn, the number of its episodes and of its successes."""
+
+    action: str
+    episodes: int
+    successes: int
+
+
+async def try_constants(
+    checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
+) -> tuple[ConstantAction | None, list[str]]:
+    """Run policies that repeat one frequent action in every turn.
+
+    ``episodes`` are those of other policies; their actions and observations determine which actions
+    are frequent. Return the action that succeeded most often, and a sentence if the time was too
+    short for all candidates.
+    """
+    first_moments = [episode.transcript[0] for episode in episodes if episode.transcript]
+    first_observations = [Observation(one["text"], info=one["info"]) for one in first_moments]
+    oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
+    oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
+    candidates = candidate_constants(oracle_actions, first_observations)
+    best_constant: ConstantAction | None = None
+    deadline = time.monotonic() + CONSTANTS_S
+    for num_tried, action in enumerate(candidates):
+        if time.monotonic() > deadline:
+            untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
+            return best_constant, [f"{untried} were not tried within {CONSTANTS_S:g} s"]
+        result = await _run_constant(checked, pool, action)
+        if best_constant is None or result.successes > best_constant.successes:
+            best_constant = result
+    return best_constant, []
+
+
+async def _run_constant(
+    checked: CheckedEnvironment, pool: EnvironmentPool, action: str
+) -> ConstantAction:
+    """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
+
+    def make_policy(_start: PolicyStart) -> Policy:
+        return lambda _observation: write_action(action)
+
+    successes = 0
+    for task_index in range(len(checked.tasks)):
+        episode = await run_policy(checked, pool, "constant", make_policy, task_index)
+        successes += episode.is_success
+        if 2 * (task_index + 1 - successes) >= len(checked.tasks):
+            return ConstantAction(action, task_index + 1, successes)
+    return ConstantAction(action, len(checked.tasks), successes)
+
+
+def check_action_format(
+    package: EnvPackage[Any], episodes: Sequence[CheckEpisode]
+) -> tuple[list[str], list[str]]:
+    """Check that ``package.project`` extracts the oracle's actions from texts of ``format_action``.
+
+    Return the problems, and a sentence if the check is impossible because the package has no
+    ``format_action``.
+    """
+    for episode in episodes:
+        task_package = package.package_for_task(episode.task)
+        for action in dict.fromkeys(episode.actions):
+            format_action = task_package.format_action or write_action
+            text = str(format_action(action))
+            projected = task_package.project(text)
+            if projected == (action, True):
+                continue
+            sentence = f"project({text!r}) is {projected!r}, not {(action, True)!r}"
+            if task_package.format_action is not None:
+                return [f"{sentence}: a policy cannot write the action of the oracle"], []
+            return [], [
+                f"{sentence}: the format of answers is unknown; fix: set format_action of the "
+                "package, a function from an action to the text in which a model writes it"
+            ]
+    return [], []

@@ -25,12 +25,10 @@ from rich.table import Table
 from agent_system.environments.cli.check_episodes import (
     CheckedEnvironment,
     CheckEpisode,
-    repeat_episode,
-    run_policy,
-)
-from agent_system.environments.cli.constant_actions import (
     ConstantAction,
     check_action_format,
+    repeat_episode,
+    run_policy,
     try_constants,
 )
 from agent_system.environments.cli.limits import within_limits

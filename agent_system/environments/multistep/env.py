@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
-from agent_system.environments.multistep.hooks import accept_both_forms
-from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner
+from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner, accept_both_forms
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
     Trial,

@@ -1,8 +1,13 @@
 """Loop over trials: get one turn of the agent for every active trial, then step the environments.
 
-The loop ends when all trials are over.
+The loop ends when all trials are over. ``_step_episode`` of an environment has one of two
+signatures, and a caller may use either::
+
+    (session_id, action)                 current: the state is ``active_states[session_id]``
+    (session_id, state, llm_action)      earlier: the state is passed
 """
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agents import Action, Agent, get_actions
-from agent_system.environments.multistep.transcript import Transcript
-from agent_system.environments.multistep.trial import Episode, Trial
+from agent_system.environments.multistep.trial import Episode, Transcript, Trial
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.tokens.conversation import TokenLimits
 from verl.utils.sampling import StopReason
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
     from agent_system.environments.multistep.env import MultistepEnv
 
 logger = logging.getLogger(__name__)
+StepResult = tuple[Any, float, bool, dict[str, Any]]
+_ACTION_NAMES = ("action", "llm_action")
+_MISSING = object()
 _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
@@ -208,3 +215,46 @@ def _call_by_names(
         elif required and parameter.kind is not parameter.VAR_POSITIONAL:
             arguments[name] = default_value
     return function(**arguments)
+
+
+def accept_both_forms(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """Return a function that calls ``hook`` and accepts the arguments of both signatures.
+
+    ``hook`` is an unbound ``_step_episode`` with one of the two signatures.
+    """
+    # Required parameters: self, session id and action, or a state in addition.
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(hook).parameters.values()
+    takes_state = len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 3
+
+    @functools.wraps(hook)
+    def step(env: Any, session_id: str, *positional: Any, **named: Any) -> StepResult:
+        state, action = _parse_call(positional, named)
+        if takes_state:
+            current_state = env.active_states[session_id] if state is _MISSING else state
+            return hook(env, session_id, current_state, action)
+        if state is not _MISSING:
+            env.active_states[session_id] = state
+        return hook(env, session_id, action)
+
+    return step
+
+
+def _parse_call(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    """Return state and action from the arguments of a call; ``_MISSING`` as state if not given."""
+    state = named.pop("state", _MISSING)
+    action = _MISSING
+    for name in _ACTION_NAMES:
+        action = named.pop(name, action)
+    values = list(positional)
+    if action is _MISSING and values:
+        action = values.pop()
+    if state is _MISSING and values:
+        state = values.pop()
+    if action is _MISSING or values or named:
+        raise TypeError(
+            "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
+            f"got {len(positional)} values after session_id"
+            + (f" and {', '.join(sorted(named))}" if named else "")
+        )
+    return state, action

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
@@ -23,7 +23,6 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import find_entry, get_package, missing_extra_error
 from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess
-from agent_system.environments.pool.slot_queue import Slot, SlotQueue
 from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.pool.wire import SURROGATES
 from agent_system.environments.settings import EnvSettings
@@ -36,6 +35,67 @@ PLACEMENTS = ("inline", "thread", "locked", "process")
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 FAILURES = ("dead", "timeout", "error", "garbage")
+
+
+Slot = ProcessSlot | LocalSlot
+
+
+class SlotQueue:
+    """Free slots, and a first-come first-served queue of waiters."""
+
+    def __init__(self) -> None:
+        self.free: list[Slot] = []
+        self._waiters: deque[asyncio.Future[Slot]] = deque()
+        self._error: Exception | None = None
+
+    async def acquire_slot(self, group: str | None = None) -> Slot:
+        """Return a free slot. Wait if there is none.
+
+        Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
+        Raises the error given to ``fail_waiters``.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.free:
+            return self._pop_best_slot(group)
+        waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            # The caller was cancelled just after it received a slot: return the slot to the queue.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.put(waiter.result())
+            raise
+
+    def put(self, slot: Slot) -> None:
+        """Give ``slot`` to the first waiter, or add it to the free slots."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(slot)
+                return
+        self.free.append(slot)
+
+    def drop_dead_slots(self) -> None:
+        """Remove the free slots of failed workers."""
+        # Slots in use are not in the list. Their sessions fail at the next call.
+        self.free = [slot for slot in self.free if slot.is_alive]
+
+    def fail_waiters(self, error: Exception) -> None:
+        """Make all waiters, and all later calls of ``acquire_slot``, raise ``error``."""
+        self._error = error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _pop_best_slot(self, group: str | None) -> Slot:
+        def sort_key(index: int) -> tuple[bool, int]:
+            slot = self.free[index]
+            # False sorts first: a worker with a session of the group precedes all others.
+            return (not slot.serves_group(group), slot.num_sessions)
+
+        return self.free.pop(min(range(len(self.free)), key=sort_key))
 
 
 class PoolSession:
