@@ -150,7 +150,15 @@ def get_package(env_name: str) -> EnvPackage:
     package = getattr(module, attribute)
     # A function registered with the decorator returns the package.
     if inspect.isfunction(package):
-        package = _call_package_function(env_name, package)
+        try:
+            package = package()
+        except ModuleNotFoundError:
+            raise
+        except (Exception, SystemExit) as error:  # boundary to user code
+            raise InvalidPackage(
+                f"environment {env_name!r}: {package.__name__}() raised {error!r}; allowed: a "
+                "function without arguments that returns an EnvPackage; fix: correct the function"
+            ) from error
     if not isinstance(package, EnvPackage):
         raise TypeError(
             f"environment {env_name!r}: {entry.target} is a {type(package).__name__}, not an "
@@ -179,18 +187,6 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
         ) from error
 
 
-def _call_package_function(env_name: str, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except ModuleNotFoundError:
-        raise
-    except (Exception, SystemExit) as error:  # boundary to user code
-        raise InvalidPackage(
-            f"environment {env_name!r}: {function.__name__}() raised {error!r}; allowed: a "
-            "function without arguments that returns an EnvPackage; fix: correct the function"
-        ) from error
-
-
 def variants_of(name: str) -> list[str]:
     """Return the variants of the package ``name``: names that may follow the slash.
 
@@ -206,8 +202,7 @@ def variants_of(name: str) -> list[str]:
 def selectable_names(name: str) -> list[str]:
     """Return all values of ``env.env_name`` that select the package ``name``.
 
-    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants. Raises what
-    ``variants_of`` raises.
+    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
     """
     return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
 
@@ -238,12 +233,11 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     """
     name, _, variant = canonical_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
-    section_value = getattr(env_config, name, None) if name.isidentifier() else None
-    written_section = section_value
-    if isinstance(section_value, EnvSettings):
-        written_section = section_value.model_dump(exclude_unset=True)
+    section = getattr(env_config, name, None) if name.isidentifier() else None
+    if isinstance(section, EnvSettings):
+        section = section.model_dump(exclude_unset=True)
     # ``kwargs`` has precedence: it works for every name of an environment.
-    section = {**(written_section or {}), **env_config.kwargs}
+    section = {**(section or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = find_settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:

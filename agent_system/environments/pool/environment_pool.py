@@ -14,7 +14,6 @@ belongs to one asyncio loop.
 import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
@@ -34,7 +33,6 @@ PLACEMENTS = ("inline", "thread", "locked", "process")
 # Seconds. If workers take longer to start, the pool keeps a spare.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
-FAILURES = ("dead", "timeout", "error", "garbage")
 
 
 Slot = ProcessSlot | LocalSlot
@@ -57,7 +55,12 @@ class SlotQueue:
         if self._error is not None:
             raise self._error
         if self.free:
-            return self._pop_best_slot(group)
+            # False sorts first: a worker with a session of the group precedes all others.
+            best = min(
+                self.free, key=lambda slot: (not slot.serves_group(group), slot.num_sessions)
+            )
+            self.free.remove(best)
+            return best
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -89,14 +92,6 @@ class SlotQueue:
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _pop_best_slot(self, group: str | None) -> Slot:
-        def sort_key(index: int) -> tuple[bool, int]:
-            slot = self.free[index]
-            # False sorts first: a worker with a session of the group precedes all others.
-            return (not slot.serves_group(group), slot.num_sessions)
-
-        return self.free.pop(min(range(len(self.free)), key=sort_key))
-
 
 class PoolSession:
     """One environment, used by one trajectory."""
@@ -107,9 +102,8 @@ class PoolSession:
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode of ``task`` and ``seed``. Raises ``EnvFailure``."""
-        return await self._call(
-            "reset", {"task": task, "seed": int(seed)}, self._pool.reset_timeout_s
-        )
+        args = {"task": task, "seed": int(seed)}
+        return await self._call("reset", args, self._pool.reset_timeout_s)
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
@@ -118,15 +112,11 @@ class PoolSession:
         return await self._call("step", {"action": encodable}, self._pool.step_timeout_s)
 
     async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
-        counts = self._pool.counts
-        counts["calls"] += 1
         try:
-            result = await self._slot.call(op, args, timeout_s)
+            return await self._slot.call(op, args, timeout_s)
         except EnvFailure as failure:
-            counts[f"failed_{failure.kind}"] += 1
+            self._pool.counts[f"failed_{failure.kind}"] += 1
             raise
-        self._pool.env_s += self._slot.seconds
-        return result
 
 
 class EnvironmentPool:
@@ -174,13 +164,8 @@ class EnvironmentPool:
         self.step_timeout_s = step_timeout_s
         self.start_timeout_s = start_timeout_s
         self.placement = self._choose_placement(placement)
+        # ``restarts`` of workers, and failed calls by kind (``failed_timeout``).
         self.counts: Counter[str] = Counter()
-        # Seconds that sessions waited for a free slot, summed.
-        self.wait_s = 0.0
-        # Seconds that calls took in environments, summed. With a shared thread this includes the
-        # wait for earlier calls.
-        self.env_s = 0.0
-        self.slowest_replacement_s = 0.0  # seconds of the slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
         self._keeps_spare = False
@@ -204,10 +189,9 @@ class EnvironmentPool:
         """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
         if self.placement != "process":
             package = get_package(self.env_name)
-            self._local_slots = [
-                LocalSlot(package, self.section, self.placement) for _ in range(self.max_sessions)
-            ]
-            for slot in self._local_slots:
+            for _ in range(self.max_sessions):
+                slot = LocalSlot(package, self.section, self.placement)
+                self._local_slots.append(slot)
                 self._slots.put(slot)
             return self
         outcomes = await asyncio.gather(
@@ -247,9 +231,7 @@ class EnvironmentPool:
         """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
-        wait_start = time.perf_counter()
         slot = await self._slots.acquire_slot(group)
-        self.wait_s += time.perf_counter() - wait_start
         slot.count_session(group, 1)
         try:
             yield PoolSession(self, slot)
@@ -258,20 +240,6 @@ class EnvironmentPool:
             slot.count_session(group, -1)
             if slot.is_alive and not self._closed:
                 self._slots.put(slot)
-
-    def collect_totals(self) -> dict[str, float]:
-        """Return totals since the start: seconds, calls, failures by kind, and restarts.
-
-        ``wait_s`` are seconds that sessions waited for a slot, ``env_s`` seconds in environments.
-        """
-        return {
-            "wait_s": self.wait_s,
-            "env_s": self.env_s,
-            "calls": float(self.counts["calls"]),
-            "restarts": float(self.counts["restarts"]),
-            "replace_s_max": self.slowest_replacement_s,
-            **{f"failed_{cause}": float(self.counts[f"failed_{cause}"]) for cause in FAILURES},
-        }
 
     async def close(self) -> None:
         """Stop every worker and its child processes. Open sessions fail. May be called twice."""
@@ -336,7 +304,6 @@ class EnvironmentPool:
         self._run_in_background(self._replace_worker(worker))
 
     async def _replace_worker(self, dead: WorkerProcess) -> None:
-        began = time.perf_counter()
         # Take the spare worker before the first await: another worker may die meanwhile and its
         # replacement would take the same spare.
         worker, self._spare = self._spare, None
@@ -353,7 +320,6 @@ class EnvironmentPool:
             return
         self._workers.append(worker)
         self._add_slots(worker)
-        self.slowest_replacement_s = max(self.slowest_replacement_s, time.perf_counter() - began)
         if self._keeps_spare:
             await self._make_spare()
 

@@ -108,7 +108,7 @@ _SHARED_THREADS: dict[str, DaemonThread] = {}
 _SHARED_LOCK = threading.Lock()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LocalSlot:
     """Slot of the pool: one environment in this process.
 
@@ -118,7 +118,6 @@ class LocalSlot:
     package: EnvPackage
     section: dict[str, Any]
     placement: str
-    seconds: float = 0.0
     is_alive: bool = True
     num_sessions: int = 0
     # No element, or the environment. A failure replaces the list by a new one. If ``make`` is still
@@ -146,7 +145,6 @@ class LocalSlot:
             # With other placements the deadline has already raised an error.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
-            self.seconds = time.perf_counter() - began
             return wire.check_reset(result) if op == "reset" else wire.check_step(result)
         except _DeadlineExceeded:
             self._drop_env()

@@ -171,7 +171,7 @@ def test_tasks_and_observations_can_be_sent(name):
     assert json.loads(json.dumps(task)) == task
     observation = env.reset(task, 0)
     sent = pool_wire.decode(pool_wire.encode({"ok": pool_wire.pack_observation(observation)}))
-    assert pool_wire.unpack_observation(sent["ok"]) == observation
+    assert Observation(*sent["ok"]) == observation
     env.close()
 
 
