@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import wire as pool_wire

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.grading import (
     NoGrade,
