@@ -82,7 +82,6 @@ class Jvm:
 
     @property
     def is_running(self) -> bool:
-        """True while the process has not exited."""
         return self.process.poll() is None
 
     def create_object(self, class_name: str) -> Any:

@@ -222,7 +222,6 @@ class EnvironmentManagerBase:
         return {key: np.array(values, dtype=np.float32) for key, values in outcome.items()}
 
     def close(self) -> None:
-        """Close the private pool, if there is one."""
         driver, self._driver = self._driver, None
         if driver is not None:
             driver.close()

@@ -50,7 +50,6 @@ class LockStepDriver:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=timeout_s)
 
     def close(self) -> None:
-        """Close the pool, the event loop and the thread."""
         self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)

@@ -46,7 +46,6 @@ class CheckedEnvironment:
     all_tasks: bool = False  # True if ``tasks`` contains every task of the split
 
     def create_pool(self) -> EnvironmentPool:
-        """Return a new pool of one process with one environment."""
         return EnvironmentPool(self.name, self.settings, 1, 1, RESET_S, STEP_S, placement="process")
 
 

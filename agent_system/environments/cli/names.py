@@ -43,7 +43,6 @@ def unlisted_names() -> dict[str, str]:
 
 
 def name_remarks() -> dict[str, str]:
-    """Return the remarks about listed names."""
     return _collect_texts(lambda package: package.remarks())
 
 

@@ -72,7 +72,6 @@ class OraclePolicy:
         self._last_action: str | None = None
 
     def __call__(self, observation: Observation) -> str:
-        """Return the text of the expert's next action."""
         if self._last_action is not None:
             self._expert.observe(self._last_action, observation)
         self._last_action = self._expert.act().action
@@ -90,7 +89,6 @@ class PathPolicy:
         self._left = list(path)
 
     def __call__(self, observation: Observation) -> str:
-        """Return the text of the next action; empty after the last one."""
         possible = _admissible_actions(observation)
         is_complete_list = bool(possible) and not any(map(PLACEHOLDER.search, possible))
         while self._left:
@@ -147,7 +145,6 @@ class InjectionSequence:
         self._texts = itertools.cycle(model_texts)
 
     def __call__(self, _start: PolicyStart) -> Policy:
-        """Return the policy of one episode."""
         return self._next_injection
 
     def _next_injection(self, _observation: Observation) -> str:

@@ -246,7 +246,7 @@ def _run_plan(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Return one line per episode in the order of ``plan``; None for an episode to omit."""
+    """Return one line per episode in the order of the tasks; None for an episode to omit."""
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
     if num_workers == 0:
@@ -279,7 +279,7 @@ def _run_plan(
 def run_tasks(
     import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
 ) -> list[str | None]:
-    """Return the episodes of ``plan`` as JSON lines, in the worker process.
+    """Return the demonstrated episodes as JSON lines, in the worker process.
 
     An episode without success is None unless the expert keeps those. ``import_path`` is the
     ``module:attribute`` of the package.

@@ -63,7 +63,6 @@ class LevelSampler:
     needed_share: float = 0.0
 
     def __call__(self, decision: Decision) -> int | None:
-        """Return a level for the turn of ``decision``."""
         if not self.levels:
             return None
         # With ``needed_share=0`` use no random number: it would change the following ones, and so

@@ -340,7 +340,6 @@ class MultistepEnv:
 
 
 def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_params: object) -> Agent:
-    """Return ``agent``, or an agent that samples from ``llm``."""
     if agent is not None:
         return agent
     if llm is None:
@@ -349,7 +348,6 @@ def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_param
 
 
 def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
-    """Return (task, opening messages) of every input of ``run_trial``."""
     if isinstance(inputs, Mapping):
         columns = {str(name): values for name, values in inputs.items()}
         rows = zip(*columns.values(), strict=True)

@@ -78,7 +78,6 @@ class Transcript:
         return text, reason
 
     def build_conversation(self) -> Conversation:
-        """Return the conversation that the agent continues."""
         prompt_ids = None if self._tokens is None else self._tokens.prompt_ids
         return Conversation(self.messages, prompt_ids)
 
@@ -152,7 +151,6 @@ class Trial:
 
     @property
     def current_episode(self) -> Episode:
-        """Current episode, or the last one if the trial is over."""
         return self.episodes[-1]
 
     def to_record(self) -> dict[str, Any]:

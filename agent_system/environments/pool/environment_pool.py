@@ -176,7 +176,6 @@ class EnvironmentPool:
 
     @property
     def max_sessions(self) -> int:
-        """Maximum number of sessions that are open at once."""
         return self.num_workers * self.envs_per_worker
 
     @property

@@ -110,7 +110,6 @@ def _check_info(info: object, method: str) -> None:
 
 
 def _number_or_none(value: object) -> object:
-    """Return ``value`` if it is a number or bool, else None."""
     return value if isinstance(value, (numbers.Real, np.bool_)) else None
 
 

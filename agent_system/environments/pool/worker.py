@@ -47,7 +47,6 @@ class EnvironmentHost:
         self.envs: dict[int, Env] = {}
 
     def get_env(self, slot: int) -> Env:
-        """Return the environment of ``slot``. It is made on first use."""
         if slot not in self.envs:
             self.envs[slot] = self.package.make(self.settings)
         return self.envs[slot]
@@ -87,14 +86,12 @@ class EnvironmentHost:
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop_env(self, slot: int) -> None:
-        """Close and remove the environment of ``slot``."""
         env = self.envs.pop(slot, None)
         if env is not None:
             with contextlib.suppress(Exception):
                 env.close()
 
     def close(self) -> None:
-        """Close all environments of this process."""
         for slot in list(self.envs):
             self.drop_env(slot)
 

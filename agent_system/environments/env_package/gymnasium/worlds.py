@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.grid_view import grid_description
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.env_package.gymnasium.text_descriptions import (
     TOY_DESCRIPTIONS,
     DescribeFunction,
     TextDescription,
+    grid_description,
 )
 from agent_system.reward_manager.custom import load_function
 from verl.config.settings.hints import did_you_mean

@@ -38,7 +38,6 @@ class MixtureEnv:
         self._part = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start the part's task in the environment of that part."""
         self._part = task["part"]
         if self._part not in self._environments:
             settings = part_settings(self.settings, self._part)
@@ -48,7 +47,6 @@ class MixtureEnv:
         )
 
     def step(self, action: str) -> Step:
-        """Apply ``action`` in the environment of the current task."""
         observation, reward, done, info = await_if_needed(
             self._environments[self._part].step(action)
         )

@@ -70,7 +70,6 @@ class MixtureSettings(EnvSettings):
 
     @property
     def part_weights(self) -> Mapping[str, int]:
-        """Weights of the parts by name."""
         return DEFAULT_PARTS if self.parts is None else self.parts
 
     def with_derived_values(self, env: "EnvConfig") -> Self:

@@ -26,7 +26,6 @@ from agent_system.environments.env_package.reasoning_gym.questions import (
 )
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 from rlvcr.levels import render_level_instructions
 from verl.utils.limits import time_limit
@@ -63,7 +62,6 @@ class ReasoningGymEnv:
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode with question ``task["number"]``."""
         del seed  # the number determines the question
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
@@ -96,13 +94,7 @@ class QuestionPrompts(SingleTurnPrompts):
     asks_for_levels = True
 
     def system(self, levels: bool) -> str | None:
-        """Return the answer format as system message."""
         return render_level_instructions() if levels else PLAIN_FORMAT
-
-
-def make_prompts(settings: ReasoningGymSettings) -> Prompts:
-    """Return prompts with question and answer format, or compact prompts with separate digits."""
-    return CompactPrompts(separate_digits) if settings.prompt == "compact" else QuestionPrompts()
 
 
 def project_answer(text: str) -> tuple[str, bool]:
@@ -116,7 +108,9 @@ PACKAGE = EnvPackage(
     settings=ReasoningGymSettings,
     make=ReasoningGymEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda settings: (
+        CompactPrompts(separate_digits) if settings.prompt == "compact" else QuestionPrompts()
+    ),
     project=project_answer,
     stop=("</action>", "</answer>"),
     expert=EXPERT,

@@ -157,7 +157,6 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
 
 
 def _read_question(questions: Questions, number: int) -> tuple[str, str]:
-    """Return question and right answer."""
     entry = questions[number]
     return entry["question"], str(entry.get("answer"))
 

@@ -100,7 +100,6 @@ class ScienceWorldEnv:
         return list(self._server.getGoldActionSequence())
 
     def close(self) -> None:
-        """Free the simulator and release the JVM."""
         if self._server is not None:
             # Release the object: the JVM would otherwise keep the simulator in memory.
             self._jvm.release_object(self._server)

@@ -51,7 +51,6 @@ class SearchEnv:
         self._seen_titles: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode with the question ``task["question"]``."""
         del seed  # nothing is random
         self._task = task
         self._seen_titles = set()
@@ -188,7 +187,6 @@ def _task_of_row(row: DataRow) -> Task:
 
 
 def _first_value(*values: Any) -> Any:
-    """Return the first of ``values`` that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 

@@ -29,7 +29,6 @@ class Page:
 
     @property
     def page_products(self) -> tuple[Product, ...]:
-        """Products of this page of results."""
         return self.results[self.number * self.page_size : (self.number + 1) * self.page_size]
 
     @property

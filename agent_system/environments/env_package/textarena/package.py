@@ -246,12 +246,11 @@ def _make_task(settings: TextArenaSettings, number: int, name: str) -> Task:
 
 
 def make_prompts(settings: TextArenaSettings) -> Prompts:
-    """Return prompts that explain how to write a move. The first observation gives the rules."""
+    # The first observation gives the rules of the game.
     env = TextArenaEnv(settings)
     rules = RULES_ALONE if env.seat_count == 1 else RULES_AGAINST
-    return ChatPrompts(
-        rules, env.game_entry.example, list_actions=settings.list_actions, keep_first=True
-    )
+    example = env.game_entry.example
+    return ChatPrompts(rules, example, list_actions=settings.list_actions, keep_first=True)
 
 
 PACKAGE = EnvPackage(

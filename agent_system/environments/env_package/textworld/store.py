@@ -77,7 +77,6 @@ class GameStore:
         return path
 
     def gold_path(self, name: str) -> list[str]:
-        """Return commands that solve game ``name``."""
         return json.loads((self.games / f"{name}.json").read_text())["metadata"]["walkthrough"]
 
     def _settings_hash(self) -> str:
@@ -116,7 +115,6 @@ class GameStore:
     def _wait_for_process(
         self, process: subprocess.Popen[str], progress: Progress
     ) -> tuple[str, str]:
-        """Wait for ``process`` and return its standard output and standard error."""
         games_before = self._count_games()
         deadline = time.monotonic() + MAX_MAKE_S
         while True:

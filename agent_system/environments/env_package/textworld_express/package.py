@@ -140,7 +140,6 @@ class TextWorldExpressEnv:
         return [json.loads(self._server.stepJSON(action)) for action in actions][-1]
 
     def close(self) -> None:
-        """Free the game and release the JVM."""
         if self._server is not None:
             self._jvm.release_object(self._server)
             jvm.release_jvm(self._jvm)

@@ -44,7 +44,6 @@ def project_calls(text: str) -> tuple[str, bool]:
 
 
 def find_calls(action: str) -> list[str]:
-    """Return the text of each call in ``action``."""
     return [content.strip() for content in _CALL.findall(action)]
 
 

@@ -74,14 +74,12 @@ class Toolbox:
             raise
 
     def close(self) -> None:
-        """Stop the MCP servers of this toolbox."""
         for server in self.servers:
             server.close()
         self.servers = []
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:
-        """Schemas of all tools in the OpenAI format."""
         return [tool.openai_schema for tool in self.tools.values()]
 
     def _add_tools(self, tools: Sequence[Tool]) -> None:
@@ -138,7 +136,6 @@ class ToolsEnv:
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def close(self) -> None:
-        """Stop the MCP servers of the toolbox."""
         self.toolbox.close()
 
     def _run_written_calls(self, call_texts: Sequence[str]) -> list[CallOutcome]:
