@@ -34,8 +34,9 @@ def write_thought(level: int, decision: Decision) -> str:
 
 def choose_action(level: int | None, decision: Decision) -> str:
     """Return the action of the expert's own thought of ``level``, else ``decision.action``."""
-    has_thought = level is not None and level in decision.thoughts
-    return decision.thoughts[level].action if has_thought else decision.action
+    if level is not None and level in decision.thoughts:
+        return decision.thoughts[level].action
+    return decision.action
 
 
 def render_reply(level: int | None, decision: Decision) -> str:

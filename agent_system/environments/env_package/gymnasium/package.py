@@ -11,13 +11,8 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env_package.gymnasium import worlds
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
-from agent_system.environments.env_package.gymnasium.worlds import (
-    NAME,
-    known_ids,
-    make_description,
-    make_world,
-)
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 from agent_system.environments.tasks import SEED_MASK, number_range
@@ -38,8 +33,8 @@ class GymnasiumEnv:
 
         self._generator = numpy.random.default_rng
         self.settings = settings
-        self.world = make_world(settings)
-        self.description = make_description(settings)
+        self.world = worlds.make_world(settings)
+        self.description = worlds.make_description(settings)
         self.action_numbers = {
             name.lower(): number for number, name in enumerate(self.description.actions)
         }
@@ -114,12 +109,12 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     If an environment has a single start state, tasks of both splits start in it. Only their seeds
     differ.
     """
-    source = f"{NAME}/{settings.env_id}"
+    source = f"{worlds.NAME}/{settings.env_id}"
     return [
         {
             "task_id": f"{source}/{task_number}",
             "data_source": source,
-            "reset_seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
+            "reset_seed": derive_seed(worlds.NAME, settings.task_seed, task_number) & SEED_MASK,
         }
         for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
     ]
@@ -127,17 +122,17 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
 
 def make_prompts(settings: GymnasiumSettings) -> Prompts:
     """Return prompts with the rules and the names of the actions."""
-    description = make_description(settings)
+    description = worlds.make_description(settings)
     rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
     return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)
 
 
 PACKAGE = EnvPackage(
-    name=NAME,
+    name=worlds.NAME,
     settings=GymnasiumSettings,
     make=GymnasiumEnv,
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    variants=known_ids,
+    variants=worlds.known_ids,
 )

@@ -8,16 +8,7 @@ that answer without thinking. Demonstrations include wrong answers, so that RL c
 import random
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.reasoning_gym.answers import (
-    find_right_answer,
-    separate_digits,
-)
-from agent_system.environments.env_package.reasoning_gym.questions import (
-    NAME,
-    WITHOUT_ANSWER,
-    list_tasks,
-    load_questions,
-)
+from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import add_noise
@@ -30,9 +21,9 @@ class AnswerExpert:
 
     def __init__(self, start: EpisodeStart[ReasoningGymSettings]) -> None:
         self.start = start
-        entry = load_questions(start.settings)[start.task["number"]]
+        entry = questions.load_questions(start.settings)[start.task["number"]]
         self.separates_digits = start.settings.prompt == "compact"
-        self.answer = find_right_answer(entry) or ""
+        self.answer = answers.find_right_answer(entry) or ""
 
     def act(self) -> Decision:
         """Return the right answer. At random (noise), one of its digits is changed."""
@@ -45,7 +36,7 @@ class AnswerExpert:
         """Do nothing: an answer ends the episode, so this method is never called."""
 
     def _format_answer(self, answer: str) -> str:
-        return separate_digits(answer) if self.separates_digits else answer
+        return answers.separate_digits(answer) if self.separates_digits else answer
 
 
 def change_one_digit(answer: str, rng: random.Random) -> str:
@@ -61,16 +52,16 @@ def change_one_digit(answer: str, rng: random.Random) -> str:
 EXPERT = Expert(
     AnswerExpert,
     levels=(),
-    tasks=lambda settings, count: list_tasks(
+    tasks=lambda settings, count: questions.list_tasks(
         settings.model_copy(update={"train_tasks": count}), "train"
     ),
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_unsuccessful=True,
     # All settings that change demonstrations: all except the limits of grading.
     key=lambda settings: [
-        NAME,
+        questions.NAME,
         1,
         settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"}),
     ],
-    knows_solution=lambda settings: settings.task not in WITHOUT_ANSWER,
+    knows_solution=lambda settings: settings.task not in questions.WITHOUT_ANSWER,
 )

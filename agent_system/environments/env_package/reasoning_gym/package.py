@@ -9,21 +9,8 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.reasoning_gym.answers import (
-    convert_grade,
-    join_digits,
-    prepare_answer,
-    separate_digits,
-)
+from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
-from agent_system.environments.env_package.reasoning_gym.questions import (
-    NAME,
-    UNLISTED,
-    WITHOUT_ANSWER,
-    list_generators,
-    list_tasks,
-    load_questions,
-)
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.reward_manager.scores import is_full
@@ -58,7 +45,7 @@ class ReasoningGymEnv:
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self.settings = settings
         self.separates_digits = settings.prompt == "compact"
-        self.questions = load_questions(settings)
+        self.questions = questions.load_questions(settings)
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -68,19 +55,19 @@ class ReasoningGymEnv:
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Grade the answer and end the episode. Raises ``TimeLimit``."""
-        answer = join_digits(action) if self.separates_digits else action
+        answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
-        grade = 0.0
-        prepared = prepare_answer(answer, self.settings.task, self.entry) if answer else None
-        if prepared is not None:
-            grade = self._grade_answer(prepared)
+        grade = self._grade_answer(answer) if answer else 0.0
         won = is_full(grade)
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade_answer(self, answer: str) -> float:
+        prepared = answers.prepare_answer(answer, self.settings.task, self.entry)
+        if prepared is None:
+            return 0.0
         with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
             try:
-                return convert_grade(self.questions.score_answer(answer, self.entry))
+                return answers.convert_grade(self.questions.score_answer(prepared, self.entry))
             except GRADER_ERRORS:
                 return 0.0
 
@@ -104,17 +91,19 @@ def project_answer(text: str) -> tuple[str, bool]:
 
 
 PACKAGE = EnvPackage(
-    name=NAME,
+    name=questions.NAME,
     settings=ReasoningGymSettings,
     make=ReasoningGymEnv,
-    tasks=list_tasks,
+    tasks=questions.list_tasks,
     prompts=lambda settings: (
-        CompactPrompts(separate_digits) if settings.prompt == "compact" else QuestionPrompts()
+        CompactPrompts(answers.separate_digits)
+        if settings.prompt == "compact"
+        else QuestionPrompts()
     ),
     project=project_answer,
     stop=("</action>", "</answer>"),
     expert=EXPERT,
-    variants=list_generators,
-    unlisted=lambda: UNLISTED,
-    without_oracle=WITHOUT_ANSWER,
+    variants=questions.list_generators,
+    unlisted=lambda: questions.UNLISTED,
+    without_oracle=questions.WITHOUT_ANSWER,
 )

@@ -5,12 +5,7 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.shop.catalogue import (
-    find_products,
-    make_catalogue,
-    make_goal,
-    score_purchase,
-)
+from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
 from agent_system.environments.package import EnvPackage
@@ -58,7 +53,7 @@ class ShopEnv:
         verb, target = verb.lower(), " ".join(target.lower().split())
         if verb == "click" and target == BUY and BUY in self._page.clickable_targets():
             product = self._page.current_product
-            reward = score_purchase(product, dict(self._page.chosen), self._goal)
+            reward = catalogue.score_purchase(product, dict(self._page.chosen), self._goal)
             anchor = f"{self._make_anchor()} | bought"
             observation = Observation(f"You bought {product.title}.", anchor=anchor)
             return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
@@ -71,7 +66,9 @@ class ShopEnv:
         """Return actions that solve ``task``, or none if the search does not find its product."""
         wish = task["goal"]
         search_words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
-        products = find_products(self.settings.products, search_words, self.settings.results)
+        products = catalogue.find_products(
+            self.settings.products, search_words, self.settings.results
+        )
         product_ids = [product.item_id for product in products]
         if wish["item_id"] not in product_ids:
             return []
@@ -84,7 +81,9 @@ class ShopEnv:
         if verb == "click" and target in self._page.clickable_targets():
             self._page = self._page.click_target(target)
         elif verb == "search" and target and self._page.name == "home":
-            results = tuple(find_products(self.settings.products, target, self.settings.results))
+            results = tuple(
+                catalogue.find_products(self.settings.products, target, self.settings.results)
+            )
             self._page = Page("results", target, results, self.settings.page_size)
         else:
             return False
@@ -109,9 +108,9 @@ def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
     Validation has the goals of one product in five.
     """
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
-    for product in make_catalogue(settings.products).values():
+    for product in catalogue.make_catalogue(settings.products).values():
         for goal_index in range(settings.goals_per_product):
-            wish = make_goal(product, goal_index)
+            wish = catalogue.make_goal(product, goal_index)
             # Two goals may have the same instruction. Keep the first one.
             wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", wish))
     return [

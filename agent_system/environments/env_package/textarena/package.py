@@ -16,19 +16,7 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.textarena.games import (
-    GAMES,
-    game_of,
-    game_remarks,
-    listed_games,
-    unlisted_games,
-)
-from agent_system.environments.env_package.textarena.opponent import (
-    GAME_ERRORS,
-    is_rule_violated,
-    load_opponent,
-    random_move,
-)
+from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
@@ -63,14 +51,14 @@ class TextArenaEnv:
 
         self._make = textarena.make
         self.settings = settings
-        self.game_entry = game_of(settings.game)
+        self.game_entry = games.game_of(settings.game)
         self._options = {
             key: self.game_entry.defaults[key] if value is None else value
             for key in self.game_entry.options
             for value in [getattr(settings, key)]
         }
         self.max_turns = settings.max_turns or self.game_entry.defaults.get("max_turns")
-        self.opponent = load_opponent(settings)
+        self.opponent = opponent.load_opponent(settings)
         self.game: Any = None
         self.seat = 0
         self._opponent_rng = random.Random()
@@ -104,14 +92,14 @@ class TextArenaEnv:
         with self._use_game_random_state():
             try:
                 self.game.step(move)
-            except GAME_ERRORS:
+            except opponent.GAME_ERRORS:
                 # The state of the game may be inconsistent, so the episode ends.
                 info = {"won": False, "is_action_valid": False, "score": 0.0}
                 observation = Observation("The game cannot read this move: it is lost.", info=info)
                 return observation, 0.0, True, info
             state = self.game.state
             # The first invalid move is refused. A second one in a row ends the game.
-            is_violation = is_rule_violated(state, self.seat)
+            is_violation = opponent.is_rule_violated(state, self.seat)
             self.turns += not is_violation
             if not is_violation:
                 self._move_opponent()
@@ -170,7 +158,7 @@ class TextArenaEnv:
             if self.opponent is not None:
                 move = self.opponent(text, self._opponent_rng)
             else:
-                move = random_move(
+                move = opponent.random_move(
                     self.game, [*self._opponent_texts, self.game_entry.hints], self._opponent_rng
                 )
             self.game.step(move)
@@ -217,8 +205,8 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
 
     Raises ``ValueError`` if the game is not available.
     """
-    game_of(settings.game)
-    if settings.game not in GAMES:
+    games.game_of(settings.game)
+    if settings.game not in games.GAMES:
         numbers = number_range(split, settings.train_games, settings.val_games)
         return [_make_task(settings, number, str(number)) for number in numbers]
     env = TextArenaEnv(settings)
@@ -260,7 +248,7 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    variants=listed_games,
-    unlisted=unlisted_games,
-    remarks=game_remarks,
+    variants=games.listed_games,
+    unlisted=games.unlisted_games,
+    remarks=games.game_remarks,
 )
