@@ -59,9 +59,7 @@ class GameStore:
             self.games.mkdir(parents=True, exist_ok=True)
             with _file_lock(index.with_suffix(".lock")):
                 if not index.exists():
-                    hashes = self._make_games()
-                    with atomic_write(index) as file:
-                        json.dump(hashes, file)
+                    self._make_games(index)
         return json.loads(index.read_text())[split]
 
     def compiled_path(self, name: str) -> Path:
@@ -85,8 +83,9 @@ class GameStore:
         text = json.dumps(shape, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def _make_games(self) -> dict[str, list[str]]:
-        """Make the games in a new process, whose progress is the number of new files.
+    def _make_games(self, index: Path) -> None:
+        """Make the games in a new process, whose progress is the number of new files. Write their
+        hashes to ``index``.
 
         Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
         """
@@ -110,7 +109,8 @@ class GameStore:
         if process.returncode != 0:
             raise RuntimeError(f"TextWorld failed to make games for {self.spec}:\n{errors[-2000:]}")
         # The library also prints on standard output, before the last line.
-        return json.loads(output.splitlines()[-1])
+        with atomic_write(index) as file:
+            file.write(output.splitlines()[-1])
 
     def _wait_for_process(
         self, process: subprocess.Popen[str], progress: Progress
