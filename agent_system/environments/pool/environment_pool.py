@@ -56,9 +56,7 @@ class SlotQueue:
             raise self._error
         if self.free:
             # False sorts first: a worker with a session of the group precedes all others.
-            best = min(
-                self.free, key=lambda slot: (not slot.serves_group(group), slot.num_sessions)
-            )
+            best = min(self.free, key=lambda slot: (group not in slot.groups, slot.num_sessions))
             self.free.remove(best)
             return best
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,16 @@ class ProcessSlot:
     def num_sessions(self) -> int:
         return self.worker.num_sessions
 
-    def serves_group(self, group: str | None) -> bool:
-        """Return True if the worker has a session of ``group``."""
-        return group is not None and group in self.worker.groups
+    @property
+    def groups(self) -> Collection[str | None]:
+        """Groups of the open sessions on the worker."""
+        return self.worker.groups
 
     def count_session(self, group: str | None, by: int) -> None:
         """Add ``by`` (1 or -1) to the worker's counts of open sessions: total, and of ``group``."""
         self.worker.num_sessions += by
+        if group is None:
+            return
         groups = self.worker.groups
         groups[group] += by
         if not groups[group]:

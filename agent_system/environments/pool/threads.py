@@ -120,14 +120,11 @@ class LocalSlot:
     placement: str
     is_alive: bool = True
     num_sessions: int = 0
+    groups: tuple[str, ...] = ()  # none: a local slot has no worker that a group could share
     # No element, or the environment. A failure replaces the list by a new one. If ``make`` is still
     # running then, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
-
-    def serves_group(self, group: str | None) -> bool:  # noqa: ARG002  as of ProcessSlot
-        """Return False: a local slot has no worker that a group could share."""
-        return False
 
     def count_session(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
         """Add ``by`` (1 or -1) to the number of open sessions."""

@@ -48,21 +48,6 @@ class SessionResult:
     done: bool
 
 
-def open_session(settings: OpenEnvSettings) -> "LocalSession | ServerSession":
-    """Open the environment that ``settings`` name.
-
-    Raises ``ValueError`` if ``url`` and ``environment`` are both set or both null, and import
-    errors.
-    """
-    if (settings.url is None) == (settings.environment is None):
-        raise ValueError(
-            f"env.{NAME}.url={settings.url!r} and env.{NAME}.environment="
-            f"{settings.environment!r}; allowed: one of them; fix: env.{NAME}.url="
-            "http://127.0.0.1:8000"
-        )
-    return ServerSession(settings) if settings.url is not None else LocalSession(settings)
-
-
 class LocalSession:
     """Session with an instance of the environment's class in this process."""
 
@@ -164,7 +149,14 @@ class OpenEnvEnv:
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self.settings = settings
-        self._session = open_session(settings)
+        if (settings.url is None) == (settings.environment is None):
+            raise ValueError(
+                f"env.{NAME}.url={settings.url!r} and env.{NAME}.environment="
+                f"{settings.environment!r}; allowed: one of them; fix: env.{NAME}.url="
+                "http://127.0.0.1:8000"
+            )
+        session_type = LocalSession if settings.url is None else ServerSession
+        self._session = session_type(settings)
         self._last_text = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
