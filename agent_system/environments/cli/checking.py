@@ -88,19 +88,11 @@ def check_environment(
 ) -> Findings:
     """Run every policy on tasks of the environment ``name`` and check the rewards.
 
-    Args:
-        name: Name of the environment, in any case.
-        kwargs: Keys of its config section.
-        split: Split of the tasks.
-        tasks: Number of tasks. None: 8, or 32 if episodes have one turn.
-        steps: Maximum number of actions of an episode.
+    ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
+    episodes have one turn. An episode has at most ``steps`` actions.
 
-    Raises:
-        UnknownEnvironment: The name is unknown.
-        MissingExtra: A dependency is missing.
-        ConfigError: The environment has no such key, or its value is invalid.
-        OutOfLimits: Listing the tasks takes too much time or memory.
-        WorkerStartError: The worker process does not start.
+    Raises ``WorkerStartError``, ``OutOfLimits`` if listing the tasks takes too much time or memory,
+    and what ``env_settings`` raises.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))

@@ -299,14 +299,9 @@ class MultistepEnv:
         Afterwards ``active_states[session_id]`` is the last state. ``run_trial`` does not use this
         method: it runs all its trials together.
 
-        Returns:
-            The record in ``completed_episodes[session_id]``, with ``full_token_ids``,
-            ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token)
-            and ``final_completion_messages``.
-
-        Raises:
-            KeyError: The session has no state.
-            ValueError: There is no agent and no model.
+        Return the record in ``completed_episodes[session_id]``, with ``full_token_ids``,
+        ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token) and
+        ``final_completion_messages``. Raises ``KeyError`` if the session has no state.
         """
         if session_id not in self.active_states:
             raise KeyError(

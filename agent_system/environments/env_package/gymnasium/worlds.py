@@ -56,9 +56,7 @@ def known_ids() -> list[str]:
 def make_world(settings: GymnasiumSettings) -> Any:
     """Build the environment that ``settings`` name.
 
-    Raises:
-        NoTextVersion: Gymnasium cannot build it, or its actions are not discrete.
-        ModuleNotFoundError: It needs minigrid, which is not installed.
+    Raises ``NoTextVersion`` if Gymnasium cannot build it, or if its actions are not discrete.
     """
     import gymnasium
 

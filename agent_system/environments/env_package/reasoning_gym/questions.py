@@ -61,9 +61,7 @@ class Questions:
 def load_questions(settings: ReasoningGymSettings) -> Questions:
     """Return the data set that ``settings`` describe.
 
-    Raises:
-        ModuleNotFoundError: reasoning-gym is not installed.
-        ValueError: The generator does not exist, or it does not accept these options.
+    Raises ``ValueError`` if the generator does not exist, or does not accept these options.
     """
     size = settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
     options = json.dumps(settings.options.get(settings.task, {}), sort_keys=True)
@@ -71,10 +69,7 @@ def load_questions(settings: ReasoningGymSettings) -> Questions:
 
 
 def list_generators() -> list[str]:
-    """Return the names of reasoning-gym's generators without those of ``UNLISTED``.
-
-    Raises ``ModuleNotFoundError``.
-    """
+    """Return the names of reasoning-gym's generators without those of ``UNLISTED``."""
     return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
