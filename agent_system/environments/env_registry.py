@@ -199,6 +199,14 @@ def variants_of(name: str) -> list[str]:
         raise missing_extra_error(name, error) from error
 
 
+def selectable_names(name: str) -> list[str]:
+    """Return all values of ``env.env_name`` that select the package ``name``.
+
+    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
+    """
+    return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
+
+
 def find_settings_class(env_name: str) -> type[EnvSettings]:
     """Return the settings class of ``env_name``.
 

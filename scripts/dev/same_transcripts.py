@@ -29,7 +29,7 @@ from agent_system.environments.env_registry import (
     env_settings,
     find_settings_class,
     get_package,
-    variants_of,
+    selectable_names,
 )
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.settings import EnvSettings
@@ -109,14 +109,6 @@ def _list_fields(observation: Observation) -> list[Any]:
 
 def _info_texts(info: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in info.items()}
-
-
-def selectable_names(name: str) -> list[str]:
-    """Return all values of ``env.env_name`` that select the package ``name``.
-
-    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
-    """
-    return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
 
 
 def all_names() -> list[str]:

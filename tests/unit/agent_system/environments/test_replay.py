@@ -15,8 +15,8 @@ pytest.importorskip("minigrid")
 pytest.importorskip("textarena")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import get_package
-from scripts.dev.same_transcripts import run_random_episode, selectable_names, small_settings
+from agent_system.environments.env_registry import get_package, selectable_names
+from scripts.dev.same_transcripts import run_random_episode, small_settings
 
 ROOT = Path(__file__).resolve().parents[4]
 # The others start a JVM, or make games for seconds before the first episode.
