@@ -148,10 +148,9 @@ def write_demonstrations(
     lines = _run_plan(env_name, settings, demonstration_tasks, num_workers)[:num_episodes]
     kept_lines = [line for line in lines if line is not None]
     if not kept_lines:
-        max_steps = settings.max_steps or MAX_STEPS
         raise ValueError(
-            f"demonstrations: none of {num_episodes} episodes was successful within {max_steps} "
-            "turns; fix: raise env.max_steps, or lower data.noise"
+            f"demonstrations: none of {num_episodes} episodes was successful within "
+            f"{_max_steps(settings)} turns; fix: raise env.max_steps, or lower data.noise"
         )
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in kept_lines)
@@ -237,6 +236,10 @@ def _hash_options(
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def _max_steps(settings: EnvSettings) -> int:
+    return settings.max_steps or MAX_STEPS
+
+
 def _run_plan(
     env_name: str,
     settings: EnvSettings,
@@ -311,7 +314,7 @@ def _run_episode(
     policy = expert.start(EpisodeStart(settings, task, first, rng, options.noise))
     sample_level = LevelSampler(options.levels, rng, options.needed_level_share)
     episode = ExpertEpisode(env, prompts, task, first, bool(options.levels), options.window)
-    is_success = episode.run(policy, sample_level, settings.max_steps or MAX_STEPS)
+    is_success = episode.run(policy, sample_level, _max_steps(settings))
     if not is_success and not expert.keeps_unsuccessful:
         return None
     return "\n".join(json.dumps(row) for row in episode.to_rows())

@@ -54,7 +54,7 @@ class DaemonThread:
         deadline passes while it waits is never made. Raises ``_DeadlineExceeded``.
         """
         allowed_s = timeout_s * (len(self._pending) + 1)
-        future = self.submit(function, *args)
+        future = self.queue_call(function, *args)
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         try:
@@ -64,7 +64,7 @@ class DaemonThread:
             late.was_running = future.running()
             raise
 
-    def submit(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
+    def queue_call(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
         """Queue ``function(*args)`` and return the future of its result."""
         future: Future[Any] = Future()
         self._calls.put((functools.partial(function, *args), future))
@@ -201,7 +201,7 @@ class LocalSlot:
         if thread is None:
             close_envs_quietly(envs)
             return
-        thread.submit(close_envs_quietly, envs)
+        thread.queue_call(close_envs_quietly, envs)
         # A shared thread serves other slots too and continues.
         if self.placement == "thread":
             thread.stop()
