@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_system.environments.groups import assert_same_start
+from agent_system.environments.tasks import assert_same_start
 from agent_system.multi_turn_rollout.collector_worker import (
     CollectedTrajectories,
     CollectorWorker,

@@ -14,5 +14,5 @@ from the module of the original project. It is loaded on first use (``verl.utils
 
 Two public names of ``agent_system`` are also used in this repository. Evaluation scripts of
 verl-agent need ``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``
-(``environments.vectorised``). Its job scripts need ``reward_manager.EpisodeRewardManager``.
+(``environments.manager``). Its job scripts need ``reward_manager.EpisodeRewardManager``.
 """  # noqa: E501

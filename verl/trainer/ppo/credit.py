@@ -16,7 +16,8 @@ from verl.algos import (
     kl_penalty,
     number_keys,
 )
-from verl.config.schema import PPOConfig, RewardModelConfig
+from verl.config.schema import PPOConfig
+from verl.config.schema.critic import RewardModelConfig
 from verl.config.settings import value_at_path
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, MESSAGES, MODEL_SCORES, REWARD_PARTS
