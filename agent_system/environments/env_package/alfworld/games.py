@@ -1,5 +1,5 @@
-"""Offline generation of ALFWorld games. Rooms are drawn from the wheel's floor plans and solvable
-by construction.
+"""Offline generation of ALFWorld games, as PDDL problems. Rooms are drawn from the wheel's floor
+plans and solvable by construction.
 
 These are not the official ALFWorld splits. They share engine, domain, grammar, object tables and
 floor plans with them. The rooms may be smaller, and their data sources differ
@@ -15,12 +15,20 @@ from typing import Any
 
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.layout import FloorPlan, Receptacle
-from agent_system.environments.env_package.alfworld.pddl import write_problem
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
 from verl.utils.seeds import derive_seed
 
-GENERATOR_VERSION = (
-    1  # part of each folder's name: increase it when the code changes the games for equal settings
+# Part of each folder's name: increase it when the code changes the games for equal settings.
+GENERATOR_VERSION = 1
+START_LOCATION = "loc|0|0|0|30"
+PROPERTIES = {
+    "Heatable": "heatable",
+    "Coolable": "coolable",
+    "Cleanable": "cleanable",
+    "Sliceable": "sliceable",
+}
+_SYMBOL_ENCODING = str.maketrans(
+    {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
 TOOLS = {
     "clean": ("SinkBasin", "Cleanable"),
@@ -104,43 +112,32 @@ def draw_room(
     """
     tool, property_name = TOOLS.get(task_type, ("", ""))
     receptacles = draw_receptacles(floor_plan, tool, rng.randint(*settings.receptacles), rng)
-    lamps = (
-        [lamp for lamp in layout.LAMPS if lamp in floor_plan.classes]
-        if task_type == "light"
-        else []
-    )
-    if receptacles is None or (task_type == "light" and not lamps):
+    needs_lamp = task_type == "light"
+    lamps = [lamp for lamp in layout.LAMPS if needs_lamp and lamp in floor_plan.classes]
+    if receptacles is None or (needs_lamp and not lamps):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
     receptacle_classes = sorted({receptacle.cls for receptacle in receptacles})
-    objects = [
-        cls
-        for cls in layout.list_portable_classes(floor_plan)
-        if any(layout.can_contain(container, cls) for container in receptacle_classes)
-    ]
+    object_classes = []
     goals = []
-    for cls in objects:
+    for cls in layout.list_portable_classes(floor_plan):
+        containers = [place for place in receptacle_classes if layout.can_contain(place, cls)]
+        if not containers:
+            continue
+        object_classes.append(cls)
         if property_name and cls not in layout.load_constants().VAL_ACTION_OBJECTS[property_name]:
             continue
-        containing_classes = [
-            place for place in receptacle_classes if layout.can_contain(place, cls)
-        ]
-        # ``containing_classes[1:]`` is empty if only one class can contain the object. The object
-        # could then start only in the target receptacle.
-        goals += (
-            [(cls, "")]
-            if task_type == "light"
-            else [
-                (cls, place)
-                for place in containing_classes
-                if place != tool and containing_classes[1:]
-            ]
-        )
+        if needs_lamp:
+            goals.append((cls, ""))
+        elif len(containers) > 1:
+            # With a single container, the object could start only in the target receptacle.
+            goals += [(cls, place) for place in containers if place != tool]
     if not goals:
         return None
     object_class, target_class = rng.choice(goals)
     goal = GameGoal(task_type, object_class, target_class, rng.choice(lamps) if lamps else "")
-    scene_objects = draw_objects(receptacles, objects, goal, rng.randint(*settings.objects), rng)
+    other_count = rng.randint(*settings.objects)
+    scene_objects = draw_objects(receptacles, object_classes, goal, other_count, rng)
     return Room(floor_plan.number, receptacles, scene_objects), goal
 
 
@@ -196,16 +193,14 @@ def draw_objects(
         ]
         scene_objects.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
     if goal.lamp_class:
+        lamp_id = _object_id(goal.lamp_class, rng)
         furniture = [
-            i for i, receptacle in enumerate(receptacles) if receptacle.cls in layout.LAMP_FURNITURE
+            index
+            for index, receptacle in enumerate(receptacles)
+            if receptacle.cls in layout.LAMP_FURNITURE
         ]
-        scene_objects.append(
-            SceneObject(
-                _object_id(goal.lamp_class, rng),
-                goal.lamp_class,
-                rng.choice(furniture or range(len(receptacles))),
-            )
-        )
+        receptacle_index = rng.choice(furniture or range(len(receptacles)))
+        scene_objects.append(SceneObject(lamp_id, goal.lamp_class, receptacle_index))
     return tuple(scene_objects)
 
 
@@ -229,13 +224,6 @@ def make_game(room: Room, goal: GameGoal, rng: random.Random) -> dict[str, Any]:
     sentence = rng.choice(entry["templates"]).format(
         **{name: value.lower() for name, value in slots.items()}
     )
-    parameters = {
-        "object_target": goal.object_class,
-        "parent_target": goal.receptacle_class,
-        "toggle_target": goal.lamp_class,
-        "mrecep_target": "",
-        "object_sliced": False,
-    }
     game = {
         "kind": goal.task_type,
         "scene": room.scene,
@@ -244,11 +232,71 @@ def make_game(room: Room, goal: GameGoal, rng: random.Random) -> dict[str, Any]:
         "problem": write_problem(room, entry["pddl"].format(**slots).replace("#", "-")),
         "traj": {
             "task_type": official,
-            "pddl_params": parameters,
+            "pddl_params": {
+                "object_target": goal.object_class,
+                "parent_target": goal.receptacle_class,
+                "toggle_target": goal.lamp_class,
+                "mrecep_target": "",
+                "object_sliced": False,
+            },
             "scene": {"scene_num": room.scene},
         },
     }
     return {"hash": content_hash(game), **game}
+
+
+def write_problem(room: Room, goal: str) -> str:
+    """Return the PDDL problem of a room: locations and properties of its objects, and the goal.
+
+    ``goal`` is the goal clause, including the bracket that closes the problem.
+    """
+    # Sorted because the text is hashed: the order of a set differs between processes.
+    receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
+    object_classes = sorted({scene_object.cls for scene_object in room.objects})
+    locations = sorted({receptacle.location for receptacle in room.receptacles} | {START_LOCATION})
+    lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
+    lines += [f"{cls}Type - otype" for cls in object_classes]
+    lines += [f"{cls}Type - rtype" for cls in receptacle_classes]
+    lines += [f"{encode_symbol(thing.id)} - object" for thing in room.objects]
+    lines += [f"{encode_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles]
+    lines += [f"{encode_symbol(location)} - location" for location in locations]
+    lines += [")", "(:init", "(= (total-cost) 0)"]
+    for receptacle in room.receptacles:
+        symbol = encode_symbol(receptacle.id)
+        lines.append(f"(receptacleType {symbol} {receptacle.cls}Type)")
+        lines.append(f"(receptacleAtLocation {symbol} {encode_symbol(receptacle.location)})")
+        if receptacle.cls in layout.load_constants().OPENABLE_CLASS_SET:
+            lines.append(f"(openable {symbol})")
+    for receptacle_cls in receptacle_classes:
+        fitting = [cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)]
+        lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in fitting]
+    for thing in room.objects:
+        lines += _object_facts(thing, room.receptacles[thing.receptacle_index])
+    lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal.strip()]
+    return "\n".join(lines)
+
+
+def encode_symbol(identifier: str) -> str:
+    """Return the PDDL symbol of an object id. The engine converts the symbol to a readable name.
+
+    >>> encode_symbol("Mug|+00.20")
+    'Mug_bar__plus_00_dot_20'
+    """
+    return identifier.translate(_SYMBOL_ENCODING)
+
+
+def _object_facts(thing: SceneObject, receptacle: Receptacle) -> list[str]:
+    symbol = encode_symbol(thing.id)
+    table = layout.load_constants().VAL_ACTION_OBJECTS
+    # Lamps can be switched on and not taken. All other objects can be taken.
+    use = "toggleable" if thing.cls in layout.LAMPS else "pickupable"
+    properties = [predicate for key, predicate in PROPERTIES.items() if thing.cls in table[key]]
+    return [
+        f"(objectType {symbol} {thing.cls}Type)",
+        f"(inReceptacle {symbol} {encode_symbol(receptacle.id)})",
+        f"(objectAtLocation {symbol} {encode_symbol(receptacle.location)})",
+        *(f"({predicate} {symbol})" for predicate in (use, *properties)),
+    ]
 
 
 def game_file(game: dict[str, Any]) -> dict[str, Any]:

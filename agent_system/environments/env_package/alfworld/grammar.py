@@ -126,21 +126,14 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
         if not rules:
             raise textgen.CSGUnknownSymbolError(symbol)
         for rule in rules:
-            if not rule.condition or has_match(rule.condition, context):
+            if not rule.condition:
+                return rule
+            query = parse_query(rule.condition)
+            assignments = context["state"].all_assignments(query, context["mapping"])
+            # Stop at the first assignment of objects that makes the condition true.
+            if any(True for _ in assignments):
                 return rule
         raise IndexError(f"no rule of #{symbol}# applies")
-
-
-def has_match(condition: str, context: dict[str, Any]) -> bool:
-    """Return True if some assignment of objects to variables makes ``condition`` true in the state
-    of ``context``.
-    """
-    return (
-        next(
-            iter(context["state"].all_assignments(parse_query(condition), context["mapping"])), None
-        )
-        is not None
-    )
 
 
 def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,15 +1,14 @@
 """Floor plans, receptacles and object classes, read from the installed alfworld wheel.
 
-Only the wheel's data modules and JSON files are read. ``alfworld.info`` is not imported, because
-the import creates a cache folder and sets ``ALFWORLD_DATA``.
+Only the wheel's data modules and files are read. They are imported on first use, because importing
+``alfworld`` creates a cache folder and sets ``ALFWORLD_DATA``.
 """
 
 import functools
-import importlib.util
 import json
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 
 LAMPS = ("DeskLamp", "FloorLamp")
 BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
@@ -37,15 +36,13 @@ class FloorPlan:
     classes: tuple[str, ...]
 
 
-@functools.cache
 def load_constants():
     """Import the wheel's module with its tables of classes, properties and scene splits."""
-    from alfworld.gen import constants as module
+    from alfworld.gen import constants
 
-    return module
+    return constants
 
 
-@functools.cache
 def load_goals() -> dict[str, dict]:
     """Return the wheel's goal library: PDDL goal and task sentences by official task type."""
     from alfworld.gen import goal_library
@@ -54,24 +51,12 @@ def load_goals() -> dict[str, dict]:
 
 
 @functools.cache
-def wheel_folder() -> Path:
-    """Return the folder of the installed ``alfworld`` package.
-
-    Raises ``ModuleNotFoundError`` if it is not installed.
-    """
-    spec = importlib.util.find_spec("alfworld")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("No module named 'alfworld'", name="alfworld")
-    return Path(spec.origin).parent
-
-
-@functools.cache
 def load_domain_and_grammar() -> tuple[str, str]:
     """Return the PDDL domain and the text grammar that all games share.
 
     The task sentence in the grammar is the placeholder ``UNKNOWN GOAL``.
     """
-    data = wheel_folder() / "data"
+    data = resources.files("alfworld") / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
 
@@ -93,12 +78,13 @@ def load_floor_plan(number: int) -> FloorPlan:
     If the scene file has no pose of the agent for a receptacle class, the floor plan contains one
     receptacle of that class at a separate location.
     """
-    layouts = wheel_folder() / "gen" / "layouts"
+    layouts = resources.files("alfworld") / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
     receptacles = []
     for identifier, (x, z, rotation, horizon) in poses.items():
-        cls = receptacle_class(identifier)
+        # The engine reads the class from the id: ``Sink|..|SinkBasin`` is a ``SinkBasin``.
+        cls = identifier.split("|", 1)[0] + ("Basin" if identifier.endswith("Basin") else "")
         if is_furniture(cls):
             # Poses are in metres and degrees. As in ALFRED, location ids use quarters of a metre
             # and quarter turns.
@@ -122,14 +108,6 @@ def load_floor_plan(number: int) -> FloorPlan:
     )
 
 
-def receptacle_class(identifier: str) -> str:
-    """Return the class that the engine reads from an id: ``Sink|..|SinkBasin`` is a
-    ``SinkBasin``.
-    """
-    stem = identifier.split("|", 1)[0]
-    return f"{stem}Basin" if identifier.endswith("Basin") else stem
-
-
 def is_furniture(cls: str) -> bool:
     """Return True if the class can contain objects and cannot be moved."""
     table = load_constants()
@@ -144,11 +122,12 @@ def can_contain(receptacle_cls: str, object_cls: str) -> bool:
 def list_portable_classes(floor_plan: FloorPlan) -> list[str]:
     """Return the object classes of the scene that the agent can take, sorted."""
     fixed = load_constants().RECEPTACLES - load_constants().MOVABLE_RECEPTACLES_SET
-    held = set().union(
-        *(load_constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in floor_plan.receptacles)
-    )
     return [
-        cls for cls in floor_plan.classes if cls in held and cls not in fixed and cls not in LAMPS
+        cls
+        for cls in floor_plan.classes
+        if cls not in fixed
+        and cls not in LAMPS
+        and any(can_contain(receptacle.cls, cls) for receptacle in floor_plan.receptacles)
     ]
 
 
@@ -160,21 +139,16 @@ def list_words() -> list[str]:
 
 
 def list_receptacle_names(max_receptacles: int) -> list[str]:
-    """Return all receptacle names (``desk 1``) that are possible in rooms of at most ``most``
-    receptacles, each with a leading space.
+    """Return all receptacle names (``desk 1``) that are possible in rooms of at most
+    ``max_receptacles`` receptacles, each with a leading space.
     """
-    plans = [load_floor_plan(number) for number in sorted(list_all_scenes())]
+    table = load_constants()
     max_counts: Counter[str] = Counter()
-    for floor_plan in plans:
-        max_counts |= Counter(receptacle.cls.lower() for receptacle in floor_plan.receptacles)
+    for number in {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}:
+        receptacles = load_floor_plan(number).receptacles
+        max_counts |= Counter(receptacle.cls.lower() for receptacle in receptacles)
     return [
         f" {name} {number}"
         for name, count in sorted(max_counts.items())
         for number in range(1, min(count, max_receptacles) + 1)
     ]
-
-
-def list_all_scenes() -> set[int]:
-    """Return the numbers of the training and test scenes."""
-    table = load_constants()
-    return {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}

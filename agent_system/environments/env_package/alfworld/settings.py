@@ -18,17 +18,11 @@ TASK_TYPES = {
     "two": "pick_two_obj_and_place",
 }
 SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
-EVAL_SPLITS = {
-    "eval_in_distribution": "valid_seen",
-    "eval_out_of_distribution": "valid_unseen",
-}
+EVAL_SPLITS = {"eval_in_distribution": "valid_seen", "eval_out_of_distribution": "valid_unseen"}
 
 
 def _to_short_names(names: object) -> object:
-    """Replace official task types by short names: ``pick_and_place_simple`` gives ``pick``.
-
-    Short names and invalid values are returned unchanged. Pydantic reports invalid values.
-    """
+    """Replace official task types by short names. Pydantic reports the invalid ones."""
     name_list = [names] if isinstance(names, str) else names
     if isinstance(name_list, list | tuple):
         return tuple(SHORT_NAMES.get(name, name) for name in name_list)

@@ -38,6 +38,17 @@ def draw(count, split="train", **changes):
     return [games.generate(settings, split, index) for index in range(count)]
 
 
+def write_official_game(game, root):
+    """Write a generated game in the official folder layout."""
+    goal = game["traj"]["pddl_params"]
+    names = [goal["object_target"], goal["toggle_target"], goal["parent_target"]]
+    kind = "-".join([game["traj"]["task_type"], *(name or "None" for name in names)])
+    folder = root / f"{kind}-{game['scene']}" / f"trial_{game['hash']}"
+    folder.mkdir(parents=True)
+    (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
+    (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
+
+
 def without_coordinates(game):
     """What is in a game for a player: goal, places, and what lies where; the rest of every name is
     coordinates.
@@ -183,7 +194,7 @@ def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
     root = tmp_path / "official"
     for split, name in (("train", "train"), ("val", "valid_unseen"), ("val", "valid_seen")):
         for game in draw(6, split=split):
-            store.export_game(game, root / store.OFFICIAL_FOLDER / name)
+            write_official_game(game, root / store.OFFICIAL_FOLDER / name)
     monkeypatch.setenv("ALFWORLD_DATA", str(root))
     asked = section(tmp_path, source="auto", task_types=["pick", "heat"])
     train = store.list_tasks(read(asked), "train")
