@@ -24,7 +24,7 @@ class DatasetEnv:
         self.task: Task = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the messages of ``task``. ``seed`` has no effect."""
+        """Return the messages of ``task``."""
         del seed  # the task determines the episode
         self.task = task
         return first_observation(task)
@@ -46,9 +46,7 @@ class DatasetEnv:
 
 
 def first_observation(task: Task) -> Observation:
-    """Return an observation with the text of the row's last message. The earlier messages are its
-    ``opening``.
-    """
+    """Return the text of the row's last message, with the earlier messages as ``opening``."""
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 
@@ -57,12 +55,6 @@ def replace_text(task: Task, text: str) -> Task:
     """Return ``task`` with ``text`` as the content of its last message."""
     *opening, last_message = task["messages"]
     return {**task, "messages": [*opening, {**last_message, "content": text}]}
-
-
-def make_prompts(settings: DatasetSettings) -> SingleTurnPrompts:
-    """Return prompts that show only the messages of a row, for all settings."""
-    del settings  # without effect
-    return SingleTurnPrompts()
 
 
 def project_answer(text: str) -> tuple[str, bool]:
@@ -76,7 +68,7 @@ PACKAGE = EnvPackage(
     settings=DatasetSettings,
     make=DatasetEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda _: SingleTurnPrompts(),
     project=project_answer,
     stop=(),
     executes_cut_turns=True,

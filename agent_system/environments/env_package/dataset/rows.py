@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.environments.env import Task
-from agent_system.environments.env_package.dataset.ground_truths import read_truths
+from agent_system.environments.env_package.dataset.grading import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
 from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
-
-__all__ = ["NAME", "BadRow", "list_tasks"]
 
 NAME = "dataset"
 SUPPORTED_STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
@@ -73,23 +71,19 @@ def _rows_of_class(settings: DatasetSettings, files: list[str]) -> Iterator[Data
 def _make_task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
     messages = read_prompt_messages(row, settings.prompt_key, "data.prompt_key")
     source = row.read_cell(settings.reward_fn_key)
+    if source in (None, ""):
+        # The name of the file without suffix, or of the class, that the row comes from.
+        source = Path(row.source.partition("=")[2].strip("'\"")).stem
     truth = _ground_truth(row)
     if settings.reward.path is None:
         _require_comparable(row, truth)
     return {
         "task_id": f"{NAME}/{place}",
-        "data_source": _origin_name(row) if source in (None, "") else str(source),
+        "data_source": str(source),
         "messages": messages,
         "ground_truth": truth,
         "extra_info": row.read_object("extra_info") or {},
     }
-
-
-def _origin_name(row: DataRow) -> str:
-    """Return the default of ``data_source``: the name of the file without suffix, or of the class,
-    that the row comes from.
-    """
-    return Path(row.source.partition("=")[2].strip("'\"")).stem
 
 
 def _ground_truth(row: DataRow) -> Any:
@@ -98,9 +92,8 @@ def _ground_truth(row: DataRow) -> Any:
     if reward_model.get("style") not in SUPPORTED_STYLES:
         why = f"has the style {reward_model['style']!r}"
         known_styles = ", ".join(style for style in SUPPORTED_STYLES if style)
-        raise row.make_error(
-            "reward_model", why, known_styles, "grade with custom_reward_function.path=FILE"
-        )
+        fix = "grade with custom_reward_function.path=FILE"
+        raise row.make_error("reward_model", why, known_styles, fix)
     truth = reward_model.get("ground_truth")
     return row.read_cell("ground_truth") if truth is None else truth
 

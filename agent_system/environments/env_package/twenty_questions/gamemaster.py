@@ -8,12 +8,7 @@ so it cannot reveal the word.
 import re
 from collections.abc import Callable
 
-from agent_system.environments.env_package.twenty_questions.knowledge import (
-    ANSWERS,
-    Answer,
-    Knowledge,
-    load_knowledge,
-)
+from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
 from agent_system.environments.env_package.twenty_questions.questions import answer_question
 from agent_system.environments.pool.failure import EnvFailure
 
@@ -41,18 +36,14 @@ class GamemasterError(EnvFailure):
 
 
 def gamemaster_prompt(word: str, question: str) -> str:
-    """Return the prompt for one question. Line breaks in ``question`` become spaces, so a question
-    cannot imitate other fields.
-    """
+    """Return the prompt for one question."""
+    # Line breaks become spaces, so a question cannot imitate other fields.
     one_line = " ".join(question.split())
-    return PROMPT.format(word=word, question=one_line, answers=", ".join(ANSWERS))
+    return PROMPT.format(word=word, question=one_line, answers=", ".join(Answer))
 
 
-def read_answer(text: str) -> str:
-    """Return the one of ``ANSWERS`` in a gamemaster's reply.
-
-    Without a yes or no in ``text``, the answer is "I don't know".
-    """
+def read_answer(text: str) -> Answer:
+    """Return the answer in a gamemaster's reply: "I don't know" without a yes or no."""
     plain_text = " ".join(re.findall(r"[a-z]+", text.lower()))
     if _UNKNOWN.search(plain_text):
         return Answer.UNKNOWN
@@ -65,9 +56,6 @@ class EmbeddedGamemaster:
 
     remote = False
 
-    def __init__(self, table: Knowledge | None = None) -> None:
-        self.table = load_knowledge() if table is None else table
-
     def __call__(self, prompt: str) -> str:
         """Answer a prompt of ``gamemaster_prompt``.
 
@@ -78,9 +66,9 @@ class EmbeddedGamemaster:
             raise GamemasterError(
                 "the embedded gamemaster accepts only prompts made by gamemaster_prompt()"
             )
-        if fields["word"] not in self.table.things:
+        if fields["word"] not in load_knowledge().things:
             raise GamemasterError(
                 f"the embedded gamemaster does not know the word {fields['word']!r}; allowed: "
                 "words of knowledge.txt"
             )
-        return answer_question(fields["word"], fields["question"], self.table)
+        return answer_question(fields["word"], fields["question"])

@@ -99,17 +99,12 @@ class TwentyQuestionsGame:
         return self._make_observation(), reward, done, info
 
     def _make_observation(self) -> Observation:
-        """Return the reply as observation.
-
-        The anchor has the number of turns left and the sorted answers, so the order of the
-        questions does not matter.
-        """
+        # The answers are sorted, so the order of the questions does not matter for the anchor.
         answer_texts = sorted(
             f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
         )
-        return Observation(
-            self.state["reply"], anchor=" | ".join([str(self.state["left"]), *answer_texts])
-        )
+        anchor = " | ".join([str(self.state["left"]), *answer_texts])
+        return Observation(self.state["reply"], anchor=anchor)
 
     def close(self) -> None:
         """Close the connection to the server, if any."""
@@ -121,8 +116,7 @@ class TwentyQuestionsGame:
 class TwentyQuestionsPrompts(ChatPrompts):
     """Prompts with the rules and an answer format for questions and guesses."""
 
-    def __init__(self, settings: TwentyQuestionsSettings | None = None) -> None:
-        del settings  # without effect: the texts are fixed
+    def __init__(self) -> None:
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str:
@@ -132,7 +126,7 @@ class TwentyQuestionsPrompts(ChatPrompts):
 
 def make_prompts(settings: TwentyQuestionsSettings) -> TwentyQuestionsPrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact ones with the replies alone."""
-    return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts(settings)
+    return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts()
 
 
 def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
@@ -160,9 +154,8 @@ def project_move(text: str) -> tuple[str, bool]:
     Well formed means: not empty, and ``text`` has an ``<action>`` tag.
     """
     move = game.read_move(text)
-    return (
-        move.question if move.guess is None else f"[{move.guess}]"
-    ), move.is_valid and "<action>" in text
+    action = move.question if move.guess is None else f"[{move.guess}]"
+    return action, move.is_valid and "<action>" in text
 
 
 PACKAGE = EnvPackage(

@@ -17,14 +17,9 @@ that contains only unknown words gets "I don't know".
 """
 
 import re
-from collections.abc import Iterable
 from functools import cache
 
-from agent_system.environments.env_package.twenty_questions.knowledge import (
-    Answer,
-    Knowledge,
-    load_knowledge,
-)
+from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
 
 _OPEN = re.compile(r"^(what|which|who|whose|where|when|why|how)\b")
 _TAG_QUESTION = re.compile(r"\b(is|are|does|do|can|has|have|was|would|could)n t\b|\bcan t\b")
@@ -54,13 +49,9 @@ def normalise_question(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", plain_text).split())
 
 
-def answer_question(word: str, question: str, table: Knowledge | None = None) -> str:
-    """Return the answer to ``question`` about ``word``, one of ``knowledge.ANSWERS``.
-
-    ``table`` defaults to the shipped table. Raises ``KeyError`` for an unknown word.
-    """
-    table = load_knowledge() if table is None else table
-    thing = table.things[word]
+def answer_question(word: str, question: str) -> Answer:
+    """Return the answer to ``question`` about ``word``. Raises ``KeyError`` for an unknown word."""
+    thing = load_knowledge().things[word]
     normalised = normalise_question(question)
     if _OPEN.search(normalised):
         return Answer.UNKNOWN
@@ -68,15 +59,15 @@ def answer_question(word: str, question: str, table: Knowledge | None = None) ->
     normalised, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", normalised))
     normalised = " ".join(normalised.split())
     result = (
-        _answer_spelling(thing.name, normalised)
-        or _answer_size(thing.size, normalised, table)
-        or _answer_attributes(word, normalised, table)
+        _answer_spelling(word, normalised)
+        or _answer_size(thing.size, normalised)
+        or _answer_attributes(word, normalised)
     )
     # Two negations cancel each other.
     return _OPPOSITE[result] if negations % 2 else result
 
 
-def _answer_spelling(name: str, normalised: str) -> str | None:
+def _answer_spelling(name: str, normalised: str) -> Answer | None:
     tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
     for test_name, pattern in _SPELLING.items():
         if match := pattern.search(normalised):
@@ -84,47 +75,43 @@ def _answer_spelling(name: str, normalised: str) -> str | None:
     return None
 
 
-def _answer_size(size: int, normalised: str, table: Knowledge) -> str | None:
+def _answer_size(size: int, normalised: str) -> Answer | None:
     match = _COMPARISON.search(normalised)
     if not match:
         return None
-    other_size = (
-        table.things[match[2]].size if match[2] in table.things else table.sizes.get(match[2])
-    )
+    table = load_knowledge()
+    other_thing = table.things.get(match[2])
+    other_size = other_thing.size if other_thing else table.sizes.get(match[2])
     if other_size is None or other_size == size:
         return Answer.UNKNOWN
     return Answer.YES if (size < other_size) == (match[1] in _SMALLER) else Answer.NO
 
 
-def _answer_attributes(word: str, normalised: str, table: Knowledge) -> str:
-    pattern, names = _phrase_pattern(table)
-    attribute_names = [names[match] for match in pattern.findall(normalised)]
-    answers = [_answer_phrase(word, name, table) for name in attribute_names]
-    has_or = re.search(r"\bor\b", normalised) is not None
-    return combine_answers(answers, Answer.YES if has_or else Answer.NO)
+def _answer_attributes(word: str, normalised: str) -> Answer:
+    """Combine the answers about the phrases in three-valued logic: with "or", or else with "and".
 
-
-def combine_answers(answers: Iterable[str], decisive: str) -> str:
-    """Combine ``answers`` in three-valued logic: ``decisive`` is No for "and", Yes for "or".
-
-    Return ``decisive`` if one answer equals it. Otherwise return "I don't know" if one answer is
-    that or there are no answers, else the opposite of ``decisive``.
+    One answer that is decisive, yes for "or" and no for "and", decides. Otherwise the answer is "I
+    don't know" if one answer is that or there are no answers, else the opposite.
     """
-    answers = list(answers)
+    table = load_knowledge()
+    pattern, names = _phrase_pattern()
+    answers = []
+    for phrase in pattern.findall(normalised):
+        name = names[phrase]
+        if name in table.attributes:
+            answers.append(table.get_answer(word, name))
+        else:
+            answers.append(Answer.YES if name == word else Answer.NO)
+    decisive = Answer.YES if re.search(r"\bor\b", normalised) else Answer.NO
     if decisive in answers:
         return decisive
     return Answer.UNKNOWN if Answer.UNKNOWN in answers or not answers else _OPPOSITE[decisive]
 
 
-def _answer_phrase(word: str, name: str, table: Knowledge) -> str:
-    if name in table.attributes:
-        return table.get_answer(word, name)
-    return Answer.YES if name == word else Answer.NO
-
-
 @cache
-def _phrase_pattern(table: Knowledge) -> tuple[re.Pattern[str], dict[str, str]]:
+def _phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
     """Return a pattern of all phrases, longest first, and the attribute or thing of each phrase."""
+    table = load_knowledge()
     names = {normalise_question(thing): thing for thing in table.things}
     # A phrase that names both a thing and an attribute means the attribute.
     for attribute in table.attributes.values():
