@@ -13,10 +13,10 @@ Noise makes demonstrations imperfect in two ways:
 
 import random
 import re
-from dataclasses import dataclass
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.prompts import extract_task
+from agent_system.environments.env_package.alfworld.settings import TaskGoal
 from agent_system.environments.expert_protocol import Decision, Noise
 
 _OBJECT_NAME = re.compile(r"an? ([a-z]+ \d+)")
@@ -35,18 +35,6 @@ _FURNITURE = (
     *("fridge", "shelf", "sidetable", "toilet"),
 )
 TOOL_CLASSES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-
-
-@dataclass(frozen=True, slots=True)
-class TaskGoal:
-    """Parsed task sentence: task type, and classes of the object, the target receptacle and the
-    lamp ("" if the task has none).
-    """
-
-    task_type: str
-    object_class: str
-    receptacle_class: str
-    lamp_class: str
 
 
 def parse_task(sentence: str) -> TaskGoal:

@@ -15,7 +15,11 @@ from typing import Any
 
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.layout import FloorPlan, Receptacle
-from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, AlfworldSettings
+from agent_system.environments.env_package.alfworld.settings import (
+    TASK_TYPES,
+    AlfworldSettings,
+    TaskGoal,
+)
 from verl.utils.seeds import derive_seed
 
 # Part of each folder's name: increase it when the code changes the games for equal settings.
@@ -42,26 +46,11 @@ MAX_DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """Object of a room: id in the scene, class, and the index in ``Room.receptacles`` of the
-    receptacle that it starts in.
-    """
+    """Object of a room: id in the scene, class, and the receptacle that it starts in."""
 
     id: str
     cls: str
-    receptacle_index: int
-
-
-@dataclass(frozen=True, slots=True)
-class GameGoal:
-    """Goal of a game: short task type and classes of object, target receptacle and lamp.
-
-    The receptacle is "" for ``light``, the lamp is "" for the other task types.
-    """
-
-    task_type: str
-    object_class: str
-    receptacle_class: str
-    lamp_class: str
+    receptacle: Receptacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +75,8 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
     rng = random.Random(derive_seed("alfworld", GENERATOR_VERSION, settings.seed, split, index))
     numbers = layout.list_scenes(TASK_TYPES[task_type], held_out=split == "val")
     for _ in range(MAX_DRAWS):
-        room_and_goal = draw_room(
-            layout.load_floor_plan(rng.choice(numbers)), task_type, settings, rng
-        )
+        floor_plan = layout.load_floor_plan(rng.choice(numbers))
+        room_and_goal = draw_room(floor_plan, task_type, settings, rng)
         if room_and_goal is not None:
             return make_game(*room_and_goal, rng)
     raise RuntimeError(
@@ -100,7 +88,7 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
 
 def draw_room(
     floor_plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
-) -> tuple[Room, GameGoal] | None:
+) -> tuple[Room, TaskGoal] | None:
     """Draw furniture, a goal that this furniture allows, and objects. Return None if the floor plan
     does not fit.
 
@@ -118,14 +106,16 @@ def draw_room(
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
     receptacle_classes = sorted({receptacle.cls for receptacle in receptacles})
+    constants = layout.load_constants()
+    fixed = constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET | set(layout.LAMPS)
     object_classes = []
     goals = []
-    for cls in layout.list_portable_classes(floor_plan):
+    for cls in floor_plan.classes:
         containers = [place for place in receptacle_classes if layout.can_contain(place, cls)]
-        if not containers:
+        if cls in fixed or not containers:
             continue
         object_classes.append(cls)
-        if property_name and cls not in layout.load_constants().VAL_ACTION_OBJECTS[property_name]:
+        if property_name and cls not in constants.VAL_ACTION_OBJECTS[property_name]:
             continue
         if needs_lamp:
             goals.append((cls, ""))
@@ -135,7 +125,7 @@ def draw_room(
     if not goals:
         return None
     object_class, target_class = rng.choice(goals)
-    goal = GameGoal(task_type, object_class, target_class, rng.choice(lamps) if lamps else "")
+    goal = TaskGoal(task_type, object_class, target_class, rng.choice(lamps) if lamps else "")
     other_count = rng.randint(*settings.objects)
     scene_objects = draw_objects(receptacles, object_classes, goal, other_count, rng)
     return Room(floor_plan.number, receptacles, scene_objects), goal
@@ -153,25 +143,22 @@ def draw_receptacles(
     order = list(floor_plan.receptacles)
     rng.shuffle(order)
     if tool:
-        tools = [receptacle for receptacle in order if receptacle.cls == tool]
-        if not tools:
+        first_tool = next((receptacle for receptacle in order if receptacle.cls == tool), None)
+        if first_tool is None:
             return None
-        order.remove(tools[0])
         # The tool comes first, so that cutting the list to ``count`` keeps it.
-        order.insert(0, tools[0])
+        order.insert(0, first_tool)
     by_place: dict[str, Receptacle] = {}
     for receptacle in order:
         by_place.setdefault(receptacle.location, receptacle)
-    kept_receptacles = set(list(by_place.values())[:count])
-    return tuple(
-        receptacle for receptacle in floor_plan.receptacles if receptacle in kept_receptacles
-    )
+    kept = list(by_place.values())[:count]
+    return tuple(receptacle for receptacle in floor_plan.receptacles if receptacle in kept)
 
 
 def draw_objects(
     receptacles: tuple[Receptacle, ...],
     classes: list[str],
-    goal: GameGoal,
+    goal: TaskGoal,
     other_count: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
@@ -185,22 +172,18 @@ def draw_objects(
     rng.shuffle(other_classes)
     scene_objects = []
     for cls in target_classes + other_classes[:other_count]:
-        receptacle_indices = [
-            index
-            for index, receptacle in enumerate(receptacles)
+        fitting = [
+            receptacle
+            for receptacle in receptacles
             if layout.can_contain(receptacle.cls, cls)
             and (cls, receptacle.cls) != (goal.object_class, goal.receptacle_class)
         ]
-        scene_objects.append(SceneObject(_object_id(cls, rng), cls, rng.choice(receptacle_indices)))
+        scene_objects.append(SceneObject(_object_id(cls, rng), cls, rng.choice(fitting)))
     if goal.lamp_class:
         lamp_id = _object_id(goal.lamp_class, rng)
-        furniture = [
-            index
-            for index, receptacle in enumerate(receptacles)
-            if receptacle.cls in layout.LAMP_FURNITURE
-        ]
-        receptacle_index = rng.choice(furniture or range(len(receptacles)))
-        scene_objects.append(SceneObject(lamp_id, goal.lamp_class, receptacle_index))
+        furniture = [place for place in receptacles if place.cls in layout.LAMP_FURNITURE]
+        receptacle = rng.choice(furniture or receptacles)
+        scene_objects.append(SceneObject(lamp_id, goal.lamp_class, receptacle))
     return tuple(scene_objects)
 
 
@@ -209,7 +192,7 @@ def _object_id(cls: str, rng: random.Random) -> str:
     return "|".join([cls, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
-def make_game(room: Room, goal: GameGoal, rng: random.Random) -> dict[str, Any]:
+def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
     """Return the game of a room: task sentence from the wheel's templates, PDDL problem, and a
     trajectory record in ALFRED's format.
     """
@@ -271,7 +254,7 @@ def write_problem(room: Room, goal: str) -> str:
         fitting = [cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)]
         lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in fitting]
     for thing in room.objects:
-        lines += _object_facts(thing, room.receptacles[thing.receptacle_index])
+        lines += _object_facts(thing)
     lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal.strip()]
     return "\n".join(lines)
 
@@ -285,7 +268,7 @@ def encode_symbol(identifier: str) -> str:
     return identifier.translate(_SYMBOL_ENCODING)
 
 
-def _object_facts(thing: SceneObject, receptacle: Receptacle) -> list[str]:
+def _object_facts(thing: SceneObject) -> list[str]:
     symbol = encode_symbol(thing.id)
     table = layout.load_constants().VAL_ACTION_OBJECTS
     # Lamps can be switched on and not taken. All other objects can be taken.
@@ -293,8 +276,8 @@ def _object_facts(thing: SceneObject, receptacle: Receptacle) -> list[str]:
     properties = [predicate for key, predicate in PROPERTIES.items() if thing.cls in table[key]]
     return [
         f"(objectType {symbol} {thing.cls}Type)",
-        f"(inReceptacle {symbol} {encode_symbol(receptacle.id)})",
-        f"(objectAtLocation {symbol} {encode_symbol(receptacle.location)})",
+        f"(inReceptacle {symbol} {encode_symbol(thing.receptacle.id)})",
+        f"(objectAtLocation {symbol} {encode_symbol(thing.receptacle.location)})",
         *(f"({predicate} {symbol})" for predicate in (use, *properties)),
     ]
 

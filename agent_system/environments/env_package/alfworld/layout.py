@@ -91,11 +91,8 @@ def load_floor_plan(number: int) -> FloorPlan:
             location_id = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
             receptacles.append(Receptacle(identifier, cls, location_id))
     posed = {receptacle.cls for receptacle in receptacles}
-    missing_classes = [
-        cls
-        for cls in classes
-        if is_furniture(cls) and cls not in posed and cls not in BASINS.values()
-    ]
+    excluded = posed.union(BASINS.values())
+    missing_classes = [cls for cls in classes if is_furniture(cls) and cls not in excluded]
     for index, cls in enumerate(missing_classes):
         # The engine makes the name "sinkbasin" of the id "Sink|..|SinkBasin". An id that starts
         # with "SinkBasin" would get the name "sinkbasinbasin".
@@ -103,9 +100,8 @@ def load_floor_plan(number: int) -> FloorPlan:
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
         # The x coordinates differ, so that no two of them share a location.
         receptacles.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
-    return FloorPlan(
-        number, tuple(sorted(receptacles, key=lambda receptacle: receptacle.id)), tuple(classes)
-    )
+    receptacles.sort(key=lambda receptacle: receptacle.id)
+    return FloorPlan(number, tuple(receptacles), tuple(classes))
 
 
 def is_furniture(cls: str) -> bool:
@@ -117,18 +113,6 @@ def is_furniture(cls: str) -> bool:
 def can_contain(receptacle_cls: str, object_cls: str) -> bool:
     """Return True if the wheel's table allows ``object_cls`` in or on ``receptacle_cls``."""
     return object_cls in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
-
-
-def list_portable_classes(floor_plan: FloorPlan) -> list[str]:
-    """Return the object classes of the scene that the agent can take, sorted."""
-    fixed = load_constants().RECEPTACLES - load_constants().MOVABLE_RECEPTACLES_SET
-    return [
-        cls
-        for cls in floor_plan.classes
-        if cls not in fixed
-        and cls not in LAMPS
-        and any(can_contain(receptacle.cls, cls) for receptacle in floor_plan.receptacles)
-    ]
 
 
 def list_words() -> list[str]:

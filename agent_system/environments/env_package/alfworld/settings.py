@@ -1,6 +1,7 @@
-"""Settings of ``env.alfworld`` and the names of the six task types."""
+"""Settings of ``env.alfworld``, and the six task types."""
 
 import os
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
@@ -19,6 +20,19 @@ TASK_TYPES = {
 }
 SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
 EVAL_SPLITS = {"eval_in_distribution": "valid_seen", "eval_out_of_distribution": "valid_unseen"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGoal:
+    """Goal of a game: short task type and classes of object, target receptacle and lamp.
+
+    The receptacle is "" for ``light``, the lamp is "" for the other task types.
+    """
+
+    task_type: str
+    object_class: str
+    receptacle_class: str
+    lamp_class: str
 
 
 def _to_short_names(names: object) -> object:

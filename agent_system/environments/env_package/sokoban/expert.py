@@ -5,7 +5,7 @@ expert follows the stored solution of the level, and makes no random moves (nois
 """
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.sokoban.levels import MOVES, Room, State, shift_cell
+from agent_system.environments.env_package.sokoban.levels import MOVES, SokobanRoom, State, shift_cell
 from agent_system.environments.env_package.sokoban.prompts import describe_offset
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
@@ -21,7 +21,7 @@ class SokobanExpert:
         self.rng = episode.rng
         self.noise = episode.noise
         self.tried = LastAction()
-        self.room, self.state = Room.parse_level(episode.first.state)
+        self.room, self.state = SokobanRoom.parse_level(episode.first.state)
         solution = self._find_solution(self.state)
         self.has_searched_plan = solution is not None
         self.plan = list(episode.task["solution"]) if solution is None else solution
@@ -45,7 +45,7 @@ class SokobanExpert:
     def observe(self, action: str, observation: Observation) -> None:
         """Read the new state, and advance the plan or search a new one."""
         previous_state = self.state
-        _, self.state = Room.parse_level(observation.state)
+        _, self.state = SokobanRoom.parse_level(observation.state)
         is_changed = self.state != previous_state
         self.tried.add(action, worked=is_changed)
         if is_changed and action == self.plan[0]:

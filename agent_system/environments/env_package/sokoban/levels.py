@@ -30,15 +30,15 @@ def shift_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
 
 
 @dataclass(frozen=True)
-class Room:
-    """Room of a level, which does not change: rows and columns, floor cells, target cells."""
+class SokobanRoom:
+    """SokobanRoom of a level, which does not change: rows and columns, floor cells, target cells."""
 
     size: tuple[int, int]
     floor: set[Cell]
     targets: tuple[Cell, ...]
 
     @classmethod
-    def parse_level(cls, level: str) -> tuple["Room", State]:
+    def parse_level(cls, level: str) -> tuple["SokobanRoom", State]:
         """Return room and state of a level in the format of ``format_level``."""
         rows = level.split("\n")
         signs = {
@@ -146,7 +146,7 @@ def make_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list
     # Choose the number of moves first, then a state. Most states need many moves, so a uniform
     # choice among states would rarely give an easy level.
     state = rng.choice(rng.choice(start_layers))
-    level = Room(settings.dim_room, floor, targets).format_level(state)
+    level = SokobanRoom(settings.dim_room, floor, targets).format_level(state)
     solution = []
     while (step := next_moves[state]) is not None:
         move, state = step

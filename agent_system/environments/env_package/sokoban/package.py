@@ -12,7 +12,7 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
-    Room,
+    SokobanRoom,
     canonical_level,
     generate_levels,
 )
@@ -51,7 +51,7 @@ class SokobanEnv:
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task["level"]``. ``seed`` has no effect: the level is deterministic."""
         del seed  # the task determines the episode
-        self.room, self.state = Room.parse_level(task["level"])
+        self.room, self.state = SokobanRoom.parse_level(task["level"])
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:

@@ -15,12 +15,11 @@ import itertools
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
     AlfworldExpert,
-    TaskGoal,
     parse_task,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
 from agent_system.environments.env_package.alfworld.prompts import project_command
-from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
+from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, TaskGoal
 from agent_system.environments.env_package.alfworld.store import (
     GeneratedGames,
     list_generated_tasks,

@@ -106,11 +106,7 @@ def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
         if drawn is None:
             continue
         room, goal = drawn
-        targets = [
-            room.receptacles[thing.receptacle_index].cls
-            for thing in room.objects
-            if thing.cls == goal.object_class
-        ]
+        targets = [thing.receptacle.cls for thing in room.objects if thing.cls == goal.object_class]
         assert goal.receptacle_class not in targets
         assert len(targets) >= (2 if kind == "two" else 1)
         assert all(layout.can_contain(place, goal.object_class) for place in targets)
