@@ -77,10 +77,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         )
 
     def find_right_actions(self) -> RightActions:
-        """Return all right actions in the current state.
-
-        They depend on the observations only, not on random choices of the expert.
-        """
+        """Return all right actions in this state. They depend on the observations only."""
         location = self.location
         if location in self.closed:
             return RightActions("open", (f"open {location}",))
@@ -123,10 +120,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _right_actions_at(
         self, receptacle_class: str, kind: str, action_template: str
     ) -> RightActions:
-        """Return ``action_template`` at the agent's location if its class is ``receptacle_class``.
-
-        Otherwise return the moves that go to a receptacle of that class.
-        """
+        """Return ``action_template`` at a receptacle of the class, else the moves to one."""
         targets = self._target_receptacles(receptacle_class)
         if self.location in targets:
             return RightActions(kind, (action_template.format(self.location),))
@@ -179,10 +173,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:
-        """Return the receptacles with ``done``, ``goal`` or ``left``, such as ``desk 1 done``.
-
-        The list ends with the first receptacle that was not visited (``left``).
-        """
+        """Return ``done``, ``goal`` or ``left`` by receptacle, up to the first ``left``."""
         visit_notes = []
         for receptacle in self.room:
             if receptacle in self.seen:

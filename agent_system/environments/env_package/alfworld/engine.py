@@ -72,10 +72,7 @@ class Engine:
         return EngineOutput(strip_banner(state.feedback), commands, bool(state["won"]), is_valid)
 
     def list_facts(self, names: frozenset[str]) -> list[str]:
-        """Return the facts of the current state whose predicate is in ``names`` (lower case).
-
-        The texts are sorted and use readable object names.
-        """
+        """Return the current facts with a predicate in ``names``, sorted, with readable names."""
         # Facts name objects by symbols such as ``mug_bar__plus_01_dot_20``. Use the readable names.
         readable_names = self._env._names
         return sorted(
@@ -161,9 +158,7 @@ class MemoPddlEnv(PddlEnv):
         self.state["admissible_commands"] = sorted(set(commands))
 
     def _make_command(self, action) -> str:
-        """Return the command text of an operator. It is cached per game, because names and
-        furniture never change.
-        """
+        """Return the command text of an operator, cached per game: names never change."""
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._make_context(action.mapping)
         )
@@ -229,10 +224,7 @@ class MemoState(PddlState):
         return actions
 
     def _read_operator(self, number: int) -> tuple[str, Any]:
-        """Return name and action object of planner operator ``number``.
-
-        They do not depend on the state, so they are cached in the translation.
-        """
+        """Return label and action of an operator, cached: they do not depend on the state."""
         label = self._operators[number].name
         name, *arguments = label.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])

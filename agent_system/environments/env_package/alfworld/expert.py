@@ -38,10 +38,7 @@ TOOL_CLASSES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 def parse_task(sentence: str) -> TaskGoal:
-    """Parse a task sentence made from the templates of the alfworld wheel.
-
-    Raises ``ValueError`` for any other sentence.
-    """
+    """Parse a task sentence of the wheel's templates. Raises ``ValueError`` for any other one."""
     for task_type, pattern in _SENTENCES.items():
         match = re.fullmatch(pattern, sentence)
         if match:

@@ -162,9 +162,7 @@ def draw_objects(
     other_count: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
-    """Draw the target objects (outside the target receptacles), ``other_count`` more objects, and
-    the lamp of a light task.
-    """
+    """Draw the target objects, ``other_count`` more objects, and the lamp of a light task."""
     target_count = 2 if goal.task_type == "two" else 1
     # In a third of the rooms there is one more target object than the task needs.
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))
@@ -193,9 +191,7 @@ def _object_id(cls: str, rng: random.Random) -> str:
 
 
 def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
-    """Return the game of a room: task sentence from the wheel's templates, PDDL problem, and a
-    trajectory record in ALFRED's format.
-    """
+    """Return the game of a room, with a trajectory record in ALFRED's format."""
     official = TASK_TYPES[goal.task_type]
     entry = layout.load_goals()[official]
     slots = {
@@ -229,10 +225,7 @@ def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
 
 
 def write_problem(room: Room, goal: str) -> str:
-    """Return the PDDL problem of a room: locations and properties of its objects, and the goal.
-
-    ``goal`` is the goal clause, including the bracket that closes the problem.
-    """
+    """Return the PDDL problem of a room. ``goal`` includes the bracket that closes the problem."""
     # Sorted because the text is hashed: the order of a set differs between processes.
     receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
     object_classes = sorted({scene_object.cls for scene_object in room.objects})

@@ -52,10 +52,7 @@ def load_goals() -> dict[str, dict]:
 
 @functools.cache
 def load_domain_and_grammar() -> tuple[str, str]:
-    """Return the PDDL domain and the text grammar that all games share.
-
-    The task sentence in the grammar is the placeholder ``UNKNOWN GOAL``.
-    """
+    """Return the PDDL domain and the text grammar of all games, with the task ``UNKNOWN GOAL``."""
     data = resources.files("alfworld") / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 

@@ -37,10 +37,7 @@ PT_LOAD = 1
 
 
 def load_planner() -> Any:
-    """Load a new copy of the planner library, which holds the state of one game.
-
-    Raises ``RuntimeError`` if it is not installed.
-    """
+    """Load a new copy of the planner library, which holds the state of one game."""
     if sys.platform == "linux":
         _use_stripped_library()
     return fast_downward.load_lib()
@@ -152,10 +149,7 @@ def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
 
 
 def _convert_fact(atom: Any) -> tuple[str, list[str]] | None:
-    """Return name and arguments of a fact of the problem's ``:init`` section.
-
-    Return None for equalities, costs and distances.
-    """
+    """Return name and arguments of an initial fact; None for equalities, costs and distances."""
     translator = vars(fast_downward.translate)["pddl"]  # module without a public import path
     if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
         name = atom.predicate

@@ -64,9 +64,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return task and room, the last observations with the action after each, and the present
-        observation.
-        """
+        """Return task and room, the last observations with their actions, and the present one."""
         del levels  # both variants are equal
         lines = [shorten_first_text(first.text)]
         for text, action in history:
@@ -87,9 +85,7 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return task and room, ``read:`` with the earlier observations, and ``now:`` with the
-        present one.
-        """
+        """Return task and room, ``read:`` earlier observations, and ``now:`` the present one."""
         del levels  # both variants are equal
         earlier_texts = [shorten_text(text) for text, _ in history if text != first.text]
         lines = [shorten_first_text(first.text)]

@@ -128,10 +128,7 @@ class AlfworldSettings(EnvSettings):
         return f"rooms generated here, in place of ALFWorld's games ({why})"
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of generated games in ``split``.
-
-        Return None for official games, whose number is known only after their folder was read.
-        """
+        """Return the number of generated games in ``split``; None for official games."""
         if not self.uses_generated_games:
             return None
         return self.val_games if split == "val" else self.train_games

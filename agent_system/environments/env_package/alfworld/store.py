@@ -131,9 +131,7 @@ class GeneratedGames:
             json.dump({"games": entries}, file)
 
     def read_game(self, number: int) -> dict[str, Any]:
-        """Return game ``number``. Raises ``DamagedAlfworldGame`` if its content does not match its
-        hash.
-        """
+        """Return game ``number``. Raises ``DamagedAlfworldGame`` if it does not match its hash."""
         entry = self.read_index()[number]
         with open(self.split_folder / "games.jsonl", "rb") as file:
             file.seek(entry["start"])
@@ -185,10 +183,7 @@ def _data_dir(settings: AlfworldSettings) -> Path:
 
 
 def official_folder() -> Path | None:
-    """Return ``$ALFWORLD_DATA/json_2.1.1`` if it has the folder ``train``, else None.
-
-    ``alfworld-download`` creates it.
-    """
+    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None without games."""
     root = os.environ.get("ALFWORLD_DATA")
     folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
     return folder if folder is not None and (folder / "train").is_dir() else None

@@ -62,10 +62,7 @@ class Grader:
             self._grade = load_function(reward.path, name, "env.dataset.reward")
 
     def __call__(self, task: Task, solution: str) -> Grade:
-        """Return the grade of ``solution``. A coroutine of the grader is awaited.
-
-        Raises ``NoGrade`` and the exceptions of the grader.
-        """
+        """Return the grade of ``solution``. Raises ``NoGrade`` and the exceptions of the grader."""
         returned = self._grade(
             data_source=task["data_source"],
             solution_str=solution,

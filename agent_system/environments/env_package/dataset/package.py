@@ -30,10 +30,7 @@ class DatasetEnv:
         return first_observation(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode.
-
-        Raises ``NoGrade``, ``TimeLimit`` and the exceptions of the grader.
-        """
+        """Grade the answer and end the episode. Raises as ``grade_step``."""
         return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:

@@ -110,10 +110,7 @@ def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
 
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Return distinct maps, each with a path to the goal.
-
-    There are fewer than the settings ask for if the lake is too small.
-    """
+    """Return distinct maps with a path to the goal. A small lake has fewer than asked for."""
     maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}

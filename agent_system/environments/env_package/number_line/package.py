@@ -142,10 +142,7 @@ def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
 
 
 def project_move(text: str) -> tuple[str, bool]:
-    """Return the last tagged action in ``text`` and True.
-
-    Without a tag, return the end of the text and False.
-    """
+    """Return the last tagged action and True; without a tag, the end of the text and False."""
     actions = ACTION.findall(text)
     # An action is expected at the end of the text. Every move is shorter than 40 characters.
     return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)

@@ -5,7 +5,12 @@ expert follows the stored solution of the level, and makes no random moves (nois
 """
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.sokoban.levels import MOVES, SokobanRoom, State, shift_cell
+from agent_system.environments.env_package.sokoban.levels import (
+    MOVES,
+    SokobanRoom,
+    State,
+    shift_cell,
+)
 from agent_system.environments.env_package.sokoban.prompts import describe_offset
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path

@@ -31,7 +31,7 @@ def shift_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
 
 @dataclass(frozen=True)
 class SokobanRoom:
-    """SokobanRoom of a level, which does not change: rows and columns, floor cells, target cells."""
+    """Room of a level, which does not change: rows and columns, floor cells, target cells."""
 
     size: tuple[int, int]
     floor: set[Cell]

@@ -55,10 +55,7 @@ class SokobanEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move the agent by ``up``, ``down``, ``left`` or ``right``.
-
-        ``SokobanSettings.reward`` defines the reward.
-        """
+        """Move the agent. ``SokobanSettings.reward`` defines the reward."""
         action = action.strip().lower()
         states_by_move = dict(self.room.next_states(self.state))
         is_valid = action in states_by_move
@@ -107,10 +104,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return key, value and text-mode value of the setting that makes observations images.
-
-    Return None in text mode. See ``EnvPackage.images``.
-    """
+    """Return key, value and text-mode value of the image setting; None in text mode."""
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 

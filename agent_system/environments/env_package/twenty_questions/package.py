@@ -35,10 +35,7 @@ _GAMEMASTER_THREADS = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gam
 
 
 def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
-    """Return the gamemaster of the settings: embedded, or an OpenAI-compatible server.
-
-    Raises ``ValueError`` for a server without ``base_url`` or ``model``.
-    """
+    """Return the gamemaster. Raises ``ValueError`` for a server without address or model."""
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
     from agent_system.environments.env_package.twenty_questions.openai_gamemaster import (
@@ -149,10 +146,7 @@ def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
 
 
 def project_move(text: str) -> tuple[str, bool]:
-    """Return the question or ``[guess]`` in ``text``, and True if it is well formed.
-
-    Well formed means: not empty, and ``text`` has an ``<action>`` tag.
-    """
+    """Return the question or ``[guess]``, and True if it is not empty and has an action tag."""
     move = game.read_move(text)
     action = move.question if move.guess is None else f"[{move.guess}]"
     return action, move.is_valid and "<action>" in text

@@ -16,6 +16,7 @@ from agent_system.environments.env_package.twenty_questions.expert import Twenty
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     GamemasterError,
+    answer_question,
     gamemaster_prompt,
     read_answer,
 )
@@ -25,7 +26,6 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
     parse_knowledge,
 )
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
-from agent_system.environments.env_package.twenty_questions.questions import answer_question
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.winning import wins
