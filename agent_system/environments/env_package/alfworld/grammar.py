@@ -46,7 +46,7 @@ class UnsafeGame(ValueError):
 
 @functools.lru_cache(maxsize=1024)
 def _compile_expression(expression: str) -> Any:
-    """Compile an expression of a game's file. Raises ``UnsafeGame`` for syntax that is not allowed."""
+    """Compile an expression of a game's file. Raises ``UnsafeGame`` for forbidden syntax."""
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
         is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")

@@ -72,8 +72,8 @@ def list_scenes(task_type: str, held_out: bool) -> list[int]:
 def load_floor_plan(number: int) -> FloorPlan:
     """Return the floor plan of scene ``number``.
 
-    If the scene file has no pose of the agent for a receptacle class, the floor plan contains one
-    receptacle of that class at a separate location.
+    A receptacle class without a pose of the agent in the scene file gets one receptacle at a
+    location of its own.
     """
     layouts = resources.files("alfworld") / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())

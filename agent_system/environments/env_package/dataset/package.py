@@ -24,7 +24,7 @@ class DatasetEnv:
         self.task: Task = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Return the messages of ``task``."""
+        """Return the messages of ``task``. ``seed`` has no effect."""
         del seed  # the task determines the episode
         self.task = task
         return first_observation(task)

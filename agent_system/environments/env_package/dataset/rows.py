@@ -76,7 +76,17 @@ def _make_task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
         source = Path(row.source.partition("=")[2].strip("'\"")).stem
     truth = _ground_truth(row)
     if settings.reward.path is None:
-        _require_comparable(row, truth)
+        # The grader of the package must be able to compare an answer with the ground truth.
+        try:
+            read_truths(truth)
+        except ValueError as error:
+            why = f"or reward_model.ground_truth holds {str(truth)[:80]!r}"
+            allowed = "a text, a number, a list of these, or a dictionary of aliases"
+            columns = ", ".join(map(str, row.cells))
+            fix = (
+                f"one of the columns {columns} under that name, or custom_reward_function.path=FILE"
+            )
+            raise row.make_error("ground_truth", why, allowed, fix) from error
     return {
         "task_id": f"{NAME}/{place}",
         "data_source": str(source),
@@ -96,17 +106,3 @@ def _ground_truth(row: DataRow) -> Any:
         raise row.make_error("reward_model", why, known_styles, fix)
     truth = reward_model.get("ground_truth")
     return row.read_cell("ground_truth") if truth is None else truth
-
-
-def _require_comparable(row: DataRow, truth: Any) -> None:
-    """Raise ``BadRow`` if the grader of the package cannot compare an answer with ``truth``."""
-    try:
-        read_truths(truth)
-    except ValueError as error:
-        columns = ", ".join(map(str, row.cells))
-        raise row.make_error(
-            "ground_truth",
-            f"or reward_model.ground_truth holds {str(truth)[:80]!r}",
-            "a text, a number, a list of these, or a dictionary of aliases",
-            f"one of the columns {columns} under that name, or custom_reward_function.path=FILE",
-        ) from error

@@ -12,7 +12,7 @@ _THING = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
 
 
 class Answer(StrEnum):
-    """Answers of the game."""
+    """Answer of the gamemaster to a question."""
 
     YES = "Yes"
     NO = "No"

@@ -75,25 +75,19 @@ class TwentyQuestionsGame:
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Answer a question or a guess. With a server as gamemaster, return a coroutine."""
-        return self._make_step(*game.apply_move(self.state, action, self.gamemaster))
+        self.state, reward, done, info = game.apply_move(self.state, action, self.gamemaster)
+        return self._make_observation(), reward, done, info
 
     async def _step_async(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        return self._make_step(
-            *await loop.run_in_executor(
-                _GAMEMASTER_THREADS, game.apply_move, self.state, action, self.gamemaster
-            )
+        self.state, reward, done, info = await loop.run_in_executor(
+            _GAMEMASTER_THREADS, game.apply_move, self.state, action, self.gamemaster
         )
+        return self._make_observation(), reward, done, info
 
     def gold_path(self, task: Task) -> list[str]:
         """Return the right guess for ``task`` as the only action."""
         return [f"[{task['solution']}]"]
-
-    def _make_step(
-        self, state: game.State, reward: float, done: bool, info: dict[str, Any]
-    ) -> tuple:
-        self.state = state
-        return self._make_observation(), reward, done, info
 
     def _make_observation(self) -> Observation:
         # The answers are sorted, so the order of the questions does not matter for the anchor.
