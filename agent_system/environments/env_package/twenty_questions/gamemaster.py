@@ -4,10 +4,8 @@
 (``openai_gamemaster``) queries a server. The returned text is reduced to one of the three answers,
 so it cannot reveal the word.
 
-The embedded gamemaster answers free-text yes/no questions by rules:
-
-The question is converted to lower case without articles and punctuation. Then the first matching
-rule answers it:
+The embedded gamemaster converts a free-text yes/no question to lower case without articles and
+punctuation. Then the first matching rule answers it:
 
 1. A question that starts with what, which, who, where, when, why or how: "I don't know".
 2. "starts with / ends with / contains (the letter) X": the spelling of the word decides.
@@ -43,8 +41,6 @@ _FIELDS = re.compile(
 _UNKNOWN = re.compile(
     r"\b(i (do not|don t|dont) know|unknown|unsure|not sure|maybe|sometimes|it depends|unclear)\b"
 )
-
-
 _OPEN = re.compile(r"^(what|which|who|whose|where|when|why|how)\b")
 _TAG_QUESTION = re.compile(r"\b(is|are|does|do|can|has|have|was|would|could)n t\b|\bcan t\b")
 _NEGATION = re.compile(r"\b(not|never|cannot)\b")
