@@ -15,9 +15,9 @@ from agent_system.environments.env_package.dataset.grading import (
     read_grade,
 )
 from agent_system.environments.env_package.dataset.package import PACKAGE
-from agent_system.environments.env_package.dataset.rows import BadRow
 from agent_system.environments.pool import wire as pool_wire
 from tests.helpers.refusals import mentions
+from verl.utils.message_rows import BadRow
 from verl.utils.tables import read_rows
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
