@@ -32,6 +32,7 @@ from experiments.level_matrix import (
     MatrixEnvironment,
     Policy,
     SampledStep,
+    StepSampler,
     collect_expert_states,
     run_episodes,
 )
@@ -45,7 +46,7 @@ BATCH_STATES = 64
 
 
 def find_right_turns(
-    states: Sequence[DecisionState], policy: Policy, samples: int
+    states: Sequence[DecisionState], policy: StepSampler, samples: int
 ) -> tuple[list[SampledStep | None], int]:
     """Return a right turn at the cheapest sufficient level of each state, and the sampled tokens.
 
@@ -57,16 +58,17 @@ def find_right_turns(
     # From the cheapest level on: a state that has its label needs no deeper thought.
     for level in LEVELS:
         candidates = [number for number, turn in enumerate(right_turns) if turn is None]
-        for sample in range(samples):
+        for _ in range(samples):
             turns = policy.sample_steps([prompts[n] for n in candidates], [level] * len(candidates))
             tokens += sum(turn.tokens for turn in turns)
-            is_last = sample == samples - 1
-            remaining = []
-            for number, turn in zip(candidates, turns, strict=True):
-                if states[number].decision.is_right(turn.action):
-                    remaining.append(number)
-                    right_turns[number] = turn if is_last else None
-            candidates = remaining
+            right = {
+                number: turn
+                for number, turn in zip(candidates, turns, strict=True)
+                if states[number].decision.is_right(turn.action)
+            }
+            candidates = list(right)
+        for number in candidates:
+            right_turns[number] = right[number]
     return right_turns, tokens
 
 

@@ -1,28 +1,13 @@
 """The supervised router: labels of states, and what the training sees."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiments.level_matrix import SampledStep
+from agent_system.environments.expert_protocol import Decision
+from experiments.level_matrix import DecisionState, SampledStep
 from experiments.train_router import find_right_turns, train_on_turns
 from tests.helpers.tiny_model import make_tiny_policy
-
-
-@dataclass
-class FakeDecision:
-    right: str = "right"
-
-    def is_right(self, action: str) -> bool:
-        return action == self.right
-
-
-@dataclass
-class FakeState:
-    prompt: str
-    decision: FakeDecision
 
 
 class FakePolicy:
@@ -44,8 +29,8 @@ class FakePolicy:
         return turns
 
 
-def states(*needs: str) -> list[FakeState]:
-    return [FakeState(need, FakeDecision()) for need in needs]
+def states(*needs: str) -> list[DecisionState]:
+    return [DecisionState(need, "", None, Decision("right")) for need in needs]
 
 
 def test_a_state_is_labelled_with_the_cheapest_level_that_suffices():

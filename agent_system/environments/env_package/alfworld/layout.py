@@ -73,7 +73,7 @@ def load_floor_plan(number: int) -> FloorPlan:
     """Return the floor plan of scene ``number``.
 
     A receptacle class without a pose of the agent in the scene file gets one receptacle at a
-    location of its own.
+    separate location.
     """
     layouts = resources.files("alfworld") / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())

@@ -62,7 +62,7 @@ def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
     data.meta_info["choice"] = Choice((20, 21), weight=0.1)
     del data.batch["choice_mask"]
     loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._policy_loss(data)
-    assert loss.bonus is None and loss.choice_token_ids is None
+    assert loss.choice is None and loss.choice_token_ids is None
 
 
 def test_a_worker_says_what_comes_first(policy):
