@@ -2,16 +2,8 @@
 Imports no torch, because the command line imports this module.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
-from rlvcr.names import (
-    LEVEL_RULES,
-    Combination,
-    CreditRule,
-    LevelRuleName,
-    PriceRule,
-    Score,
-)
 from verl.config.schema import AlgorithmConfig, EnvConfig, PPOConfig, SFTConfig
 from verl.config.schema.sft import SFTDataConfig
 from verl.config.settings import (
@@ -24,6 +16,20 @@ from verl.config.settings import (
     value_at_path,
 )
 from verl.names import NormMode
+
+Score = Literal["entropy", "logprob", "prob"]
+SCORES: tuple[Score, ...] = get_args(Score)
+
+Combination = Literal["additive", "gated", "success", "reweight"]
+COMBINES: tuple[Combination, ...] = get_args(Combination)
+
+PriceRule = Literal["all", "won", "gate", "group"]
+PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
+
+CreditRule = Literal["scored", "posterior", "executed", "corrected"]
+
+LevelRuleName = Literal["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
+LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)
 
 
 class RLVCRSettings(Section):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
-from rlvcr.names import SCORES
+from rlvcr.settings import SCORES
 from rlvcr.shapes import Ids, LevelColumn, LevelMask, PerLevel, PerTurn, TurnMask
 from verl.algos import choose, compute_group_stats, number_keys
 from verl.names import NORM_MODES

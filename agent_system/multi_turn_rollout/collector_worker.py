@@ -36,8 +36,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     TrajectoryGenerator,
     gather_or_cancel,
 )
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.tokenizer import ChatTokenizer
+from agent_system.tokens.bridge import ChatBridge, ChatTokenizer
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer

@@ -44,8 +44,8 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     should_request_levels,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
+from agent_system.tokens.bridge import padding_token
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.tokenizer import padding_token
 from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
