@@ -20,7 +20,6 @@ from transformers import AutoTokenizer
 import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase
-from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import fit_prompts
 from agent_system.reward_manager import load_reward_manager
@@ -189,7 +188,7 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
     """Return the managers of training and validation tasks, or raise ``ConfigError``."""
     try:
         return open_tasks(cfg)
-    except (ImportError, JavaMissing, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
 
