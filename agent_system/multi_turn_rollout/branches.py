@@ -24,11 +24,14 @@ from rlvcr.research.executed import (
 from rlvcr.settings import RLVCRSettings
 
 
-def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> RolloutSpec:
+def make_branch_spec(
+    trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
+) -> RolloutSpec:
     """Return the request to repeat ``trajectory`` up to ``turn`` and to force ``level`` there.
 
-    ``name`` distinguishes branches of one turn. Sampling seeds depend on it and on the turn, not on
-    the level: branches with different levels use the same seeds.
+    With None the policy samples the turn without a forced level. ``name`` distinguishes branches of
+    one turn. Sampling seeds depend on it and on the turn, not on the level: branches with different
+    levels use the same seeds.
     """
     repeated_turns = trajectory.turns[: turn.step]
     return replace(
@@ -39,6 +42,7 @@ def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str =
         ),
         expected_observations=tuple(t.observation for t in (*repeated_turns, turn)),
         forced_level=level,
+        max_turns=None,
     )
 
 

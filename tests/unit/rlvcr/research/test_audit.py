@@ -36,8 +36,8 @@ def planted(count: int, plays: int, noise: float = 0.0, seed: int = 0) -> list[A
 
 
 SAMPLES = 60
-GOLDEN_ALL = (0.684025, 0.550968, 0.863007)
-GOLDEN_CHOSEN = (0.619966, 0.331966, 0.954807)
+GOLDEN_ALL = (0.684025, 0.549318, 0.866390)
+GOLDEN_CHOSEN = (0.619966, 0.248686, 0.960611)
 
 
 def named(found, name):
@@ -46,13 +46,13 @@ def named(found, name):
 
 def test_an_effect_that_was_planted_is_found():
     found = audit_scores(planted(60, 64), resamples=SAMPLES)
-    for interval in (named(found, "score").all_levels, named(found, "score").chosen_level):
+    for interval in (named(found, "score").all_levels, named(found, "score").chosen):
         assert (
             interval is not None and interval[0] > 0.9 and interval[1] < interval[0] < interval[2]
         )
     step = named(found, "step")
-    assert step.all_levels is None and step.chosen_level is not None
-    assert step.chosen_level[0] > 0.9
+    assert step.all_levels is None and step.chosen is not None
+    assert step.chosen[0] > 0.9
     assert (found.points, found.plays) == (60, 64)
     assert found.reliability > 0.95
 
@@ -61,7 +61,7 @@ def test_scores_that_know_nothing_are_found_out():
     points = planted(200, 16)
     strangers = [point.scores for point in points[1:]] + [points[0].scores]
     shuffled = [
-        AuditPoint(p.traj_uid, p.step, p.level, p.won, p.returns, scores)
+        AuditPoint(p.traj_uid, p.step, p.chosen, p.won, p.returns, scores)
         for p, scores in zip(points, strangers, strict=True)
     ]
     found = audit_scores(shuffled, resamples=SAMPLES)
@@ -98,7 +98,7 @@ def test_points_of_a_task_are_no_independent_evidence():
     alone = audit_scores(once, resamples=200)
     together = audit_scores(once * 10, resamples=200)
     apart = audit_scores([replace(point, task=None) for point in once * 10], resamples=200)
-    for name in ("all_levels", "chosen_level"):
+    for name in ("all_levels", "chosen"):
         widths = []
         for found in (alone, together, apart):
             interval = getattr(named(found, "score"), name)
@@ -165,11 +165,13 @@ def test_one_point_is_enough():
     assert named(found, "score").all_levels is not None
 
 
-def test_intervals_hold_nineteen_of_twenty_resamples():
-    """Numbers that scipy's ``spearmanr`` and ``quantile`` gave for the same resamples."""
+def test_intervals_are_expanded_percentiles():
+    """Ranks and quantiles of the same resamples, computed apart, with Student's t from a table:
+    for 12 tasks the tails are ``Phi(-sqrt(12 / 11) * 2.20099)`` = 0.010757.
+    """
     found = named(audit_scores(planted(12, 4, noise=0.4, seed=3), resamples=40), "score")
-    assert found.all_levels == pytest.approx(GOLDEN_ALL, abs=1e-6)
-    assert found.chosen_level == pytest.approx(GOLDEN_CHOSEN, abs=1e-6)
+    assert found.all_levels == pytest.approx(GOLDEN_ALL, abs=1e-4)
+    assert found.chosen == pytest.approx(GOLDEN_CHOSEN, abs=1e-4)
 
 
 def test_one_play_says_nothing_about_reliability():
