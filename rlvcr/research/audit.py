@@ -253,8 +253,8 @@ def _bootstrap_interval(
     draws = np.random.default_rng(seed).integers(num_tasks, size=(resamples, num_tasks))
     counts = np.stack([np.bincount(draw, minlength=num_tasks) for draw in draws])
     values = measure(weigh_points(counts))
-    # The correlation of a resample with equal values is NaN.
-    finite_values = values[~np.isnan(values)]
+    # The correlation of a resample with equal values is NaN, the reliability may be infinite.
+    finite_values = values[np.isfinite(values)]
     confidence_level = expand_confidence_level(0.95, num_tasks)
     return float(value), *percentile_interval(finite_values, confidence_level)
 

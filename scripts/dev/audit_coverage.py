@@ -1,5 +1,5 @@
-"""Coverage of the intervals of a credit audit, by simulation: ``python -m scripts.dev.audit_coverage
-[REPETITIONS]``.
+"""Coverage of the intervals of a credit audit, by simulation:
+``python -m scripts.dev.audit_coverage [REPETITIONS]``.
 
 Effects and scores are planted with a known correlation, part of which the points of a task share.
 Every repetition audits new points with ``audit_scores``. The table has the share of repetitions in

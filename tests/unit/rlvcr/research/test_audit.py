@@ -189,3 +189,68 @@ def test_an_audit_is_the_same_again_and_needs_points():
     assert drawn[0] == drawn[1]
     with pytest.raises(ValueError):
         audit_scores([])
+
+
+def test_the_second_audit_is_told_by_column():
+    """Reliabilities of all options, of won and lost plays, and of the chosen options by hand."""
+    points = [
+        AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
+        AuditPoint("b", 0, 2, True, ((0.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
+        AuditPoint("c", 0, 1, False, ((0.0, 1.0), (1.0, 0.0)), {"s": (1.0, 0.0)}),
+    ]
+    second = audit_scores(points, resamples=SAMPLES).second_audit
+    assert second.all_levels is not None and second.in_won is not None
+
+    def stepped_up(first: list[float], other: list[float]) -> float:
+        half = np.corrcoef(first, other)[0, 1]
+        return 2 * half / (1 + half)
+
+    first = [0.5, -0.5, 0.0, 0.0, -0.5, 0.5]
+    other = [0.5, -0.5, 0.5, -0.5, 0.5, -0.5]
+    assert second.all_levels[0] == pytest.approx(stepped_up(first, other))
+    assert second.in_won[0] == pytest.approx(stepped_up(first[:4], other[:4]))
+    assert second.in_lost is not None and second.in_lost[0] == -math.inf
+    chosen = stepped_up([0.5, 0.0, -0.5], [0.5, -0.5, 0.5])
+    assert second.chosen[0] == pytest.approx(chosen)
+
+
+def test_rules_are_sorted_by_their_agreement_at_chosen_levels():
+    points = [
+        replace(p, step_scores={"best": float(p.effects[p.chosen - 1]), "worst": float(-i)})
+        for i, p in enumerate(sorted(planted(30, 8), key=lambda p: p.effects[p.chosen - 1]))
+    ]
+    found = audit_scores(points, resamples=SAMPLES)
+    names = [score.name for score in found.scores]
+    assert names[0] == "best" and names[-2:] == ["worst", "flat"]
+    assert named(found, "best").chosen[0] == pytest.approx(1)
+
+
+def test_points_without_a_judge_are_left_out():
+    """The judge knows the order of the three points that it has seen; the fourth would spoil it."""
+    returns = [((0.0,), (1.0,)), ((0.5,), (1.0,)), ((1.0,), (1.0,)), ((0.0,), (4.0,))]
+    judged = [1.0, 2.0, 3.0, math.nan]
+    points = [
+        AuditPoint(str(i), 0, 1, True, r, {}, {"judge": score}, options=("a", "b"))
+        for i, (r, score) in enumerate(zip(returns, judged, strict=True))
+    ]
+    found = audit_scores(points, resamples=SAMPLES)
+    assert named(found, "judge").chosen[0] == pytest.approx(1)
+    assert found.levels == () and named(found, "judge").all_levels is None
+
+
+def test_points_may_have_different_numbers_of_actions():
+    points = [
+        AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {}, options=("x", "y")),
+        AuditPoint(
+            "b", 0, 1, True, ((0.0, 0.0), (1.0, 1.0), (0.5, 0.5)), {}, options=("x", "y", "z")
+        ),
+    ]
+    found = audit_scores(points, resamples=SAMPLES)
+    assert [point.effects[0] for point in points] == [0.5, -0.5]
+    assert found.reliability == pytest.approx(1)
+
+
+def test_one_task_has_no_interval():
+    points = [replace(point, task="t") for point in planted(5, 8)]
+    value, low, high = named(audit_scores(points, resamples=SAMPLES), "score").chosen
+    assert math.isfinite(value) and math.isnan(low) and math.isnan(high)

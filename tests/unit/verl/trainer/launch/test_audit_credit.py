@@ -1,4 +1,4 @@
-"""Credit of estimators at audited decisions, by hand: without levels, and in every form of RLVCR."""
+"""Credit of estimators at audited turns, by hand: without levels, and in every form of RLVCR."""
 
 import math
 
