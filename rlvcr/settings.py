@@ -124,7 +124,7 @@ class RLVCRSettings(Section):
     original one, and others that the policy samples there
     """
     audit_scores_file: str | None = None
-    """JSONL file with scores of a judge for main_audit; lines {"traj_uid", "step", "score"} or
+    """JSONL file with external scores for main_audit; lines {"traj_uid", "step", "score"} or
     {"task_id", "seed", "step", "score"}
     """
     audit_trajectories: str | None = None

@@ -37,6 +37,8 @@ SECOND_AUDIT = "second_audit"  # line of the table with the expected correlation
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
 # Weights of P points in R samples [R, P] -> value of every sample [R]
 Measure = Callable[[np.ndarray], np.ndarray]
+# The same of two columns of numbers, [P] or [P, K], and the weights
+PairMeasure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class AuditPoint:
     options: tuple[str, ...] = ()
 
     @property
-    def effects(self) -> np.ndarray:
+    def option_effects(self) -> np.ndarray:
         """Mean return of every option [K], minus the mean over all options."""
         return _subtract_mean([fmean(option_returns) for option_returns in self.returns])
 
@@ -113,73 +115,89 @@ def audit_scores(
         raise ValueError(
             "the audit needs at least one decision point without failed rollouts, and there is none"
         )
-    numbered_tasks = enumerate(point.task for point in points)
-    tasks = number_keys(
-        [point_index if task is None else task for point_index, task in numbered_tasks]
-    ).numpy()
-    is_success = np.array([point.won for point in points])
-
-    def compute_interval(measure: Measure, counted: np.ndarray | None = None) -> Interval:
-        is_counted = np.ones(len(points), dtype=bool) if counted is None else counted
-        return _bootstrap_interval(measure, is_counted, tasks, seed, resamples)
-
-    def compare_levels(name: str, measure: Measure, measure_chosen: Measure) -> ScoreAudit:
-        return ScoreAudit(
-            name,
-            all_levels=compute_interval(measure),
-            in_won=compute_interval(measure, is_success),
-            in_lost=compute_interval(measure, ~is_success),
-            chosen=compute_interval(measure_chosen),
-        )
-
-    def compare_chosen(
-        name: str, measure: Measure, counted: np.ndarray | None = None
-    ) -> ScoreAudit:
-        return ScoreAudit(name, None, None, None, compute_interval(measure, counted))
-
-    chosen_effects = _select_chosen(points, [point.effects for point in points])
-    halves = [[_compute_half_effects(point, which) for point in points] for which in (0, 1)]
-    chosen_halves = [_select_chosen(points, half) for half in halves]
-    chosen_reliability = partial(_compute_reliabilities, *chosen_halves)
+    comparison = _Comparison(points, seed, resamples)
     noise = np.random.default_rng(seed)
     random_scores = [noise.normal(size=len(point.returns)) for point in points]
-    score_audits: list[ScoreAudit] = []
-    levels: tuple[Interval, ...] = ()
     step_scores = {
         name: np.array([point.step_scores[name] for point in points])
         for name in points[0].step_scores
     }
     if points[0].scores:
-        effects = np.array([point.effects for point in points])
-        levels = tuple(compute_interval(partial(_compute_means, column)) for column in effects.T)
         tables = {
             name: np.array([_subtract_mean(point.scores[name]) for point in points])
             for name in points[0].scores
         }
-        for name, table in {**tables, "random": np.array(random_scores)}.items():
-            measure = partial(_correlate_ranks, table, effects)
-            chosen_scores = _select_chosen(points, table)
-            measure_chosen = partial(_correlate_ranks, chosen_scores, chosen_effects)
-            score_audits.append(compare_levels(name, measure, measure_chosen))
-        second_audit = compare_levels(
-            SECOND_AUDIT,
-            partial(_compute_reliabilities, *map(np.array, halves)),
-            chosen_reliability,
-        )
+        effects = np.array([point.option_effects for point in points])
+        levels = tuple(comparison.get_interval(partial(_compute_means, c)) for c in effects.T)
+        score_audits = [
+            comparison.audit_levels(name, _correlate_ranks, table, effects)
+            for name, table in {**tables, "random": np.array(random_scores)}.items()
+        ]
     else:
         step_scores["random"] = _select_chosen(points, random_scores)
-        second_audit = compare_chosen(SECOND_AUDIT, chosen_reliability)
-    for name, values in step_scores.items():
-        measure = partial(_correlate_ranks, values, chosen_effects)
-        score_audits.append(compare_chosen(name, measure, ~np.isnan(values)))
+        levels, score_audits = (), []
+    effects_of_chosen = _select_chosen(points, [point.option_effects for point in points])
+    score_audits += [
+        comparison.audit_chosen(name, _correlate_ranks, values, effects_of_chosen)
+        for name, values in step_scores.items()
+    ]
     return AuditResult(
         points=len(points),
         plays=len(points[0].returns[0]),
         levels=levels,
         reliability=compute_reliability(points),
-        second_audit=second_audit,
+        second_audit=_audit_second_audit(comparison, points),
         scores=tuple(sorted(score_audits, key=_sort_key)),
     )
+
+
+class _Comparison:
+    """Comparison of two columns of numbers of ``points``, with intervals over tasks."""
+
+    def __init__(self, points: Sequence[AuditPoint], seed: int, resamples: int) -> None:
+        self._points = points
+        self._seed, self._resamples = seed, resamples
+        numbered_tasks = enumerate(point.task for point in points)
+        self._tasks = number_keys(
+            [point_index if task is None else task for point_index, task in numbered_tasks]
+        ).numpy()
+        self._is_success = np.array([point.won for point in points])
+
+    def get_interval(self, measure: Measure, counted: np.ndarray | None = None) -> Interval:
+        """Return ``measure`` of the ``counted`` points (default: all) with its interval."""
+        is_counted = np.ones(len(self._points), dtype=bool) if counted is None else counted
+        return _bootstrap_interval(measure, is_counted, self._tasks, self._seed, self._resamples)
+
+    def audit_levels(
+        self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
+    ) -> ScoreAudit:
+        """Return ``measure`` of two tables [P, K] of all levels, in all columns."""
+        of_levels = partial(measure, first, second)
+        chosen = (_select_chosen(self._points, table) for table in (first, second))
+        return ScoreAudit(
+            name,
+            all_levels=self.get_interval(of_levels),
+            in_won=self.get_interval(of_levels, self._is_success),
+            in_lost=self.get_interval(of_levels, ~self._is_success),
+            chosen=self.get_interval(partial(measure, *chosen)),
+        )
+
+    def audit_chosen(
+        self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
+    ) -> ScoreAudit:
+        """Return ``measure`` of two columns [P]. Points where ``first`` is NaN are left out."""
+        interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
+        return ScoreAudit(name, None, None, None, interval)
+
+
+def _audit_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
+    """Return the expected correlations with the effects of a second audit, in all columns."""
+    halves = [[_compute_half_effects(point, which) for point in points] for which in (0, 1)]
+    if points[0].scores:
+        tables = map(np.array, halves)
+        return comparison.audit_levels(SECOND_AUDIT, _compute_reliabilities, *tables)
+    chosen = (_select_chosen(points, half) for half in halves)
+    return comparison.audit_chosen(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
 def compute_reliability(points: Sequence[AuditPoint]) -> float:

@@ -75,7 +75,7 @@ def measure_coverage(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table of coverages."""
+    """Print the coverage of the intervals for each of the settings."""
     repetitions = int(argv[0]) if argv else REPETITIONS
     print("tasks  points per task  correlation  all levels  chosen levels")
     for (tasks, points_per_task), correlation in SETTINGS:

@@ -77,9 +77,9 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
 def expand_confidence_level(confidence_level: float, count: int) -> float:
     """Return the level of percentiles whose bootstrap interval covers with ``confidence_level``.
 
-    Percentile intervals of ``count`` independent units are too narrow: resamples vary by
-    ``(count - 1) / count`` of the variance, and the normal distribution replaces Student's t. The
-    expanded percentiles of Hesterberg (2015) correct both. ``count`` is at least 2.
+    Percentile intervals of ``count`` independent units are too narrow. Resamples vary by ``(count -
+    1) / count`` of the variance, and the normal distribution replaces Student's t. The expanded
+    percentiles of Hesterberg (2015) correct both. ``count`` is at least 2.
 
         0.95 of 10 units: 0.983, of 64 units: 0.956
     """

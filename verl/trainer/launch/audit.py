@@ -17,7 +17,7 @@ from verl.trainer.launch.extensions import inspect_start
 
 if TYPE_CHECKING:
     from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
-    from verl.trainer.launch.audit_files import JudgeScores
+    from verl.trainer.launch.audit_files import ExternalScores
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
@@ -108,24 +108,24 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
     return Inspection(inspection.problems, {**inspection.facts, "audit": audit})
 
 
-def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], JudgeScores]":
-    """Return the recorded trajectories and judge's scores that ``cfg`` names; empty without files.
+def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
+    """Return the recorded trajectories and external scores that ``cfg`` names; empty without files.
 
     Raises ``ValueError`` with file and line, and ``OSError`` for a file that cannot be read.
     """
     from rlvcr.settings import method_settings
-    from verl.trainer.launch.audit_files import read_judge_scores, read_recorded_trajectories
+    from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
     from verl.trainer.launch.preflight import open_tasks
 
     rlvcr = method_settings(cfg.algorithm)
-    judge_scores = (
-        {} if rlvcr.audit_scores_file is None else read_judge_scores(rlvcr.audit_scores_file)
+    external_scores = (
+        {} if rlvcr.audit_scores_file is None else read_external_scores(rlvcr.audit_scores_file)
     )
     if rlvcr.audit_trajectories is None:
-        return [], judge_scores
+        return [], external_scores
     task_lists = [envs.task_list for envs in open_tasks(cfg)]
     tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
-    return read_recorded_trajectories(rlvcr.audit_trajectories, tasks), judge_scores
+    return read_recorded_trajectories(rlvcr.audit_trajectories, tasks), external_scores
 
 
 def run_audit(cfg: PPOConfig) -> None:
@@ -133,7 +133,7 @@ def run_audit(cfg: PPOConfig) -> None:
     from rlvcr.research.audit import audit_scores
     from rlvcr.settings import method_settings
     from verl.trainer.launch.audit_credit import add_credits
-    from verl.trainer.launch.audit_files import add_judge_scores
+    from verl.trainer.launch.audit_files import add_external_scores
     from verl.trainer.launch.audit_record import (
         compute_audit_metrics,
         print_audit_tables,
@@ -143,7 +143,7 @@ def run_audit(cfg: PPOConfig) -> None:
 
     if cfg.trainer.resume_mode == "disable":
         logger.warning("the run has no checkpoint: auditing its policy before training")
-    recorded, judge_scores = read_audit_files(cfg)
+    recorded, external_scores = read_audit_files(cfg)
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
@@ -162,7 +162,7 @@ def run_audit(cfg: PPOConfig) -> None:
         trainer.journal.log_rollouts(trainer.global_step, data)
         scored = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored))
         points, skipped = add_credits(points, scored, cfg)
-        points = add_judge_scores(points, judge_scores)
+        points = add_external_scores(points, external_scores)
         for name, reason in skipped.items():
             logger.info("estimator %s is skipped: %s", name, reason)
         result = audit_scores(points)

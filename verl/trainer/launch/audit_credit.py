@@ -59,7 +59,7 @@ def add_credits(
             except ValueError as error:  # settings that this estimator refuses, or user code
                 skipped[name] = str(error)
                 continue
-            credit = decisions.average(rows.batch["advantages"])
+            credit = decisions.average_tokens(rows.batch["advantages"])
             if name != POSTERIOR:
                 step_scores[name] = credit.tolist()
             else:
@@ -95,7 +95,7 @@ class _DecisionTokens:
             tokens = torch.where(digits.any(-1, keepdim=True), digits, tokens)
         self._weights = tokens / tokens.sum(-1, keepdim=True).clamp(min=1)
 
-    def average(self, values: torch.Tensor) -> torch.Tensor:
+    def average_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return the means [N] or [N, K] of ``values`` [B, R] or [B, R, K], in float64."""
         weights = self._weights.view(*self._weights.shape, *[1] * (values.dim() - 2))
         # Values of other tokens may be NaN.
@@ -111,8 +111,8 @@ def _compute_scores_without_estimator(
     The parts are those due to the score and to token prices. Scores are as in ``AuditPoint``.
     """
     if "thinking_token_costs" not in rows.batch:
-        log_prob = decisions.average(rows.batch["old_log_probs"])
-        entropy = decisions.average(rows.batch["entropys"])
+        log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
+        entropy = decisions.average_tokens(rows.batch["entropys"])
         scores = {"logprob": log_prob, "prob": log_prob.exp(), "entropy": -entropy}
     else:
         price = rows.batch["thinking_token_costs"]
@@ -120,8 +120,8 @@ def _compute_scores_without_estimator(
         if GROUP_PRICE_COLUMN in rows.batch:
             price = price + rows.batch[GROUP_PRICE_COLUMN]
         scores = {
-            "rlvcr_score_part": decisions.average(score),
-            "rlvcr_price_part": decisions.average(price),
+            "rlvcr_score_part": decisions.average_tokens(score),
+            "rlvcr_price_part": decisions.average_tokens(price),
         }
     return {name: values.tolist() for name, values in scores.items()}
 
@@ -133,8 +133,8 @@ def _compute_posterior_credit(
 
     With posterior w, policy pi and trajectory advantage A: ``(w_k - pi_k) A``.
     """
-    posterior = decisions.average(rows.batch[CHOICE_POSTERIOR])
-    policy = decisions.average(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
+    posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
+    policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
     return (posterior - policy) * trajectory_advantage.unsqueeze(-1)
 
 

@@ -1,4 +1,4 @@
-"""Files that a user gives to ``main_audit``: recorded trajectories, and scores of a judge.
+"""Files that a user gives to ``main_audit``: recorded trajectories, and external scores.
 
 {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
 {"traj_uid": "val-1-0-4/2", "step": 0, "score": 0.7}
@@ -19,7 +19,7 @@ from rlvcr.research.audit import AuditPoint
 
 logger = logging.getLogger(__name__)
 # (traj_uid, turn number), or (task_id, environment seed, turn number)
-JudgeScores = Mapping[tuple[str | int, ...], float]
+ExternalScores = Mapping[tuple[str | int, ...], float]
 
 
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
@@ -46,7 +46,7 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
     return recorded
 
 
-def read_judge_scores(path: str) -> JudgeScores:
+def read_external_scores(path: str) -> ExternalScores:
     """Return the scores of the file ``path``. Raises ``ValueError`` with file and line."""
     scores: dict[tuple[str | int, ...], float] = {}
     for source, row in _read_lines(path):
@@ -65,8 +65,8 @@ def read_judge_scores(path: str) -> JudgeScores:
     return scores
 
 
-def add_judge_scores(points: Sequence[AuditPoint], scores: JudgeScores) -> list[AuditPoint]:
-    """Return ``points`` with the score ``judge`` of the file; NaN at a point that it lacks."""
+def add_external_scores(points: Sequence[AuditPoint], scores: ExternalScores) -> list[AuditPoint]:
+    """Return ``points`` with the score ``external`` of the file; NaN at a point that it lacks."""
     if not scores:
         return list(points)
     values = []
@@ -81,7 +81,7 @@ def add_judge_scores(points: Sequence[AuditPoint], scores: JudgeScores) -> list[
             len(points),
         )
     return [
-        replace(point, step_scores={**point.step_scores, "judge": value})
+        replace(point, step_scores={**point.step_scores, "external": value})
         for point, value in zip(points, values, strict=True)
     ]
 

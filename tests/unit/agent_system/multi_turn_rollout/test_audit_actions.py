@@ -73,7 +73,7 @@ def test_different_actions_are_executed_and_the_original_is_the_first(tokenizer)
         assert point.options[0] == original and point.chosen == 1
         assert set(point.options) == {"stay", next(a for a in point.options if a != "stay")}
         assert point.returns == tuple((float(a != "stay"),) * 2 for a in point.options)
-        assert point.effects[0] == (-0.5 if original == "stay" else 0.5)
+        assert point.option_effects[0] == (-0.5 if original == "stay" else 0.5)
         assert point.won == (original != "stay") and not point.scores
         assert point.task is not None and point.task.startswith("number_line/")
 

@@ -216,8 +216,8 @@ def test_the_second_audit_is_told_by_column():
 
 def test_rules_are_sorted_by_their_agreement_at_chosen_levels():
     points = [
-        replace(p, step_scores={"best": float(p.effects[p.chosen - 1]), "worst": float(-i)})
-        for i, p in enumerate(sorted(planted(30, 8), key=lambda p: p.effects[p.chosen - 1]))
+        replace(p, step_scores={"best": float(p.option_effects[p.chosen - 1]), "worst": float(-i)})
+        for i, p in enumerate(sorted(planted(30, 8), key=lambda p: p.option_effects[p.chosen - 1]))
     ]
     found = audit_scores(points, resamples=SAMPLES)
     names = [score.name for score in found.scores]
@@ -225,17 +225,17 @@ def test_rules_are_sorted_by_their_agreement_at_chosen_levels():
     assert named(found, "best").chosen[0] == pytest.approx(1)
 
 
-def test_points_without_a_judge_are_left_out():
-    """The judge knows the order of the three points that it has seen; the fourth would spoil it."""
+def test_points_without_an_external_score_are_left_out():
+    """The order of the three points with a score is right; the fourth point would spoil it."""
     returns = [((0.0,), (1.0,)), ((0.5,), (1.0,)), ((1.0,), (1.0,)), ((0.0,), (4.0,))]
-    judged = [1.0, 2.0, 3.0, math.nan]
+    graded = [1.0, 2.0, 3.0, math.nan]
     points = [
-        AuditPoint(str(i), 0, 1, True, r, {}, {"judge": score}, options=("a", "b"))
-        for i, (r, score) in enumerate(zip(returns, judged, strict=True))
+        AuditPoint(str(i), 0, 1, True, r, {}, {"external": score}, options=("a", "b"))
+        for i, (r, score) in enumerate(zip(returns, graded, strict=True))
     ]
     found = audit_scores(points, resamples=SAMPLES)
-    assert named(found, "judge").chosen[0] == pytest.approx(1)
-    assert found.levels == () and named(found, "judge").all_levels is None
+    assert named(found, "external").chosen[0] == pytest.approx(1)
+    assert found.levels == () and named(found, "external").all_levels is None
 
 
 def test_points_may_have_different_numbers_of_actions():
@@ -246,7 +246,7 @@ def test_points_may_have_different_numbers_of_actions():
         ),
     ]
     found = audit_scores(points, resamples=SAMPLES)
-    assert [point.effects[0] for point in points] == [0.5, -0.5]
+    assert [point.option_effects[0] for point in points] == [0.5, -0.5]
     assert found.reliability == pytest.approx(1)
 
 

@@ -1,4 +1,4 @@
-"""Files of an audit: recorded trajectories and a judge's scores, with errors by line."""
+"""Files of an audit: recorded trajectories and external scores, with errors by line."""
 
 import math
 
@@ -6,8 +6,8 @@ import pytest
 
 from rlvcr.research.audit import AuditPoint
 from verl.trainer.launch.audit_files import (
-    add_judge_scores,
-    read_judge_scores,
+    add_external_scores,
+    read_external_scores,
     read_recorded_trajectories,
 )
 
@@ -69,7 +69,7 @@ def test_a_file_without_trajectories_is_refused(tmp_path):
 def test_a_line_that_is_no_score_is_named(tmp_path, line):
     path = write_lines(tmp_path, '{"traj_uid": "b", "step": 2, "score": 1}', line)
     with pytest.raises(ValueError, match="line 2"):
-        read_judge_scores(path)
+        read_external_scores(path)
 
 
 def test_scores_are_found_by_trajectory_or_task(tmp_path, caplog):
@@ -78,14 +78,14 @@ def test_scores_are_found_by_trajectory_or_task(tmp_path, caplog):
         '{"traj_uid": "a", "step": 2, "score": 0.5}',
         '{"task_id": "7", "seed": 3, "step": 1, "score": -1}',
     )
-    scores = read_judge_scores(path)
+    scores = read_external_scores(path)
     points = [
         AuditPoint("a", 2, 1, True, ((0.0,), (1.0,)), {}, {"grpo": 1.0}, task="9"),
         AuditPoint("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=3),
         AuditPoint("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=4),
     ]
-    first, second, third = add_judge_scores(points, scores)
-    assert first.step_scores == {"grpo": 1.0, "judge": 0.5}
-    assert second.step_scores == {"judge": -1.0}
-    assert math.isnan(third.step_scores["judge"]) and "1 of 3" in caplog.text
-    assert add_judge_scores(points, {}) == points
+    first, second, third = add_external_scores(points, scores)
+    assert first.step_scores == {"grpo": 1.0, "external": 0.5}
+    assert second.step_scores == {"external": -1.0}
+    assert math.isnan(third.step_scores["external"]) and "1 of 3" in caplog.text
+    assert add_external_scores(points, {}) == points
