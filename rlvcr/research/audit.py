@@ -27,7 +27,7 @@ import numpy as np
 from verl.algos.groups import number_keys
 from verl.utils.statistics import (
     compute_weighted_correlations,
-    compute_weighted_ranks,
+    compute_weighted_rank_correlations,
     expand_confidence_level,
     percentile_interval,
 )
@@ -173,13 +173,13 @@ class _Comparison:
     ) -> ScoreAudit:
         """Return ``measure`` of two tables [P, K] of all levels, in all columns."""
         of_levels = partial(measure, first, second)
-        chosen = (_select_chosen(self._points, table) for table in (first, second))
+        chosen = [_select_chosen(self._points, table) for table in (first, second)]
         return ScoreAudit(
             name,
             all_levels=self.get_interval(of_levels),
             in_won=self.get_interval(of_levels, self._is_success),
             in_lost=self.get_interval(of_levels, ~self._is_success),
-            chosen=self.get_interval(partial(measure, *chosen)),
+            chosen=self.get_interval(partial(measure, chosen[0], chosen[1])),
         )
 
     def audit_chosen(
@@ -192,11 +192,12 @@ class _Comparison:
 
 def _audit_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
     """Return the expected correlations with the effects of a second audit, in all columns."""
-    halves = [[_compute_half_effects(point, which) for point in points] for which in (0, 1)]
+    first, second = ([_compute_half_effects(point, which) for point in points] for which in (0, 1))
     if points[0].scores:
-        tables = map(np.array, halves)
-        return comparison.audit_levels(SECOND_AUDIT, _compute_reliabilities, *tables)
-    chosen = (_select_chosen(points, half) for half in halves)
+        return comparison.audit_levels(
+            SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
+        )
+    chosen = _select_chosen(points, first), _select_chosen(points, second)
     return comparison.audit_chosen(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
@@ -212,7 +213,8 @@ def compute_reliability(points: Sequence[AuditPoint]) -> float:
         np.concatenate([_compute_half_effects(point, which) for point in points])
         for which in (0, 1)
     ]
-    return float(_compute_reliabilities(*halves, np.ones((1, len(halves[0]))))[0])
+    weights = np.ones((1, len(halves[0])))
+    return float(_compute_reliabilities(halves[0], halves[1], weights)[0])
 
 
 def _compute_reliabilities(
@@ -288,5 +290,4 @@ def _compute_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def _correlate_ranks(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
     weights = _repeat_for_options(weights, first)
-    ranks = (compute_weighted_ranks(values.ravel(), weights) for values in (first, second))
-    return compute_weighted_correlations(*ranks, weights)
+    return compute_weighted_rank_correlations(first.ravel(), second.ravel(), weights)

@@ -100,9 +100,24 @@ def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) ->
     """
     if len(first) != len(second):
         raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
+    if len(first) < 2:
+        return math.nan
     weights = np.ones((1, len(first)))
-    ranks = (compute_weighted_ranks(np.asarray(values), weights) for values in (first, second))
-    return float(compute_weighted_correlations(*ranks, weights)[0]) if len(first) else math.nan
+    return float(
+        compute_weighted_rank_correlations(np.asarray(first), np.asarray(second), weights)[0]
+    )
+
+
+def compute_weighted_rank_correlations(
+    first: np.ndarray, second: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return Spearman's rank correlations [R] of ``first`` [N] and ``second`` [N] in R samples.
+
+    ``weights`` [R, N] are the numbers of times that a sample contains each value.
+    """
+    first_ranks = compute_weighted_ranks(first, weights)
+    second_ranks = compute_weighted_ranks(second, weights)
+    return compute_weighted_correlations(first_ranks, second_ranks, weights)
 
 
 def compute_weighted_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

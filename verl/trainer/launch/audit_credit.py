@@ -120,8 +120,8 @@ def _compute_scores_without_estimator(
         if GROUP_PRICE_COLUMN in rows.batch:
             price = price + rows.batch[GROUP_PRICE_COLUMN]
         scores = {
-            "rlvcr_score_part": decisions.average_tokens(score),
-            "rlvcr_price_part": decisions.average_tokens(price),
+            "rlvcr_score": decisions.average_tokens(score),
+            "rlvcr_price": decisions.average_tokens(price),
         }
     return {name: values.tolist() for name, values in scores.items()}
 
@@ -146,5 +146,5 @@ def _add_method_columns(scored: DataProto, cfg: PPOConfig) -> DataProto:
     turns = rows.non_tensor_batch[TURNS_COLUMN]
     rows = add_thinking_columns(rows, cfg)
     if cfg.algorithm.adv_estimator == "level_groups":
-        add_group_prices(rows, turns, method_settings(cfg.algorithm))
+        add_group_prices(rows, list(turns), method_settings(cfg.algorithm))
     return rows

@@ -5,13 +5,15 @@
 {"task_id": "7", "seed": 3, "step": 0, "score": 0.7}
 """
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, TypeVar
+
+from annotated_types import MinLen
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_system.environments.env import Task
 from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
@@ -19,7 +21,31 @@ from rlvcr.research.audit import AuditPoint
 
 logger = logging.getLogger(__name__)
 # (traj_uid, turn number), or (task_id, environment seed, turn number)
-ExternalScores = Mapping[tuple[str | int, ...], float]
+ExternalScores = Mapping[tuple[str | int | None, ...], float]
+SCORES_KEY = "algorithm.rlvcr.audit_scores_file"
+
+
+class _Line(BaseModel):
+    """One line of a file. Fields of other names are ignored."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _TrajectoryLine(_Line):
+    task_id: str
+    seed: int
+    actions: Annotated[list[str], MinLen(1)]
+
+
+class _ScoreLine(_Line):
+    step: int
+    score: float
+    traj_uid: str | None = None
+    task_id: str | None = None
+    seed: int | None = None
+
+
+LineT = TypeVar("LineT", bound=_Line)
 
 
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
@@ -28,19 +54,15 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
     Raises ``ValueError`` with file and line for an invalid line or an unknown task.
     """
     recorded = []
-    for source, row in _read_lines(path):
-        task_id = _get_field(row, "task_id", str, source)
-        seed = _get_field(row, "seed", int, source)
-        actions = _get_field(row, "actions", list, source)
-        if not actions or not all(isinstance(action, str) for action in actions):
-            raise ValueError(f"{source}: actions={actions!r}; allowed: a list of at least one text")
-        if task_id not in tasks:
+    for source, line in _read_lines(path, _TrajectoryLine):
+        if line.task_id not in tasks:
             raise ValueError(
-                f"{source}: task_id={task_id!r} is not a task of the environment; allowed: "
+                f"{source}: task_id={line.task_id!r} is not a task of the environment; allowed: "
                 f"{len(tasks)} ids such as {next(iter(tasks), '')!r}; fix: correct the id or the "
                 "settings of the environment"
             )
-        recorded.append(RecordedTrajectory(source, tasks[task_id], seed, tuple(actions)))
+        task = tasks[line.task_id]
+        recorded.append(RecordedTrajectory(source, task, line.seed, tuple(line.actions)))
     if not recorded:
         raise ValueError(f"{path}: it has no trajectory; allowed: one JSON object per line")
     return recorded
@@ -48,20 +70,17 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 
 def read_external_scores(path: str) -> ExternalScores:
     """Return the scores of the file ``path``. Raises ``ValueError`` with file and line."""
-    scores: dict[tuple[str | int, ...], float] = {}
-    for source, row in _read_lines(path):
-        step = _get_field(row, "step", int, source)
-        if "traj_uid" in row:
-            key = (_get_field(row, "traj_uid", str, source), step)
-        else:
-            task_id = _get_field(row, "task_id", str, source)
-            key = (task_id, _get_field(row, "seed", int, source), step)
-        score = _get_field(row, "score", (int, float), source)
-        if not math.isfinite(score):
-            raise ValueError(f"{source}: score={score}; allowed: finite numbers")
-        if key in scores:
-            raise ValueError(f"{source}: a second score of turn {key}; fix: remove one of them")
-        scores[key] = float(score)
+    scores: dict[tuple[str | int | None, ...], float] = {}
+    for source, line in _read_lines(path, _ScoreLine):
+        key = (line.task_id, line.seed, line.step)
+        if line.traj_uid is not None:
+            key = (line.traj_uid, line.step)
+        if None in key or key in scores:
+            raise ValueError(
+                f"{source}: the turn {key} is incomplete or has a second score; allowed: one score "
+                "for each traj_uid and step, or for each task_id, seed and step"
+            )
+        scores[key] = line.score
     return scores
 
 
@@ -71,44 +90,28 @@ def add_external_scores(points: Sequence[AuditPoint], scores: ExternalScores) ->
         return list(points)
     values = []
     for point in points:
-        of_task = scores.get((point.task or "", point.seed, point.step), math.nan)
+        of_task = scores.get((point.task, point.seed, point.step), math.nan)
         values.append(scores.get((point.traj_uid, point.step), of_task))
     missing = sum(map(math.isnan, values))
     if missing:
-        logger.warning(
-            "algorithm.rlvcr.audit_scores_file has no score for %d of %d audited turns",
-            missing,
-            len(points),
-        )
+        logger.warning("%s lacks the scores of %d of %d turns", SCORES_KEY, missing, len(points))
     return [
         replace(point, step_scores={**point.step_scores, "external": value})
         for point, value in zip(points, values, strict=True)
     ]
 
 
-def _read_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a JSONL file, each with the text that names its file and line."""
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
+def _read_lines(path: str, kind: type[LineT]) -> Iterator[tuple[str, LineT]]:
+    """Yield the lines of a JSONL file, each with the text that names file and line."""
+    for number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
         source = f"{path}, line {number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{source}: not JSON: {error}; allowed: one object") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{source}: {row!r}; allowed: one JSON object per line")
-        yield source, row
-
-
-def _get_field(
-    row: Mapping[str, Any], name: str, kind: type | tuple[type, ...], source: str
-) -> Any:
-    """Return field ``name`` of ``row``. Raises ``ValueError`` if it is missing or another type."""
-    value = row.get(name)
-    # True and False are integers in Python.
-    if isinstance(value, bool) or not isinstance(value, kind):
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        allowed = " or ".join(one.__name__ for one in kinds)
-        raise ValueError(f"{source}: {name}={value!r}; allowed: {allowed}; fix: correct the line")
-    return value
+            if text.strip():
+                yield source, kind.model_validate_json(text)
+        except ValidationError as error:
+            (why, *_) = error.errors()
+            field = ".".join(map(str, why["loc"])) or "the line"
+            raise ValueError(
+                f"{source}: {field}: {why['msg']}; fix: write one JSON object with the fields "
+                f"{', '.join(kind.model_fields)}"
+            ) from error

@@ -147,8 +147,8 @@ def test_every_form_of_rlvcr_by_hand():
         utilities = scores - prices
         scaled = (utilities - utilities.min()) / max(np.ptp(utilities), 0.02)
         factor = np.exp(2 * scaled[chosen]) / np.exp(2 * scaled).mean()
-        assert point.step_scores["rlvcr_score_part"] == pytest.approx(score_part, abs=1e-6)
-        assert point.step_scores["rlvcr_price_part"] == pytest.approx(price_part, abs=1e-6)
+        assert point.step_scores["rlvcr_score"] == pytest.approx(score_part, abs=1e-6)
+        assert point.step_scores["rlvcr_price"] == pytest.approx(price_part, abs=1e-6)
         expected = {
             "rlvcr_additive": trajectory + w * thinking,
             # ``combine`` changes the sign of the score only, not of the price.

@@ -32,14 +32,14 @@ def test_recorded_trajectories_have_task_seed_and_actions(tmp_path):
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("{", "not JSON"),
-        ("[1]", "one JSON object"),
+        ("{", "Invalid JSON"),
+        ("[1]", "an object"),
         ('{"task_id": "8", "seed": 3, "actions": ["a"]}', "task_id='8'"),
-        ('{"task_id": 7, "seed": 3, "actions": ["a"]}', "task_id=7"),
-        ('{"task_id": "7", "actions": ["a"]}', "seed=None"),
-        ('{"task_id": "7", "seed": true, "actions": ["a"]}', "seed=True"),
-        ('{"task_id": "7", "seed": 3, "actions": "a"}', "actions='a'"),
-        ('{"task_id": "7", "seed": 3, "actions": [1]}', "actions=[1]"),
+        ('{"task_id": 7, "seed": 3, "actions": ["a"]}', "task_id: "),
+        ('{"task_id": "7", "actions": ["a"]}', "seed: "),
+        ('{"task_id": "7", "seed": true, "actions": ["a"]}', "seed: "),
+        ('{"task_id": "7", "seed": 3, "actions": "a"}', "actions: "),
+        ('{"task_id": "7", "seed": 3, "actions": [1]}', "actions.0: "),
     ],
 )
 def test_a_line_that_is_no_trajectory_is_named(tmp_path, line, named):
