@@ -185,7 +185,7 @@ class _Comparison:
     def audit_chosen(
         self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two columns [P]. Points where ``first`` is NaN are left out."""
+        """Return ``measure`` of two columns [P]. Points where ``first`` is NaN do not count."""
         interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
 

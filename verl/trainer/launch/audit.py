@@ -157,7 +157,9 @@ def run_audit(cfg: PPOConfig) -> None:
         num_failed = data.meta_info["metrics"]["audit/points_failed"]
         if num_failed:
             logger.warning(
-                "%d of %d points failed and are ignored", num_failed, num_failed + len(points)
+                "%d of %d points are ignored: a rollout failed, or no other action was sampled",
+                num_failed,
+                num_failed + len(points),
             )
         trainer.journal.log_rollouts(trainer.global_step, data)
         scored = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored))
