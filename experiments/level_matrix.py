@@ -87,11 +87,12 @@ class DecisionState:
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A sampled turn: its level (None if it cannot be parsed), action and number of tokens."""
+    """A sampled turn: level (None if it cannot be parsed), action and tokens, forced ones too."""
 
     level: int | None
     action: str
     tokens: int
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +138,9 @@ class Policy:
         """Sample a turn for each of ``prompts``. If a level is given, its tags begin the turn."""
         forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
         for number, (prompt, prefix_ids_of_turn) in enumerate(zip(prompts, forced, strict=True)):
-            messages = [*self.system_messages, {"role": "user", "content": prompt}]
             request = SamplingRequest(
                 str(number),
-                [*self.bridge.first_prompt(messages), *prefix_ids_of_turn],
+                [*self.encode_prompt(prompt), *prefix_ids_of_turn],
                 max_tokens=self.max_tokens - len(prefix_ids_of_turn),
                 stop=self.package.stop,
                 seed=derive_seed("level matrix", self.num_requests + number),
@@ -154,9 +154,15 @@ class Policy:
             self._read([*begun, *results[number].token_ids]) for number, begun in enumerate(forced)
         ]
 
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Return the tokens of the conversation that asks for a turn after ``prompt``."""
+        return self.bridge.first_prompt(
+            [*self.system_messages, {"role": "user", "content": prompt}]
+        )
+
     def _read(self, ids: list[int]) -> SampledStep:
         action, _ = self.package.project(self.bridge.decode(ids))
-        return SampledStep(self.codec.parse_turn(ids).level, action, len(ids))
+        return SampledStep(self.codec.parse_turn(ids).level, action, len(ids), tuple(ids))
 
 
 class StepwiseEpisode:

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.environments.env_package.relay.prompts import parse_door
+from agent_system.environments.env_package.relay.doors import parse_door
 from verl.utils import jsonl
 from verl.utils.commands import run_reporting_mistakes
 

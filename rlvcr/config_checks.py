@@ -202,10 +202,11 @@ def _check_group_prices(cfg: PPOConfig) -> Problems:
     if estimator in ("copo",) or not (settings.enable or estimator == LEVEL_GROUPS):
         why = f"{estimator} adds no token prices to its advantages"
         fix = "algorithm.adv_estimator=rlvcr or level_groups"
-        yield build_problem(cfg, key, why, "all, won, gate", fix)
+        yield build_problem(cfg, key, why, ", ".join(("all", "won", "gate")), fix)
     if settings.combine == "reweight" and settings.enable:
         why = "combine=reweight multiplies advantages, and prices would be added"
-        yield build_problem(cfg, key, why, "all, won", f"{PREFIX}.combine=success")
+        allowed = ", ".join(("all", "won"))
+        yield build_problem(cfg, key, why, allowed, f"{PREFIX}.combine=success")
     if settings.cost_coef:
         why = "price_in=group has no price per token"
         fix = f"{PREFIX}.cost_coef=0, or {key}=won"

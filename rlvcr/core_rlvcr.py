@@ -213,14 +213,12 @@ def compute_rlvcr_outcome_advantage(
     with ``price_in="gate"`` does ``combine`` change the sign of that part.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    ``thinking_level_bonus [B, R]`` is added in all rows. ``thinking_executed [B, R]``, credit from
-    replays at another level, and ``thinking_group_price [B, R]``, token prices relative to other
-    successes, are added in all rows with weight ``step_advantage_w``.
+    ``thinking_level_bonus [B, R]`` is added in all rows. So are, with weight ``step_advantage_w``,
+    ``thinking_executed [B, R]`` (credit from replays) and ``thinking_group_price [B, R]``.
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
-    ``thinking_diversity_w`` weighs the entropy of the level digit in the actor loss and changes no
-    advantage. Raises ``ValueError`` for unknown options.
+    ``thinking_diversity_w`` changes no advantage. Raises ``ValueError`` for unknown options.
 
         A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
         additive: advantages 0.7 on level digit and thought, 0.5 on the action

@@ -4,7 +4,7 @@ A turn of a successful trajectory is compared with the turns of the group's othe
 trajectories in the same state (``uid`` and ``anchor_obs``). They all succeeded, so the tokens that
 one of them saved were not needed. No alternative thought and no price per token is required::
 
-    task 7, state "door 3":  success with 5 tokens, success with 9 tokens, failure with 2 tokens
+    task 7, state "desk 3":  success with 5 tokens, success with 9 tokens, failure with 2 tokens
                              mean of the others 9 and 5, scale 2
                              price -2, +2, and 0 for the failure
 """
@@ -55,14 +55,14 @@ def compare_with_successes(
     """
     tokens = tokens.double()
     state = number_keys(states)
-    own = number_keys(zip(states, trajectories, strict=True))
+    member = number_keys(zip(states, trajectories, strict=True))
     counted = is_compared.double()
 
     def sum_by(keys: Tensor, values: Tensor) -> Tensor:
         return torch.zeros(len(keys), dtype=torch.float64).index_add(0, keys, values)[keys]
 
-    num_others = sum_by(state, counted) - sum_by(own, counted)
-    sum_others = sum_by(state, counted * tokens) - sum_by(own, counted * tokens)
+    num_others = sum_by(state, counted) - sum_by(member, counted)
+    sum_others = sum_by(state, counted * tokens) - sum_by(member, counted * tokens)
     mean = sum_others / num_others.clamp(min=1)
     scale = torch.full_like(tokens, MIN_SCALE)
     if is_compared.any():

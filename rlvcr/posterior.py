@@ -7,9 +7,9 @@ the four thoughts, level k was drawn with probability
     w_k = pi(k) p(a | c_k) / sum_j pi(j) p(a | c_j)
 
 The level's policy gradient ``A_l grad log pi(l)`` is replaced by its expectation
-``sum_k w_k A_k grad log pi(k)``. A_k is the advantage with the token price of thought k. Where the
-future depends on the thought through the action only (``env.history=window``), this is the
-conditional expectation of GRPO's own gradient: unbiased, and with lower variance (Rao-Blackwell).
+``sum_k w_k A_k grad log pi(k)``. A_k is the advantage with the token price of thought k. With
+``env.history=window`` the future depends on the thought through the action only. Then this is the
+conditional expectation of GRPO's own gradient: unbiased, with lower variance (Rao-Blackwell).
 """
 
 import torch
@@ -39,7 +39,7 @@ def compute_level_posterior(
 def subtract_expected_price(
     prices: PerLevel, level_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``prices [S, 4]`` less their mean over the policy's distribution of ``valid`` levels.
+    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
 
     The mean does not depend on the drawn level, so subtracting it changes no expectation.
     """

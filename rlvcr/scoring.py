@@ -109,7 +109,7 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     prices = compute_token_cost(costs, rlvcr.cost_coef, rlvcr.cost_max)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.price_in == "group":
-        prices = multiplier * add_group_prices(data, rows, rlvcr).compute_prices(table.costs)
+        prices = multiplier * add_group_prices(data, list(rows), rlvcr).compute_prices(table.costs)
     if rlvcr.credit == "posterior":
         credit = _add_posterior_credit(data, table, prices, rlvcr)
     else:
@@ -232,8 +232,9 @@ def add_group_prices(
     """Add ``thinking_group_price`` [B, R]: minus the price of a turn's tokens in its level group.
 
     It is placed on level digit, thought and, with ``credit_end``, the end of the thought. Digits
-    with a posterior are left out: ``choice_credit`` holds their prices. ``rows`` are the turns of
-    each row. Returns the comparison of all turns.
+    with a posterior have none there: ``choice_credit`` holds their prices.
+
+    ``rows`` are the turns of each row. Returns the comparison of all turns.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]

@@ -57,8 +57,8 @@ class RLVCRSettings(Section):
     cost_max: PositiveInt = 64
     """number of thought tokens above which the token cost stays constant"""
     price_in: PriceRule = "all"
-    """trajectories whose thoughts have a token cost: all, or only successful ones (won); gate: all,
-    but behind the gate of combine, which reverses the sign where A_traj is negative; group: the
+    """trajectories whose thoughts have a token cost: all, or only successful ones; gate: all, but
+    behind the gate of combine, which reverses the sign where A_traj is negative; group: the
     cost is relative to the group's other successes in the same state, without cost_coef
     """
     std_floor: NonNegative = 0.1

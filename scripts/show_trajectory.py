@@ -6,9 +6,11 @@ python scripts/show_trajectory.py runs/rlvcr/quickstart --step 12 --lost
 """
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,8 +20,8 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from verl.record.report.episodes import EpisodeView, read_trajectories
 from verl.record.report.run_data import load_run
+from verl.record.report.trajectory_chunks import read_trajectories
 from verl.utils.commands import run_reporting_mistakes
 
 PIPE_WIDTH = 160  # columns
@@ -45,14 +47,23 @@ def credit_style(strength: float) -> str:
     return ""
 
 
-def response_text(turn: dict) -> Text:
-    """Return the response, with each token in the colour of its credit."""
-    if not turn["tokens"]:
+def find_credit_scale(turns: Sequence[Mapping[str, Any]]) -> float:
+    """Return the absolute advantage that gets the full colour: the tokens' 95th percentile."""
+    # Not the maximum: one outlier would leave all other tokens without colour.
+    sizes = sorted(abs(value or 0.0) for turn in turns for _, value in turn.get("token_credit", []))
+    return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
+
+
+def response_text(turn: Mapping[str, Any], scale: float) -> Text:
+    """Return the response, with each token in the colour of its credit divided by ``scale``."""
+    if not turn.get("token_credit"):
         return Text(turn.get("response", ""))
     # Text, not a string: rich would read square brackets of a response as markup.
     text = Text()
-    for token in turn["tokens"]:
-        text.append(token["text"], style=credit_style(token["strength"]))
+    for token, credit in turn["token_credit"]:
+        value = credit or 0.0  # null in the file stands for a value that was not finite
+        strength = math.copysign(min(1.0, abs(value) / scale), value)
+        text.append(token, style=credit_style(round(strength, 2)))
     return text
 
 
@@ -87,7 +98,7 @@ def format_turn_header(turn: dict) -> Text:
         (f"{turn['parse_failure'].replace('_', ' ')}" if turn.get("parse_failure") else "", "red"),
         ("not valid" if not turn.get("is_action_valid", True) else "", "red"),
         (f"reward {turn['reward']:g}" if turn.get("reward") else "", "green"),
-        (f"advantage {turn['advantage']:+.2f}" if turn["tokens"] else "", "dim"),
+        (f"advantage {turn['advantage']:+.2f}" if turn.get("token_credit") else "", "dim"),
         (f"thinking {turn['think_advantage']:+.2f}" if turn.get("think_advantage") else "", "dim"),
         (f"of it cost {turn['think_cost']:+.2f}" if turn.get("think_cost") else "", "dim"),
     ):
@@ -95,23 +106,27 @@ def format_turn_header(turn: dict) -> Text:
     return head
 
 
-def print_trajectory(episode: EpisodeView, console: Console, prompt: bool, contexts: bool) -> None:
-    """Print one trajectory, optionally with its prompt and the thoughts of all levels."""
-    row = episode.row
+def print_trajectory(
+    row: Mapping[str, Any], console: Console, prompt: bool, contexts: bool
+) -> None:
+    """Print the trajectory ``row``, optionally with its prompt and the thoughts of all levels."""
+    turns = row["steps"]
+    scale = find_credit_scale(turns)
     outcome = "[bold green]success[/]" if row.get("won") else "[bold red]no success[/]"
     task, name = escape(str(row.get("task_id"))), escape(str(row.get("traj_uid")))
     title = f"{outcome} {task} [dim]{name}[/] return {row.get('return')}"
     console.print(Rule(title, align="left"))
     if prompt:
         console.print(Text(row.get("prompt", ""), style="dim"))
-    for turn in episode.turns_with_strengths():
+    for turn in turns:
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
         console.print(format_turn_header(turn))
-        console.print(Text("    ") + response_text(turn))
+        console.print(Text("    ") + response_text(turn, scale))
         if contexts and turn.get("contexts"):
             console.print(context_table(turn))
-    legend = Text(f"{len(episode.steps)} steps, {episode.num_tokens} sampled tokens", style="dim")
-    if episode.has_credit:
+    num_tokens = sum(turn.get("num_tokens") or 0 for turn in turns)
+    legend = Text(f"{len(turns)} steps, {num_tokens} sampled tokens", style="dim")
+    if any("token_credit" in turn for turn in turns):
         legend.append("; credit of a token: ").append("more likely", style=credit_style(1.0))
         legend.append(" ").append("less likely", style=credit_style(-1.0))
     console.print(legend)
@@ -159,9 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # In a pipe, rich would cut titles at 80 columns.
         console = Console(width=PIPE_WIDTH)
     for row in rows:
-        print_trajectory(
-            EpisodeView(path.stem, row, row["steps"]), console, args.prompt, args.contexts
-        )
+        print_trajectory(row, console, args.prompt, args.contexts)
 
 
 if __name__ == "__main__":

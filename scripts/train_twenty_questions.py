@@ -11,6 +11,7 @@ format.
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 import time
@@ -23,12 +24,14 @@ sys.path.insert(0, str(ROOT))
 
 from agent_system.agents import DirectOutputAgent
 from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
-from agent_system.environments.env_package.twenty_questions.demonstrations import (
-    write_demonstrations,
-)
+from agent_system.environments.env_package.twenty_questions.expert import TwentyQuestionsExpert
 from agent_system.environments.env_package.twenty_questions.game import split_words
 from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
-from verl.utils.end_tokens import find_end_ids
+from agent_system.environments.env_package.twenty_questions.package import PACKAGE
+from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
+from verl.utils.chat_template import find_end_ids
+from verl.utils.files import atomic_write
+from verl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -84,17 +87,41 @@ def select_words(count: int) -> list[str]:
     return sorted(words[int(index * len(words) / count)] for index in range(min(count, len(words))))
 
 
+def write_demonstrations(
+    path: Path, episodes: int, words: list[str], max_steps: int, seed: int
+) -> None:
+    """Write ``episodes`` games of the expert about ``words``, each equally often.
+
+    The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
+    "content": ...}, ...]}``, with the messages of ``TwentyQuestionsEnv``. Games without success are
+    included. The expert is careless and hasty, so that reinforcement learning can improve on it.
+    """
+    words = sorted(words)
+    settings = PACKAGE.settings(max_steps=max_steps)
+    env = PACKAGE.make(settings)
+    prompts = PACKAGE.prompts(settings)
+    with atomic_write(path) as file:
+        for episode_number in range(episodes):
+            word = words[episode_number % len(words)]
+            task = {"task_id": f"twenty_questions/{word}", "solution": word}
+            rng = random.Random(derive_seed("twenty questions demonstration", seed, episode_number))
+            expert = TwentyQuestionsExpert(words, rng, careless=0.5, hasty=0.1)
+            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
+            won = episode.run(expert, LevelSampler((), rng), max_steps)
+            row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
+            file.write(json.dumps(row) + "\n")
+
+
 def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Path) -> Path:
     """Train ``directory / "imitation"`` on games about the training words and return its path."""
     train_words = split_words("train", words)
-    episodes = write_demonstrations(
-        directory / "demonstrations.jsonl", args.episodes, train_words, args.turns, seed=args.seed
-    )
+    demonstrations = directory / "demonstrations.jsonl"
+    write_demonstrations(demonstrations, args.episodes, train_words, args.turns, args.seed)
     policy_path = directory / "imitation"
     settings = [
         "--config-name=quickstart_sft",
         "env.env_name=twenty_questions",
-        f"data.train_files=[{episodes}]",
+        f"data.train_files=[{demonstrations}]",
         "data.env_loss_weight=0.0",
         f"model.save_path={policy_path}",
         f"trainer.default_local_dir={directory / 'imitation_run'}",

@@ -4,7 +4,7 @@
 """
 
 from verl.utils.lazy import make_lazy_exports
-from verl.utils.threads import wait_passively
+from verl.utils.processes import wait_passively
 
 __version__ = "0.7.0"
 __getattr__, __all__ = make_lazy_exports(__name__, {"DataProto": "protocol"})

@@ -34,8 +34,8 @@ def object_array(values: Iterable[object]) -> np.ndarray:
 def as_column(key: str, values: object) -> np.ndarray:
     """Return ``values`` as an array [B]; an iterable that is no array becomes an object array.
 
-    Raises ``TypeError`` for text, a dict or a value that is not iterable, and ``ValueError`` for an
-    array without dimensions.
+    Raises ``TypeError`` for text, a dict or a scalar, ``ValueError`` for an array without
+    dimensions.
     """
     if isinstance(values, np.ndarray):
         column = values
@@ -74,8 +74,7 @@ def collate_fn(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def require_dense_tensor(key: str, tensor: object) -> None:
     """Raise ``TypeError`` for a tensor column that is not one dense tensor [B, ...].
 
-    Nested ``TensorDict`` objects and jagged tensors are refused, because row selection and
-    serialisation do not support them.
+    Row selection and serialisation do not support nested ``TensorDict`` objects and jagged tensors.
     """
     name = f"batch[{key!r}]"
     if isinstance(tensor, TensorDictBase):
@@ -106,10 +105,7 @@ def as_keys(keys: str | Iterable[str] | None) -> list[str]:
 
 
 def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise ``KeyError`` for the first key of ``wanted`` that is not in ``present``.
-
-    The message names the container (``what``) and suggests the most similar key of ``present``.
-    """
+    """Raise ``KeyError`` for a ``wanted`` key that ``what`` lacks, with the most similar key."""
     present = list(present)
     for key in wanted:
         if key not in present:
@@ -161,10 +157,7 @@ def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
-    """Return a new ``TensorDict`` with the keys of both.
-
-    Raises ``ValueError`` if the batch sizes or the values of a common key differ.
-    """
+    """Return the keys of both; raise ``ValueError`` if sizes or values of a common key differ."""
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         sizes = f"{list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)}"
         raise ValueError(f"union: batch sizes disagree: {sizes}")
@@ -175,8 +168,7 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
 def concat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Concatenate the rows of ``parts`` [B_i, ...].
 
-    Raises ``ValueError`` with the column's name if row shapes or dtypes differ. ``torch.cat`` would
-    report shapes without the name and promote dtypes silently.
+    Raises ``ValueError`` if shapes or dtypes differ, which ``torch.cat`` would promote silently.
     """
     shapes = {tuple(part.shape[1:]) for part in parts}
     dtypes = {part.dtype for part in parts}
@@ -187,12 +179,11 @@ def concat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def concat_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the ``meta_info`` of concatenated tables.
+    """Return the ``meta_info`` of concatenated tables, given that of each.
 
-    ``parts`` are the ``meta_info`` of the tables. Each key gets the value of the first part that
-    has it. Under ``metrics`` every name gets the list of all parts' values, in order. If a part has
-    a list of values, all of them are added. Metrics stay plain numbers in two cases: only one part
-    has metrics, or all parts share one dictionary (rows selected from one table).
+    Each key gets the value of the first part that has it. Under ``metrics`` every name gets the
+    list of all parts' values, in order. Metrics stay plain numbers if only one part has metrics, or
+    if all parts share one dictionary (rows selected from one table).
     """
     joined_info: dict[str, Any] = {}
     for part in parts:

@@ -126,8 +126,8 @@ class DataProto:
     ) -> "DataProto":
         """Build a table from tensors [B, ...] and arrays or lists of B values.
 
-        Raises ``ValueError`` that names columns of different lengths, and ``TypeError`` for a value
-        in ``tensors`` that is not a dense tensor.
+        Raises ``ValueError`` for different lengths, and ``TypeError`` for a tensor that is not
+        dense.
         """
         sizes: dict[str, int] = {}
         for key, tensor in (tensors or {}).items():
@@ -235,23 +235,17 @@ class DataProto:
         ``item`` can be a slice, indices (list, array, tensor) or a boolean mask [B].
         """
         self.check_consistency()
-        if isinstance(item, (int, np.integer)):
-            return self._select_row(int(item))
         if isinstance(item, slice):
-            return self._select_slice(item)
-        return self.select_idxs(item)
-
-    def _select_row(self, index: int) -> DataProtoItem:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of a DataProto with {len(self)} rows")
-        batch = self.batch[index] if self.tensor_keys() else _empty_tensordict()
-        values = {key: column[index] for key, column in self.non_tensor_batch.items()}
-        return DataProtoItem(batch, values, self.meta_info)
-
-    def _select_slice(self, rows: slice) -> "DataProto":
-        batch = self.batch[rows] if self.tensor_keys() else None
-        other_columns = {key: column[rows] for key, column in self.non_tensor_batch.items()}
-        return DataProto(batch, other_columns, dict(self.meta_info))
+            batch = self.batch[item] if self.tensor_keys() else None
+            other_columns = {key: column[item] for key, column in self.non_tensor_batch.items()}
+            return DataProto(batch, other_columns, dict(self.meta_info))
+        if not isinstance(item, (int, np.integer)):
+            return self.select_idxs(item)
+        if not -len(self) <= item < len(self):
+            raise IndexError(f"row {item} of a DataProto with {len(self)} rows")
+        row = self.batch[int(item)] if self.tensor_keys() else _empty_tensordict()
+        values = {key: column[item] for key, column in self.non_tensor_batch.items()}
+        return DataProtoItem(row, values, self.meta_info)
 
     def select_idxs(self, idxs: RowIndices) -> "DataProto":
         """Return a copy of the rows at ``idxs``, or of those where a boolean mask [B] is true.
@@ -341,8 +335,7 @@ class DataProto:
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
         """Rename columns of both parts in place and return ``self``.
 
-        Raises ``KeyError`` for an unknown key, and ``ValueError`` if a new name is taken or the
-        counts differ.
+        Raises ``KeyError`` for an unknown key, ``ValueError`` for a taken name or differing counts.
         """
         old_names = as_keys(old_keys)
         new_names = as_keys(new_keys)

@@ -43,9 +43,8 @@ class WrittenFiles:
 class WeightFingerprints:
     """Fingerprints of a policy's weights at a weight sync, by the name of the tensor.
 
-    ``master_weights`` are of the trainer's float32 weights, which show the smallest update.
-    ``sent_weights`` are of the weights sent to the engines, possibly in a lower precision. Both are
-    empty on all ranks but the first. ``verl.utils.fingerprint`` computes them.
+    ``master_weights`` are the trainer's float32 weights, which show the smallest update,
+    ``sent_weights`` those sent to the engines. Both are empty on all ranks but the first.
     """
 
     master_weights: Mapping[str, int]
@@ -87,8 +86,7 @@ class StepRecord:
 class Span:
     """Request to score the tokens ``[start, end)`` of a row, given the tokens before them.
 
-    ``step`` (number of the turn) and ``label`` (number chosen by the method) identify the result.
-    They are copied to the ``SegmentScore``.
+    ``step`` (number of the turn) and ``label`` (chosen by the method) are copied to the result.
     """
 
     start: int
@@ -104,10 +102,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Request to score ``token_ids`` as a continuation of the first ``start`` tokens of a row.
+    """Request to score ``token_ids[target_start:]`` after the first ``start`` tokens of a row.
 
-    Only ``token_ids[target_start:]`` are scored. ``step`` (number of the turn) and ``label``
-    (number chosen by the method) are copied to the ``SegmentScore``.
+    ``step`` (number of the turn) and ``label`` (chosen by the method) are copied to the result.
     """
 
     start: int
@@ -124,10 +121,9 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """Probabilities of the ``num_tokens`` scored tokens of a span or branch, at temperature 1.
+    """Means over the ``num_tokens`` scored tokens of a span or branch, at temperature 1.
 
-    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are means over these tokens.
-    ``geometric_prob`` is the geometric mean of their probabilities.
+    ``entropy`` is in nats. ``geometric_prob`` is the geometric mean of their probabilities.
     """
 
     step: int

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -37,11 +37,12 @@ ReadOutcomes = Callable[[Path], Outcomes]
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
-class NamedByFirstField:
+class PlacedEntry:
     """Dataclass whose first field is the name to which ``placed_after`` of other entries refers."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]
+    placed_after: str | None
 
     @property
     def name(self) -> str:
@@ -50,11 +51,10 @@ class NamedByFirstField:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsoleFigure(NamedByFirstField):
+class ConsoleFigure(PlacedEntry):
     """A part of the console line of every training step: ``label`` and values of ``metrics``.
 
-    ``form`` is a format string that gets the values in order. The part is omitted in a step that
-    lacks one of the metrics.
+    ``form`` formats the values in order. A step that lacks one of the metrics lacks the part.
     """
 
     label: str
@@ -64,7 +64,7 @@ class ConsoleFigure(NamedByFirstField):
 
 
 @dataclass(frozen=True, slots=True)
-class KeyFigure(NamedByFirstField):
+class KeyFigure(PlacedEntry):
     """A number at the top of the report: mean of a metric's last three values, and first value."""
 
     label: str
@@ -75,10 +75,7 @@ class KeyFigure(NamedByFirstField):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over training steps.
-
-    ``smooth`` plots a moving average, ``markers`` draws a dot for every value.
-    """
+    """A metric over steps; ``smooth`` plots a moving average, ``markers`` a dot per value."""
 
     metric: str
     name: str
@@ -95,7 +92,7 @@ class CurveFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot(NamedByFirstField):
+class Plot(PlacedEntry):
     """A chart of the report.
 
     ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
@@ -175,11 +172,11 @@ class MetricTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(NamedByFirstField):
+class Scatter(PlacedEntry):
     """A chart with one point for every line of ``table``: metric ``y`` over metric ``x``.
 
-    Intervals are drawn if the metrics have them. ``colors`` are pairs (name of a line, colour). The
-    points of other lines have the default colour.
+    Intervals are drawn if there are any. ``colors`` are pairs (name of a line, colour); other
+    points have the default colour.
     """
 
     title: str
@@ -196,7 +193,7 @@ class Scatter(NamedByFirstField):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSection(NamedByFirstField):
+class ReportSection(PlacedEntry):
     """A section of the report: title, ``lead`` sentence, charts in ``columns`` columns, tables."""
 
     title: str
@@ -208,7 +205,7 @@ class ReportSection(NamedByFirstField):
 
 
 @dataclass(frozen=True, slots=True)
-class TimePart(NamedByFirstField):
+class TimePart(PlacedEntry):
     """A timed part of a training step; ``within`` is the metric of the part that includes it."""
 
     metric: str
@@ -232,11 +229,11 @@ class NumberColumn:
 class AlternativesView:
     """A table below a turn of the report, with alternative texts for a part of the turn.
 
-    The record of the turn has a list of dictionaries under ``key``, one for each alternative.
-    ``badge``, ``text`` and ``chosen`` are keys of these dictionaries. ``badge`` has a number from 1
-    to 4 that orders them. ``chosen`` is true for the text that the agent used. ``note`` is a key of
-    the turn's record and a sentence with a placeholder for its value. ``outcomes`` reads the
-    returns of trajectories that were continued with an alternative.
+    The turn's record has a list of dictionaries under ``key``, one for each alternative. ``badge``
+    (a number from 1 to 4 that orders them), ``text`` and ``chosen`` (true for the text that the
+    agent used) are keys of these. ``note`` is a key of the record and a sentence with a placeholder
+    for its value. ``outcomes`` reads the returns of trajectories that were continued with an
+    alternative.
     """
 
     key: str
@@ -252,9 +249,8 @@ class AlternativesView:
 class StepView:
     """Additions to the report's view of a turn, which shows observation, action and advantage.
 
-    ``badge`` is a key of the turn's record whose value is a number from 1 to 4, shown as a coloured
-    label. ``flags`` are keys whose values are shown as warnings. ``lead`` is a sentence above the
-    episodes.
+    ``badge`` is a key of the turn's record with a number from 1 to 4, shown as a coloured label.
+    The values of ``flags`` are shown as warnings. ``lead`` is a sentence above the episodes.
     """
 
     badge: str | None = None
@@ -292,25 +288,12 @@ def load_contributions() -> list[Contribution]:
 
 @functools.cache
 def import_contributors() -> None:
-    """Import the modules of ``CONTRIBUTORS`` once.
-
-    If an import fails, a warning is logged and the report lacks the figures of that module.
-    """
+    """Import ``CONTRIBUTORS`` once; warn about a module that fails, whose figures are absent."""
     for module in CONTRIBUTORS:
         try:
             importlib.import_module(module)
         except Exception:  # a missing report section must not end the run
             logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
-
-
-class PlacedEntry(Protocol):
-    """Protocol of entries with a name and the name of the entry that they follow."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def placed_after(self) -> str | None: ...
 
 
 P = TypeVar("P", bound=PlacedEntry)

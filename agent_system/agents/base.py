@@ -10,7 +10,7 @@ may return a state, which it receives again at the next turn (``get_action``)::
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from verl.utils.sampling import StopReason
 
@@ -68,3 +68,46 @@ class TextAgent(Protocol):
 
 
 Agent = BatchAgent | TextAgent
+
+
+def get_actions(
+    agent: Agent, conversations: Sequence[Conversation], states: Sequence[Any]
+) -> tuple[list[Action | str], list[Any]]:
+    """Return one action per conversation and the agent's new states.
+
+    An action is plain text if the agent does not report tokens. ``states`` are the states that the
+    agent returned at the previous turn, None at the first turn.
+
+    Raises ``TypeError`` for an agent without these methods and for an invalid return value of
+    ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one action per conversation.
+    """
+    name = type(agent).__name__
+    actions: list[Action | str] = []
+    if callable(getattr(agent, "act_batch", None)):
+        actions.extend(cast(BatchAgent, agent).act_batch(conversations))
+        if len(actions) != len(conversations):
+            raise ValueError(
+                f"{name}.act_batch returned {len(actions)} actions "
+                f"for {len(conversations)} conversations"
+            )
+        return actions, list(states)
+    if not callable(getattr(agent, "get_action", None)):
+        raise TypeError(
+            f"{name} is not an agent: it has neither act_batch nor get_action. Define one of them"
+        )
+    new_states: list[Any] = []
+    for conversation, state in zip(conversations, states, strict=True):
+        # Pass copies: changes that the agent makes must not reach the transcript.
+        messages = [dict(message) for message in conversation.messages]
+        answer = cast(TextAgent, agent).get_action(messages, state)
+        # An answer without a state keeps the previous state. An ``Action`` is not a tuple, so a
+        # tuple is always a pair of answer and state.
+        action, state = answer if isinstance(answer, tuple) else (answer, state)
+        if not isinstance(action, (str, Action)):
+            raise TypeError(
+                f"{name}.get_action returned {type(action).__name__}; allowed: str or Action, "
+                "alone or in a pair with a state"
+            )
+        actions.append(action)
+        new_states.append(state)
+    return actions, new_states

@@ -2,7 +2,7 @@
 
 The model is any object with the interface of vLLM's ``LLM.generate``. It takes a list of prompts
 and sampling parameters, and returns objects with ``.outputs[0].token_ids``, in order. Log-probs,
-finish reason and text are optional.
+finish reason, text and ``policy_version`` are optional.
 """
 
 import inspect
@@ -17,22 +17,6 @@ from verl.utils.sampling import StopReason
 _STOP_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
-class SampledOutput(Protocol):
-    """One continuation of a prompt. Only its tokens are required."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-
-
-class GeneratedResult(Protocol):
-    """Result of a model for one prompt."""
-
-    @property
-    def outputs(self) -> Sequence[SampledOutput]:
-        """Return the continuations. Only the first one is used."""
-        ...
-
-
 class LanguageModel(Protocol):
     """A model to sample from, such as ``vllm.LLM``.
 
@@ -40,7 +24,7 @@ class LanguageModel(Protocol):
     """
 
     @property
-    def generate(self) -> Callable[..., Iterable[GeneratedResult]]:
+    def generate(self) -> Callable[..., Iterable[Any]]:
         """Return ``generate(prompts, sampling_params=...)``: one result per prompt, in order."""
         ...
 
@@ -62,9 +46,17 @@ class DirectOutputAgent:
     ) -> None:
         self.llm = llm
         self.sampling_params = sampling_params
-        self._tokenizer = tokenizer if tokenizer is not None else _get_tokenizer(llm)
+        if tokenizer is None:
+            get_tokenizer = getattr(llm, "get_tokenizer", None)
+            has_getter = callable(get_tokenizer)
+            tokenizer = get_tokenizer() if has_getter else getattr(llm, "tokenizer", None)
+        self._tokenizer = tokenizer
         # By default vLLM shows a progress bar for every turn. Other models may lack the option.
-        self._options = {"use_tqdm": False} if _accepts_parameter(llm.generate, "use_tqdm") else {}
+        parameters = inspect.signature(llm.generate).parameters
+        has_option = "use_tqdm" in parameters or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        self._options = {"use_tqdm": False} if has_option else {}
 
     @property
     def max_turn_tokens(self) -> int | None:
@@ -78,13 +70,11 @@ class DirectOutputAgent:
     def act_batch(self, conversations: Sequence[Conversation]) -> list[Action]:
         """Sample one turn for every conversation in a single call of the model.
 
-        Raises:
-            ValueError: The model did not return one result per prompt.
+        Raises ``ValueError`` if the model did not return one result per prompt.
         """
         prompts = [self._build_prompt(conversation) for conversation in conversations]
-        results = list(
-            self.llm.generate(prompts, sampling_params=self.sampling_params, **self._options)
-        )
+        options = {"sampling_params": self.sampling_params, **self._options}
+        results = list(self.llm.generate(prompts, **options))
         if len(results) != len(prompts):
             raise ValueError(
                 f"the model returned {len(results)} results for {len(prompts)} prompts; "
@@ -109,7 +99,7 @@ class DirectOutputAgent:
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + "assistant: "
 
-    def _build_action(self, output: SampledOutput) -> Action:
+    def _build_action(self, output: Any) -> Action:
         ids = [int(token) for token in output.token_ids]
         # Without a finish reason the turn counts as complete.
         reason = _STOP_REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
@@ -122,7 +112,7 @@ class DirectOutputAgent:
             policy_version=version if isinstance(version, int) else 0,
         )
 
-    def _output_text(self, output: SampledOutput, ids: list[int]) -> str:
+    def _output_text(self, output: Any, ids: list[int]) -> str:
         text = getattr(output, "text", None)
         if isinstance(text, str):
             return text
@@ -131,17 +121,7 @@ class DirectOutputAgent:
         return text if isinstance(text, str) else " ".join(map(str, ids))
 
 
-def _get_tokenizer(llm: object) -> object:
-    get = getattr(llm, "get_tokenizer", None)
-    return get() if callable(get) else getattr(llm, "tokenizer", None)
-
-
-def _accepts_parameter(function: Callable[..., object], name: str) -> bool:
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _extract_logprobs(output: SampledOutput, ids: list[int]) -> list[float]:
+def _extract_logprobs(output: Any, ids: list[int]) -> list[float]:
     """Return one log-prob per id, NaN where there is none.
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.

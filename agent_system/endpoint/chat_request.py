@@ -2,13 +2,13 @@
 
 import itertools
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeGuard
 
 from agent_system.endpoint.forms import MODEL, RequestRefused
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 # Keys that are accepted only with these values, which have no effect. null is always accepted.
@@ -31,6 +31,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 LABEL_KEYS = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 LENGTH_KEYS = ("max_tokens", "max_completion_tokens")
 HANDLED_KEYS = ("model", "messages", "stop", *LENGTH_KEYS)
+ONLY_TEXT = "only text is shown to the policy"
 MAX_STOPS = 4
 MAX_MESSAGES = 10_000  # of a request
 MAX_VALUE_CHARACTERS = 120  # characters of a value in an error
@@ -88,12 +89,11 @@ def refusal_of_value(key: str, value: object, why: str, allowed: str, fix: str) 
 
 
 def _refuse_other_sampling(request_values: Mapping[str, Any], rules: SamplingRules) -> None:
-    sampling = {
+    accepted_values = NEUTRAL_VALUES | {
         "temperature": (rules.temperature,),
         "top_p": (rules.top_p,),
         "top_k": (rules.top_k,),
     }
-    accepted_values = NEUTRAL_VALUES | sampling
     for key, value in request_values.items():
         if key in HANDLED_KEYS or key in LABEL_KEYS:
             continue
@@ -129,19 +129,20 @@ def _read_stop(value: Any) -> tuple[str, ...]:
 
 def _read_messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
-        why = "there is nothing to continue"
-        raise refusal_of_value(
-            "messages", value, why, "a list of messages", "send at least one message"
-        )
+        why, allowed = "there is nothing to continue", "a list of messages"
+        raise refusal_of_value("messages", value, why, allowed, "send at least one message")
     if len(value) > MAX_MESSAGES:
-        allowed = f"at most {MAX_MESSAGES} messages"
-        raise refusal_of_value(
-            "messages", len(value), "too many messages", allowed, "shorten the history"
-        )
-    parsed_messages = [
-        _read_message(message, f"messages[{index}]") for index, message in enumerate(value)
-    ]
-    messages = _join_user_messages(parsed_messages)
+        why, allowed = "too many messages", f"at most {MAX_MESSAGES} messages"
+        raise refusal_of_value("messages", len(value), why, allowed, "shorten the history")
+    parsed_messages = [_read_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+    messages: list[Message] = []
+    for role, role_messages in itertools.groupby(parsed_messages, key=itemgetter("role")):
+        if role == "user":
+            # Join neighbouring user messages, because chat templates refuse them.
+            texts = [message["content"] for message in role_messages]
+            messages.append({"role": role, "content": "\n\n".join(texts)})
+        else:
+            messages.extend(role_messages)
     if messages[-1]["role"] != "user":
         why = "the policy answers a user message"
         fix = "end with a user message"
@@ -149,58 +150,27 @@ def _read_messages(value: Any) -> list[Message]:
     return messages
 
 
-def _join_user_messages(messages: Sequence[Message]) -> list[Message]:
-    """Join neighbouring user messages, because chat templates refuse them."""
-    joined_messages: list[Message] = []
-    for role, role_messages in itertools.groupby(messages, key=itemgetter("role")):
-        if role == "user":
-            joined_messages.append(
-                {
-                    "role": role,
-                    "content": "\n\n".join(message["content"] for message in role_messages),
-                }
-            )
-        else:
-            joined_messages.extend(role_messages)
-    return joined_messages
-
-
 def _read_message(message: Any, where: str) -> Message:
     role = message.get("role") if isinstance(message, dict) else message
     if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
-        why = "the chat template does not support it"
-        raise refusal_of_value(
-            f"{where}.role", role, why, ", ".join(ROLES), "send results as user messages"
-        )
+        why, fix = "the chat template does not support it", "send results as user messages"
+        raise refusal_of_value(f"{where}.role", role, why, ", ".join(ROLES), fix)
     for key, value in message.items():
         # Clients send earlier replies back with all fields, of which most are empty.
         if value and key not in ("role", "content"):
-            why = "only text is shown to the policy"
-            raise refusal_of_value(
-                f"{where}.{key}", value, why, "no such key", "write it into the content"
-            )
-    text = _read_content(message.get("content"))
-    if text is None:
-        why = "only text is shown to the policy"
-        allowed = "a text, or a list of parts {type: text, text: ...}"
-        raise refusal_of_value(
-            f"{where}.content", message.get("content"), why, allowed, "write it as text"
-        )
-    return {"role": ROLES[role], "content": text}
-
-
-def _read_content(content: Any) -> str | None:
-    """Return ``content`` as one text, or None if it is not text."""
-    content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            fix = "write it into the content"
+            raise refusal_of_value(f"{where}.{key}", value, ONLY_TEXT, "no such key", fix)
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
-    for content_part in content_parts:
-        if not isinstance(content_part, dict) or content_part.get("type") != "text":
-            return None
-        text = content_part.get("text")
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not _is_text(text):
-            return None
+            key, fix = f"{where}.content", "write it as text"
+            allowed = "a text, or a list of parts {type: text, text: ...}"
+            raise refusal_of_value(key, content, ONLY_TEXT, allowed, fix)
         texts.append(text)
-    return "".join(texts)
+    return {"role": ROLES[role], "content": "".join(texts)}
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
 # cannot fit, and encoding it would block all other trajectories of the collector.
@@ -25,15 +25,6 @@ class Dialogue:
     ``number`` is the index of its token list in ``Dialogues.ledgers``. ``shown_messages`` are the
     messages before its first turn, then one message before each later turn that was sampled.
     """
-
-    __slots__ = (
-        "_answered_messages",
-        "_pending_messages",
-        "_replies",
-        "conversation",
-        "number",
-        "shown_messages",
-    )
 
     def __init__(
         self, conversation: TokenConversation, number: int, messages: list[Message]
@@ -48,13 +39,9 @@ class Dialogue:
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
         """Return True if ``messages`` are this dialogue, the last reply and one new message."""
-        num_answered = len(self._answered_messages)
-        if (
-            len(messages) != num_answered + 2
-            or list(messages[:num_answered]) != self._answered_messages
-        ):
+        if list(messages[:-2]) != self._answered_messages:
             return False
-        reply = messages[num_answered]
+        reply = messages[-2]
         return reply["role"] == "assistant" and reply["content"] in self._replies
 
     def await_reply(self, messages: list[Message], shown: list[Message]) -> None:
@@ -95,12 +82,12 @@ class Dialogues:
 
         Raises ``TemplateUnsupported`` if the chat template refuses the order of roles.
         """
-        if self._cannot_fit(messages):
+        most_tokens = min(self._limits.total, self._limits.prompt + self._limits.response)
+        characters = sum(len(message["content"]) for message in messages)
+        if characters > CHARACTERS_PER_TOKEN * most_tokens:
             return None
         candidates = self._all if self._extends else []
-        dialogue = next(
-            (candidate for candidate in candidates if candidate.is_continued_by(messages)), None
-        )
+        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
         if dialogue is None:
             return self._begin_dialogue(messages, step)
         escaped_message = self._escape_user_text(messages[-1])
@@ -108,11 +95,6 @@ class Dialogues:
             return None
         dialogue.await_reply(messages, [escaped_message])
         return dialogue
-
-    def _cannot_fit(self, messages: Sequence[Message]) -> bool:
-        tokens = min(self._limits.total, self._limits.prompt + self._limits.response)
-        characters = sum(len(message["content"]) for message in messages)
-        return characters > CHARACTERS_PER_TOKEN * tokens
 
     def _begin_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
         escaped_messages = [self._escape_user_text(message) for message in messages]

@@ -28,14 +28,9 @@ class RequestRefused(Exception):
 
     def error_body(self) -> dict[str, Any]:
         """Return the JSON body of the error."""
-        error_type = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {
-            "message": self.message,
-            "type": error_type,
-            "param": self.param,
-            "code": self.code,
-        }
-        return {"error": error}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import resource
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from agent_system.endpoint.chat_request import (
     ChatRequest,
@@ -15,12 +17,12 @@ from agent_system.endpoint.chat_request import (
     read_request,
     refusal_of_value,
 )
-from agent_system.endpoint.connections import BoundedConnections
 from agent_system.endpoint.forms import MODEL, Reply, RequestRefused, model_list
 from agent_system.reward_manager.scores import read_finite_number
 
 LOOPBACK = "127.0.0.1"
 KEY_BYTES = 32
+MOST_CONNECTIONS = 4096
 MAX_BODY = 16 * 1024 * 1024  # bytes of a request: several times the longest context
 BODY_TIMEOUT_S = 60.0  # for the whole body of a request
 # Seconds without a complete request, from the start of a connection and between two requests.
@@ -160,6 +162,49 @@ class EndpointServer:
         return key
 
 
+class BoundedConnections:
+    """Protocol factory for ``loop.create_server`` around an aiohttp ``web.Server``.
+
+    Without a limit, clients without a key could use up all file descriptors of the process. At most
+    ``max_connections`` are open (default: half of the descriptors, at most ``MOST_CONNECTIONS``). A
+    further one replaces the oldest connection that never sent a request with a valid key. If there
+    is none, the new connection is closed immediately.
+    """
+
+    def __init__(self, server: web.Server, max_connections: int | None = None) -> None:
+        self._server = server
+        if max_connections is None:
+            soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            is_unlimited = soft_limit == resource.RLIM_INFINITY
+            max_connections = MOST_CONNECTIONS if is_unlimited else soft_limit // 2
+        self._most = max(1, min(MOST_CONNECTIONS, max_connections))
+        self._trusted: set[RequestHandler] = set()
+
+    def __call__(self) -> asyncio.Protocol:
+        """Return the asyncio protocol object for a new connection."""
+        connections = self._server.connections
+        self._trusted.intersection_update(connections)
+        if len(connections) < self._most:
+            return self._server()
+        # In the order in which the connections were opened.
+        for connection in connections:
+            if connection not in self._trusted:
+                connection.force_close()
+                return self._server()
+        return _Rejected()
+
+    def trust_connection(self, request: web.BaseRequest) -> None:
+        """Note that the connection of ``request`` has sent a valid key."""
+        self._trusted.add(request.protocol)
+
+
+class _Rejected(asyncio.Protocol):
+    """Protocol of a connection that is closed immediately."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
 def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
     """Parse the reward and the success in ``body``. Raises ``RequestRefused``.
 
@@ -168,13 +213,12 @@ def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
     for key, value in body.items():
         if key not in ("reward", "won"):
             raise refusal_of_value(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
-    value_of_reward = body.get("reward")
+    value = body.get("reward")
     try:
-        reward = read_finite_number(value_of_reward, "reward")
+        reward = read_finite_number(value, "reward")
     except (TypeError, ValueError):
-        raise refusal_of_value(
-            "reward", value_of_reward, "not a reward", "a finite number", "reward=0.0"
-        ) from None
+        fix = "reward=0.0"
+        raise refusal_of_value("reward", value, "not a reward", "a finite number", fix) from None
     won = body.get("won", reward > 0)
     if not isinstance(won, bool):
         raise refusal_of_value("won", won, "not a boolean", "true, false", "remove `won`")
@@ -196,9 +240,8 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
         message = f"body: not JSON ({error}); allowed: a JSON object; fix: send a JSON object"
         raise RequestRefused(message) from error
     if not isinstance(body, dict):
-        raise refusal_of_value(
-            "body", body, "not a JSON object", "a JSON object", "send a JSON object"
-        )
+        allowed, fix = "a JSON object", "send a JSON object"
+        raise refusal_of_value("body", body, "not a JSON object", allowed, fix)
     return body
 
 
@@ -210,10 +253,9 @@ async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamR
     except RequestRefused as refused:
         return _error_response(refused)
     except web.HTTPException as error:
-        request_error = f"{request.method} {request.path}: {error.reason}"
-        served = "POST /v1/chat/completions, GET /v1/models, POST /v1/reward"
         message = (
-            f"{request_error}; allowed: {served}, at most {MAX_BODY} bytes; fix: use one of these"
+            f"{request.method} {request.path}: {error.reason}; allowed: POST /v1/chat/completions, "
+            f"GET /v1/models, POST /v1/reward, at most {MAX_BODY} bytes; fix: use one of these"
         )
         return _error_response(RequestRefused(message, status=error.status))
 

@@ -84,38 +84,6 @@ class ChatPrompts:
         return f"{text}\nPossible actions: {', '.join(actions)}"
 
 
-class SingleTurnPrompts:
-    """Prompts for single-turn environments: the unchanged text of the only observation."""
-
-    asks_for_levels = False
-    shows_level_prompts = False
-
-    def system(self, levels: bool) -> str | None:
-        """Return None: the conversation has no system message."""
-        del levels  # these prompts do not ask for levels
-        return None
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """Return the text of the observation unchanged."""
-        del levels  # these prompts do not ask for levels
-        return observation.text
-
-    def turn(self, observation: Observation) -> str:
-        """Return the text of the observation unchanged."""
-        return observation.text
-
-    def window(
-        self,
-        first: Observation,
-        history: Sequence[tuple[str, str]],
-        observation: Observation,
-        levels: bool,
-    ) -> str:
-        """Return the text of the observation unchanged."""
-        del first, history, levels  # the episode has one turn
-        return observation.text
-
-
 class CompactPrompts:
     """Prompts of observations only, for small policies that learn rules and answer format from
     demonstrations.
@@ -165,17 +133,22 @@ class CompactPrompts:
         """
         del levels  # both variants are equal
         texts = [text for text, _ in history] + [observation.text]
-        lines = (
-            [self.shorten_first(first.text)] if self.keep_first and first.text not in texts else []
-        )
-        lines += [
-            f"{self._shorten_observation(first, seen)}\n> {action}" for seen, action in history
-        ]
-        return "\n".join([*lines, self._shorten_observation(first, observation.text)])
-
-    def _shorten_observation(self, first: Observation, text: str) -> str:
         # Compare texts: a turn of the history does not record that it was the first.
-        return self.shorten_first(text) if text == first.text else self.shorten(text)
+        shortened = [
+            self.shorten_first(text) if text == first.text else self.shorten(text) for text in texts
+        ]
+        lines = [
+            f"{text}\n> {action}" for text, (_, action) in zip(shortened, history, strict=False)
+        ]
+        if self.keep_first and first.text not in texts:
+            lines.insert(0, self.shorten_first(first.text))
+        return "\n".join([*lines, shortened[-1]])
+
+
+class SingleTurnPrompts(CompactPrompts):
+    """Prompts for single-turn environments: the unchanged text of the only observation."""
+
+    asks_for_levels = False
 
 
 def project_action(text: str) -> tuple[str, bool]:

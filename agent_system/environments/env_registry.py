@@ -38,39 +38,36 @@ class RegistryEntry:
     settings: str = ""
 
 
-def _builtin_entry(name: str, settings: str, extra: str | None = None) -> RegistryEntry:
-    """Return the entry of a built-in package, whose settings module has no heavy imports."""
-    package_module = f"{PACKAGES}.{name}"
-    return RegistryEntry(
-        f"{package_module}.package:PACKAGE", extra, f"{package_module}.settings:{settings}"
-    )
-
-
-REGISTRY: dict[str, RegistryEntry] = {
-    "agent": _builtin_entry("agent", "AgentSettings"),
-    "alfworld": _builtin_entry("alfworld", "AlfworldSettings", extra="envs"),
-    "dataset": _builtin_entry("dataset", "DatasetSettings"),
-    "frozen_lake": _builtin_entry("frozen_lake", "LakeSettings", extra="envs"),
-    "gymnasium": _builtin_entry("gymnasium", "GymnasiumSettings", extra="envs"),
-    "mixture": _builtin_entry("mixture", "MixtureSettings"),
-    "number_line": _builtin_entry("number_line", "LineSettings"),
-    "openenv": _builtin_entry("openenv", "OpenEnvSettings", extra="envs"),
-    "reasoning_gym": _builtin_entry("reasoning_gym", "ReasoningGymSettings", extra="envs"),
-    "relay": _builtin_entry("relay", "RelaySettings"),
-    "scienceworld": _builtin_entry("scienceworld", "ScienceWorldSettings", extra="envs"),
-    "search": _builtin_entry("search", "SearchSettings", extra="envs"),
-    "shop": _builtin_entry("shop", "ShopSettings", extra="envs"),
-    "sokoban": _builtin_entry("sokoban", "SokobanSettings"),
-    "textarena": _builtin_entry("textarena", "TextArenaSettings", extra="envs"),
-    "textworld": _builtin_entry("textworld", "TextWorldSettings", extra="envs"),
-    "textworld_express": _builtin_entry(
-        "textworld_express", "TextWorldExpressSettings", extra="envs"
-    ),
-    "tools": _builtin_entry("tools", "ToolsSettings", extra="envs"),
-    "twenty_questions": _builtin_entry("twenty_questions", "TwentyQuestionsSettings"),
-    # Name of the ``shop`` environment in job scripts of verl-agent.
-    "webshop": _builtin_entry("shop", "ShopSettings", extra="envs"),
+# Built-in packages: class of the settings, and extra of the dependencies.
+_BUILTIN: dict[str, tuple[str, str | None]] = {
+    "agent": ("AgentSettings", None),
+    "alfworld": ("AlfworldSettings", "envs"),
+    "dataset": ("DatasetSettings", None),
+    "frozen_lake": ("LakeSettings", "envs"),
+    "gymnasium": ("GymnasiumSettings", "envs"),
+    "mixture": ("MixtureSettings", None),
+    "number_line": ("LineSettings", None),
+    "openenv": ("OpenEnvSettings", "envs"),
+    "reasoning_gym": ("ReasoningGymSettings", "envs"),
+    "relay": ("RelaySettings", None),
+    "scienceworld": ("ScienceWorldSettings", "envs"),
+    "search": ("SearchSettings", "envs"),
+    "shop": ("ShopSettings", "envs"),
+    "sokoban": ("SokobanSettings", None),
+    "textarena": ("TextArenaSettings", "envs"),
+    "textworld": ("TextWorldSettings", "envs"),
+    "textworld_express": ("TextWorldExpressSettings", "envs"),
+    "tools": ("ToolsSettings", "envs"),
+    "twenty_questions": ("TwentyQuestionsSettings", None),
 }
+REGISTRY: dict[str, RegistryEntry] = {
+    name: RegistryEntry(
+        f"{PACKAGES}.{name}.package:PACKAGE", extra, f"{PACKAGES}.{name}.settings:{settings}"
+    )
+    for name, (settings, extra) in _BUILTIN.items()
+}
+# Name of the ``shop`` environment in job scripts of verl-agent.
+REGISTRY["webshop"] = REGISTRY["shop"]
 
 
 class UnknownEnvironment(KeyError):
@@ -153,7 +150,15 @@ def get_package(env_name: str) -> EnvPackage:
     package = getattr(module, attribute)
     # A function registered with the decorator returns the package.
     if inspect.isfunction(package):
-        package = _call_package_function(env_name, package)
+        try:
+            package = package()
+        except ModuleNotFoundError:
+            raise
+        except (Exception, SystemExit) as error:  # boundary to user code
+            raise InvalidPackage(
+                f"environment {env_name!r}: {package.__name__}() raised {error!r}; allowed: a "
+                "function without arguments that returns an EnvPackage; fix: correct the function"
+            ) from error
     if not isinstance(package, EnvPackage):
         raise TypeError(
             f"environment {env_name!r}: {entry.target} is a {type(package).__name__}, not an "
@@ -182,18 +187,6 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
         ) from error
 
 
-def _call_package_function(env_name: str, function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except ModuleNotFoundError:
-        raise
-    except (Exception, SystemExit) as error:  # boundary to user code
-        raise InvalidPackage(
-            f"environment {env_name!r}: {function.__name__}() raised {error!r}; allowed: a "
-            "function without arguments that returns an EnvPackage; fix: correct the function"
-        ) from error
-
-
 def variants_of(name: str) -> list[str]:
     """Return the variants of the package ``name``: names that may follow the slash.
 
@@ -209,8 +202,7 @@ def variants_of(name: str) -> list[str]:
 def selectable_names(name: str) -> list[str]:
     """Return all values of ``env.env_name`` that select the package ``name``.
 
-    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants. Raises what
-    ``variants_of`` raises.
+    These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
     """
     return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
 
@@ -241,12 +233,11 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     """
     name, _, variant = canonical_name(env_config.env_name).partition("/")
     # An import path (``my_lab.grid:PACKAGE``) has no section: its keys are in ``kwargs``.
-    section_value = getattr(env_config, name, None) if name.isidentifier() else None
-    written_section = section_value
-    if isinstance(section_value, EnvSettings):
-        written_section = section_value.model_dump(exclude_unset=True)
+    section = getattr(env_config, name, None) if name.isidentifier() else None
+    if isinstance(section, EnvSettings):
+        section = section.model_dump(exclude_unset=True)
     # ``kwargs`` has precedence: it works for every name of an environment.
-    section = {**(written_section or {}), **env_config.kwargs}
+    section = {**(section or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = find_settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:

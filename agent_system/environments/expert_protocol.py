@@ -83,28 +83,6 @@ class EpisodeStart(Generic[S]):
     noise: Noise = field(default_factory=Noise)
 
 
-def no_symbols(settings: EnvSettings) -> Sequence[str]:
-    """Return an empty list. Default of ``Expert.symbols``: no text needs its own token."""
-    del settings
-    return ()
-
-
-def names_no_level(settings: EnvSettings) -> bool:
-    """Return False for all settings: decisions do not set ``needed_level``. Default of
-    ``Expert.names_needed_level``.
-    """
-    del settings
-    return False
-
-
-def knows_all_solutions(settings: EnvSettings) -> bool:
-    """Return True for all settings: the expert solves every task. Default of
-    ``Expert.knows_solution``.
-    """
-    del settings
-    return True
-
-
 @dataclass(frozen=True)
 class Expert(Generic[S]):
     """Expert of an environment, which makes demonstrations.
@@ -136,7 +114,7 @@ class Expert(Generic[S]):
     version: int = 1
     key: Callable[[S], list[Any]] | None = None
     words: Callable[[], Sequence[str]] = tuple
-    symbols: Callable[[S], Sequence[str]] = no_symbols
+    symbols: Callable[[S], Sequence[str]] = lambda _settings: ()
     keeps_unsuccessful: bool = False
-    names_needed_level: Callable[[S], bool] = names_no_level
-    knows_solution: Callable[[S], bool] = knows_all_solutions
+    names_needed_level: Callable[[S], bool] = lambda _settings: False
+    knows_solution: Callable[[S], bool] = lambda _settings: True

@@ -7,6 +7,7 @@ library has global state uses a separate JVM (``shared=False``).
 """
 
 import contextlib
+import operator
 import os
 import shutil
 import subprocess
@@ -69,9 +70,9 @@ class Jvm:
                 return_proc=True,
             )
         except ValueError as error:  # the output was not a port number
-            raise JavaMissing(
-                f"java did not start with {' '.join(flags)}:\n{self._read_output()}"
-            ) from error
+            self._output.seek(0)
+            output = self._output.read().decode(errors="replace")[-2000:].strip()
+            raise JavaMissing(f"java did not start with {' '.join(flags)}:\n{output}") from error
         # The type stub does not say that these arguments give three values.
         port, token, process = gateway_result
         self.process: subprocess.Popen[str] = process
@@ -81,15 +82,11 @@ class Jvm:
 
     @property
     def is_running(self) -> bool:
-        """True while the process has not exited."""
         return self.process.poll() is None
 
     def create_object(self, class_name: str) -> Any:
         """Return a new object of the Java class. ``release_object`` frees it."""
-        java_class: Any = self.gateway.jvm
-        for name_part in class_name.split("."):
-            java_class = getattr(java_class, name_part)
-        return java_class()
+        return operator.attrgetter(class_name)(self.gateway.jvm)()
 
     def release_object(self, java_object: object) -> None:
         """Allow the JVM to collect ``java_object``."""
@@ -103,7 +100,12 @@ class Jvm:
 
     def stop(self) -> None:
         """Make the process exit and wait for it. Kill it after ``EXIT_S``."""
-        self._remove_finalizers()
+        from py4j.finalizer import ThreadSafeFinalizer
+
+        # Remove py4j's finalizers of this JVM's objects: they would call the stopped JVM.
+        for key in list(ThreadSafeFinalizer.finalizers):
+            if key.startswith(self._finalizer_prefix):
+                ThreadSafeFinalizer.remove_finalizer(key)
         self.gateway.close()
         if self.process.stdin is not None:  # closing it makes the JVM exit
             with contextlib.suppress(OSError):
@@ -113,19 +115,6 @@ class Jvm:
         except subprocess.TimeoutExpired:
             self.kill()
         self._output.close()
-
-    def _remove_finalizers(self) -> None:
-        """Remove py4j's finalizers of this JVM's objects: they would call the stopped JVM."""
-        from py4j.finalizer import ThreadSafeFinalizer
-
-        keys = list(ThreadSafeFinalizer.finalizers)
-        for key in keys:
-            if key.startswith(self._finalizer_prefix):
-                ThreadSafeFinalizer.remove_finalizer(key)
-
-    def _read_output(self) -> str:
-        self._output.seek(0)
-        return self._output.read().decode(errors="replace")[-2000:].strip()
 
 
 _RUNNING: dict[str, Jvm] = {}  # shared JVMs by jar

@@ -1,28 +1,31 @@
 """Environment manager: selects the tasks of each training step. Each task is repeated as a group.
 
 The trainer calls ``gen_batch`` for batches of tasks and ``panel_batch`` for the validation set. The
-collector generates the trajectories in its own environments. ``vectorised`` steps a batch without a
-collector.
+collector generates the trajectories in its own environments. ``reset``, ``step`` and
+``success_evaluator`` run a batch without a collector, for evaluation scripts of verl-agent,
+``multi_turn_rollout.first_prompts`` and tests.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import verl
-from agent_system.environments.env import Task
+from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import env_settings, get_package, missing_extra_error
-from agent_system.environments.groups import GroupMismatch, assert_same_start
 from agent_system.environments.tasks import (
     SEED_MASK,
+    GroupMismatch,
     TaskSchedule,
+    assert_same_start,
     check_disjoint,
     group_by_part,
     hash_validation_set,
     select_validation_set,
 )
-from agent_system.environments.vectorised import VectorisedPlay
+from agent_system.environments.vectorised import LockStepDriver
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
@@ -42,8 +45,8 @@ __all__ = [
 TaskGroup = tuple[Task, int, str]  # task, environment seed, uid
 
 
-class EnvironmentManagerBase(VectorisedPlay):
-    """Tasks of one split, and vectorised environments for them.
+class EnvironmentManagerBase:
+    """Tasks of one split, and environments for them that are reset and stepped together.
 
     ``config`` is the whole configuration; ``env`` and ``data.shuffle`` are read. The rows of a
     group (uid) have the same task and the same environment seed.
@@ -55,6 +58,8 @@ class EnvironmentManagerBase(VectorisedPlay):
         self.split = split
         self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
+        self._driver: LockStepDriver | None = None
+        self._tasks: Sequence[Task] = ()  # those of the last reset
         self._schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
         try:
@@ -72,7 +77,13 @@ class EnvironmentManagerBase(VectorisedPlay):
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
             )
-        self._check_parts(weights)
+        parts = group_by_part(self.task_list, weights)
+        empty_parts = ", ".join(repr(part) for part, tasks in parts.items() if not tasks)
+        if empty_parts:
+            raise ValueError(
+                f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
+                "fix: raise env.train_tasks, or remove the part"
+            )
 
     def gen_batch(self, step: int, batch_size: int, draw: int = 0) -> "DataProto":
         """Return the tasks of training step ``step``.
@@ -122,29 +133,16 @@ class EnvironmentManagerBase(VectorisedPlay):
         if self._schedule is None or self._schedule[0] is not self.task_list:
             weights = self.package.part_weights(self.settings)
             seed = (self.env_config.seed, self.split)
-            self._schedule = (
-                self.task_list,
-                TaskSchedule(self.task_list, weights, self.shuffle, seed),
-            )
+            schedule = TaskSchedule(self.task_list, weights, self.shuffle, seed)
+            self._schedule = (self.task_list, schedule)
         return self._schedule[1]
-
-    def _check_parts(self, weights: Mapping[str, int]) -> None:
-        bad_parts = [
-            part for part, tasks in group_by_part(self.task_list, weights).items() if not tasks
-        ]
-        if bad_parts:
-            raise ValueError(
-                f"environment {self.env_config.env_name!r} has no {self.split} tasks of "
-                f"{', '.join(map(repr, bad_parts))}; fix: raise env.train_tasks, or remove the part"
-            )
 
     def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split. The validation set is drawn from them again."""
         self.task_list = tasks
         if self.split == "val":
-            self.panel = select_validation_set(
-                tasks, self.env_config.val_tasks, self.package.part_weights(self.settings)
-            )
+            weights = self.package.part_weights(self.settings)
+            self.panel = select_validation_set(tasks, self.env_config.val_tasks, weights)
 
     def _build_batch(self, groups: list[TaskGroup], members: int) -> "DataProto":
         rows = [
@@ -159,6 +157,83 @@ class EnvironmentManagerBase(VectorisedPlay):
             "task_id": [row[0]["task_id"] for row in rows],
         }
         return verl.DataProto.from_dict(non_tensors=columns)
+
+    def reset(self, gen_batch: "DataProto") -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
+        """Start one episode per row of ``gen_batch``.
+
+        Returns:
+            Observations (lists [B] under ``text``, ``image``, ``anchor``, ``opening``) and
+            infos [B].
+
+        Raises:
+            GroupMismatch: Rows of one uid start from different states.
+            EnvFailure: An environment failed.
+        """
+        rows = gen_batch.non_tensor_batch
+        if self._driver is None:
+            self._driver = LockStepDriver(self.env_config, self.settings)
+        self._tasks = rows["task"].tolist()
+        observations = self._driver.run(self._driver.reset(self._tasks, rows["env_seed"].tolist()))
+        start_states = [(observation.text, observation.state) for observation in observations]
+        assert_same_start(rows["uid"].tolist(), start_states)
+        infos = [observation.info for observation in observations]
+        return _observation_columns(observations), infos
+
+    def step(
+        self, text_actions: Sequence[str]
+    ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Read the action in one model text per row and apply it.
+
+        A row that is done keeps its last observation and gets reward 0.
+
+        Returns:
+            Observations, rewards [B] float32, dones [B] bool, and infos [B] with ``won`` and
+            ``is_action_valid``.
+        """
+        if self._driver is None:
+            raise RuntimeError("step was called before reset; fix: call reset first")
+        if len(text_actions) != len(self._tasks):
+            raise ValueError(f"{len(text_actions)} actions for {len(self._tasks)} environments")
+        packages = map(self.package.package_for_task, self._tasks)
+        projected = [
+            package.project(text) for package, text in zip(packages, text_actions, strict=True)
+        ]
+        results = self._driver.run(self._driver.step([action for action, _ in projected]))
+        infos: list[dict[str, Any]] = []
+        for (_, formed), (_, _, _, info) in zip(projected, results, strict=True):
+            is_valid = bool(formed and info.get("is_action_valid", True))
+            infos.append({**info, "is_action_valid": is_valid})
+        rewards = np.array([result[1] for result in results], dtype=np.float32)
+        dones = np.array([result[2] for result in results], dtype=bool)
+        return _observation_columns([result[0] for result in results]), rewards, dones, infos
+
+    def success_evaluator(
+        self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return ``success_rate`` [B] (0 or 1 per row) and ``<data_source>_success_rate``.
+
+        ``infos`` are those of the last env step of each episode.
+        """
+        outcome: dict[str, list[float]] = defaultdict(list)
+        for info, source in zip(infos, data_sources, strict=True):
+            won = float(bool(info.get("won", False)))
+            outcome["success_rate"].append(won)
+            outcome[f"{source}_success_rate"].append(won)
+        return {key: np.array(values, dtype=np.float32) for key, values in outcome.items()}
+
+    def close(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+
+def _observation_columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
+    return {
+        "text": [observation.text for observation in observations],
+        "image": [observation.image for observation in observations],
+        "anchor": [observation.state for observation in observations],
+        "opening": [observation.opening for observation in observations],
+    }
 
 
 def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:

@@ -13,17 +13,6 @@ from verl.config.settings import read_section_or_raise
 S = TypeVar("S", bound=EnvSettings)
 
 
-def no_images(settings: EnvSettings) -> tuple[str, Any, Any] | None:
-    """Return None. Default of ``EnvPackage.images``: observations are text."""
-    del settings
-    return None
-
-
-def no_variants() -> Sequence[str]:
-    """Return no variants. Default of ``EnvPackage.variants``."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Mixture(Generic[S]):
     """Additional fields of a package that mixes several environments.
@@ -95,12 +84,12 @@ class EnvPackage(Generic[S]):
     project: Callable[[str], tuple[str, bool]]
     # Stop after the action: the model would otherwise continue with an invented observation.
     stop: tuple[str, ...] = ("</action>",)
-    images: Callable[[S], tuple[str, Any, Any] | None] = no_images
+    images: Callable[[S], tuple[str, Any, Any] | None] = lambda _settings: None
     executes_cut_turns: bool = False
     runs_agent: bool = False
     task_text: TaskText | None = None
     expert: Expert[S] | None = None
-    variants: Callable[[], Sequence[str]] = no_variants
+    variants: Callable[[], Sequence[str]] = tuple
     mixture: Mixture[S] | None = None
     format_action: Callable[[str], str] | None = None
     unlisted: Callable[[], Mapping[str, str]] = dict

@@ -1,5 +1,7 @@
-"""Order of the tasks. It is computed from step numbers and hashes, without a random generator whose
-state would have to be saved.
+"""Order and groups of the tasks.
+
+The order is computed from step numbers and hashes, without a random generator whose state would
+have to be saved. A group consists of the rows with the same uid: same task and same start state.
 """
 
 import hashlib
@@ -12,6 +14,13 @@ from verl.utils.seeds import derive_seed
 # 31 bits: the range that every environment's random generator accepts, also as a signed integer.
 SEED_MASK = 0x7FFFFFFF
 SINGLE_PART = ""  # name of the only part of an environment that is no mixture
+
+
+def number_range(split: str, train_count: int, val_count: int) -> range:
+    """Return the numbers of the tasks of ``split``: validation has the first ones, training those
+    after them.
+    """
+    return range(val_count) if split == "val" else range(val_count, val_count + train_count)
 
 
 def epoch_order(count: int, *parts: int | str) -> list[int]:
@@ -157,3 +166,28 @@ def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
         raise ValueError(
             f"{len(common_ids)} tasks are in both train and val, the first: {common_ids[0]!r}"
         )
+
+
+class GroupMismatch(RuntimeError):
+    """Error for a group whose members have different start states, so that their returns cannot be
+    compared.
+    """
+
+
+def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | None]) -> None:
+    """Raise ``GroupMismatch`` unless rows with the same uid have the same start.
+
+    ``starts`` contains (text, state) of the first observation of each row. It is None for a row
+    whose reset failed; such a row is not compared.
+    """
+    start_by_uid: dict[str, tuple[str, str]] = {}
+    for uid, start in zip(uids, starts, strict=True):
+        if start is None:
+            continue
+        # Comparing with the first member is enough: equality is transitive.
+        expected = start_by_uid.setdefault(uid, start)
+        if expected != start:
+            raise GroupMismatch(
+                f"members of group {uid} started from different states: {expected[0][:200]!r} and "
+                f"{start[0][:200]!r}; fix: make reset depend on task and seed only"
+            )

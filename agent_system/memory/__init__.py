@@ -4,15 +4,9 @@ from collections import deque
 
 
 class WindowMemory:
-    """Store of the last ``length`` turns as (observation, action) texts. 0 stores nothing.
-
-    Raises:
-        ValueError: ``length`` is negative.
-    """
+    """Store of the last ``length`` turns as (observation, action) texts. 0 stores nothing."""
 
     def __init__(self, length: int) -> None:
-        if length < 0:
-            raise ValueError(f"env.history_length={length}: allowed are 0 and positive integers")
         self._turns: deque[tuple[str, str]] = deque(maxlen=length)
 
     def add(self, observation: str, action: str) -> None:

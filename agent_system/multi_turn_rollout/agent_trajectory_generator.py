@@ -27,7 +27,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
 )
-from agent_system.tokens.template import TemplateUnsupported
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
 
@@ -40,15 +40,11 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         super().__init__(context, spec)
         settings = context.settings
         self.rules = SamplingRules(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            max_tokens=settings.max_turn_tokens,
+            settings.temperature, settings.top_p, settings.top_k, settings.max_turn_tokens
         )
         self._endpoint = endpoint
-        self._dialogues = Dialogues(
-            context.bridge, settings.token_limits, extends=settings.history == "append"
-        )
+        extends = settings.history == "append"
+        self._dialogues = Dialogues(context.bridge, settings.token_limits, extends)
         self._num_turns = 0
         self._is_rewarded = False
         self._has_ended = False
@@ -104,7 +100,10 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
-        reply_text = _truncate_at_stop(full_text, request.stop)
+        # Up to the first of the stop strings, like the OpenAI API.
+        reply_text = full_text
+        for stop in request.stop:
+            reply_text = reply_text.partition(stop)[0]
         segment = dialogue.add_reply(result, step, replies=(reply_text, full_text))
         last_message = request.messages[-1]["content"]
         turn = Turn(
@@ -152,8 +151,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         try:
             dialogue = self._dialogues.open(request.messages, step)
         except TemplateUnsupported as error:
-            fix = "fix: system, then user and assistant by turns"
-            raise RequestRefused(f"messages: {error}; {fix}", param="messages") from error
+            message = f"messages: {error}; fix: system, then user and assistant by turns"
+            raise RequestRefused(message, param="messages") from error
         if dialogue is None:
             self.trajectory.truncated = "budget"
             raise RequestRefused(
@@ -173,11 +172,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         start_s = time.perf_counter()
         try:
             return await self.context.sampler.sample_turn(
-                prompt_ids,
-                self.trajectory.spec,
-                step,
-                request.max_tokens,
-                request.stop,
+                prompt_ids, self.trajectory.spec, step, request.max_tokens, request.stop
             )
         except (EngineAborted, RolloutWorkerFailed) as failure:
             self._failure = failure
@@ -203,10 +198,3 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             trajectory.truncated = "length"
         rows = dict.fromkeys(turn.ledger for turn in turns)
         trajectory.shown_messages = self._dialogues[list(rows)[-1]].shown_messages
-
-
-def _truncate_at_stop(text: str, stops: tuple[str, ...]) -> str:
-    """Return ``text`` up to the first of ``stops``, like the OpenAI API."""
-    for stop in stops:
-        text = text.partition(stop)[0]
-    return text

@@ -5,12 +5,11 @@ end. With thinking levels the options are the four levels. Without, they are act
 one, and others that the policy samples at that turn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from agent_system.multi_turn_rollout.branches import make_branch_spec
-from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
+from agent_system.multi_turn_rollout.branches import GenerateBranches, make_branch_spec
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from rlvcr.levels import LEVELS
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
@@ -20,7 +19,6 @@ from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
-GenerateSpecs = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
 CANDIDATES_PER_ACTION = 4  # sampled turns for each further action, because many repeat an action
 
 
@@ -87,7 +85,7 @@ def select_decision_points(
 
 
 def sample_actions(
-    points: Sequence[DecisionPoint], generate: GenerateSpecs, num_actions: int
+    points: Sequence[DecisionPoint], generate: GenerateBranches, num_actions: int
 ) -> list[DecisionPoint]:
     """Return ``points`` with up to ``num_actions`` different actions each.
 
@@ -119,7 +117,7 @@ def sample_actions(
 
 
 def continue_from_points(
-    points: Sequence[DecisionPoint], generate: GenerateSpecs, rollouts_per_option: int
+    points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
 ) -> list[AuditPoint]:
     """Continue from every point ``rollouts_per_option`` times with every option.
 
@@ -172,7 +170,9 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
     ]
 
 
-def _generate_numbered(specs: Sequence[RolloutSpec], generate: GenerateSpecs) -> list[Trajectory]:
+def _generate_numbered(
+    specs: Sequence[RolloutSpec], generate: GenerateBranches
+) -> list[Trajectory]:
     """Return the trajectories of ``specs``, which get the numbers of one request."""
     if not specs:
         return []

@@ -5,13 +5,12 @@
 
 The same task, seed and actions should lead to the same state. The replay compares observations up
 to the forced turn; where they differ the branch is aborted and dropped. Branches are never trained
-on; only their returns are used.
+on; only their returns are used. ``execute_alternatives`` turns them into credit, and
+``audit_rollouts`` measures with them the effect of decisions on the return.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
@@ -22,6 +21,8 @@ from rlvcr.research.executed import (
     priced_return,
 )
 from rlvcr.settings import RLVCRSettings
+
+GenerateBranches = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
 
 
 def make_branch_spec(
@@ -62,7 +63,7 @@ def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> Rollo
 
 def execute_alternatives(
     trajectories: Sequence[Trajectory],
-    generate: Callable[[Sequence[RolloutSpec]], CollectedTrajectories],
+    generate: GenerateBranches,
     rlvcr: RLVCRSettings,
     seed: int,
 ) -> dict[str, float]:
@@ -78,10 +79,9 @@ def execute_alternatives(
             uid = trajectory.spec.traj_uid
             level = choose_executed_level(turn.parsed, rlvcr.executed_share, seed, uid, turn.step)
             if level is not None:
+                spec = _make_executed_spec(trajectory, turn, level)
                 branch_points.append((trajectory, turn))
-                specs.append(
-                    replace(_make_executed_spec(trajectory, turn, level), index=len(specs))
-                )
+                specs.append(replace(spec, index=len(specs)))
     if not specs:
         return {"rlvcr/executed_dropped": 0.0, "rlvcr/executed_tokens": 0.0}
     branches = generate(specs).trajectories
@@ -93,9 +93,11 @@ def execute_alternatives(
             dropped += 1
             continue
         turn.executed_credit = DIFFERENCE_FACTOR * (original_value - branch_value)
+    # The turns before the forced one were repeated, not sampled.
+    sampled_turns = [turn for b in branches for turn in b.turns[len(b.spec.replay) :]]
     return {
         "rlvcr/executed_dropped": dropped / len(specs),
-        "rlvcr/executed_tokens": float(np.sum([count_branch_tokens(b) for b in branches])),
+        "rlvcr/executed_tokens": float(sum(turn.num_tokens for turn in sampled_turns)),
     }
 
 
@@ -109,9 +111,3 @@ def priced_return_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) ->
     turn = trajectory.turns[step]
     tokens = count_priced_tokens(turn.parsed, turn.end - turn.start)
     return priced_return(trajectory.reward, trajectory.won, tokens, rlvcr)
-
-
-def count_branch_tokens(trajectory: Trajectory) -> int:
-    """Return the number of tokens that were sampled after the repeated turns."""
-    repeated = len(trajectory.spec.replay)
-    return sum(turn.num_tokens for turn in trajectory.turns[repeated:])

@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from agent_system.environments.groups import assert_same_start
+from agent_system.environments.tasks import assert_same_start
 from agent_system.multi_turn_rollout.collector_worker import (
     CollectedTrajectories,
     CollectorWorker,
@@ -26,7 +26,7 @@ from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, Rol
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from verl.config.schema.env import EnvConfig
-from verl.single_controller.base.errors import WorkerDiedError
+from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import gather_results, ray_get
 from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
@@ -36,9 +36,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 1.0  # between two checks of the progress
-MAX_REPLACEMENTS = (
-    2  # replacements of one collector per call; more deaths indicate a systematic fault
-)
+# Replacements of one collector per call. More deaths indicate a systematic fault.
+MAX_REPLACEMENTS = 2
 
 # Function that requests the trajectories of collector ``number`` and returns the Ray object ref.
 RequestShard: TypeAlias = Callable[[int], Any]
@@ -66,25 +65,18 @@ class CollectorGroup:
         self._remote_workers: list[Any] = []  # actor handles; their methods are created at run time
         self._node_ids: dict[int, str] = {}  # node ID of each collector
         # For every collector, by traj_uid: specs that were started and not returned.
-        self._in_flight: list[dict[str, RolloutSpec]] = [
-            {} for _ in range(env_config.num_collectors)
-        ]
+        self._in_flight = [dict[str, RolloutSpec]() for _ in range(env_config.num_collectors)]
         self._num_replacements = Counter[int]()  # replacements of each collector
-        self._needs_all_specs: set[int] = (
-            set()
-        )  # replaced; get all unfinished specs in the next call
+        # Replaced collectors, which get all unfinished specs in the next call.
+        self._needs_all_specs: set[int] = set()
         self._num_finished = 0  # finished episodes at the last check
-        # Both are set or both None: the worker in this process and its asyncio loop.
-        self._local_worker: CollectorWorker | None = None
-        self._runner: asyncio.Runner | None = None
+        # The worker in this process and its asyncio loop.
+        self._local: tuple[asyncio.Runner, CollectorWorker] | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
-            self._runner = asyncio.Runner()
-            self._local_worker = CollectorWorker(*self._arguments, **options)
+            self._local = asyncio.Runner(), CollectorWorker(*self._arguments, **options)
             return
-        self._remote_workers = [
-            self._start_worker(collector_number)
-            for collector_number in range(env_config.num_collectors)
-        ]
+        numbers = range(env_config.num_collectors)
+        self._remote_workers = [self._start_worker(number) for number in numbers]
 
     def _start_worker(self, number: int) -> Any:
         # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte:
@@ -104,15 +96,10 @@ class CollectorGroup:
 
         A replacement has another name, so that it does not get results of its predecessor.
         """
-        num_replacements = self._num_replacements[number]
-        return (
-            f"{collector_name(number)}.{num_replacements}"
-            if num_replacements
-            else collector_name(number)
-        )
+        name, num_replacements = collector_name(number), self._num_replacements[number]
+        return f"{name}.{num_replacements}" if num_replacements else name
 
     def _replace_worker(self, number: int) -> None:
-        """Replace a lost collector, and abort its requests at the engines."""
         # The old actor may be alive but unreachable.
         ray.kill(self._remote_workers[number])
         for engine in self._engines:
@@ -129,15 +116,11 @@ class CollectorGroup:
         Groups of earlier calls are returned too. Unfinished groups continue. Raises the errors of
         the workers.
         """
-        if self._runner is not None and self._local_worker is not None:
-            return _check_group_starts(
-                self._runner.run(self._local_worker.collect_ready(specs, settings, keep))
-            )
+        if self._local is not None:
+            runner, worker = self._local
+            return _check_group_starts(runner.run(worker.collect_ready(specs, settings, keep)))
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
-        keep_per_worker = [
-            len(range(worker_index, keep, num_workers)) for worker_index in range(num_workers)
-        ]
         for in_flight, shard in zip(self._in_flight, shards, strict=True):
             in_flight.update({spec.traj_uid: spec for spec in shard})
 
@@ -146,43 +129,32 @@ class CollectorGroup:
             if number in self._needs_all_specs:
                 shard = list(self._in_flight[number].values())
                 self._needs_all_specs.remove(number)
-            return self._remote_workers[number].collect_ready.remote(
-                shard, settings, keep_per_worker[number]
-            )
+            keep_here = len(range(number, keep, num_workers))
+            return self._remote_workers[number].collect_ready.remote(shard, settings, keep_here)
 
-        shard_results = self._generate_parts(
-            request_shard, range(num_workers), len(specs), settings
-        )
-        for in_flight, shard_result in zip(self._in_flight, shard_results, strict=True):
-            for trajectory in shard_result.trajectories:
+        parts = self._generate_parts(request_shard, range(num_workers), len(specs), settings)
+        for in_flight, part in zip(self._in_flight, parts, strict=True):
+            for trajectory in part.trajectories:
                 del in_flight[trajectory.spec.traj_uid]
-        return _merge_parts(
-            shard_results,
-            [trajectory for part in shard_results for trajectory in part.trajectories],
-        )
+        return _merge_parts(parts, [t for part in parts for t in part.trajectories])
 
     def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
         """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
-        if self._runner is not None and self._local_worker is not None:
-            return _check_group_starts(
-                self._runner.run(self._local_worker.collect(specs, settings))
-            )
+        if self._local is not None:
+            runner, worker = self._local
+            return _check_group_starts(runner.run(worker.collect(specs, settings)))
         shards = shard_by_group(specs, len(self._remote_workers))
-        busy_numbers = [collector_number for collector_number, shard in enumerate(shards) if shard]
 
         def request_shard(number: int) -> Any:
             return self._remote_workers[number].collect.remote(shards[number], settings)
 
-        shard_results = self._generate_parts(request_shard, busy_numbers, len(specs), settings)
+        busy_numbers = [number for number, shard in enumerate(shards) if shard]
+        parts = self._generate_parts(request_shard, busy_numbers, len(specs), settings)
         # Results are in the order of shards; return them in the order of the specs.
-        by_index = {
-            trajectory.spec.index: trajectory
-            for shard_result in shard_results
-            for trajectory in shard_result.trajectories
-        }
-        return _merge_parts(shard_results, [by_index[spec.index] for spec in specs])
+        by_index = {t.spec.index: t for part in parts for t in part.trajectories}
+        return _merge_parts(parts, [by_index[spec.index] for spec in specs])
 
     def _generate_parts(
         self,
@@ -191,10 +163,15 @@ class CollectorGroup:
         num_specs: int,
         settings: RolloutSettings,
     ) -> list[CollectedTrajectories]:
+        env = self._env_config
+        rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
+        step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
+        # All environments of a round run concurrently: a round takes as long as one episode.
+        episode_s = env.reset_timeout_s + settings.max_steps * step_s
+        # The timeout of the call is the sum of the timeouts of all waits.
+        timeout_s = START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
-            return self._wait_for_parts(
-                request_shard, numbers, self._compute_timeout_s(num_specs, settings), progress
-            )
+            return self._wait_for_parts(request_shard, numbers, timeout_s, progress)
 
     def _wait_for_parts(
         self,
@@ -211,22 +188,20 @@ class CollectorGroup:
         """
         deadline = time.monotonic() + timeout_s
         finished_before = self._count_finished()
-        result_by_collector: dict[int, CollectedTrajectories] = {}
+        parts: dict[int, CollectedTrajectories] = {}
         lost = Counter[int]()
-        pending = {
-            request_shard(collector_number): collector_number for collector_number in numbers
-        }
+        pending = {request_shard(number): number for number in numbers}
         with waiting_for(map(collector_name, numbers)) as late_names:
             while pending:
-                self._receive_done(pending, result_by_collector, lost, request_shard)
+                self._receive_done(pending, parts, lost, request_shard)
                 late_names[:] = map(collector_name, pending.values())
                 if pending and time.monotonic() > deadline:
                     gather_results(list(pending), 0.0, late_names)
                 if pending:
                     progress.set_done(max(0, self._count_finished() - finished_before))
         for number in numbers:
-            result_by_collector[number].lost_collectors = lost[number]
-        return [result_by_collector[number] for number in numbers]
+            parts[number].lost_collectors = lost[number]
+        return [parts[number] for number in numbers]
 
     def _receive_done(
         self,
@@ -237,37 +212,23 @@ class CollectorGroup:
     ) -> None:
         """Move results that arrive within ``POLL_INTERVAL_S`` from ``pending`` to ``parts``.
 
-        A collector that died is replaced, counted in ``lost``, and requested again.
+        A collector that died is replaced, counted in ``lost``, and requested again. After
+        ``MAX_REPLACEMENTS`` of them ``WorkerDiedError`` is raised.
         """
         done_refs, _ = ray.wait(list(pending), num_returns=len(pending), timeout=POLL_INTERVAL_S)
         # Failures are raised at once: the other collectors may take long.
         for ref in done_refs:
-            collector_number = pending.pop(ref)
-            shard_result = self._receive_part(
-                ref, collector_number, is_last_attempt=lost[collector_number] == MAX_REPLACEMENTS
-            )
-            if shard_result is None:
-                lost[collector_number] += 1
-                pending[request_shard(collector_number)] = collector_number
-            else:
-                parts[collector_number] = shard_result
-
-    def _receive_part(
-        self, ref: Any, number: int, is_last_attempt: bool
-    ) -> CollectedTrajectories | None:
-        """Return the result of collector ``number``; None where it died and was replaced.
-
-        With ``is_last_attempt`` it is not replaced, and ``WorkerDiedError`` is raised.
-        """
-        name = collector_name(number)
-        try:
-            return ray_get(ref, POLL_INTERVAL_S, name)
-        except WorkerDiedError as error:
-            if is_last_attempt:
-                raise
-            logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
-        self._replace_worker(number)
-        return None
+            number = pending.pop(ref)
+            name = collector_name(number)
+            try:
+                parts[number] = ray_get(ref, POLL_INTERVAL_S, name)
+            except WorkerDiedError as error:
+                if lost[number] == MAX_REPLACEMENTS:
+                    raise
+                logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
+                self._replace_worker(number)
+                lost[number] += 1
+                pending[request_shard(number)] = number
 
     def _count_finished(self) -> int:
         """Return the number of finished episodes of all workers.
@@ -275,7 +236,7 @@ class CollectorGroup:
         Where a worker does not answer in time, this is the last known number.
         """
         pending = [worker.count_finished.remote() for worker in self._remote_workers]
-        names = [collector_name(collector_number) for collector_number in range(len(pending))]
+        names = [collector_name(number) for number in range(len(pending))]
         answers, unanswered = ray.wait(pending, num_returns=len(pending), timeout=POLL_INTERVAL_S)
         if unanswered:
             return self._num_finished
@@ -287,33 +248,21 @@ class CollectorGroup:
 
     def close(self) -> None:
         """Stop the environments and the collector workers."""
-        if self._runner is not None and self._local_worker is not None:
-            self._runner.run(self._local_worker.close())
-            self._runner.close()
-        self._runner = None
-        self._local_worker = None
+        if self._local is not None:
+            runner, worker = self._local
+            runner.run(worker.close())
+            runner.close()
+            self._local = None
         workers, self._remote_workers = self._remote_workers, []
         if not workers:
             return
         closing = [worker.close.remote() for worker in workers]
         _, unclosed_refs = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
         if unclosed_refs:
-            logger.warning(
-                "%d collector workers did not close within %.0f s",
-                len(unclosed_refs),
-                CLOSE_TIMEOUT_S,
-            )
+            line = "%d collector workers did not close within %.0f s"
+            logger.warning(line, len(unclosed_refs), CLOSE_TIMEOUT_S)
         for worker in workers:
             ray.kill(worker)
-
-    def _compute_timeout_s(self, num_specs: int, settings: RolloutSettings) -> float:
-        """Return the timeout in seconds of a call: the sum of the timeouts of all waits."""
-        env = self._env_config
-        rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
-        step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
-        # All environments of a round run concurrently: a round takes as long as one episode.
-        episode_s = env.reset_timeout_s + settings.max_steps * step_s
-        return START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
 
 
 def collector_name(number: int) -> str:
@@ -337,14 +286,15 @@ def _merge_parts(
     parts: Sequence[CollectedTrajectories], trajectories: list[Trajectory]
 ) -> CollectedTrajectories:
     # The parts were generated concurrently, so the slowest one gives the time.
-    collected = CollectedTrajectories(
-        trajectories=trajectories,
-        rollout_s=max(part.rollout_s for part in parts),
-        thoughts_s=max(part.thoughts_s for part in parts),
-        env_restarts=sum(part.env_restarts for part in parts),
-        lost_collectors=sum(part.lost_collectors for part in parts),
+    return _check_group_starts(
+        CollectedTrajectories(
+            trajectories=trajectories,
+            rollout_s=max(part.rollout_s for part in parts),
+            thoughts_s=max(part.thoughts_s for part in parts),
+            env_restarts=sum(part.env_restarts for part in parts),
+            lost_collectors=sum(part.lost_collectors for part in parts),
+        )
     )
-    return _check_group_starts(collected)
 
 
 def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectories:
@@ -354,15 +304,10 @@ def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectori
     """
     trajectories = collected.trajectories
     assert_same_start([t.spec.uid for t in trajectories], [t.start_state for t in trajectories])
-    failed_trajectories = [t for t in trajectories if t.aborted is not None]
-    if failed_trajectories:
-        first_failed = failed_trajectories[0]
-        logger.warning(
-            "%d trajectories failed; the first one: %s %s",
-            len(failed_trajectories),
-            first_failed.aborted,
-            first_failed.abort_detail[:300],
-        )
+    failed = [t for t in trajectories if t.aborted is not None]
+    if failed:
+        line = "%d trajectories failed; the first one: %s %s"
+        logger.warning(line, len(failed), failed[0].aborted, failed[0].abort_detail[:300])
     return collected
 
 

@@ -22,13 +22,13 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.multi_turn_rollout.agent_trajectory_generator import AgentTrajectoryGenerator
 from agent_system.multi_turn_rollout.engine_client import (
     EngineClient,
+    PolicySampler,
     RolloutWorkerHandle,
     TokenSource,
 )
 from agent_system.multi_turn_rollout.group_alternatives import generate_group_alternatives
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
-from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from agent_system.multi_turn_rollout.trajectory_generator import (
@@ -125,9 +125,7 @@ class CollectorWorker:
             env_config.step_timeout_s,
         )
         self._endpoint = EndpointServer()
-        self._in_flight: GroupsInFlight[list[Trajectory]] = GroupsInFlight(
-            env_config.rollout.carry_over_steps
-        )
+        self._in_flight = GroupsInFlight[list[Trajectory]](env_config.rollout.carry_over_steps)
         self._start_task: asyncio.Task[EnvironmentPool] | None = None
         self._num_finished = 0
 
@@ -161,9 +159,8 @@ class CollectorWorker:
             self._generate_group(context, members) for members in group_by_uid(specs).values()
         )
         by_index = {trajectory.spec.index: trajectory for group in groups for trajectory in group}
-        return self._build_result(
-            [by_index[spec.index] for spec in specs], start_s, restarts_before
-        )
+        trajectories = [by_index[spec.index] for spec in specs]
+        return self._build_result(trajectories, start_s, restarts_before)
 
     async def collect_ready(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, keep: int
@@ -231,9 +228,10 @@ class CollectorWorker:
         return TrajectoryGenerator(context, spec)
 
     def _make_context(self, settings: RolloutSettings) -> RolloutContext:
-        """Return the objects that all trajectories of one call share."""
-        codec = self._get_level_codec() if settings.requests_levels else None
-        sampler = PolicySampler(self._engine, settings, self._bridge.decode)
+        codec = None
+        if settings.requests_levels:
+            self._codec = codec = self._codec or LevelCodec(self._tokenizer)
+        sampler = PolicySampler(self._engine, settings)
         alternatives = None
         if codec is not None and settings.alternatives is not None:
             alternatives = AlternativeSampler(
@@ -248,8 +246,3 @@ class CollectorWorker:
             codec=codec,
             alternatives=alternatives,
         )
-
-    def _get_level_codec(self) -> LevelCodec:
-        if self._codec is None:
-            self._codec = LevelCodec(self._tokenizer)
-        return self._codec

@@ -5,7 +5,8 @@
 
 Requests within ``BATCH_WINDOW_S`` seconds share one ``submit``. There is at most one ``poll`` in
 flight per worker, and only while results are pending. A trajectory always uses the same worker
-(``route``), so that its prefix stays in that worker's cache.
+(``route``), so that its prefix stays in that worker's cache. ``PolicySampler`` samples turns and
+thoughts through the client, each with its own seed.
 """
 
 import asyncio
@@ -15,7 +16,10 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
+from verl.utils.seeds import derive_seed
 
 # Seconds. Shorter than the sampling of one token, long enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
@@ -32,34 +36,14 @@ class EngineAborted(Exception):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSampling:
-    """Sampling parameters of a request, as in ``SamplingRequest``."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-
-
 class TokenSource(Protocol):
-    """Source of sampled tokens for a collector worker; see ``EngineClient``."""
+    """Source of sampled tokens for a collector worker, with the methods of ``EngineClient``."""
 
     async def sample(
-        self,
-        prompt_ids: list[int],
-        *,
-        max_tokens: int,
-        sampling: TokenSampling,
-        stop: tuple[str, ...],
-        route: int,
-        seed: int | None,
-    ) -> SamplingResult:
-        """Sample one continuation of ``prompt_ids``, as ``EngineClient.sample`` does."""
-        ...
+        self, prompt_ids: list[int], *, route: int, **parameters: Any
+    ) -> SamplingResult: ...
 
-    async def close(self) -> None:
-        """Abort all pending requests and release the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 # Ray actor handle, whose methods are created at run time, or an object with the asynchronous
@@ -121,9 +105,8 @@ class _WorkerConnection:
 
     async def _submit(self, requests: list[SamplingRequest]) -> None:
         try:
-            await asyncio.wait_for(
-                call_worker_method(self._worker, "submit", requests), self._timeout_s
-            )
+            submit_call = call_worker_method(self._worker, "submit", requests)
+            await asyncio.wait_for(submit_call, self._timeout_s)
         except Exception as error:  # engine boundary: any error fails all pending requests
             self._fail_pending(error)
 
@@ -176,9 +159,8 @@ class _WorkerConnection:
         if self._pending:
             self._pending.clear()
             # Otherwise the worker would continue sampling for a closed client.
-            await asyncio.wait_for(
-                call_worker_method(self._worker, "abort", self._client), self._timeout_s
-            )
+            abort_call = call_worker_method(self._worker, "abort", self._client)
+            await asyncio.wait_for(abort_call, self._timeout_s)
 
 
 class EngineClient:
@@ -201,31 +183,18 @@ class EngineClient:
         self._request_numbers = itertools.count()
 
     async def sample(
-        self,
-        prompt_ids: list[int],
-        *,
-        max_tokens: int,
-        sampling: TokenSampling,
-        stop: tuple[str, ...] = (),
-        route: int = 0,
-        seed: int | None = None,
+        self, prompt_ids: list[int], *, route: int = 0, **parameters: Any
     ) -> SamplingResult:
-        """Sample one continuation of ``prompt_ids``. Requests of one ``route`` go to the same
-        worker.
+        """Sample one continuation of ``prompt_ids`` with the ``parameters`` of ``SamplingRequest``.
 
-        Raises ``EngineAborted`` when this request failed, ``RolloutWorkerFailed`` when the worker
-        failed.
+        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` when this request
+        failed, ``RolloutWorkerFailed`` when the worker failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client}-{next(self._request_numbers)}",
             prompt_ids=list(prompt_ids),
-            max_tokens=max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            stop=stop,
-            seed=seed,
             client=self._client,
+            **parameters,
         )
         # By route, not by load: the worker with the prefix in its cache is the fastest.
         return await self._connections[route % len(self._connections)].add_request(request)
@@ -233,3 +202,59 @@ class EngineClient:
     async def close(self) -> None:
         """Stop polling and abort all pending requests."""
         await asyncio.gather(*(connection.close() for connection in self._connections))
+
+
+class PolicySampler:
+    """Sampler of turns and thoughts from ``engine`` with the parameters of ``settings``."""
+
+    def __init__(self, engine: TokenSource, settings: RolloutSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._sampling = {
+            "temperature": settings.temperature,
+            "top_p": settings.top_p,
+            "top_k": settings.top_k,
+        }
+
+    async def sample_turn(
+        self,
+        prompt_ids: list[int],
+        spec: RolloutSpec,
+        number: int,
+        max_tokens: int,
+        stop: tuple[str, ...] = (),
+    ) -> SamplingResult:
+        """Sample turn ``number`` of the trajectory ``spec``.
+
+        ``stop`` are strings that end the turn, in addition to those of the settings. Raises the
+        errors of ``EngineClient.sample``.
+        """
+        return await self._engine.sample(
+            prompt_ids,
+            max_tokens=max_tokens,
+            stop=(*self._settings.stop, *stop),
+            route=spec.index,
+            # Derived from the trajectory, not from its group: members of a group have equal
+            # prompts, and only the seed makes them differ.
+            seed=derive_seed(self._settings.seed, "turn", spec.traj_uid, number),
+            **self._sampling,
+        )
+
+    async def sample_thought(
+        self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
+    ) -> SamplingResult | None:
+        """Sample an alternative thought (see ``rlvcr.alternatives``); None where the engine aborted
+        it.
+        """
+        try:
+            return await self._engine.sample(
+                prompt_ids,
+                max_tokens=max_tokens,
+                stop=stop,
+                route=route,
+                seed=seed,
+                **self._sampling,
+            )
+        # A turn can be trained on without an alternative thought, so the failure is not raised.
+        except EngineAborted:
+            return None

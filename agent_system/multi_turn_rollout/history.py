@@ -9,7 +9,6 @@ token limits.
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 from agent_system.environments.env import Observation
 from agent_system.environments.prompts import Prompts, select_prompts
@@ -19,36 +18,15 @@ from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation, append_user_text
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 
 
-class History(Protocol):
+class History:
     """Conversations of one trajectory, turn by turn.
 
     ``shown_messages`` are the messages to the policy in the last conversation: those before its
     first turn, then one before each later turn.
     """
-
-    ledgers: list[TokenLedger]
-    shown_messages: list[Message]
-
-    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
-        ...
-
-    def close_turn(self, turn: Turn) -> None:
-        """Add a turn that the environment has answered to the history."""
-        ...
-
-
-def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """Return the ``append`` or ``window`` history, as ``settings.history`` requests."""
-    policies = {"append": AppendHistory, "window": WindowHistory}
-    return policies[settings.history](settings, bridge, prompts)
-
-
-class _BaseHistory:
-    """Common base of both histories: starts a conversation."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         self.ledgers: list[TokenLedger] = []
@@ -57,15 +35,23 @@ class _BaseHistory:
         self._bridge = bridge
         self._prompts = prompts
 
+    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
+        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
+        raise NotImplementedError
+
+    def close_turn(self, turn: Turn) -> None:
+        """Add a turn that the environment has answered to the history.
+
+        By default nothing is done: the conversation already contains the turn.
+        """
+
     def _convert_to_text(self, observation: Observation) -> Observation:
         """Return ``observation`` with the added tokens in all its texts escaped."""
         as_text = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
             info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
-        opening = [
-            {**message, "content": as_text(message["content"])} for message in observation.opening
-        ]
+        opening = [{**m, "content": as_text(m["content"])} for m in observation.opening]
         return replace(observation, text=as_text(observation.text), info=info, opening=opening)
 
     def _begin_conversation(
@@ -84,15 +70,12 @@ class _BaseHistory:
         return conversation
 
 
-class AppendHistory(_BaseHistory):
+class AppendHistory(History):
     """History as one growing conversation for the whole trajectory."""
 
-    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
-        super().__init__(settings, bridge, prompts)
-        self._conversation: TokenConversation | None = None
+    _conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation with the observation appended; None if the turn would not fit."""
         observation = self._convert_to_text(observation)
         if self._conversation is None:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
@@ -104,11 +87,8 @@ class AppendHistory(_BaseHistory):
         self.shown_messages.append({"role": "user", "content": user_text})
         return self._conversation
 
-    def close_turn(self, turn: Turn) -> None:
-        """Do nothing: the conversation already contains the turn."""
 
-
-class WindowHistory(_BaseHistory):
+class WindowHistory(History):
     """History that renders a prompt with the last turns of the memory for every turn."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
@@ -117,17 +97,20 @@ class WindowHistory(_BaseHistory):
         self._first: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return a new conversation for turn ``step``; None where that turn would not fit."""
         observation = self._convert_to_text(observation)
         if self._first is None:
             self._first = observation
         levels = self._settings.requests_levels
-        user_text = self._prompts.window(
-            self._first, self._memory.stored_turns(), observation, levels
-        )
+        turns = self._memory.stored_turns()
+        user_text = self._prompts.window(self._first, turns, observation, levels)
         return self._begin_conversation(self._first, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:
-        """Add observation and action of the turn to the memory."""
         as_text = self._bridge.escape_added_tokens
         self._memory.add(as_text(turn.observation), as_text(turn.action))
+
+
+def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
+    """Return the ``append`` or ``window`` history, as ``settings.history`` requests."""
+    history_class = {"append": AppendHistory, "window": WindowHistory}[settings.history]
+    return history_class(settings, bridge, prompts)

@@ -32,9 +32,8 @@ def compute_rollout_metrics(
         "rollout/aborted": float(abort_reasons.total()),
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
-    metrics |= {
-        f"rollout/aborted_{reason}": float(n) for reason, n in sorted(abort_reasons.items())
-    }
+    for reason, number in sorted(abort_reasons.items()):
+        metrics[f"rollout/aborted_{reason}"] = float(number)
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": truncations[reason] / count
@@ -75,9 +74,8 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
         "episode/graded": float(len(completed)),
     }
     if turns:
-        metrics["episode/valid_action_ratio"] = float(
-            np.mean([turn.is_action_valid for _, turn in turns])
-        )
+        validity = [turn.is_action_valid for _, turn in turns]
+        metrics["episode/valid_action_ratio"] = float(np.mean(validity))
         metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
     sources: dict[str, list[bool]] = {}
     for trajectory in completed:
@@ -92,29 +90,20 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
     """Return metrics of the levels that the policy chose; forced levels are counted separately."""
-    levels: list[int | None] = []
-    successes: list[bool] = []
-    failures: list[str | None] = []
-    thought_tokens: list[int] = []
-    forced: list[bool] = []
-    situations: list[str] = []
-    for trajectory, turn in turns:
-        if turn.parsed is None:
-            continue
-        # None where the level was forced: level shares count only choices of the policy.
-        levels.append(turn.chosen_level)
-        successes.append(trajectory.won)
-        failures.append(turn.parsed.failure)
-        thought_tokens.append(turn.parsed.thought_tokens)
-        forced.append(turn.num_forced > 0)
-        situations.append(turn.situation)
-    if not levels:
+    parsed_turns = [(t, turn, turn.parsed) for t, turn in turns if turn.parsed is not None]
+    if not parsed_turns:
         return {}
+    # None where the level was forced: level shares count only choices of the policy.
+    levels = [turn.chosen_level for _, turn, _ in parsed_turns]
+    successes = [t.won for t, _, _ in parsed_turns]
+    failures = [parsed.failure for _, _, parsed in parsed_turns]
+    situations = [turn.situation for _, turn, _ in parsed_turns]
+    thought_tokens = [parsed.thought_tokens for _, _, parsed in parsed_turns]
     return {
         **compute_level_metrics(levels, successes, failures),
         **compute_level_information(levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
-        "rlvcr/level_forced_share": float(np.mean(forced)),
+        "rlvcr/level_forced_share": float(np.mean([t.num_forced > 0 for _, t, _ in parsed_turns])),
     }
 
 
@@ -133,11 +122,8 @@ def split_rollout_time(
     engine_wait_s = sum(t.engine_wait_s for t in trajectories)
     env_wait_s = sum(t.env_wait_s for t in trajectories)
     engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_TIME_S)
-    thought_tokens = 0
-    for trajectory in trajectories:
-        for turn in trajectory.turns:
-            if turn.alternatives is not None:
-                thought_tokens += turn.alternatives.sampled_tokens
+    alternatives = [turn.alternatives for t in trajectories for turn in t.turns]
+    thought_tokens = sum(a.sampled_tokens for a in alternatives if a is not None)
     turn_tokens = sum(t.sampled_tokens for t in trajectories)
     # Tokens of turns and thoughts are assumed to take the same time: they share batches.
     thinking_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)

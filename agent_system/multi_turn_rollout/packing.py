@@ -22,14 +22,13 @@ import torch
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.bridge import remove_cuts
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.template import Message
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
+from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
-ABORT_POLICIES = ("drop_group", "keep_rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,8 @@ def select_trajectories(
     """Return the trajectories to train on, and counts of dropped ones by reason.
 
     ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
-    trajectories. A trajectory without a sampled turn is dropped too. Raises
-    ``ValueError`` for another policy.
+    trajectories. A trajectory without a sampled turn is dropped too.
     """
-    if on_abort not in ABORT_POLICIES:
-        raise ValueError(f"env.on_abort={on_abort!r}: allowed are {', '.join(ABORT_POLICIES)}")
     failed_groups = {t.spec.uid for t in trajectories if t.aborted is not None}
     kept_trajectories: list[Trajectory] = []
     dropped_counts = Counter({"aborted": 0, "group_of_aborted": 0, "without_turn": 0})
@@ -89,11 +85,7 @@ def select_differing_groups(
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.spec.uid].append(trajectory)
-    differing = [
-        members
-        for members in groups.values()
-        if len({trajectory.reward for trajectory in members}) > 1
-    ]
+    differing = [group for group in groups.values() if len({t.reward for t in group}) > 1]
     # A negative limit would cut from the end.
     return differing[: max(limit, 0)]
 
@@ -127,9 +119,8 @@ def pack_rows(
 ) -> DataProto:
     """Return ``rows`` as a ``DataProto`` of B rows.
 
-    Raises:
-        ValueError: There is no row, or a row holds tokens that were tokenized from text instead of
-            sampled and ``allow_retokenized`` is false.
+    Raises ``ValueError`` if there is no row. Also if a row holds tokens that were encoded from text
+    instead of sampled and ``allow_retokenized`` is false.
     """
     if not rows:
         raise ValueError("no rows to pack: every trajectory was dropped")
@@ -138,9 +129,8 @@ def pack_rows(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
             "false; set env.allow_retokenized=true to train on tokens encoded from text"
         )
-    return DataProto.from_dict(
-        tensors=_build_tensors(rows, pad_token_id), non_tensors=_build_columns(rows)
-    )
+    tensors = _build_tensors(rows, pad_token_id)
+    return DataProto.from_dict(tensors=tensors, non_tensors=_build_columns(rows))
 
 
 def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:
@@ -202,9 +192,9 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         columns[ANSWER] = object_array(answers)
     return columns | {
         "uid": [spec.uid for spec in specs],
-        "traj_uid": [job.traj_uid for job in specs],
-        "data_source": [job.data_source for job in specs],
-        "task_id": [job.task["task_id"] for job in specs],
+        "traj_uid": [spec.traj_uid for spec in specs],
+        "data_source": [spec.data_source for spec in specs],
+        "task_id": [spec.task["task_id"] for spec in specs],
         "anchor_obs": [[turn.anchor for turn in row.turns] for row in rows],
         "is_action_valid": [[turn.is_action_valid for turn in row.turns] for row in rows],
         "step_rewards": [[turn.reward for turn in row.turns] for row in rows],
@@ -276,8 +266,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
     """Return the turns of every row in the form of ``rlvcr.scoring``.
 
-    Raises:
-        ValueError: A turn was not parsed into level, thought and action.
+    Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
     return [[_build_row_turn(row.ledger, turn) for turn in row.turns] for row in rows]
 

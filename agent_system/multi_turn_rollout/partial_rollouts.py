@@ -83,9 +83,8 @@ class GroupsInFlight(Generic[T]):
         num_done = sum(task.done() for task in self._tasks.values())
         late_names = [name for name, age in self._calls_outlasted.items() if age >= self._patience]
         # Late groups come first in the order of starts, and so are among those returned.
-        return num_done >= num_returned and all(
-            self._tasks[name].done() for name in late_names[:num_returned]
-        )
+        late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
+        return num_done >= num_returned and all(task.done() for task in late_tasks)
 
     def _raise_first_error(self) -> None:
         for task in self._tasks.values():
@@ -113,12 +112,8 @@ class PartialRollouts:
         """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
         self._to_restart = list(names)[: self.num_groups]
         if len(names) > self.num_groups:
-            dropped_names = ", ".join(names[self.num_groups :])
-            logger.warning(
-                "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s",
-                self.num_groups,
-                dropped_names,
-            )
+            line = "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"
+            logger.warning(line, self.num_groups, ", ".join(names[self.num_groups :]))
 
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
         """Return ``batch`` with additional groups.
@@ -131,19 +126,14 @@ class PartialRollouts:
         for name in self._to_restart:
             uid, _, size = name.partition("@")
             _, step, draw, _ = uid.split("-")
-            batch_parts.append(
-                _select_groups(envs.gen_batch(int(step), int(size), int(draw)), [uid])
-            )
+            earlier_batch = envs.gen_batch(int(step), int(size), int(draw))
+            batch_parts.append(_select_groups(earlier_batch, [uid]))
             self._in_flight[uid] = name
         num_missing = self.num_groups - len(self._in_flight)
         if num_missing > 0:
             extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
-            batch_parts.append(
-                _select_groups(
-                    extra_batch,
-                    list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))[:num_missing],
-                )
-            )
+            extra_uids = list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))
+            batch_parts.append(_select_groups(extra_batch, extra_uids[:num_missing]))
         self._to_restart = []
         full_batch = DataProto.concat(batch_parts)
         for uid in full_batch.non_tensor_batch["uid"]:

@@ -13,16 +13,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.audit_rollouts import (
-    AuditRollouts,
-    continue_from_points,
-    sample_actions,
-    select_decision_points,
-)
 from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
@@ -43,11 +37,6 @@ from agent_system.multi_turn_rollout.packing import (
     select_trajectories,
 )
 from agent_system.multi_turn_rollout.partial_rollouts import PartialRollouts
-from agent_system.multi_turn_rollout.recorded_trajectories import (
-    RecordedTrajectory,
-    build_recorded_specs,
-    check_replays,
-)
 from agent_system.multi_turn_rollout.rollout_settings import (
     RolloutSettings,
     check_prompts,
@@ -72,6 +61,10 @@ from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
 
+if TYPE_CHECKING:  # used by main_audit only
+    from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
+    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
+
 logger = logging.getLogger(__name__)
 MAX_REDRAWS = 3  # number of batches of other tasks after a batch in which every trajectory failed
 
@@ -80,9 +73,7 @@ class RolloutEngines(Protocol):
     """Object with the rollout workers (inference engines), which the trainer passes to rollouts."""
 
     @property
-    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]:
-        """Return the handles of the rollout workers."""
-        ...
+    def rollout_workers(self) -> Sequence[RolloutWorkerHandle]: ...
 
 
 @runtime_checkable
@@ -130,9 +121,8 @@ class TrajectoryCollector:
                 "message"
             )
         self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
-        self.collapse_detector = LevelCollapseDetector(
-            method_settings(self.config.algorithm).collapse_patience
-        )
+        rlvcr = method_settings(config.algorithm)
+        self.collapse_detector = LevelCollapseDetector(rlvcr.collapse_patience)
         self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
         self._collectors: CollectorGroup | None = None
 
@@ -174,11 +164,10 @@ class TrajectoryCollector:
         is_train: bool = True,
     ) -> DataProto:
         """Generate trajectories without alternative thoughts and pack them."""
-        if is_train:
-            return self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)[
-                0
-            ]
-        return self.panel_loop(gen_batch, actor_rollout_wg)
+        if not is_train:
+            return self.panel_loop(gen_batch, actor_rollout_wg)
+        data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)
+        return data
 
     def panel_loop(
         self, panel: DataProto, actor_rollout_wg: RolloutEngines, level_rule: LevelRule = FREE_RULE
@@ -187,9 +176,8 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = replace(
-            self._build_settings(is_train=False, thinking=False), level_rule=level_rule
-        )
+        settings = self._build_settings(is_train=False, thinking=False)
+        settings = replace(settings, level_rule=level_rule)
         collected = self._generate_batch(panel, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
 
@@ -203,11 +191,8 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = replace(
-            self._build_settings(is_train=False, thinking=False),
-            temperature=0.0,
-            trajectories_per_row=1,
-        )
+        settings = self._build_settings(is_train=False, thinking=False)
+        settings = replace(settings, temperature=0.0, trajectories_per_row=1)
         collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
 
@@ -228,14 +213,22 @@ class TrajectoryCollector:
         gen_batch: DataProto,
         actor_rollout_wg: ScoringWorkers,
         envs: EnvironmentManagerBase,
-        recorded: Sequence[RecordedTrajectory] = (),
-    ) -> AuditRollouts:
+        recorded: "Sequence[RecordedTrajectory]" = (),
+    ) -> "AuditRollouts":
         """Generate trajectories, score them for every credit rule, and measure effects of options.
 
         At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
         continues to its end. Without levels ``audit_actions`` actions are executed instead. With
         ``recorded`` these trajectories are replayed, and no task of ``gen_batch`` is used.
         """
+        # Imported only here: training does not need the modules of main_audit.
+        from agent_system.multi_turn_rollout.audit_rollouts import (
+            AuditRollouts,
+            continue_from_points,
+            sample_actions,
+            select_decision_points,
+        )
+
         rlvcr = method_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
@@ -291,18 +284,15 @@ class TrajectoryCollector:
             kept_groups += select_differing_groups(selected, num_wanted - len(kept_groups))
             # Used if no group has different returns: a step without rows would end the run.
             last_usable = selected or last_usable
-        if len(kept_groups) < num_wanted:
-            logger.warning(
-                "%d batches gave %d of %d groups with returns that differ",
-                limit,
-                len(kept_groups),
-                num_wanted,
-            )
+        num_kept = len(kept_groups)
+        if num_kept < num_wanted:
+            line = "%d batches gave %d of %d groups with returns that differ"
+            logger.warning(line, limit, num_kept, num_wanted)
         differing = [trajectory for group in kept_groups for trajectory in group]
         data, rows = self.gather_rollout_data(all_collected, chosen=differing or last_usable)
         data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
-        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(len(kept_groups))
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
+        data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
         self._add_level_columns(data, rows, actor_rollout_wg, thinking)
         return self._score_if_possible(data, actor_rollout_wg) if thinking else data
 
@@ -354,9 +344,8 @@ class TrajectoryCollector:
     def _generate_batch(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: RolloutSettings
     ) -> CollectedTrajectories:
-        return self._generate_specs(
-            make_rollout_specs(gen_batch, settings.trajectories_per_row), actor_rollout_wg, settings
-        )
+        specs = make_rollout_specs(gen_batch, settings.trajectories_per_row)
+        return self._generate_specs(specs, actor_rollout_wg, settings)
 
     def _generate_specs(
         self,
@@ -380,9 +369,8 @@ class TrajectoryCollector:
         """
         if not self.partial_rollouts.num_groups:
             return self._generate_batch(gen_batch, actor_rollout_wg, settings)
-        specs = make_rollout_specs(
-            self.partial_rollouts.add_groups(gen_batch, envs), settings.trajectories_per_row
-        )
+        full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
+        specs = make_rollout_specs(full_batch, settings.trajectories_per_row)
         collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
         collected = collectors.collect_ready(specs, settings, keep=self.partial_rollouts.num_groups)
         self.partial_rollouts.remove_returned(collected.trajectories)
@@ -390,10 +378,15 @@ class TrajectoryCollector:
 
     def _replay_recorded(
         self,
-        recorded: Sequence[RecordedTrajectory],
+        recorded: "Sequence[RecordedTrajectory]",
         engines: RolloutEngines,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Replay trajectories of a file and pack them. Raises ``UsageError`` for a failed one."""
+        from agent_system.multi_turn_rollout.recorded_trajectories import (
+            build_recorded_specs,
+            check_replays,
+        )
+
         thinking = self.codec is not None
         encode = ChatBridge(self.tokenizer, self.config.data.apply_chat_template_kwargs).encode_text
         specs = build_recorded_specs(recorded, self.package, encode)
@@ -494,10 +487,6 @@ class TrajectoryCollector:
         """Add the columns of the level entropy bonus and, with ``thinking``, score requests."""
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
-            if thinking:
-                raise ValueError(
-                    "alternative thoughts need thinking levels; env.levels must be true or unset"
-                )
             return
         if thinking and rlvcr.credit in ("executed", "corrected"):
             self._execute_alternatives(data, rows, engines)
@@ -527,14 +516,12 @@ class TrajectoryCollector:
     def _execute_alternatives(
         self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
     ) -> None:
-        """Replay some turns of ``rows`` with another level and store the credit in these turns."""
         start_s = time.perf_counter()
         settings = self._build_settings(is_train=True, thinking=False)
-        executed_metrics = execute_alternatives(
+        data.meta_info["metrics"] |= execute_alternatives(
             list_trajectories(rows),
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
             method_settings(self.config.algorithm),
             settings.seed,
         )
-        data.meta_info["metrics"] |= executed_metrics
         data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

@@ -45,20 +45,6 @@ class RolloutSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # With one turn, or with a row for each turn, a turn may fill the row.
-        turns_share_a_row = self.history == "append" and self.max_steps > 1
-        if turns_share_a_row and self.max_turn_tokens >= self.max_response_length:
-            raise ValueError(
-                f"env.history=append with env.max_turn_tokens={self.max_turn_tokens} and "
-                f"data.max_response_length={self.max_response_length} allows one turn only; set "
-                "env.max_turn_tokens to the length of the longest turn"
-            )
-        if self.max_turn_tokens > self.max_response_length:
-            raise ValueError(
-                f"env.max_turn_tokens={self.max_turn_tokens} is more than "
-                f"data.max_response_length={self.max_response_length}; allowed: at most that; "
-                "fix: raise data.max_response_length or lower env.max_turn_tokens"
-            )
         if self.alternatives is not None and not self.requests_levels:
             raise ValueError(
                 "algorithm.rlvcr.enable=true needs a policy that chooses thinking levels, and "

@@ -12,10 +12,10 @@ from typing import Any
 from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import LARGEST, is_number
 from agent_system.tokens.ledger import TokenLedger
-from agent_system.tokens.template import Message
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
+from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
@@ -148,16 +148,15 @@ def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> l
         for repetition in range(trajectories_per_row):
             # Unique in its group: sampling seeds depend on ``traj_uid``.
             member_number = int(member) * trajectories_per_row + repetition
-            specs.append(
-                RolloutSpec(
-                    index=len(specs),
-                    task=task,
-                    uid=str(uid),
-                    traj_uid=f"{uid}/{member_number}",
-                    member=member_number,
-                    env_seed=int(seed),
-                )
+            spec = RolloutSpec(
+                index=len(specs),
+                task=task,
+                uid=str(uid),
+                traj_uid=f"{uid}/{member_number}",
+                member=member_number,
+                env_seed=int(seed),
             )
+            specs.append(spec)
     return specs
 
 

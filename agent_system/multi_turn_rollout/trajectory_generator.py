@@ -16,15 +16,13 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agent_system.agents import Action
 from agent_system.environments.env import Observation
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.prompts import Prompts
-from agent_system.multi_turn_rollout.engine_client import EngineAborted
+from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
 from agent_system.multi_turn_rollout.history import make_history
-from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import (
     RolloutSpec,
@@ -36,7 +34,7 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
 from rlvcr.levels import LevelCodec
-from verl.utils.sampling import StopReason
+from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
 T = TypeVar("T")
@@ -85,7 +83,6 @@ class TrajectoryGenerator:
     def __init__(self, context: RolloutContext, spec: RolloutSpec) -> None:
         self.context = context
         self.trajectory = Trajectory(spec)
-        self._agent = context.sampler.make_agent(spec)
         self._thought_tasks: list[asyncio.Task[None]] = []
 
     async def generate_trajectory(self, pool: EnvironmentPool) -> Trajectory:
@@ -152,19 +149,25 @@ class TrajectoryGenerator:
         self, conversation: TokenConversation, observation: Observation, step: int
     ) -> Turn:
         context = self.context
+        spec = self.trajectory.spec
         ledger = conversation.ledger
         self._check_replayed_observation(observation, step)
-        is_repeated = step < len(self.trajectory.spec.replay)
+        is_repeated = step < len(spec.replay)
         forced_ids = [] if is_repeated else self._forced_level_ids(step, observation.needed_level)
         turn_start = len(ledger)
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
         if is_repeated:
-            action = self._repeat_turn(step)
+            ids = list(spec.replay[step])
+            # These tokens are repeated, not sampled, and not trained on.
+            sampled = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
         else:
-            action = await self._agent.sample_action(conversation.prompt_ids, len(forced_ids))
+            max_tokens = context.settings.max_turn_tokens - len(forced_ids)
+            sampled = await context.sampler.sample_turn(
+                conversation.prompt_ids, spec, step - len(spec.replay), max_tokens
+            )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
-        segment = conversation.add_turn(action, step)
+        segment = conversation.add_turn(sampled, step)
         turn = Turn(
             step=step,
             observation=observation.text,
@@ -172,10 +175,8 @@ class TrajectoryGenerator:
             ledger=len(self.trajectory.ledgers) - 1,
             start=turn_start,
             end=segment.end_position,
-            response=context.bridge.decode(ledger.token_ids[turn_start:])
-            if forced_ids
-            else action.text,
-            stop_reason=action.stop_reason,
+            response=context.bridge.decode(ledger.token_ids[turn_start:]),
+            stop_reason=sampled.stop_reason,
             image=observation.image,
             situation=observation.situation,
             needed_level=observation.needed_level,
@@ -200,18 +201,6 @@ class TrajectoryGenerator:
                 f"expected: {expected[step][:200]!r}; make the environment deterministic for its "
                 "seed"
             )
-
-    def _repeat_turn(self, step: int) -> Action:
-        """Return the recorded tokens of turn ``step`` of the trajectory that is replayed."""
-        ids = list(self.trajectory.spec.replay[step])
-        return Action(
-            text=self.context.bridge.decode(ids),
-            token_ids=ids,
-            # These tokens are repeated, not sampled, and not trained on.
-            logprobs=[math.nan] * len(ids),
-            stop_reason=StopReason.STOP,
-            policy_version=-1,
-        )
 
     def _forced_level_ids(self, step: int, required_level: int | None) -> list[int]:
         """Return the tokens that force a level at the beginning of this turn.

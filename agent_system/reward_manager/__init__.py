@@ -5,11 +5,11 @@ from verl.utils.lazy import make_lazy_exports
 __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
-        "REWARD_MANAGERS": "registry",
+        "REWARD_MANAGERS": "managers",
         "EpisodeRewardManager": "managers",
         "StepRewardManager": "managers",
-        "RewardManager": "registry",
-        "load_reward_manager": "loading",
-        "register": "registry",
+        "RewardManager": "managers",
+        "load_reward_manager": "managers",
+        "register": "managers",
     },
 )

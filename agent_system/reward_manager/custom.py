@@ -14,23 +14,16 @@ from typing import Any
 from verl.config.settings.hints import did_you_mean
 
 
-def _fix_hint(key: str) -> str:
-    return f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
-
-
 def load_function(path: str, name: str, key: str = "custom_reward_function") -> Callable[..., Any]:
     """Import the Python file ``path`` and return its function or class ``name``.
 
-    ``key`` is the config section with ``path`` and ``name``, for error messages.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ImportError: The file raised an error.
-        AttributeError: The file has no such function. The message names the nearest one.
-        TypeError: The value is not callable.
+    ``key`` is the config section with ``path`` and ``name``, for error messages. Raises
+    ``FileNotFoundError``, and ``ImportError`` if the file raised an error. Raises
+    ``AttributeError`` for an unknown name, and ``TypeError`` for a value that is not callable.
     """
-    module = _import_file(path, f"{key}.path={path!r}", _fix_hint(key))
-    return _get_callable(module, path, name, f"{key}.name={name!r}", _fix_hint(key))
+    fix = f"allowed: a function of a Python file; fix: {key}.path=FILE {key}.name=NAME"
+    module = _import_file(path, f"{key}.path={path!r}", fix)
+    return _get_callable(module, path, name, f"{key}.name={name!r}", fix)
 
 
 def load_import_path(import_path: str, key: str) -> Any:

@@ -9,25 +9,84 @@ whole trajectory*:
     window, both      row k:     0 0 R                                 for each k
 
 (dots: environment tokens). Step-level estimators read the rewards of turns from ``step_rewards``.
+
+A manager gets the penalty of an invalid action, the user-provided score function (or None), and
+``reward_model.reward_kwargs``. Register a class in a module that
+``actor_rollout_ref.model.external_lib`` imports::
+
+    @register("mine")
+    class Mine(EpisodeRewardManager): ...
+
+Without registration, use ``reward_model.reward_manager=my_lab.rewards:Mine`` or ``mine.py:Mine``.
 """
 
+import functools
+import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from agent_system.reward_manager.registry import register
+from agent_system.reward_manager.custom import check_arguments, load_function, load_import_path
 from agent_system.reward_manager.relative_tokens import compute_relative_lengths
-from agent_system.reward_manager.scores import read_finite_number
+from agent_system.reward_manager.scores import read_finite_number, read_finite_numbers, weighted_sum
+from verl.config.schema import PPOConfig
+from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
 from verl.records import PRICE_MULTIPLIER, REWARD_PARTS
-from verl.utils.limits import TimeLimit
+from verl.utils.limits import TimeLimit, time_limit
 from verl.utils.torch_functional import find_last_selected
 
 logger = logging.getLogger(__name__)
+SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
 ScoreFunction = Callable[..., float | Mapping[str, float]]
+
+
+class RewardManager(Protocol):
+    """Protocol of a reward manager, which assigns outcomes of trajectories to tokens."""
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        """Return ``token_level_scores`` [B, R]. Each row sums to its trajectory's outcome."""
+        ...
+
+    def step_rewards(self, data: DataProto) -> np.ndarray:
+        """Return a list for every row [B]: the rewards of its turns."""
+        ...
+
+
+RewardManagerFactory = Callable[..., RewardManager]
+M = TypeVar("M", bound=RewardManagerFactory)
+REWARD_MANAGER_KEY = "reward_model.reward_manager"
+REWARD_MANAGERS: dict[str, RewardManagerFactory] = {}
+
+
+def register(*names: str) -> Callable[[M], M]:
+    """Register a class under ``names``. A later registration replaces an earlier one."""
+
+    def register_class(cls: M) -> M:
+        REWARD_MANAGERS.update(dict.fromkeys(names, cls))
+        return cls
+
+    return register_class
+
+
+def reward_manager_class(name: str) -> RewardManagerFactory:
+    """Return the class registered as ``name``, or at the import path ``name``.
+
+    Raises ``ValueError`` for an unknown name, and what ``load_import_path`` raises.
+    """
+    if name in REWARD_MANAGERS:
+        return REWARD_MANAGERS[name]
+    if ":" not in name:
+        raise ValueError(
+            f"{REWARD_MANAGER_KEY}={name!r}: unknown{did_you_mean(name, REWARD_MANAGERS)}; "
+            f"allowed: {', '.join(sorted(REWARD_MANAGERS))}, module:Class or FILE.py:Class; "
+            "fix: name one of them"
+        )
+    return load_import_path(name, REWARD_MANAGER_KEY)
 
 
 @register("episode", "naive", "prime")
@@ -113,17 +172,16 @@ class EpisodeRewardManager:
     def step_rewards(self, data: DataProto) -> np.ndarray:
         """Return a list for every row [B]: rewards of its turns minus invalid action penalties."""
         columns = data.non_tensor_batch
-        return object_array(
+        net_rewards = [
             [
-                [
-                    reward - (0.0 if is_valid else self.invalid_action_penalty)
-                    for reward, is_valid in zip(rewards, flags, strict=True)
-                ]
-                for rewards, flags in zip(
-                    columns["step_rewards"], columns["is_action_valid"], strict=True
-                )
+                reward - (0.0 if is_valid else self.invalid_action_penalty)
+                for reward, is_valid in zip(rewards, flags, strict=True)
             ]
-        )
+            for rewards, flags in zip(
+                columns["step_rewards"], columns["is_action_valid"], strict=True
+            )
+        ]
+        return object_array(net_rewards)
 
     def compute_outcomes(self, data: DataProto) -> list[float]:
         """Return the outcome of each row's trajectory [B].
@@ -149,13 +207,21 @@ class EpisodeRewardManager:
                 logger.warning("%s; the outcome is set to the mean of its group", error)
                 timed_out.append((traj, uid))
         if self.compute_score is not None:
-            _count_failed(data, {traj for traj, _ in timed_out}, len(outcome_of))
+            metrics = {
+                "critic/score/graded": float(len(outcome_of)),
+                "critic/score/failed": float(len(timed_out)),
+            }
+            data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
+        late = [traj for traj, _ in timed_out]
+        columns = data.non_tensor_batch
+        if late and "aborted" in columns:
+            columns["aborted"] = columns["aborted"] | np.isin(columns["traj_uid"], late)
         all_outcomes = [outcome for outcomes in outcomes_by_group.values() for outcome in outcomes]
         for traj, uid in timed_out:
             outcome_of[traj] = float(np.mean(outcomes_by_group[uid] or all_outcomes or [0.0]))
-        if timed_out and REWARD_PARTS in data.non_tensor_batch:
-            _fill_parts(data, {traj for traj, _ in timed_out})
-        return [outcome_of[traj] for traj in data.non_tensor_batch["traj_uid"]]
+        if late and REWARD_PARTS in columns:
+            _fill_parts(data, late)
+        return [outcome_of[traj] for traj in columns["traj_uid"]]
 
     def _compute_outcome(self, data: DataProto, rows: list[int], relative_length: float) -> float:
         columns = data.non_tensor_batch
@@ -180,9 +246,8 @@ class EpisodeRewardManager:
     ) -> float:
         columns, first_row = data.non_tensor_batch, rows[0]
         # With ``window`` history the turns of a trajectory are in several rows.
-        steps = sorted(
-            (step for row in rows for step in columns["steps"][row]), key=lambda step: step.step
-        )
+        all_steps = [step for row in rows for step in columns["steps"][row]]
+        steps = sorted(all_steps, key=lambda step: step.step)
         trajectory_info = {
             "task_id": columns["task_id"][first_row],
             "episode_reward": float(columns["episode_rewards"][first_row]),
@@ -198,9 +263,7 @@ class EpisodeRewardManager:
         source = f"custom_reward_function {name}, task_id {trajectory_info['task_id']!r}"
         if not isinstance(score, Mapping):
             return read_finite_number(score, source)
-        score_parts = {
-            key: read_finite_number(value, f"{source}, {key!r}") for key, value in score.items()
-        }
+        score_parts = read_finite_numbers(score, source)
         if "score" not in score_parts:
             raise ValueError(f"{source}: the returned dictionary has no 'score'; fix: add it")
         for row in rows:
@@ -253,38 +316,26 @@ def _reward_parts(data: DataProto) -> np.ndarray:
     return columns[REWARD_PARTS]
 
 
-def _count_failed(data: DataProto, failed: Collection[str], graded: int) -> None:
-    columns = data.non_tensor_batch
-    if failed and "aborted" in columns:
-        columns["aborted"] = columns["aborted"] | np.isin(columns["traj_uid"], list(failed))
-    metrics = {"critic/score/graded": float(graded), "critic/score/failed": float(len(failed))}
-    data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
-
-
 def _fill_parts(data: DataProto, late: Collection[str]) -> None:
     """Set ``reward_parts`` of the trajectories ``late`` to the means of their groups.
 
     A reward that no member of the group has becomes 0.
     """
     parts_by_row = _reward_parts(data)
+    uids = data.non_tensor_batch["uid"]
     names = {name for row in parts_by_row for name in row}
     parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
     for members in rows_of_trajectories(data).values():
         # Count a trajectory once, however many rows it has.
         if parts_by_row[members[0]]:
-            parts_by_group[data.non_tensor_batch["uid"][members[0]]].append(
-                parts_by_row[members[0]]
-            )
+            parts_by_group[uids[members[0]]].append(parts_by_row[members[0]])
     for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
         if traj not in late:
             continue
-        group_parts = parts_by_group[data.non_tensor_batch["uid"][row]]
-        values_by_name = {
-            name: [peer[name] for peer in group_parts if name in peer] for name in names
-        }
-        parts_by_row[row] = {
-            name: float(np.mean(of)) if of else 0.0 for name, of in values_by_name.items()
-        }
+        parts_by_row[row] = {}
+        for name in names:
+            values = [peer[name] for peer in parts_by_group[uids[row]] if name in peer]
+            parts_by_row[row][name] = float(np.mean(values)) if values else 0.0
 
 
 def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
@@ -293,3 +344,71 @@ def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
     for row, trajectory in enumerate(data.non_tensor_batch["traj_uid"]):
         rows[trajectory].append(row)
     return rows
+
+
+def load_reward_manager(config: PPOConfig) -> RewardManager:
+    """Return the reward manager that ``config`` (the whole configuration) names.
+
+    Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and what
+    ``load_function`` raises for a custom function.
+    """
+    manager = reward_manager_class(config.reward_model.reward_manager)
+    actor = config.actor_rollout_ref.actor
+    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    function = load_trajectory_function(config)
+    kwargs = config.reward_model.reward_kwargs
+    try:
+        # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
+        inspect.signature(manager).bind(penalty, function, **kwargs)
+    except TypeError as error:
+        allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
+        name = getattr(manager, "__name__", repr(manager))
+        raise ValueError(
+            f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (the keyword "
+            f"arguments of {name}); fix: remove the others"
+        ) from error
+    return manager(penalty, function, **kwargs)
+
+
+def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
+    """Return the user-provided function that scores trajectories, or None.
+
+    Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. None if
+    there is no function, or if the environment uses the function to grade answers.
+    """
+    custom = config.custom_reward_function
+    settings = config.env.active_section
+    if not custom.path or (settings and settings.data_keys):
+        return None
+    function = load_function(custom.path, custom.name)
+    kwargs = custom.reward_kwargs
+    check_arguments(function, custom.path, (*SCORE_ARGUMENTS, *kwargs))
+    function = with_time_limit(function, custom.timeout_s)
+    weights = config.reward_model.weights
+    if not kwargs and not weights:
+        return function
+    source = f"custom_reward_function {custom.name}"
+
+    @functools.wraps(function)
+    def score_with_weights(**arguments: Any) -> Any:
+        score = function(**arguments, **kwargs)
+        if not weights:
+            return score
+        rewards = score if isinstance(score, Mapping) else {"score": score}
+        numbers = read_finite_numbers(rewards, source)
+        return numbers | {"score": weighted_sum(numbers, weights, source)}
+
+    return score_with_weights
+
+
+def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
+    """Return ``function`` with a time limit of ``seconds``. A longer call raises ``TimeLimit``."""
+    name = getattr(function, "__name__", repr(function))
+
+    @functools.wraps(function)
+    def score_within_limit(**arguments: Any) -> float | Mapping[str, float]:
+        task_id = arguments["extra_info"].get("task_id")
+        with time_limit(seconds, f"custom_reward_function {name}, task_id {task_id!r},"):
+            return function(**arguments)
+
+    return score_within_limit

@@ -14,7 +14,7 @@ def compute_relative_lengths(
 ) -> dict[str, float]:
     """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
 
-    z is the number of sampled tokens less the mean over the successful trajectories of its group,
+    z is the number of sampled tokens minus the mean over the successful trajectories of its group,
     divided by their standard deviation. z is 0 where these have equal lengths, or are fewer than
     two.
 

@@ -28,6 +28,13 @@ def read_finite_number(score: Any, source: str) -> float:
     return value
 
 
+def read_finite_numbers(scores: Mapping[str, Any], source: str) -> dict[str, float]:
+    """Return ``scores`` with each value converted by ``read_finite_number``."""
+    return {
+        name: read_finite_number(score, f"{source}, {name!r}") for name, score in scores.items()
+    }
+
+
 def is_full(score: float) -> bool:
     """Return True if ``score`` is at least 1, the full score, within a rounding error of 1e-6.
 

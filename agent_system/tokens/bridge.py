@@ -20,10 +20,16 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.template import ChatTemplate, Message, TemplateUnsupported, make_anchor
-from agent_system.tokens.tokenizer import ChatTokenizer
+from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer
+from verl.utils.chat_template import (
+    ChatTemplate,
+    Message,
+    TemplateUnsupported,
+    find_end_ids,
+    find_end_of_turn_id,
+    make_anchor,
+)
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
-from verl.utils.end_tokens import find_end_ids, find_end_of_turn_id
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
@@ -41,6 +47,17 @@ class Bridge:
 
     def __len__(self) -> int:
         return len(self.before) + len(self.observation) + len(self.after)
+
+    def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
+        """Append the tokens to ``ledger``, before those of ``turn``."""
+        parts = (
+            (self.before, SegmentKind.BRIDGE),
+            (self.observation, SegmentKind.ENV),
+            (self.after, SegmentKind.BRIDGE),
+        )
+        for ids, kind in parts:
+            if ids:
+                ledger.append(ids, kind, turn=turn, episode=episode)
 
 
 def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[int]:
@@ -62,10 +79,9 @@ class ChatBridge:
     ``tokenizer`` is a Hugging Face tokenizer with a chat template. ``template_kwargs`` are passed
     to the template.
 
-    Raises:
-        TemplateUnsupported: See ``ChatTemplate``. ``make_bridge`` raises it if the template cannot
-            continue a conversation. A template that only supports ``env.history=window`` can still
-            encode first prompts.
+    Raises ``TemplateUnsupported`` as ``ChatTemplate`` does. ``make_bridge`` raises it if the
+    template cannot continue a conversation. A template that only supports ``env.history=window``
+    can still encode first prompts.
     """
 
     def __init__(
@@ -87,16 +103,17 @@ class ChatBridge:
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        return list(self.encode(self.template.render(self._mark_messages(messages))))
+        marked_messages = [
+            {**message, "content": self._tokens.mark_control_tokens(message["content"])}
+            for message in self.prepare_messages(messages)
+        ]
+        return list(self.encode(self.template.render(marked_messages)))
 
     def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` in the form that the template accepts.
 
         If the template has no system role, the system text is put in front of the first user
-        message.
-
-        Raises:
-            TemplateUnsupported: The template does not show each message of these roles once.
+        message. Raises ``TemplateUnsupported`` if the template does not show each message once.
         """
         has_system = len(messages) > 1 and messages[0]["role"] == "system"
         if has_system and not self.template.takes_system:
@@ -111,10 +128,9 @@ class ChatBridge:
 
         Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
         """
-        contents = [message["content"] for message in messages]
-        return not any(
-            CUT in text or self._tokens.mark_control_tokens(text) != text for text in contents
-        )
+        texts = [message["content"] for message in messages]
+        mark = self._tokens.mark_control_tokens
+        return not any(CUT in text or mark(text) != text for text in texts)
 
     def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
@@ -127,58 +143,33 @@ class ChatBridge:
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
         text_after_turn = text.partition(make_anchor(1))[2]
-        may_end = self.end_of_turn_id is not None and bool(sampled_ids)
-        if not (
-            may_end
-            and sampled_ids[-1] == self.end_of_turn_id
-            and text_after_turn.startswith(self.closing)
-        ):
-            return self._split_bridge(
-                self._encode_after_turn(text_after_turn),
-                self._encode_after_turn(before_text),
-                after_text,
+        has_sampled_end = bool(sampled_ids) and sampled_ids[-1] == self.end_of_turn_id
+        if has_sampled_end and text_after_turn.startswith(self.closing):
+            # Encode the text together with the sampled end-of-turn token, then drop that token.
+            closing_text = self.closing.lstrip()
+            ids, before = (
+                self.encode(closing_text + text[len(self.closing) :])[1:]
+                for text in (text_after_turn, before_text)
             )
-        # Encode the text together with the sampled end-of-turn token, then drop that token.
-        closing_text = self.closing.lstrip()
-        text_after_turn, before_text = (
-            closing_text + text[len(self.closing) :] for text in (text_after_turn, before_text)
-        )
-        return self._split_bridge(
-            self.encode(text_after_turn)[1:], self.encode(before_text)[1:], after_text
-        )
-
-    def _encode_after_turn(self, text: str) -> tuple[int, ...]:
-        """Return the ids of template ``text`` that directly follows the text of a turn."""
-        return self.encode(text, inside=not self._starts_with_control(text))
-
-    def _split_bridge(self, ids: tuple[int, ...], before: tuple[int, ...], after: str) -> Bridge:
-        """Split ``ids`` into the template tokens ``before``, the observation, and ``after``."""
-        after_ids = self.encode(after, inside=not self._starts_with_control(after))
-        start, stop = len(before), len(ids) - len(after_ids)
-        if start > stop or ids[:start] != before or ids[stop:] != after_ids:
+        else:
+            ids, before = map(self._encode_after_text, (text_after_turn, before_text))
+        after = self._encode_after_text(after_text)
+        start, stop = len(before), len(ids) - len(after)
+        if start > stop or ids[:start] != before or ids[stop:] != after:
             # Some token covers both template text and observation, so no split is possible.
             return Bridge(ids, (), ())
-        return Bridge(before, ids[start:stop], after_ids)
+        return Bridge(before, ids[start:stop], after)
 
-    def _starts_with_control(self, text: str) -> bool:
-        return self._tokens.pattern.match(text) is not None
-
-    def append_bridge(
-        self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
-    ) -> None:
-        """Append the template and observation tokens of ``bridge``, which precede ``turn``."""
-        ledger.append(bridge.before, SegmentKind.BRIDGE, turn=turn, episode=episode)
-        ledger.append(bridge.observation, SegmentKind.ENV, turn=turn, episode=episode)
-        ledger.append(bridge.after, SegmentKind.BRIDGE, turn=turn, episode=episode)
+    def _encode_after_text(self, text: str) -> tuple[int, ...]:
+        """Return the ids of template ``text`` that directly follows other text."""
+        return self.encode(text, inside=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
         They are the tokens that the template writes for it, up to the token that closes the turn.
-
-        Raises:
-            TemplateUnsupported: The template does not begin such a turn with the generation prompt,
-                or the end of turn is not encoded as one token there.
+        Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
+        generation prompt. Also if the end of turn is not encoded as one token there.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
@@ -224,9 +215,8 @@ class ChatBridge:
         The tokenizer then encodes the added token as ordinary text. ``remove_cuts`` removes the
         characters.
         """
-        uncut_text = remove_cuts(text)
         return self._added_token_pattern.sub(
-            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", uncut_text
+            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_cuts(text)
         )
 
     @cached_property
@@ -245,18 +235,80 @@ class ChatBridge:
         sorted_texts = sorted(texts, key=lambda text: (-len(text), text))
         return re.compile("|".join(map(re.escape, sorted_texts)) or "(?!)")
 
-    def _mark_messages(self, messages: Sequence[Message]) -> list[Message]:
-        mark_tokens = self._tokens.mark_control_tokens
-        return [
-            {**message, "content": mark_tokens(message["content"])}
-            for message in self.prepare_messages(messages)
-        ]
-
     def _template_frame(self) -> str:
         """Return all text that the template writes around the messages of a conversation."""
-        frame_texts = [
-            piece for piece in self.template.split_pieces(("user",)) if isinstance(piece, str)
-        ]
+        pieces = self.template.split_pieces(("user",))
+        texts = [piece for piece in pieces if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
-            frame_texts += self.template.render_between_turns()
-        return "".join([*frame_texts, self._turn_end])
+            texts += self.template.render_between_turns()
+        return "".join([*texts, self._turn_end])
+
+
+class PlainBridge:
+    """``ChatBridge`` for a tokenizer that has no chat template.
+
+    ``tokenizer(text, add_special_tokens=False)`` must return a mapping with ``input_ids``.
+    ``decode`` of the tokenizer is needed only for ``PlainBridge.decode``.
+    """
+
+    end_of_turn_id: int | None = None
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.end_ids = find_end_ids(tokenizer)
+        # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
+        is_transformers = hasattr(tokenizer, "added_tokens_decoder")
+        self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
+        self._decode_options = (
+            {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+            if is_transformers
+            else {}
+        )
+
+    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of the contents of ``messages``, joined by line breaks.
+
+        The BOS token, if the tokenizer adds one, is in front. A tokenizer that is not of
+        transformers adds none.
+        """
+        text = "\n".join(message["content"] for message in messages)
+        if self._tokens is None:
+            return list(self._encode(text))
+        return [*self._start_tokens(), *self._tokens.encode(self._tokens.mark_control_tokens(text))]
+
+    def make_bridge(
+        self,
+        sampled_ids: Sequence[int],  # noqa: ARG002  nothing closes a turn here
+        observation: str,
+    ) -> Bridge:
+        """Return the tokens of ``observation``, without any template tokens."""
+        return Bridge((), self.encode_text(observation), ())
+
+    def decode(self, sampled_ids: Sequence[int]) -> str:
+        """Return the text of a sampled turn without its end tokens."""
+        turn_ids = strip_end_ids(sampled_ids, self.end_ids)
+        return self.tokenizer.decode(turn_ids, **self._decode_options)
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text that continues other text, with control tokens as plain text."""
+        if self._tokens is None:
+            return self._encode(text)
+        return self._tokens.encode(self._tokens.mark_control_tokens(text), inside=True)
+
+    def encode_template(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text that continues other text; control tokens in it keep their ids."""
+        if self._tokens is None:
+            return self._encode(text)
+        return self._tokens.encode(text, inside=True)
+
+    def _start_tokens(self) -> list[int]:
+        """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""
+        plain_ids = self._encode("x")
+        ids = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
+        for start in range(len(ids) - len(plain_ids) + 1):
+            if tuple(ids[start : start + len(plain_ids)]) == plain_ids:
+                return ids[:start]
+        return []
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_system.tokens.bridge import Bridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.ledger import Segment, SegmentKind, TokenLedger
-from agent_system.tokens.template import Message
+from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
 
@@ -43,28 +43,6 @@ class TokenLimits:
 NO_LIMITS = TokenLimits()
 
 
-class TurnBridge(Protocol):
-    """Methods of ``ChatBridge`` and ``PlainBridge`` that a conversation uses."""
-
-    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of ``messages``, ready for the policy's first turn."""
-        ...
-
-    def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
-        """Return the tokens between the turn ``sampled_ids`` and the next turn."""
-        ...
-
-    def append_bridge(
-        self, ledger: TokenLedger, bridge: Bridge, turn: int, episode: int = 0
-    ) -> None:
-        """Append the tokens of ``bridge`` to ``ledger``, before the tokens of ``turn``."""
-        ...
-
-    def encode_template(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of ``text``; control tokens in it keep their ids."""
-        ...
-
-
 class SampledReply(Protocol):
     """One sampled turn: tokens, one log-prob per token, stop reason and version of the weights."""
 
@@ -91,7 +69,7 @@ class TokenConversation:
 
     def __init__(
         self,
-        bridge: TurnBridge,
+        bridge: ChatBridge | PlainBridge,
         limits: TokenLimits = NO_LIMITS,
         opening: Sequence[Message] = (),
     ) -> None:
@@ -111,14 +89,18 @@ class TokenConversation:
         Return False without adding anything if ``turn`` would not fit after it.
         """
         if not self.ledger.all_segments:
-            return self._add_first_prompt(text, turn, episode)
+            first_prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
+            if not self._limits.allows_turn(len(first_prompt), 0):
+                return False
+            self.ledger.append(first_prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
+            return True
         bridge = self._bridge.make_bridge(self.ledger.all_segments[-1].ids, text)
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
         response = len(self.ledger) - prompt + len(bridge)
         if not self._limits.allows_turn(prompt, response):
             return False
-        self._bridge.append_bridge(self.ledger, bridge, turn, episode)
+        bridge.append_to(self.ledger, turn, episode)
         return True
 
     def add_forced_prefix(self, ids: Sequence[int], turn: int, episode: int = 0) -> None:
@@ -127,11 +109,7 @@ class TokenConversation:
             self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
     def add_turn(self, sampled: SampledReply, turn: int, episode: int = 0) -> Segment:
-        """Add the unchanged tokens of a sampled turn.
-
-        Raises:
-            ValueError: There is not one log-prob per token.
-        """
+        """Add the unchanged tokens of a sampled turn. There must be one log-prob per token."""
         return self.ledger.append(
             sampled.token_ids,
             SegmentKind.AGENT,
@@ -152,13 +130,6 @@ class TokenConversation:
             stop_reason=StopReason.STOP,
             retokenized=True,
         )
-
-    def _add_first_prompt(self, text: str, turn: int, episode: int) -> bool:
-        prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
-        if not self._limits.allows_turn(len(prompt), 0):
-            return False
-        self.ledger.append(prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
-        return True
 
 
 def append_user_text(messages: Sequence[Message], text: str) -> list[Message]:

@@ -10,18 +10,18 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.template import (
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
+from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer, is_chat_tokenizer
+from verl.utils.chat_template import (
     RENDER_ERRORS,
     ChatTemplate,
     Message,
     TemplateUnsupported,
     make_anchor,
 )
-from agent_system.tokens.tokenizer import ChatTokenizer
 from verl.utils.limits import TimeLimit, time_limit
 
 PROBE_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
@@ -69,9 +69,7 @@ class TemplateProbe:
     def require_history(self, history: str) -> None:
         """Check that the template supports ``history`` ("append" | "window").
 
-        Raises:
-            TemplateUnsupported: It does not. The message gives the reason and, if one exists, the
-                setting that works.
+        Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
         """
         if self.verdict is Verdict.UNSUPPORTED:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
@@ -139,21 +137,15 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     """
     if not bridge.is_plain(messages):
         return
-    bridge_ids, template_ids = (
-        bridge.first_prompt(messages),
-        bridge.template.render_token_ids(bridge.prepare_messages(messages)),
-    )
+    bridge_ids = bridge.first_prompt(messages)
+    template_ids = bridge.template.render_token_ids(bridge.prepare_messages(messages))
     if bridge_ids == template_ids:
         return
-    pairs = enumerate(zip(bridge_ids, template_ids, strict=False))
-    first_difference = next(
-        (i for i, (our_token, their_token) in pairs if our_token != their_token),
-        min(len(bridge_ids), len(template_ids)),
-    )
+    pairs = zip(bridge_ids, template_ids, strict=False)
+    start = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     raise TemplateUnsupported(
         "the tokens of a prompt differ from those of apply_chat_template from token "
-        f"{first_difference}: {bridge_ids[first_difference : first_difference + 8]} instead of "
-        f"{template_ids[first_difference : first_difference + 8]}"
+        f"{start}: {bridge_ids[start : start + 8]} instead of {template_ids[start : start + 8]}"
     )
 
 
@@ -168,12 +160,8 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     end_id = bridge.end_of_turn_id
     sampled = [] if end_id is None else [end_id]
     for answer, text in product(ANSWERS, SAMPLES):
-        turns = [("assistant", answer), ("user", text)]
-        messages = [
-            *first_messages,
-            *({"role": role, "content": content} for role, content in turns),
-        ]
-        prepared_messages = bridge.prepare_messages(messages)
+        turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
+        prepared_messages = bridge.prepare_messages([*first_messages, *turns])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing = bridge.closing if tail.startswith(bridge.closing) else ""
         bridge_tokens = bridge.make_bridge(sampled, text)
@@ -210,31 +198,27 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     gap_text, assistant_text, _ = tail.partition(make_anchor(1))
     if not user_text or not assistant_text:
         return
-    generation_prompt, turn_beginning = (
-        UNSEEN.sub("", text) for text in (template.render_generation_prompt(), gap_text)
-    )
-    if generation_prompt.startswith(
-        turn_beginning
-    ):  # a prompt may also contain the start of the turn, as <think>
+    rendered_prompt = template.render_generation_prompt()
+    generation_prompt = UNSEEN.sub("", rendered_prompt)
+    turn_beginning = UNSEEN.sub("", gap_text)
+    # A prompt may also contain the start of the turn, as <think>.
+    if generation_prompt.startswith(turn_beginning):
         return
     extra_text = turn_beginning[len(generation_prompt) :]
     user_turn = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the tags of their channel themselves after the generation prompt.
-    writes_tags = CHANNEL_TAG.search(extra_text) is not None and user_turn != template.render(
-        turns[:1]
-    )
+    is_tag = CHANNEL_TAG.search(extra_text) is not None
+    writes_tags = is_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags):
         raise TemplateUnsupported(
-            f"its generation prompt is {template.render_generation_prompt()!r}, but it writes "
-            f"{gap_text!r} between the content of a user turn and of an assistant turn: both must "
-            "agree"
+            f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "
+            "content of a user turn and of an assistant turn: both must agree"
         )
 
 
 def _first_reason(
     template: ChatTemplate, openings: Sequence[Sequence[Message]], words: AssistantMessages
 ) -> str:
-    """Return the first reason that ``_why_not_prefix`` gives for one of ``openings``, or ""."""
     reasons = [_why_not_prefix(template, words, opening) for opening in openings]
     return next(filter(None, reasons), "")
 
@@ -294,3 +278,22 @@ def _shows_answer(shown: str, answer: Message) -> bool:
     if content.startswith(THINK):
         visible = content.partition(THINK)[2].lstrip("\n")
     return visible in shown and thought in shown
+
+
+def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
+    """Return the encoder of prompts and observations for append-only conversations.
+
+    It is a ``ChatBridge``, or a ``PlainBridge`` if the tokenizer has no chat template. Raises
+    ``TemplateUnsupported`` with the reason if the template changes earlier turns, so that a
+    conversation is not one growing token sequence.
+    """
+    if not is_chat_tokenizer(tokenizer):
+        return PlainBridge(tokenizer)
+    probe = probe_template(tokenizer)
+    if probe.verdict is not Verdict.APPEND:
+        raise TemplateUnsupported(
+            "a trial is one growing token sequence, and this chat template cannot continue one: "
+            f"{probe.reason}. Set a template that keeps earlier turns unchanged "
+            "(trl contains such variants: trl/chat_templates/*_training.jinja)"
+        )
+    return ChatBridge(tokenizer)

@@ -1,10 +1,15 @@
 """Measure the language of the code and the docs, and compare it with the limits.
 
     python scripts/dev/check_language.py [--list KIND]
+    python scripts/dev/check_language.py --sample SEED > sample.md
 
 Prints one number per kind of finding (for example ``banned`` words) and the worst files.
 ``--list KIND`` prints the findings of one kind as ``file:line: text``. Exits with 1 if a number
 exceeds its limit.
+
+``--sample`` draws docstrings, comments, identifiers and sentences for a blind reader. The reader
+knows the field and not this project, and marks each item that is not clear at first reading. The
+limit is 3% of each kind.
 
 Text in backticks and code blocks is a quotation and is not read. The strings of environment
 packages are the content of games, so only the texts of their errors are read.
@@ -13,6 +18,7 @@ packages are the content of games, so only the texts of their errors are read.
 import argparse
 import ast
 import inspect
+import random
 import re
 import sys
 import tokenize
@@ -27,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from scripts.dev import language_words as words
-from scripts.dev.measure_code import FUNCTIONS, depth_of
+from scripts.dev.measure_code import FUNCTIONS, depth_of, find_docstrings
 
 PACKAGES = ("verl", "agent_system", "rlvcr", "scripts", "experiments")
 PAGES = ("docs/*.md", "README.md", "CONTRIBUTING.md")
@@ -59,6 +65,8 @@ OPENING = re.compile(r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b")
 QUOTATION = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
 # Keys, paths, overrides, options and identifiers inside prose are checked on their own, as names.
 CODE_WORD = re.compile(r'[\w/.-]*(?:\w[_=/.]\w|=)[\w/.=-]*|--[\w-]+|"\w+"(?=:)')
+SAMPLE_SIZES = {"docstrings": 100, "comments": 60, "identifiers": 100, "sentences": 60}
+DIRECTIVE = re.compile(r"#!|# *(noqa|type:|pyright)")  # comments for tools
 
 
 class Finding(NamedTuple):
@@ -121,15 +129,6 @@ def banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
             yield Finding("banned", file, line + line_offset, f"{match[0]!r} in ...{context}...")
 
 
-def _find_docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
-            continue
-        match node.body[:1]:
-            case [ast.Expr(value=ast.Constant(value=str()) as docstring)]:
-                yield docstring
-
-
 def split_sentences(text: str) -> Iterator[str]:
     """Yield the sentences of a docstring. Lists, tables and indented examples are ignored."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
@@ -182,7 +181,7 @@ def defined_names(tree: ast.Module) -> dict[str, int]:
 
 def _find_messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
     """Yield the strings that are prose: they contain a space, and are no docstrings."""
-    docstrings = set(_find_docstrings(tree))
+    docstrings = {docstring for _, docstring in find_docstrings(tree)}
     roots: list[ast.AST] = [tree]
     if file.startswith(GAMES):
         roots = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
@@ -192,6 +191,13 @@ def _find_messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
                 yield node
 
 
+def _find_comments(path: Path) -> Iterator[tokenize.TokenInfo]:
+    with path.open("rb") as stream:
+        for token in tokenize.tokenize(stream.readline):
+            if token.type == tokenize.COMMENT:
+                yield token
+
+
 def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
     """Yield the findings of one Python file and add its docstrings and functions to ``totals``."""
     source = path.read_text(encoding="utf-8")
@@ -199,7 +205,7 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
     if source.count("\n") > 600:
         yield Finding("long_file", file, 1, f"{source.count(chr(10))} lines")
     yield from banned_in_name(path.stem, file, 1)
-    docstrings = list(_find_docstrings(tree))
+    docstrings = [docstring for _, docstring in find_docstrings(tree)]
     totals.docstrings += len(docstrings)
     for node in docstrings:
         yield from check_docstring(node, file)
@@ -212,10 +218,8 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
         if isinstance(node, FUNCTIONS):
             totals.functions += not node.name.startswith("__")
             yield from check_function(node, file)
-    with path.open("rb") as stream:
-        for token in tokenize.tokenize(stream.readline):
-            if token.type == tokenize.COMMENT:
-                yield from banned_in_text(token.string, file, token.start[0])
+    for token in _find_comments(path):
+        yield from banned_in_text(token.string, file, token.start[0])
 
 
 def same_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
@@ -287,12 +291,67 @@ def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
         yield f"{count:6} {file}"
 
 
+def _describe_definition(node: ast.AST) -> str:
+    """Return the signature of a function, or the name of a class."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            return f"def {node.name}({ast.unparse(node.args)}){returns}"
+        case ast.ClassDef():
+            return f"class {node.name}"
+    return "module"
+
+
+def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
+    """Return (file, text) of every item that a blind reader may get, by kind.
+
+    A docstring stands below its signature, a comment among the lines around it.
+    """
+    items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
+    for path, file in _list_modules(root, PACKAGES):
+        source = path.read_text(encoding="utf-8")
+        lines = source.splitlines()
+        tree = ast.parse(source)
+        for node, docstring in find_docstrings(tree):
+            text = f"{_describe_definition(node)}\n{inspect.cleandoc(str(docstring.value))}"
+            items["docstrings"].append((file, text))
+        for token in _find_comments(path):
+            row = token.start[0] - 1
+            if not DIRECTIVE.match(token.string):
+                items["comments"].append((file, "\n".join(lines[max(0, row - 1) : row + 4])))
+        names = [name for name in defined_names(tree) if len(name) > 1 and name[:2] != "__"]
+        items["identifiers"] += [(file, name) for name in names if name not in ("self", "cls")]
+    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for paragraph in text.split("\n\n"):
+            if not paragraph.lstrip().startswith(("|", "#", "<!--")):
+                sentences = re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
+                items["sentences"] += [(path.name, s) for s in sentences if len(s.split()) >= 5]
+    return items
+
+
+def format_sample(root: Path, seed: int) -> Iterator[str]:
+    """Yield the lines of the sample that ``seed`` draws."""
+    generator = random.Random(seed)
+    yield f"Seed {seed}"
+    for kind, available in collect_items(root).items():
+        count = min(SAMPLE_SIZES[kind], len(available))
+        yield f"\n## {count} {kind}"
+        for number, (file, text) in enumerate(generator.sample(available, count), start=1):
+            yield f"\n{kind[0].upper()}{number}. [{file}]"
+            yield from (f"    {line}" for line in text.splitlines())
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--root", type=Path, default=ROOT, help="checkout to measure")
+    parser.add_argument("--sample", type=int, metavar="SEED", help="print a sample of all texts")
     options = parser.parse_args(arguments)
+    if options.sample is not None:
+        sys.stdout.write("\n".join(format_sample(options.root, options.sample)) + "\n")
+        return 0
     findings, totals = measure_language(options.root)
     if options.list:
         lines = [f"{f.file}:{f.line}: {f.text}" for f in findings if f.kind == options.list]

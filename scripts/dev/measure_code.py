@@ -45,18 +45,14 @@ def source_files() -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def docstring_lines(tree: ast.Module) -> set[int]:
-    """Return the numbers of the lines that belong to docstrings."""
-    line_numbers: set[int] = set()
+def find_docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Constant]]:
+    """Yield each module, class and function that has a docstring, with the docstring."""
     for node in ast.walk(tree):
-        if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)) or not node.body:
+        if not isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS)):
             continue
-        first_node = node.body[0]
-        if isinstance(first_node, ast.Expr) and isinstance(first_node.value, ast.Constant):
-            line_numbers.update(
-                range(first_node.lineno, (first_node.end_lineno or first_node.lineno) + 1)
-            )
-    return line_numbers
+        match node.body[:1]:
+            case [ast.Expr(value=ast.Constant(value=str()) as docstring)]:
+                yield node, docstring
 
 
 def depth_of(node: ast.AST, depth: int = 0) -> int:
@@ -78,7 +74,9 @@ def measure_file(path: Path, tally: Tally) -> None:
     """Add the file ``path`` to ``tally``."""
     text = path.read_text()
     tree = ast.parse(text)
-    documentation = docstring_lines(tree)
+    documentation: set[int] = set()
+    for _, docstring in find_docstrings(tree):
+        documentation.update(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
     lines = text.splitlines()
     tally.file_lines.append(len(lines))
     for line_number, line in enumerate(lines, 1):

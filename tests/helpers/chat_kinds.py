@@ -1,5 +1,6 @@
 """Kinds of tokenizers and of chat templates, made from nothing: every pair of them is a case."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -49,7 +50,8 @@ def _bpe(scheme: str, added: Any = None, split: bool = True) -> Any:
     return _wrapped(raw, added, unk_token="<unk>")
 
 
-def _unigram() -> Any:
+def train_unigram(lines: Sequence[str], vocab_size: int) -> Any:
+    """Pieces with their leading space, letters made equal (NFKC)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     raw = Tokenizer(models.Unigram())
@@ -57,23 +59,24 @@ def _unigram() -> Any:
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     raw.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=160, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
+        vocab_size=vocab_size, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
     )
-    raw.train_from_iterator(LINES * 3, trainer)
-    return _wrapped(raw, unk_token="<unk>")
+    raw.train_from_iterator(lines, trainer)
+    return raw
 
 
-def _word_piece() -> Any:
+def train_word_piece(lines: Sequence[str], vocab_size: int, normalizer: str) -> Any:
+    """Words and parts of words; ``normalizer`` is a class of ``tokenizers.normalizers``."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    raw.normalizer = normalizers.BertNormalizer()
+    raw.normalizer = getattr(normalizers, normalizer)()
     raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(
-        vocab_size=200, special_tokens=["<unk>"], show_progress=False
+        vocab_size=vocab_size, special_tokens=["<unk>"], show_progress=False
     )
-    raw.train_from_iterator(LINES * 3, trainer)
-    return _wrapped(raw, unk_token="<unk>")
+    raw.train_from_iterator(lines, trainer)
+    return raw
 
 
 def _llama(legacy: bool) -> Any:
@@ -166,8 +169,10 @@ TOKENIZERS = {
     "strips": lambda: _bpe("first", STRIPS),
     "one word": lambda: _bpe("first", {END: {"single_word": True}, "tag": {"single_word": True}}),
     "tidied": lambda: _bpe("always", {END: {"normalized": True}, START: {"normalized": True}}),
-    "unigram": _unigram,
-    "word pieces": _word_piece,
+    "unigram": lambda: _wrapped(train_unigram(LINES * 3, 160), unk_token="<unk>"),
+    "word pieces": lambda: _wrapped(
+        train_word_piece(LINES * 3, 200, "BertNormalizer"), unk_token="<unk>"
+    ),
     "llama": lambda: _llama(legacy=False),
     "llama, legacy": lambda: _llama(legacy=True),
 }

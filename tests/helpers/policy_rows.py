@@ -12,6 +12,7 @@ from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.config.schema.critic import CriticConfig
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span, WrittenFiles
+from verl.workers.actor import ActorWorker
 from verl.workers.training_worker import TrainingWorker
 
 PROMPT, RESPONSE = 12, 24  # widths of the padded rows
@@ -35,6 +36,13 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
         section.log_prob_max_token_len_per_gpu = config.actor.ppo_max_token_len_per_gpu
     config.ref.dtype = config.actor.dtype
     return config
+
+
+def actor_of(path: str | Path, **actor: Any) -> ActorWorker:
+    """The only rank of an actor group, with its model; ``actor`` as in ``policy_config``."""
+    worker = ActorWorker(policy_config(path, **actor), device="cpu")
+    worker.init_model()
+    return worker
 
 
 def critic_config(path: str | Path, **values: Any) -> CriticConfig:

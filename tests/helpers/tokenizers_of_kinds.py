@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from tests.helpers.chat_kinds import train_unigram, train_word_piece
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS, make_tiny_tokenizer
 
 LINES = ["you see a desk and a mug", "nothing happens here", "system user assistant look"]
@@ -36,36 +37,13 @@ def _wrapped(raw: Any) -> Any:
     return tokenizer
 
 
-def pieces() -> Any:
-    """Pieces with their leading space, letters made equal (NFKC)."""
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    raw = Tokenizer(models.Unigram())
-    raw.normalizer = normalizers.NFKC()
-    raw.pre_tokenizer = pre_tokenizers.Metaspace()
-    raw.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False
-    )
-    raw.train_from_iterator(LINES, trainer)
-    return _wrapped(raw)
-
-
-def words() -> Any:
-    """Words in small letters."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
-    raw.normalizer = normalizers.Lowercase()
-    raw.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=120, special_tokens=["<unk>"], show_progress=False
-    )
-    raw.train_from_iterator([*LINES, "< > | / _ action level think im_end im_start pad"], trainer)
-    return _wrapped(raw)
-
-
-KINDS = {"bytes": make_tiny_tokenizer, "unmarked": unmarked, "pieces": pieces, "words": words}
+WORDS = "< > | / _ action level think im_end im_start pad"
+KINDS = {
+    "bytes": make_tiny_tokenizer,
+    "unmarked": unmarked,
+    "pieces": lambda: _wrapped(train_unigram(LINES, 120)),
+    "words": lambda: _wrapped(train_word_piece([*LINES, WORDS], 120, "Lowercase")),
+}
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -38,6 +39,16 @@ def played_rows(meta_info: dict[str, Any] | None = None) -> DataProto:
         "steps": [[] for _ in range(ROWS)],
     }
     return DataProto.from_dict(tensors, columns, meta_info)
+
+
+class LocalHandle:
+    """A rollout worker as its Ray handle looks; the reference of a call is the call itself."""
+
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *args: (self.worker, name, args))
 
 
 class Group:
@@ -88,6 +99,17 @@ class Group:
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         raise NotImplementedError(timeout_s)
+
+
+class LocalActorGroup(Group):
+    """A group of one actor worker, in this process; references are as those of ``LocalHandle``."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__([], "actor")
+        self.worker = worker
+
+    def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
+        return [(self.worker, method, args)]
 
 
 class Workers:
@@ -265,8 +287,9 @@ def make_fake_run(
     config.trainer.resume_mode = "auto"
     config.trainer.rollout_overlap = overlap
     config.data.train_batch_size = 2
-    workers = Workers(with_critic=with_critic)
-    journal = Journal(workers.calls)
+    workers: Any = Workers(with_critic=with_critic)
+    journal: Any = Journal(workers.calls)
+    kept: Any = checkpoints or Checkpoints()
     trainer = RayPPOTrainer(
         config=config,
         workers=workers,
@@ -275,6 +298,6 @@ def make_fake_run(
         val_envs=Tasks(),
         reward_fn=ScoreByOutcome(),
         journal=journal,
-        checkpoints=checkpoints or Checkpoints(),
+        checkpoints=kept,
     )
     return trainer, workers.calls, journal

@@ -21,7 +21,7 @@ from torch import distributed
 
 from tests.helpers.engine_cases import play, rollout_section
 from tests.helpers.policy_rows import policy_config
-from tests.helpers.trainer_fakes import Group
+from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.models.export import to_hf_names
 from verl.names import WeightTransfer
 from verl.trainer.ppo import resources
@@ -63,8 +63,10 @@ class Run:
         self.actor.init_model()
         self.loop = asyncio.new_event_loop()
         self.rollout_worker = RolloutWorker(None, "", engine=self.engine)
-        handle: Any = Handle(self.rollout_worker)
-        self.workers = resources.TrainingWorkers(Actors(self.actor), [handle], weight_transfer=way)
+        handle: Any = LocalHandle(self.rollout_worker)
+        self.workers = resources.TrainingWorkers(
+            LocalActorGroup(self.actor), [handle], weight_transfer=way
+        )
 
     def gather(self, refs: list, *_: object) -> list:
         """Calls are their own references here."""
@@ -74,27 +76,6 @@ class Run:
         """What ``worker.method(*args)`` gives."""
         said = getattr(worker, method)(*args)
         return self.loop.run_until_complete(said) if inspect.iscoroutine(said) else said
-
-
-class Handle:
-    """A rollout worker as its Ray handle looks."""
-
-    def __init__(self, worker: RolloutWorker) -> None:
-        self.worker = worker
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(remote=lambda *args: (self.worker, name, args))
-
-
-class Actors(Group):
-    """A group of one actor worker, in this process."""
-
-    def __init__(self, worker: ActorWorker) -> None:
-        super().__init__([], "actor")
-        self.worker = worker
-
-    def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
-        return [(self.worker, method, args)]
 
 
 class PretendedCuda:

@@ -36,7 +36,7 @@ def play(turns) -> TokenLedger:
         ledger.append(
             sampled, SegmentKind.AGENT, logprobs=[-(1.0 + turn)] * len(sampled), turn=turn
         )
-        bridge().append_bridge(ledger, bridge().make_bridge(sampled, text), turn=turn + 1)
+        bridge().make_bridge(sampled, text).append_to(ledger, turn=turn + 1)
     return ledger
 
 

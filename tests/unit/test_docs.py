@@ -21,7 +21,7 @@ from verl.config.compose import config_names
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
-from verl.config.settings.unknown_keys import find_containing_key
+from verl.config.settings.hints import find_containing_key
 from verl.config.validate import find_problems
 from verl.trainer import cli
 from verl.trainer.launch import extensions

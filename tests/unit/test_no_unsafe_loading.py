@@ -23,7 +23,6 @@ CALLS = {"eval", "exec", "torch.load", "yaml.load", "os.system", "np.load", "num
 CALLS |= {"FileSystemReader", "FileSystemWriter"}
 # By file: what is found there, and why it may stay.
 ALLOWED = {
-    "scripts/dev/mutants/forks.py": {"import pickle"},  # what its own child has written
     "scripts/dev/bench/driver.py": {"import pickle"},  # a stand-in for Ray's store, of its own rows
     # Tensors alone are read (weights_only), and pickle is imported for the error that this raises.
     "verl/models/weights.py": {"import pickle", "call torch.load"},

@@ -17,12 +17,12 @@ FORGETTING = 0.02  # share of the tolerance by which the best average falls per 
 class PriceController:
     """Factor of all token prices, adapted to the success rate of the batches (dual ascent).
 
-    ``tolerance`` is in points of success (1 point is 0.01); None keeps the factor at 1. With the
-    average success rate a, the best average b and slack ``(a - b + tolerance) / tolerance``, the
-    factor grows by ``STEP * slack`` per batch.
+    ``tolerance`` is in points of success (1 point is 0.01); None keeps the factor at 1. The margin
+    is ``(average - best + tolerance) / tolerance``. Per batch the factor grows by ``STEP`` times
+    that.
 
-        tolerance 2: average 0.50, best 0.51: slack 0.5, the factor grows by 0.05
-                     average 0.47, best 0.51: slack -1,  the factor falls by 0.1
+        tolerance 2: average 0.50, best 0.51: margin 0.5, the factor grows by 0.05
+                     average 0.47, best 0.51: margin -1,  the factor falls by 0.1
     """
 
     tolerance: float | None = None
@@ -44,8 +44,8 @@ class PriceController:
         tolerance = self.tolerance / 100
         # The largest of many noisy averages is too high. Forgetting it slowly corrects that.
         self.best = max(self.average, self.best - FORGETTING * tolerance)
-        slack = max((self.average - self.best + tolerance) / tolerance, -MAX_FALL)
-        self.multiplier = min(max(self.multiplier + STEP * slack, 0.0), 1.0)
+        margin = max((self.average - self.best + tolerance) / tolerance, -MAX_FALL)
+        self.multiplier = min(max(self.multiplier + STEP * margin, 0.0), 1.0)
 
     def state(self) -> dict[str, float | None]:
         """Return the state for a checkpoint."""

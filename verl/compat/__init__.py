@@ -6,7 +6,7 @@ from the module of the original project. It is loaded on first use (``verl.utils
 | public name | defined in | needed by |
 |---|---|---|
 | `verl.utils.seqlen_balancing`: `rearrange_micro_batches`, `get_reverse_idx` | `micro_batches` | workers of verl jobs that cut their own micro-batches |
-| `verl.utils.torch_functional.pad_sequence_to_length` | `padding` | collate functions and rollouts of verl jobs |
+| `verl.utils.torch_functional.pad_sequence_to_length` | `micro_batches` | collate functions and rollouts of verl jobs |
 | `DataProto`: `make_iterator`, `save_to_disk`, `load_from_disk` | `data_proto` | workers and debugging scripts of verl jobs |
 | `verl.single_controller.base.decorator`: `Execute`, `Dispatch.ALL_TO_ALL`, `DP_COMPUTE`, `RANK_ZERO` | `decorator`, members of an enum | worker classes of verl jobs |
 | `verl.utils.tracking.Tracking` | `verl.record.tracking` | loggers of verl job scripts |
@@ -14,5 +14,5 @@ from the module of the original project. It is loaded on first use (``verl.utils
 
 Two public names of ``agent_system`` are also used in this repository. Evaluation scripts of
 verl-agent need ``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``
-(``environments.vectorised``). Its job scripts need ``reward_manager.EpisodeRewardManager``.
+(``environments.manager``). Its job scripts need ``reward_manager.EpisodeRewardManager``.
 """  # noqa: E501

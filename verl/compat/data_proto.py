@@ -4,7 +4,7 @@ Object columns are stored as JSON, because this framework does not unpickle file
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,16 @@ def make_iterator(
         raise ValueError(
             f"{len(data)} rows are not a multiple of mini_batch_size={mini_batch_size}"
         )
-    # The generator is a separate function, so that the errors above are raised by this call and not
-    # by the first ``next``.
     rng = np.random.default_rng(seed)
-    return _mini_batches(data, mini_batch_size, epochs, rng, options["shuffle"])
 
+    # A separate generator, so that this call raises the errors above, not the first ``next``.
+    def iterate_mini_batches() -> Iterator[DataProto]:
+        for _ in range(epochs):
+            order = rng.permutation(len(data)) if options["shuffle"] else np.arange(len(data))
+            for start in range(0, len(data), mini_batch_size):
+                yield data.select_idxs(order[start : start + mini_batch_size])
 
-def _mini_batches(
-    data: DataProto, size: int, epochs: int, rng: np.random.Generator, shuffle: bool
-) -> Iterator[DataProto]:
-    for _ in range(epochs):
-        order = rng.permutation(len(data)) if shuffle else np.arange(len(data))
-        for start in range(0, len(data), size):
-            yield data.select_idxs(order[start : start + size])
+    return iterate_mini_batches()
 
 
 def save_to_disk(data: DataProto, path: str | Path) -> None:
@@ -83,10 +80,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Return the table that ``save_to_disk`` wrote to directory ``path``.
-
-    Raises ``ValueError`` if the two files do not belong together.
-    """
+    """Return the table in directory ``path``; raise ``ValueError`` if its files do not match."""
     root = Path(path)
     record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
     stored = load_file(root / TENSOR_FILE)
@@ -112,36 +106,22 @@ def to_json_value(value: object, location: str) -> Any:
         return value
     if isinstance(value, np.generic):
         return to_json_value(value.item(), location)
-    if isinstance(value, np.ndarray):
-        return {
-            _KIND: "ndarray",
-            "value": _json_items(value.ravel(), location),
-            "dtype": value.dtype.str,
-            "shape": list(value.shape),
-        }
-    if isinstance(value, list):
-        return _json_items(value, location)
-    if isinstance(value, tuple):
-        return {_KIND: "tuple", "value": _json_items(value, location)}
     if isinstance(value, dict):
-        return _json_dict(value, location)
-    raise TypeError(f"{location} is a {type(value).__name__}, which cannot be stored as JSON")
-
-
-def _json_items(values: Iterable[object], location: str) -> list[Any]:
-    return [to_json_value(value, f"{location}[{i}]") for i, value in enumerate(values)]
-
-
-def _json_dict(value: dict[Any, object], location: str) -> dict[str, Any]:
-    # A dict that has the key "__kind__" itself is stored as pairs. Otherwise loading would take it
-    # for the JSON form of another type.
-    if all(isinstance(key, str) for key in value) and _KIND not in value:
-        return {key: to_json_value(item, f"{location}[{key!r}]") for key, item in value.items()}
-    pairs = [
-        [to_json_value(key, location), to_json_value(item, f"{location}[{key!r}]")]
-        for key, item in value.items()
-    ]
-    return {_KIND: "dict", "value": pairs}
+        values = [to_json_value(item, f"{location}[{key!r}]") for key, item in value.items()]
+        # A dict that has the key "__kind__" itself is stored as pairs. Otherwise loading would take
+        # it for the JSON form of another type.
+        if all(isinstance(key, str) for key in value) and _KIND not in value:
+            return dict(zip(value, values, strict=True))
+        keys = [to_json_value(key, location) for key in value]
+        return {_KIND: "dict", "value": [list(pair) for pair in zip(keys, values, strict=True)]}
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        raise TypeError(f"{location} is a {type(value).__name__}, which cannot be stored as JSON")
+    items = value.ravel() if isinstance(value, np.ndarray) else value
+    encoded = [to_json_value(item, f"{location}[{i}]") for i, item in enumerate(items)]
+    if isinstance(value, np.ndarray):
+        shape = list(value.shape)
+        return {_KIND: "ndarray", "value": encoded, "dtype": value.dtype.str, "shape": shape}
+    return {_KIND: "tuple", "value": encoded} if isinstance(value, tuple) else encoded
 
 
 def from_json_value(value: object) -> Any:

@@ -1,8 +1,6 @@
-"""Micro-batches with a maximum token count, for workers of users that split batches themselves.
+"""Micro-batches with a maximum token count, and padding, for user code that makes batches itself.
 
-Code written for verl imports ``rearrange_micro_batches`` and ``get_reverse_idx`` from
-``verl.utils.seqlen_balancing``. The workers of this framework use
-``verl.workers.rows.micro_batches``.
+The workers of this framework use ``verl.workers.rows.micro_batches``.
 """
 
 from collections.abc import Sequence
@@ -99,7 +97,8 @@ def rearrange_micro_batches(
     row exceeds the bound or a rank has too few rows.
     """
     if lengths is None:
-        lengths = _real_tokens(batch)
+        columns = batch.batch if isinstance(batch, DataProto) else batch
+        lengths = columns["attention_mask"].sum(-1).tolist()
     divided_by = num_batches_divided_by or 1
     row_lists = token_bounded_partitions(
         lengths, max_token_len, min_num_micro_batch or 1, divided_by
@@ -107,12 +106,6 @@ def rearrange_micro_batches(
     if dp_group is not None:
         row_lists = _match_largest_rank(row_lists, lengths, max_token_len, dp_group)
     return [_select(batch, row_indices) for row_indices in row_lists], row_lists
-
-
-def _real_tokens(batch: DataProto | TensorDict | dict[str, Tensor]) -> list[int]:
-    columns = batch.batch if isinstance(batch, DataProto) else batch
-    mask: Tensor = columns["attention_mask"]
-    return mask.sum(-1).tolist()
 
 
 def _match_largest_rank(
@@ -145,11 +138,17 @@ def _select(batch: Any, rows: list[int]) -> Any:  # the result has the type of b
 
 
 def get_reverse_idx(idx_map: Sequence[int]) -> list[int]:
-    """Return the inverse permutation.
+    """Return the inverse permutation: ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i``."""
+    return sorted(range(len(idx_map)), key=idx_map.__getitem__)
 
-    ``reordered[get_reverse_idx(idx_map)[i]]`` is row ``i`` of the original order.
-    """
-    reverse = [0] * len(idx_map)
-    for position, original in enumerate(idx_map):
-        reverse[original] = position
-    return reverse
+
+def pad_sequence_to_length(
+    tensor: Tensor, max_seq_len: int, pad_token_id: float, left_pad: bool = False
+) -> Tensor:
+    """Pad ``[..., L]`` to ``[..., max_seq_len]``; a tensor of at least that length is unchanged."""
+    pad_length = max_seq_len - tensor.shape[-1]
+    if pad_length <= 0:
+        return tensor
+    return torch.nn.functional.pad(
+        tensor, (pad_length, 0) if left_pad else (0, pad_length), value=pad_token_id
+    )

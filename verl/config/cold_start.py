@@ -15,9 +15,8 @@ def cold_start_name(cfg: PPOConfig) -> str:
 def cold_start_config(cfg: PPOConfig) -> SFTConfig:
     """Return the config of ``main_sft`` that trains the policy ``actor_rollout_ref.model.path``.
 
-    It is ``cold_start.config_name`` with ``cold_start.overrides``. Environment, seed of tasks,
-    arguments of the chat template, device, project and directory of the policy come from ``cfg``.
-    Raises ``ConfigError`` if it cannot be composed.
+    It is ``cold_start.config_name`` with ``cold_start.overrides`` and values of ``cfg``. Raises
+    ``ConfigError`` if it cannot be composed.
     """
     # The values that are copied from ``cfg`` below would silently overwrite these overrides.
     conflicting = [

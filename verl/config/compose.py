@@ -15,8 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.plugins import env_names, env_section, schema_keys
 from verl.config.settings import ConfigError, Section, keys_of
-from verl.config.settings.hints import nearest_name
-from verl.config.settings.unknown_keys import find_containing_key, unknown_key_problem
+from verl.config.settings.hints import find_containing_key, nearest_name, unknown_key_problem
 from verl.config.yaml_files import included_files
 
 BASE_DIR = Path(__file__).resolve().parent
@@ -50,10 +49,7 @@ def config_names(config_path: str | None = None) -> list[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides ``key=value``.
-
-    Raises ``ConfigError`` for one that does not follow Hydra's override grammar.
-    """
+    """Parse overrides ``key=value``; raise ``ConfigError`` for those outside Hydra's grammar."""
     parsed, problems = _parse_each(overrides)
     if problems:
         raise ConfigError(problems)
@@ -98,8 +94,7 @@ def _prepare_overrides(
 ) -> tuple[list[str], list[str]]:
     """Return the overrides to pass to Hydra, and a message for each refused one.
 
-    Keys get the prefix ``++``, so that Hydra sets them even if no file has them. The schema decides
-    which keys exist.
+    The prefix ``++`` makes Hydra set keys that no file has: the schema decides which keys exist.
     """
     parsed, problems = _parse_each(overrides)
     accepted = []
@@ -159,11 +154,10 @@ def compose_tree(
     schema: type[Section],
     config_path: str | None = None,
 ) -> tuple[DictConfig, list[str]]:
-    """Compose config ``name`` with ``overrides`` into a tree of dictionaries, lists and values.
+    """Compose config ``name`` with ``overrides``, without resolved interpolations.
 
-    Interpolations (``${...}``) are not resolved and types are not checked. Also returns a message
-    for each override that was not applied. Raises ``ConfigError`` for an unknown config and for
-    files that cannot be composed.
+    Also returns a message for each override that was not applied. Raises ``ConfigError`` for an
+    unknown config and for files that cannot be composed.
     """
     dirs = config_dirs(config_path)
     name = name.removesuffix(".yaml")

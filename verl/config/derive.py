@@ -1,5 +1,6 @@
 """Derived config values: keys that are null by default and are computed from other keys."""
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -58,11 +59,7 @@ def max_engines_per_node(cfg: PPOConfig, device: str) -> int:
 
 
 def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
-    """Return the transport of weights from trainer to engines of a run on ``device``.
-
-    It is ``store`` (Ray's object store), ``ipc`` (CUDA IPC on the same GPU) or ``nccl`` (between
-    GPUs).
-    """
+    """Return the transport of weights from trainer to engines of a run on ``device``."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
@@ -75,18 +72,14 @@ def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
 
 
 def is_placeholder(files: Sequence[str]) -> bool:
-    """Return True if all ``files`` are placeholders, which verl-agent scripts name as data files.
-
-    Such a file states only the modality and the batch size. The tasks come from an environment.
-    """
+    """Return True if all ``files`` are placeholders, as verl-agent scripts name them."""
     return bool(files) and all(PLACEHOLDER.search(file) for file in files)
 
 
 def shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
     """Return the keys outside of ``env`` whose values are copied into the section ``env.<name>``.
 
-    Maps the dotted path of the key, for example ``data.train_files``, to the key of the section.
-    Empty unless the tasks of the environment are rows of files.
+    Maps the dotted path to the key of the section. Empty unless tasks are rows of files.
     """
     settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
@@ -106,7 +99,7 @@ def grades_file_tasks(cfg: PPOConfig) -> bool:
 def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     """Return the key of a reward model or function that scores trajectories after the rollout.
 
-    None if environments score them, possibly with a user-provided function.
+    None if environments score them.
     """
     if cfg.reward_model.enable:
         return "reward_model.enable"
@@ -116,10 +109,7 @@ def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
-    """Return the keys without effect because ``reward_model.rule_weight`` is 0, with the reason.
-
-    They configure the rule-based reward, which has that weight in the sum with the model's score.
-    """
+    """Return the keys without effect if the rule-based reward has weight 0, with the reason."""
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -147,8 +137,8 @@ def default_group_size(cfg: PPOConfig) -> int:
 def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     """Return the number of training steps of a whole run.
 
-    It is ``trainer.total_training_steps``, else epochs times batches per epoch. A placeholder file
-    has one batch. Example: 2 epochs over 100 tasks in batches of 16 are 2 * 6 = 12 steps.
+    A placeholder file has one batch. Example: 2 epochs over 100 tasks in batches of 16 are 12
+    steps.
     """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
@@ -171,38 +161,32 @@ def known_tasks(env: EnvConfig) -> int | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-def _mini_batches(cfg: PPOConfig) -> int:
-    return max(1, cfg.data.train_batch_size // cfg.actor_rollout_ref.actor.ppo_mini_batch_size)
+def _count_mini_batches(cfg: PPOConfig, size: int) -> int:
+    return max(1, cfg.data.train_batch_size // size)
 
 
 def _critic_mini_batches(cfg: PPOConfig) -> int | None:
     size = cfg.critic.ppo_mini_batch_size
     if size is None:
         return cfg.actor_rollout_ref.actor.ppo_mini_batches
-    return max(1, cfg.data.train_batch_size // size)
-
-
-def _row_tokens(cfg: PPOConfig) -> int:
-    return cfg.data.max_prompt_length + cfg.data.max_response_length
-
-
-def _response_tokens(cfg: PPOConfig) -> float:
-    return float(cfg.data.max_response_length)
-
-
-def _least_ratio(cfg: PPOConfig) -> float:
-    return 1 / cfg.algorithm.rollout_correction.rollout_rs_threshold
+    return _count_mini_batches(cfg, size)
 
 
 # Key, and the value that replaces null: another key, or a function of the config. The order
 # matters: the critic's number of mini-batches is derived before their size.
 PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
     ("env.rollout.n", default_group_size),
-    (f"{ACTOR}.ppo_mini_batches", _mini_batches),
+    (
+        f"{ACTOR}.ppo_mini_batches",
+        lambda cfg: _count_mini_batches(cfg, cfg.actor_rollout_ref.actor.ppo_mini_batch_size),
+    ),
     (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio"),
     (f"{ACTOR}.clip_ratio_high", f"{ACTOR}.clip_ratio"),
-    (f"{ACTOR}.loss_scale_factor", _response_tokens),
-    (f"{ROLLOUT}.max_model_len", _row_tokens),
+    (f"{ACTOR}.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
+    (
+        f"{ROLLOUT}.max_model_len",
+        lambda cfg: cfg.data.max_prompt_length + cfg.data.max_response_length,
+    ),
     (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
     (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
     (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
@@ -211,7 +195,10 @@ PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
     (f"{REF}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
     (f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
     (f"{CORRECTION}.rollout_rs_threshold", f"{CORRECTION}.rollout_is_threshold"),
-    (f"{CORRECTION}.rollout_rs_threshold_lower", _least_ratio),
+    (
+        f"{CORRECTION}.rollout_rs_threshold_lower",
+        lambda cfg: 1 / cfg.algorithm.rollout_correction.rollout_rs_threshold,
+    ),
     ("critic.enable", lambda cfg: cfg.algorithm.adv_estimator == "gae"),
     ("critic.dtype", f"{ACTOR}.dtype"),
     ("critic.ppo_mini_batches", _critic_mini_batches),
@@ -220,7 +207,7 @@ PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
     ("critic.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
     ("critic.ppo_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
     ("critic.ppo_epochs", f"{ACTOR}.ppo_epochs"),
-    ("critic.loss_scale_factor", _response_tokens),
+    ("critic.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
     ("critic.forward_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu"),
     ("critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"),
     ("critic.model.path", "actor_rollout_ref.model.path"),
@@ -238,11 +225,15 @@ def derive_values(cfg: Config) -> Config:
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_RULES:
             _fill_value(cfg, path, rule)
-        _apply_ignoring_missing(_choose_correction, cfg)
-        _apply_ignoring_missing(_choose_rewards, cfg)
+        # After MissingKey, the values stay null.
+        with contextlib.suppress(MissingKey):
+            _choose_correction(cfg)
+        with contextlib.suppress(MissingKey):
+            _choose_rewards(cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
         for plugin in METHODS:
-            _apply_ignoring_missing(plugin.derive, cfg)
+            with contextlib.suppress(MissingKey):
+                plugin.derive(cfg)
     return cfg
 
 
@@ -285,10 +276,3 @@ def _choose_rewards(cfg: PPOConfig) -> None:
     if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:
         algorithm.gdpo_reward_keys = list(weights)
         algorithm.gdpo_reward_weights = list(weights.values())
-
-
-def _apply_ignoring_missing(derive_more: Callable[[Config], None], cfg: Config) -> None:
-    try:
-        derive_more(cfg)
-    except MissingKey:
-        return  # the values stay null

@@ -47,10 +47,7 @@ class Machine:
 
 
 def parse_machine(text: str) -> Machine:
-    """Parse ``text``, for example ``2x8xA100:40``.
-
-    Raises ``ConfigError`` if it has another form, or if the memory of the device is not known.
-    """
+    """Parse ``text``, as ``2x8xA100:40``; raise ``ConfigError`` for unknown forms and devices."""
     match = MACHINE_PATTERN.fullmatch(text.strip())
     nodes = int(match["nodes"] or 1) if match else 0
     gpus = int(match["gpus"]) if match else 0

@@ -8,7 +8,7 @@ from verl.config.plan_notes import rows_at_most
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
-from verl.config.settings.unknown_keys import equivalent_setting, nearest_key
+from verl.config.settings.hints import equivalent_setting, nearest_key
 
 ACTOR = "actor_rollout_ref.actor"
 # Config keys -> labels of the lines of the plan, and of ``_update_lines``, that these keys change.
@@ -42,10 +42,9 @@ LINES_OF_KEYS = {
 
 
 def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
-    """Return value, help text and allowed values of the key at dotted ``path``.
+    """Return value, help text, allowed values and plan lines of the key at dotted ``path``.
 
-    The text also has the lines of the plan that the key changes. Raises ``ConfigError`` for an
-    unknown key.
+    Raises ``ConfigError`` for an unknown key.
     """
     keys = schema_keys(type(cfg))
     key = keys.get(path)

@@ -18,11 +18,11 @@ from verl.config.derive import derive_values, fits_prompts, unused_rule_reward_k
 from verl.config.plugins import ENVIRONMENTS, env_names, env_section, full_schema, schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
+from verl.config.settings.hints import unknown_key_problem
 from verl.config.settings.keys import direct_keys
 from verl.config.settings.reading import from_text, read_section
 from verl.config.settings.secret_values import mask_secrets
-from verl.config.settings.unknown_keys import unknown_key_problem
-from verl.config.yaml_text import yaml_text
+from verl.config.yaml_files import yaml_text
 
 logger = logging.getLogger(__name__)
 Schema = TypeVar("Schema", bound=Section)
@@ -97,8 +97,7 @@ def _names_another_policy(
 ) -> bool:
     """Return True if ``overrides`` set another policy path than the config, but no cold start key.
 
-    The cold start of the config trains the config's own policy. It must not write that policy to
-    the path of another one.
+    The cold start of the config trains the config's own policy, which must not replace another.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -117,10 +116,9 @@ def load_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> Schema:
-    """Return the config called ``name`` with ``overrides`` as an instance of ``schema``.
+    """Return the config called ``name`` with ``overrides``, with derived values.
 
-    Derived values are filled in. Raises ``ConfigError`` that lists every unknown key, wrong type
-    and value out of bounds. ``validate`` does the cross-field checks.
+    Raises ``ConfigError`` that lists every unknown key, wrong type and value out of bounds.
     """
     return read_config(name, overrides, schema, config_path).require_valid()
 
@@ -162,7 +160,10 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
         # only --resolve prints their values.
-        tree = _with_interpolations(to_dict(config), tree)
+        values = to_dict(config)
+        for path in _interpolated_paths(tree):
+            values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
+        tree = values
     return ParsedConfig(derive_values(config), problems, tree=tree)
 
 
@@ -181,8 +182,7 @@ def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
     """Nest keys such as ``a.b`` in ``values`` of the section ``cls`` at ``path``.
 
-    Returns the nested values, and a message about each such key. The values are kept, so that no
-    check reports the key as missing too.
+    Also returns a message about each such key. Its value is kept, so that no check misses it.
     """
     nested_values: Tree = {}
     problems = []
@@ -231,10 +231,7 @@ def _env_sections(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]
 
 
 def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
-    """Add the defaults of the environments to ``tree`` and remove undeclared keys.
-
-    Returns a message for each removed key.
-    """
+    """Add the defaults of environments to ``tree``; remove undeclared keys, with a message each."""
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
@@ -375,12 +372,6 @@ def _is_below(path: str, other: str) -> bool:
     return path == other or path.startswith(f"{other}.")
 
 
-def _with_interpolations(values: Tree, tree: Tree) -> Tree:
-    for path in _interpolated_paths(tree):
-        values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
-    return values
-
-
 # ---- keys without effect, and output -----------------------------------------------------------
 
 
@@ -388,17 +379,14 @@ def keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
     reasons = {}
     for key in keys_of(type(cfg)).values():
-        if key.is_section or not (key.unused_mark or key.is_gpu_only):
+        unused = key.unused_mark
+        # A key with another key to set ``instead`` is refused by the checks.
+        has_effect = not unused and not (key.is_gpu_only and device == "cpu")
+        if key.is_section or has_effect or (unused and unused.instead):
             continue
-        if key.unused_mark and key.unused_mark.instead:
-            continue  # refused by the checks
         # A key that is set to its default needs no warning.
-        if value_at_path(cfg, key.path) == key.default_value:
-            continue
-        if key.unused_mark:
-            reasons[key.path] = key.unused_mark.why
-        elif device == "cpu":
-            reasons[key.path] = "there is no GPU here"
+        if value_at_path(cfg, key.path) != key.default_value:
+            reasons[key.path] = unused.why if unused else "there is no GPU here"
     if isinstance(cfg, PPOConfig) and not fits_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"

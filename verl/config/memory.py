@@ -14,21 +14,31 @@ The estimates are lower bounds, so that a run which fits is never refused.
 """
 
 import dataclasses
+import json
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from verl.config.derive import engine_count, engines_have_separate_gpus, resolve_weight_transfer
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
+from verl.config.schema.sft import NewPolicyConfig
 from verl.names import CPU_CACHE_GB, MAX_LOGITS
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 WEIGHT_BYTES = 4  # per parameter: master weight, float32
 TRAINING_BYTES = 16  # per parameter in an update: master weight, gradient and two moments, float32
-IDLE_TRAINING_BYTES = (
-    12  # per parameter between updates: master weight and two moments, no gradient
-)
+IDLE_TRAINING_BYTES = 12  # per parameter between updates: the same without the gradient
 # Activations per token and layer that backward needs (inputs of matrix products), in units of H.
 SAVED_WIDTHS = 16
+# Keys of config.json, in the order of PolicySize.
+SIZE_KEYS = (
+    "vocab_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 ROWS_GB = 1.0  # assumed size of all trajectories in Ray's object store, GB
 GIB = 2**30
 
@@ -45,11 +55,41 @@ class PolicySize:
     kv_heads: int | None = None
 
 
+def read_policy_size(path: Path) -> PolicySize:
+    """Return the size of the policy in directory ``path``, without reading its weights."""
+    config = path / "config.json"
+    if not config.is_file():
+        return PolicySize()
+    parameters = 0
+    for file in path.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            # A safetensors file starts with the header's length (8 bytes) and the header (JSON).
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        parameters += sum(
+            math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
+        )
+    values = json.loads(config.read_text())
+    return PolicySize(parameters or None, *(values.get(key) for key in SIZE_KEYS))
+
+
+def count_new_parameters(new: NewPolicyConfig, vocab: int) -> int:
+    """Return the number of parameters of a new policy with ``vocab`` tokens."""
+    head = new.head_dim or new.hidden_size // new.num_attention_heads
+    # Query and output projections per attention head, key and value per key/value head.
+    attention = new.hidden_size * head * 2 * (new.num_attention_heads + new.num_key_value_heads)
+    # Three matrices of SwiGLU, two norms of width hidden_size, and the norms of queries and keys of
+    # width head_dim.
+    layer = attention + 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size + 2 * head
+    embeddings = vocab * new.hidden_size * (1 if new.tie_word_embeddings else 2)
+    # The last term is the norm after the last layer.
+    return embeddings + new.num_hidden_layers * layer + new.hidden_size
+
+
 def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the memory of a node of a run on CPU, in bytes.
 
-    It contains trained and frozen weights, engines with caches, logits of one micro-batch per rank
-    and the copy for a checkpoint. Weights count as 0 if the size of the policy is not known.
+    It contains trained and frozen weights, engines with caches, logits and the copy for a
+    checkpoint. Weights of a policy of unknown size count as 0.
     """
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
@@ -66,62 +106,40 @@ def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
 def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return the memory that a training rank needs on its GPU in an update, in bytes.
 
-    The memory of a rollout engine on the same GPU is not included.
-
-    None if the size of the policy is not known.
+    The memory of a rollout engine on the same GPU is not included. None for an unknown size.
     """
     parameters = size.parameters
     if parameters is None:
         return None
-    weight_and_optimizer_bytes = _trained_bytes(
-        cfg, cfg.actor_rollout_ref.actor.fsdp_config, parameters, TRAINING_BYTES
-    )
-    if cfg.critic.enable and not _is_offloaded(cfg.critic.model.fsdp_config):
-        weight_and_optimizer_bytes += (
-            parameters * IDLE_TRAINING_BYTES / _ranks_per_copy(cfg, cfg.critic.model.fsdp_config)
-        )
-    weight_and_optimizer_bytes += _reference_bytes(cfg, parameters)
-    if not cfg.actor_rollout_ref.actor.fsdp_config.reduce_every_micro_batch:
-        weight_and_optimizer_bytes += (
-            parameters * WEIGHT_BYTES
-        )  # the whole gradient, until it is reduced
-    gathered = (
-        2 * parameters / (size.layers or parameters) * BYTES[cfg.actor_rollout_ref.actor.dtype]
-    )
-    return (
-        weight_and_optimizer_bytes
-        + gathered
-        + activation_bytes(cfg, size)
-        + logit_bytes(micro_batch_tokens(cfg), size)
-    )
+    actor = cfg.actor_rollout_ref.actor
+    needed = _trained_bytes(cfg, actor.fsdp_config, parameters, TRAINING_BYTES)
+    critic_fsdp = cfg.critic.model.fsdp_config
+    if cfg.critic.enable and not _is_offloaded(critic_fsdp):
+        needed += parameters * IDLE_TRAINING_BYTES / _ranks_per_copy(cfg, critic_fsdp)
+    needed += _reference_bytes(cfg, parameters)
+    if not actor.fsdp_config.reduce_every_micro_batch:
+        needed += parameters * WEIGHT_BYTES  # the whole gradient, until it is reduced
+    gathered = 2 * parameters / (size.layers or parameters) * BYTES[actor.dtype]
+    logits = logit_bytes(micro_batch_tokens(cfg), size)
+    return needed + gathered + activation_bytes(cfg, size) + logits
 
 
 def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
     """Return the memory used on a GPU while its rollout engine generates, in bytes.
 
-    ``device_bytes`` is the total memory of the GPU. None if the size of the policy is not known.
+    ``device_bytes`` is the total memory of the GPU. None for an unknown size.
     """
     parameters = size.parameters
     if parameters is None:
         return None
+    engine = _awake_engine_bytes(cfg, parameters, device_bytes)
     if engines_have_separate_gpus(cfg, "cuda"):
-        return _awake_engine_bytes(cfg, parameters, device_bytes)
+        return engine
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    held = (
-        _trained_bytes(cfg, fsdp, parameters, IDLE_TRAINING_BYTES)
-        if not _is_offloaded(fsdp)
-        else 0.0
-    )
-    return (
-        held
-        + _reference_bytes(cfg, parameters)
-        + _awake_engine_bytes(cfg, parameters, device_bytes)
-    )
-
-
-def engine_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
-    """Return the bytes of an engine's weights on one of its GPUs; None if not known."""
-    return None if size.parameters is None else _engine_weight_bytes(cfg, size.parameters)
+    held = 0.0
+    if not _is_offloaded(fsdp):
+        held = _trained_bytes(cfg, fsdp, parameters, IDLE_TRAINING_BYTES)
+    return held + _reference_bytes(cfg, parameters) + engine
 
 
 def _engine_weight_bytes(cfg: PPOConfig, parameters: int) -> float:
@@ -141,9 +159,9 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
     The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
-    through the object store: rank 0 gathers a copy, casts it and puts it into the store. Saving:
-    every rank copies its shards, with ``trainer.async_save`` at the same time as a weight sync.
-    None if the size of the policy is not known.
+    through the object store: rank 0 gathers a copy, casts it and stores it. Saving: every rank
+    copies its shards, with ``trainer.async_save`` at the same time as a weight sync. None for an
+    unknown size.
     """
     if size.parameters is None:
         return None
@@ -152,7 +170,10 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     weights = size.parameters * BYTES[rollout.dtype]
     # Three copies of the weights: gathered (float32), cast, and in the object store.
     syncing = loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
-    saving = size.parameters * _checkpoint_bytes_per_parameter(cfg) / _nodes_per_copy(cfg)
+    # Only the ranks of the nodes that hold one copy of the policy write it to a checkpoint.
+    ranks = _ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
+    nodes = -(-ranks // cfg.trainer.n_gpus_per_node)
+    saving = size.parameters * _checkpoint_bytes_per_parameter(cfg) / nodes
     # An asynchronous save continues during the next training steps.
     peak_step_bytes = syncing + saving if cfg.trainer.async_save else max(syncing, saving)
     return max(loading_bytes, peak_step_bytes)
@@ -175,20 +196,8 @@ def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     return bytes_per_parameter
 
 
-def _nodes_per_copy(cfg: PPOConfig) -> int:
-    """Return the number of nodes over which one copy of the policy is sharded.
-
-    Only their ranks write the policy to a checkpoint.
-    """
-    ranks = _ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
-    return -(-ranks // cfg.trainer.n_gpus_per_node)
-
-
 def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
-    """Return the size of Ray's object store on a node, in GB.
-
-    It holds trajectories and, in a weight sync, one copy of the weights for all engines.
-    """
+    """Return the size of Ray's object store on a node, in GB: trajectories and one policy."""
     return ROWS_GB + (size.parameters or 0) * BYTES[cfg.actor_rollout_ref.rollout.dtype] / 1e9
 
 
@@ -227,8 +236,8 @@ def memory_problems(
 ) -> Iterator[str]:
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
-    ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check. A
-    number of attention heads that is not divisible among the devices of an engine is reported too.
+    ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
+    Attention heads that an engine's devices cannot share evenly are reported too.
     """
     yield from _head_problems(cfg, size)
     if device_gb is not None:
@@ -251,34 +260,35 @@ def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
 
 
 def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> Iterator[str]:
+    parameters = size.parameters
+    if parameters is None:
+        return
     rollout = cfg.actor_rollout_ref.rollout
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
-    size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
     fsdp = "actor_rollout_ref.actor.fsdp_config"
-    awake_engine_bytes = (
-        0.0 if size.parameters is None else _awake_engine_bytes(cfg, size.parameters, device_bytes)
-    )
-    update = update_bytes(cfg, size)
+    has_separate_gpus = engines_have_separate_gpus(cfg, "cuda")
+    updating = update_bytes(cfg, size) or 0.0
     # An engine that does not sleep keeps its memory while the policy is updated.
     sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
-    awake = 0.0 if sleeps or engines_have_separate_gpus(cfg, "cuda") else awake_engine_bytes
-    if update is not None and update + awake > device_bytes:
+    if not sleeps and not has_separate_gpus:
+        updating += _awake_engine_bytes(cfg, parameters, device_bytes)
+    if updating > device_bytes:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "
             f"{fsdp}.offload_policy=true"
         )
-        gib = _format_gib(update + awake, device_bytes)
-        yield f"plan: a GPU needs {gib} for an update; fix: {fix}"
-    generating = rollout_bytes(cfg, size, device_bytes)
-    if generating is not None and generating > device_bytes:
+        yield f"plan: a GPU needs {_format_gib(updating, device_bytes)} for an update; fix: {fix}"
+    generating = rollout_bytes(cfg, size, device_bytes) or 0.0
+    if generating > device_bytes:
+        size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
         fix = f"a smaller {size_key}"
-        if not engines_have_separate_gpus(cfg, "cuda"):
+        if not has_separate_gpus:
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
         gib = _format_gib(generating, device_bytes)
         yield f"plan: a GPU needs {gib} while its engine generates; fix: {fix}"
-    engine = engine_bytes(cfg, size)
+    engine = _engine_weight_bytes(cfg, parameters)
     engine_share = rollout.gpu_memory_utilization
-    if rollout.kv_cache_gb is None and engine is not None and engine > engine_share * device_bytes:
+    if rollout.kv_cache_gb is None and engine > engine_share * device_bytes:
         gib = _format_gib(engine, engine_share * device_bytes, "its share")
         fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
         yield (

@@ -27,15 +27,16 @@ from verl.config.memory import (
     GIB,
     TRAINING_BYTES,
     PolicySize,
+    count_new_parameters,
     cpu_node_bytes,
     gpu_node_bytes,
     logit_bytes,
     memory_problems,
+    read_policy_size,
     update_bytes,
 )
-from verl.config.plan_notes import iterate_plan_notes
-from verl.config.plugins import ENVIRONMENTS, METHODS
-from verl.config.policy_size import count_new_parameters, read_policy_size
+from verl.config.plan_notes import iterate_plan_notes, rows_at_most
+from verl.config.plugins import METHODS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 
@@ -47,7 +48,7 @@ TRANSFER_TEXTS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Facts:
+class Facts(PolicySize):
     """Facts about machine, tasks and policy that the config does not state. None: not known yet."""
 
     cores: int = 1
@@ -55,158 +56,55 @@ class Facts:
     device: str = "cpu"
     train_tasks: int | None = None
     val_tasks: int | None = None
-    parameters: int | None = None
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
     made_by: str = ""  # config name of the cold start that trains the policy
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
-    vocab_size: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
     device_memory_gb: float | None = None  # GiB of one GPU
 
-    @property
-    def size(self) -> PolicySize:
-        """Return the fields that describe the size of the policy."""
-        names = [field.name for field in dataclasses.fields(PolicySize)]
-        return PolicySize(**{name: getattr(self, name) for name in names})
 
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
-    """Numbers of tasks, rows, steps, workers and tokens of a run, and its memory.
+    """Numbers of a run that are known before its first step, and the estimate of its memory.
 
     A value is None if it is not known before the tasks or the policy exist. Upper bounds have
     ``at_most`` in their name.
     """
 
     title: str
-    device: str
-    run_dir: str
-    checkpoints: str = ""
-    train_tasks: int | None = None
-    val_tasks: int | None = None
-    tasks_per_step: int = 0
-    group_size: int = 0
-    trajectories: int = 0
-    turns_at_most: int = 0
-    rows_at_most: int = 0
-    mini_batches: int = 0
-    epochs: int = 1
-    optimizer_steps: int = 0
-    training_steps: int | None = None
-    total_optimizer_steps: int | None = None
-    row_tokens: int = 0
-    sampled_tokens_at_most: int = 0
-    # Tokens of a step that are sampled in addition to the agent's turns: purpose -> upper bound.
-    # Method plugins state them.
-    other_tokens_at_most: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    ranks: int = 1
-    threads_per_rank: int = 1
-    engines: int = 0
-    gpus_per_engine: int = 1
-    engine_gpus: int = 0  # number of GPUs that only rollout engines use
-    weight_transfer: str = "store"
-    threads_per_engine: int = 1
-    collectors: int = 0
-    env_processes: int = 0
-    envs: int = 0
-    evaluates: bool = False  # no training: an evaluation on validation tasks, or main_audit
-    audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
-    trajectories_per_val_task: int = 1
-    sampling: str = ""  # sampling parameters of validation
-    policy: str | None = None  # path or checkpoint of the policy
-    parameters: int | None = None
-    trained_parameters: int | None = None
-    lora_rank: int = 0
-    made_by: str = ""
-    memory_gb: float | None = None
-    machine_memory_gb: float | None = None
+    training_steps: int | None
+    total_optimizer_steps: int | None
+    memory_gb: float | None  # GiB of a node
     device_memory_gb: float | None = None  # GiB that an update needs on a GPU
-    gpu_problems: tuple[str, ...] = ()  # messages: more memory is needed than GPU or host have
-    default_group_size: int | None = None  # group size if env.rollout.n is not set
-    stand_in: str = ""  # simulation that is used in place of the environment that the config names
-    # Where this run differs from a verl-agent script with the same keys, with the overrides that
-    # restore the behaviour of the script.
-    notes: tuple[str, ...] = ()
+
+    def __init__(self, cfg: PPOConfig | SFTConfig, facts: Facts) -> None:
+        trainer = cfg.trainer
+        self.facts = facts
+        self.run_name = f"{trainer.project_name}/{trainer.experiment_name}"
+        self.run_dir = trainer.default_local_dir
+        self.ranks = trainer.n_gpus_per_node * trainer.nnodes
+        self.threads_per_rank = trainer.num_threads or max(
+            1, facts.cores // trainer.n_gpus_per_node
+        )
 
     def labelled_lines(self) -> Iterator[tuple[str, str]]:
         """Yield label and value of each printed line."""
         ranks = _format_count(self.ranks, "training rank")
         threads = _format_count(self.threads_per_rank, "thread")
-        yield "device", f"{self.device}, {ranks} x {threads}"
-        yield from self._rollout_lines() if self.engines else ()
-        if self.stand_in:
-            yield "stand-in", f"{self.stand_in}: not comparable with published numbers"
-        passes = _format_count(self.epochs, "epoch")
-        if self.evaluates:
-            yield from self._evaluation_lines()
-        elif self.engines:
-            batches = _format_count(self.mini_batches, "mini-batch", "es")
-            steps = _format_count(self.optimizer_steps, "optimizer step")
-            in_all = f"{_format_optional(self.total_optimizer_steps)} optimizer steps"
-            yield "updates", f"{batches} x {passes} = {steps} per training step"
-            yield "in all", f"{_format_optional(self.training_steps)} training steps, {in_all}"
-            yield from (("note", note) for note in self.notes)
-        else:
-            yield (
-                "updates",
-                f"{passes}, {_format_optional(self.total_optimizer_steps)} optimizer steps",
-            )
-        yield "policy", self._describe_policy()
-        yield (
-            "memory",
-            _format_memory(self.memory_gb, self.machine_memory_gb, self.device_memory_gb),
-        )
+        yield "device", f"{self.facts.device}, {ranks} x {threads}"
+        yield from self._work_lines()
+        available_gb = self.facts.memory_gb
+        yield "memory", _format_memory(self.memory_gb, available_gb, self.device_memory_gb)
         yield "run directory", self.run_dir
-        yield "checkpoints", self.checkpoints
+        yield "checkpoints", self._describe_checkpoints()
 
-    def _describe_policy(self) -> str:
-        text = f"{_format_optional(self.parameters)} parameters"
-        if self.made_by:
-            text += f", trained first by a cold start ({self.made_by})"
-        if self.lora_rank:
-            trained = _format_optional(self.trained_parameters)
-            text += f"; LoRA of rank {self.lora_rank}: {trained} parameters are trained"
-        return f"{text}; {self.policy}" if self.evaluates else text
+    def _work_lines(self) -> Iterator[tuple[str, str]]:
+        raise NotImplementedError
 
-    def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
-        tasks = f"{_format_optional(self.val_tasks)} tasks x {self.trajectories_per_val_task:,}"
-        trajectories = (
-            None if self.val_tasks is None else self.val_tasks * self.trajectories_per_val_task
-        )
-        evaluation = f"{tasks} = {_format_optional(trajectories)} trajectories, {self.sampling}"
-        yield ("audit", self.audit) if self.audit else ("evaluation", evaluation)
-        yield "updates", "none: no training"
+    def _describe_checkpoints(self) -> str:
+        raise NotImplementedError
 
-    def _rollout_lines(self) -> Iterator[tuple[str, str]]:
-        threads = _format_count(self.threads_per_engine, "thread")
-        engines = f"{_format_count(self.engines, 'engine')} x {threads}"
-        if self.gpus_per_engine > 1:
-            engines += f" on {self.gpus_per_engine} GPUs each"
-        if self.engine_gpus:
-            engines += f" ({_format_count(self.engine_gpus, 'GPU')} only for engines)"
-        processes = _format_count(self.env_processes, "environment process", "es")
-        envs = _format_count(self.envs, "environment")
-        collectors = _format_count(self.collectors, "collector")
-        yield "rollout", f"{engines}, {collectors}, {processes} ({envs} at once)"
-        if self.device != "cpu":
-            yield "weights", f"to the engines {TRANSFER_TEXTS[self.weight_transfer]}"
-        if self.evaluates:
-            return
-        train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
-        yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
-        default = f" (env.rollout.n; default: {self.default_group_size})"
-        note = default if self.default_group_size else ""
-        tasks = f"{_format_count(self.tasks_per_step, 'task')} x {self.group_size}{note}"
-        trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
-        yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
-        yield "rows", f"{self.rows_at_most:,} at most, {self.row_tokens:,} tokens each at most"
-        other_counts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.other_tokens_at_most.items()
-        ]
-        yield "sampled tokens", f"{self.sampled_tokens_at_most:,} at most{''.join(other_counts)}"
+    def _device_problems(self) -> list[str]:
+        """Return messages about the memory of GPUs, and of the host of GPUs."""
+        return []
 
     def format_text(self) -> str:
         """Return the plan as text: the title, and a line for each of ``labelled_lines``."""
@@ -225,35 +123,211 @@ class Plan:
 
     def resource_problems(self) -> list[str]:
         """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
+        if self.facts.device != "cpu":
+            return self._device_problems()
         needed_gb = self.memory_gb
-        available = self.machine_memory_gb
-        if self.device != "cpu":
-            return list(self.gpu_problems)
-        if needed_gb is None or available is None or needed_gb <= available:
+        available_gb = self.facts.memory_gb
+        if needed_gb is None or available_gb is None or needed_gb <= available_gb:
             return []
         fix = (
             "fewer tokens or rows per micro-batch, fewer engines, "
             "a smaller actor_rollout_ref.rollout.kv_cache_gb"
         )
-        return [f"plan: needs {_format_memory(needed_gb, available)}; fix: {fix}"]
+        return [f"plan: needs {_format_memory(needed_gb, available_gb)}; fix: {fix}"]
 
 
-def _format_count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else plural or noun + suffix}"
+class PPOPlan(Plan):
+    """Plan of a training, an evaluation (``trainer.val_only``) or an audit (``facts.audit``)."""
+
+    def __init__(self, cfg: PPOConfig, facts: Facts) -> None:
+        super().__init__(cfg, facts)
+        self.cfg = cfg
+        env = cfg.env
+        actor = cfg.actor_rollout_ref.actor
+        self.evaluates = cfg.trainer.val_only or bool(facts.audit)
+        purpose = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
+        self.title = f"{self.run_name}: {'audit' if facts.audit else purpose} on {env.env_name}"
+        self.train_tasks = known_tasks(env) if facts.train_tasks is None else facts.train_tasks
+        self.val_tasks = _val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
+        self.trajectories = trajectories_per_step(cfg)
+        self.turns_at_most = self.trajectories * env.max_steps
+        self.rows_at_most = rows_at_most(cfg)
+        self.other_tokens_at_most = self._count_other_tokens()
+        self.mini_batches = actor.ppo_mini_batches
+        self.optimizer_steps = self.mini_batches * actor.ppo_epochs
+        steps = self.training_steps = self._count_training_steps()
+        self.total_optimizer_steps = None if steps is None else steps * self.optimizer_steps
+        rollout = cfg.actor_rollout_ref.rollout
+        engines_per_node = max_engines_per_node(cfg, facts.device)
+        self.threads_per_engine = rollout.num_threads or max(1, facts.cores // engines_per_node)
+        self.env_processes = env.num_collectors * env.num_workers
+        self.envs = self.env_processes * env.envs_per_worker
+        if facts.device == "cpu":
+            self.memory_gb = _to_gib(cpu_node_bytes(cfg, facts))
+        else:
+            self.memory_gb = _to_gib(gpu_node_bytes(cfg, facts))
+            self.device_memory_gb = _to_gib(update_bytes(cfg, facts))
+
+    def _count_training_steps(self) -> int | None:
+        cfg = self.cfg
+        is_known = cfg.trainer.total_training_steps is not None or self.train_tasks is not None
+        is_known = is_known or is_placeholder(cfg.data.train_files)
+        return count_training_steps(cfg, self.train_tasks or 0) if is_known else None
+
+    def _count_other_tokens(self) -> dict[str, int]:
+        """Return upper bounds of the tokens that methods sample in addition to the turns."""
+        counts_by_plugin = [
+            plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHODS
+        ]
+        return {purpose: count for counts in counts_by_plugin for purpose, count in counts.items()}
+
+    def _work_lines(self) -> Iterator[tuple[str, str]]:
+        yield from self._rollout_lines()
+        if not self.evaluates:
+            yield from self._step_lines()
+        stand_in = describe_stand_in(self.cfg)
+        if stand_in:
+            yield "stand-in", f"{stand_in}: not comparable with published numbers"
+        yield from self._evaluation_lines() if self.evaluates else self._update_lines()
+        yield "policy", self._describe_policy()
+
+    def _rollout_lines(self) -> Iterator[tuple[str, str]]:
+        cfg = self.cfg
+        device = self.facts.device
+        threads = _format_count(self.threads_per_engine, "thread")
+        engines = f"{_format_count(engine_count(cfg, device), 'engine')} x {threads}"
+        gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
+        if gpus_per_engine > 1 and device == "cuda":
+            engines += f" on {gpus_per_engine} GPUs each"
+        if engines_have_separate_gpus(cfg, device):
+            engine_gpus = sum(engine_gpus_by_node(cfg))
+            engines += f" ({_format_count(engine_gpus, 'GPU')} only for engines)"
+        processes = _format_count(self.env_processes, "environment process", "es")
+        envs = _format_count(self.envs, "environment")
+        collectors = _format_count(cfg.env.num_collectors, "collector")
+        yield "rollout", f"{engines}, {collectors}, {processes} ({envs} at once)"
+        if device != "cpu":
+            transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
+            yield "weights", f"to the engines {transfer}"
+
+    def _step_lines(self) -> Iterator[tuple[str, str]]:
+        cfg = self.cfg
+        train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
+        yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
+        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {default_group_size(cfg)})"
+        tasks = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group}"
+        trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
+        yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
+        row_tokens = cfg.data.max_prompt_length + cfg.data.max_response_length
+        yield "rows", f"{self.rows_at_most:,} at most, {row_tokens:,} tokens each at most"
+        tokens = self.turns_at_most * cfg.env.max_turn_tokens
+        if cfg.env.history == "append":
+            # The response contains the whole trajectory, so its bound applies to all turns.
+            tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
+        other_counts = [
+            f" + {count:,} of {purpose}" for purpose, count in self.other_tokens_at_most.items()
+        ]
+        yield "sampled tokens", f"{tokens:,} at most{''.join(other_counts)}"
+
+    def _update_lines(self) -> Iterator[tuple[str, str]]:
+        batches = _format_count(self.mini_batches, "mini-batch", "es")
+        passes = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
+        steps = _format_count(self.optimizer_steps, "optimizer step")
+        yield "updates", f"{batches} x {passes} = {steps} per training step"
+        in_all = f"{_format_optional(self.total_optimizer_steps)} optimizer steps"
+        yield "in all", f"{_format_optional(self.training_steps)} training steps, {in_all}"
+        # Differences from a verl-agent script with the same keys, with overrides that remove them.
+        yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
+
+    def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
+        per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n
+        tasks = f"{_format_optional(self.val_tasks)} tasks x {per_task:,}"
+        trajectories = None if self.val_tasks is None else self.val_tasks * per_task
+        sampling = _describe_sampling(self.cfg)
+        evaluation = f"{tasks} = {_format_optional(trajectories)} trajectories, {sampling}"
+        audit = self.facts.audit
+        yield ("audit", audit) if audit else ("evaluation", evaluation)
+        yield "updates", "none: no training"
+
+    def _describe_policy(self) -> str:
+        facts = self.facts
+        text = f"{_format_optional(facts.parameters)} parameters"
+        if facts.made_by:
+            text += f", trained first by a cold start ({facts.made_by})"
+        lora_rank = self.cfg.actor_rollout_ref.model.lora_rank
+        if lora_rank:
+            trained = _format_optional(facts.trained_parameters)
+            text += f"; LoRA of rank {lora_rank}: {trained} parameters are trained"
+        return f"{text}; {_policy_source(self.cfg)}" if self.evaluates else text
+
+    def _describe_checkpoints(self) -> str:
+        trainer = self.cfg.trainer
+        folder = f"{trainer.default_local_dir}/checkpoints"
+        if self.facts.audit:
+            return "none: no training"
+        if trainer.val_only:
+            return "none (trainer.val_only=true)"
+        if trainer.save_freq == 0:
+            return "none (trainer.save_freq=0): the trained policy is not kept"
+        if trainer.save_freq < 0:
+            return f"only after the last step (trainer.save_freq=-1), in {folder}"
+        max_checkpoints = trainer.max_actor_ckpt_to_keep
+        which = f"the newest {max_checkpoints} are kept" if max_checkpoints else "all are kept"
+        every = f"every {trainer.save_freq} steps and after the last one"
+        return f"{every} (trainer.save_freq), {which}, in {folder}"
+
+    def _device_problems(self) -> list[str]:
+        # The nodes of a Ray cluster that the run joins may have other memory than this machine.
+        joins = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+        host_gb = None if joins else self.facts.memory_gb
+        return list(memory_problems(self.cfg, self.facts, self.facts.device_memory_gb, host_gb))
 
 
-def _format_optional(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
+class SFTPlan(Plan):
+    """Plan of a supervised run, which has neither engines nor environments."""
+
+    def __init__(self, cfg: SFTConfig, facts: Facts) -> None:
+        super().__init__(cfg, facts)
+        self.cfg = cfg
+        self.title = f"{self.run_name}: imitation of {cfg.data.episodes:,} episodes"
+        self.training_steps = self.total_optimizer_steps = cfg.trainer.total_training_steps
+        self.memory_gb = None
+        if facts.parameters is not None:
+            logits = logit_bytes(cfg.data.max_token_len_per_gpu, facts)
+            needed_bytes = facts.parameters * TRAINING_BYTES + logits * cfg.trainer.n_gpus_per_node
+            self.memory_gb = _to_gib(needed_bytes)
+
+    def _work_lines(self) -> Iterator[tuple[str, str]]:
+        stand_in = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
+        if stand_in:
+            yield "stand-in", f"{stand_in}: not comparable with published numbers"
+        passes = _format_count(self.cfg.trainer.total_epochs, "epoch")
+        steps = _format_optional(self.total_optimizer_steps)
+        yield "updates", f"{passes}, {steps} optimizer steps"
+        yield "policy", f"{_format_optional(self.facts.parameters)} parameters"
+
+    def _describe_checkpoints(self) -> str:
+        text = f"the policy after the last step, in {self.cfg.model.save_path}"
+        save_freq = self.cfg.trainer.save_freq
+        if save_freq <= 0:
+            return text
+        every = f"every {save_freq} steps and after the last one"
+        return f"{text}; to resume: the newest, {every}, in {self.run_dir}/checkpoints"
 
 
-def _format_memory(
-    needed: float | None, available: float | None, on_gpu: float | None = None
-) -> str:
-    suffix = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
-    text = "?" if needed is None else f"about {needed:.1f} GiB per node {suffix}"
-    if on_gpu is not None:
-        text = f"about {on_gpu:.1f} GiB per GPU for an update; {text}"
-    return text if available is None else f"{text}; this machine has {available:.1f} GiB"
+def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
+    """Return the plan of a run with ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
+
+    ``facts`` default to ``gather_facts(cfg)``.
+    """
+    if facts is None:
+        facts = gather_facts(cfg)
+    elif isinstance(facts, Mapping):
+        facts = Facts(**facts)
+    return PPOPlan(cfg, facts) if isinstance(cfg, PPOConfig) else SFTPlan(cfg, facts)
+
+
+# ---- facts -------------------------------------------------------------------------------------
 
 
 def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
@@ -261,32 +335,33 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     pages = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
+    made_by = ""
     size = PolicySize()
     # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
     # report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        size = _find_policy_size(cfg)
+        if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
+            made_by = cold_start_name(cfg)
+            size = _find_policy_size(cold_start_config(cfg))
+        else:
+            size = _find_policy_size(cfg)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
         memory_gb=pages / GIB if pages else None,
         device=device,
         device_memory_gb=_gpu_memory_gb() if device == "cuda" else None,
-        made_by=cold_start_name(cfg)
-        if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg)
-        else "",
+        made_by=made_by,
         **dataclasses.asdict(size),
     )
 
 
 def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
-    """Return the size of the existing policy, or of the one that a cold start will train."""
-    if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
-        cfg = cold_start_config(cfg)
-    path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
-    if path is None and isinstance(cfg, SFTConfig):
+    """Return the size of the existing policy, or of the new one that a supervised run trains."""
+    if isinstance(cfg, SFTConfig) and cfg.model.path is None:
         vocab = cfg.model.vocab_size
         return PolicySize(count_new_parameters(cfg.model.new, vocab), vocab)
+    path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     return read_policy_size(Path(path)) if path else PolicySize()
 
 
@@ -305,133 +380,14 @@ def _gpu_memory_gb() -> float | None:
         return None
 
 
-def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
-    """Return the plan of a run with ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
-
-    ``facts`` default to ``gather_facts(cfg)``.
-    """
-    if facts is None:
-        facts = gather_facts(cfg)
-    elif isinstance(facts, Mapping):
-        facts = Facts(**facts)
-    return _ppo_plan(cfg, facts) if isinstance(cfg, PPOConfig) else _sft_plan(cfg, facts)
-
-
-def _ppo_plan(cfg: PPOConfig, facts: Facts) -> Plan:
-    env = cfg.env
-    data = cfg.data
-    actor = cfg.actor_rollout_ref.actor
-    rollout = cfg.actor_rollout_ref.rollout
-    trainer = cfg.trainer
-    uses_append_history = env.history == "append"
-    trajectories = trajectories_per_step(cfg)
-    turns = trajectories * env.max_steps
-    train_tasks = facts.train_tasks if facts.train_tasks is not None else known_tasks(cfg.env)
-    steps = _training_steps(cfg, train_tasks)
-    updates = actor.ppo_mini_batches * actor.ppo_epochs
-    run = f"{trainer.project_name}/{trainer.experiment_name}"
-    run_purpose = "evaluation" if trainer.val_only else cfg.algorithm.adv_estimator
-    run_purpose = "audit" if facts.audit else run_purpose
-    return Plan(
-        title=f"{run}: {run_purpose} on {env.env_name}",
-        device=facts.device,
-        run_dir=trainer.default_local_dir,
-        checkpoints="none: no training" if facts.audit else describe_checkpoints(cfg),
-        train_tasks=train_tasks,
-        val_tasks=facts.val_tasks if facts.val_tasks is not None else _val_tasks(cfg),
-        tasks_per_step=data.train_batch_size,
-        group_size=env.rollout.n,
-        trajectories=trajectories,
-        turns_at_most=turns,
-        rows_at_most=trajectories if uses_append_history else turns,
-        mini_batches=actor.ppo_mini_batches,
-        epochs=actor.ppo_epochs,
-        optimizer_steps=updates,
-        training_steps=steps,
-        total_optimizer_steps=None if steps is None else steps * updates,
-        row_tokens=data.max_prompt_length + data.max_response_length,
-        **_sampled_tokens(cfg, trajectories, turns),
-        **_worker_counts(cfg, facts),
-        evaluates=trainer.val_only or bool(facts.audit),
-        audit=facts.audit,
-        trajectories_per_val_task=rollout.val_kwargs.n,
-        sampling=_describe_sampling(cfg),
-        policy=_policy_source(cfg),
-        parameters=facts.parameters,
-        trained_parameters=facts.trained_parameters,
-        lora_rank=cfg.actor_rollout_ref.model.lora_rank,
-        made_by=facts.made_by,
-        memory_gb=_node_memory_gb(cfg, facts),
-        machine_memory_gb=facts.memory_gb,
-        device_memory_gb=_update_memory_gb(cfg, facts),
-        gpu_problems=tuple(_gpu_problems(cfg, facts)),
-        default_group_size=default_group_size(cfg),
-        stand_in=describe_stand_in(cfg),
-        notes=tuple(iterate_plan_notes(cfg, train_tasks)),
-    )
-
-
-def _training_steps(cfg: PPOConfig, train_tasks: int | None) -> int | None:
-    """Return the number of training steps; None if it depends on an unknown number of tasks."""
-    is_known = cfg.trainer.total_training_steps is not None or train_tasks is not None
-    is_known = is_known or is_placeholder(cfg.data.train_files)
-    return count_training_steps(cfg, train_tasks or 0) if is_known else None
-
-
-def _sampled_tokens(cfg: PPOConfig, trajectories: int, turns: int) -> dict[str, Any]:
-    """Return upper bounds of the tokens sampled in a training step, as fields of ``Plan``.
-
-    They are for the agent's turns, and for other purposes of the method plugins.
-    """
-    env = cfg.env
-    counts_by_plugin = [plugin.sampled_tokens(cfg, turns) for plugin in METHODS]
-    if env.history == "append":
-        # The response contains the whole trajectory, so its bound applies to all turns together.
-        episode_tokens = min(cfg.data.max_response_length, env.max_steps * env.max_turn_tokens)
-        tokens = trajectories * episode_tokens
-    else:
-        tokens = turns * env.max_turn_tokens
-    return {
-        "sampled_tokens_at_most": tokens,
-        "other_tokens_at_most": {
-            purpose: count for counts in counts_by_plugin for purpose, count in counts.items()
-        },
-    }
-
-
-def _worker_counts(cfg: PPOConfig, facts: Facts) -> dict[str, Any]:
-    """Return ranks, engines, collectors and environments of a run, and their threads."""
-    env = cfg.env
-    rollout = cfg.actor_rollout_ref.rollout
-    trainer = cfg.trainer
-    engines_per_node = max_engines_per_node(cfg, facts.device)
-    processes = env.num_collectors * env.num_workers
-    return {
-        "ranks": trainer.n_gpus_per_node * trainer.nnodes,
-        "threads_per_rank": trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
-        "engines": engine_count(cfg, facts.device),
-        "gpus_per_engine": rollout.tensor_model_parallel_size if facts.device == "cuda" else 1,
-        "engine_gpus": sum(engine_gpus_by_node(cfg))
-        if engines_have_separate_gpus(cfg, facts.device)
-        else 0,
-        "weight_transfer": resolve_weight_transfer(cfg, facts.device),
-        "threads_per_engine": rollout.num_threads or max(1, facts.cores // engines_per_node),
-        "collectors": env.num_collectors,
-        "env_processes": processes,
-        "envs": processes * env.envs_per_worker,
-    }
-
-
-def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
-    """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
-    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
-
-
 def _val_tasks(cfg: PPOConfig) -> int | None:
     """Return the number of validation tasks if the environment's section states it, or None."""
     declared = declared_tasks(cfg.env, "val")
     counts = [declared, cfg.env.val_tasks]
     return None if declared is None else min(count for count in counts if count is not None)
+
+
+# ---- texts -------------------------------------------------------------------------------------
 
 
 def _describe_sampling(cfg: PPOConfig) -> str:
@@ -451,72 +407,23 @@ def _policy_source(cfg: PPOConfig) -> str:
     return f"{path}, or the newest checkpoint in {saved}" if resumes else path
 
 
-def describe_checkpoints(cfg: PPOConfig | SFTConfig) -> str:
-    """Describe the checkpoints of a run and their directory."""
-    trainer = cfg.trainer
-    folder = f"{trainer.default_local_dir}/checkpoints"
-    every = f"every {trainer.save_freq} steps and after the last one"
-    if isinstance(cfg, SFTConfig):
-        resumable = (
-            f"; to resume: the newest, {every}, in {folder}" if trainer.save_freq > 0 else ""
-        )
-        return f"the policy after the last step, in {cfg.model.save_path}{resumable}"
-    if cfg.trainer.val_only:
-        return "none (trainer.val_only=true)"
-    if trainer.save_freq == 0:
-        return "none (trainer.save_freq=0): the trained policy is not kept"
-    if trainer.save_freq < 0:
-        return f"only after the last step (trainer.save_freq=-1), in {folder}"
-    max_checkpoints = cfg.trainer.max_actor_ckpt_to_keep
-    which = f"the newest {max_checkpoints} are kept" if max_checkpoints else "all are kept"
-    return f"{every} (trainer.save_freq), {which}, in {folder}"
+def _to_gib(number: float | None) -> float | None:
+    return None if number is None else number / GIB
 
 
-def _node_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
-    """Return the estimated GiB per node; None if the size of the policy is not known."""
-    needed_bytes = cpu_node_bytes(cfg, facts.size)
-    if facts.device != "cpu":
-        needed_bytes = gpu_node_bytes(cfg, facts.size)
-    return None if needed_bytes is None else needed_bytes / GIB
+def _format_count(number: int, noun: str, suffix: str = "s", plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or noun + suffix}"
 
 
-def _update_memory_gb(cfg: PPOConfig, facts: Facts) -> float | None:
-    """Return the GiB that an update needs on a GPU; None on CPU or for an unknown policy."""
-    needed_bytes = None if facts.device == "cpu" else update_bytes(cfg, facts.size)
-    return None if needed_bytes is None else needed_bytes / GIB
+def _format_optional(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
 
 
-def _gpu_problems(cfg: PPOConfig, facts: Facts) -> Iterator[str]:
-    if facts.device == "cpu":
-        return
-    # The nodes of a Ray cluster that the run joins may have more or less memory than this machine.
-    joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    host = None if joins else facts.memory_gb
-    yield from memory_problems(cfg, facts.size, facts.device_memory_gb, host)
-
-
-def _sft_plan(cfg: SFTConfig, facts: Facts) -> Plan:
-    trainer = cfg.trainer
-    data = cfg.data
-    memory = None
-    if facts.parameters is not None:
-        logits = logit_bytes(data.max_token_len_per_gpu, facts.size)
-        memory = (facts.parameters * TRAINING_BYTES + logits * trainer.n_gpus_per_node) / GIB
-    run = f"{trainer.project_name}/{trainer.experiment_name}"
-    return Plan(
-        title=f"{run}: imitation of {data.episodes:,} episodes",
-        device=facts.device,
-        run_dir=trainer.default_local_dir,
-        checkpoints=describe_checkpoints(cfg),
-        epochs=trainer.total_epochs,
-        optimizer_steps=1,
-        training_steps=trainer.total_training_steps,
-        total_optimizer_steps=trainer.total_training_steps,
-        row_tokens=data.max_length,
-        ranks=trainer.n_gpus_per_node * trainer.nnodes,
-        threads_per_rank=trainer.num_threads or max(1, facts.cores // trainer.n_gpus_per_node),
-        parameters=facts.parameters,
-        stand_in=describe_stand_in(cfg) if not data.train_files else "",
-        memory_gb=memory,
-        machine_memory_gb=facts.memory_gb,
-    )
+def _format_memory(
+    needed: float | None, available: float | None, on_gpu: float | None = None
+) -> str:
+    suffix = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
+    text = "?" if needed is None else f"about {needed:.1f} GiB per node {suffix}"
+    if on_gpu is not None:
+        text = f"about {on_gpu:.1f} GiB per GPU for an update; {text}"
+    return text if available is None else f"{text}; this machine has {available:.1f} GiB"

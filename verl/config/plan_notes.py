@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from verl.config.checks.sampling import greedy_validation_notes
+from verl.config.checks.batch_sizes import greedy_validation_notes
 from verl.config.derive import (
     count_training_steps,
     engines_have_separate_gpus,
@@ -30,19 +30,19 @@ def rows_at_most(cfg: PPOConfig) -> int:
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     """Yield notes about the plan, each with the override that changes it.
 
-    Most are about numbers of steps that differ from a verl-agent script with the same keys. Others
-    are about idle GPUs and keys without effect. ``tasks`` is the number of training tasks; None if
-    it is not known.
+    Most are about numbers of steps that differ from a verl-agent script with the same keys.
+    ``tasks`` is the number of training tasks; None if it is not known.
     """
     yield from _rows_per_step(cfg)
     yield from _length_of_an_epoch(cfg, tasks)
-    yield from _idle_gpus(cfg)
-    yield from greedy_validation_notes(cfg)
-    yield from _ranks_without_gpus(cfg)
-
-
-def _ranks_without_gpus(cfg: PPOConfig) -> Iterator[str]:
     trainer = cfg.trainer
+    is_separate = trainer.device != "cpu" and engines_have_separate_gpus(cfg, "cuda")
+    if is_separate and trainer.rollout_overlap == "off":
+        yield (
+            "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
+            "to overlap them: trainer.rollout_overlap=one_step"
+        )
+    yield from greedy_validation_notes(cfg)
     ranks = trainer.n_gpus_per_node
     if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
         yield (
@@ -51,33 +51,17 @@ def _ranks_without_gpus(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _idle_gpus(cfg: PPOConfig) -> Iterator[str]:
-    trainer = cfg.trainer
-    separate = trainer.device != "cpu" and engines_have_separate_gpus(cfg, "cuda")
-    if separate and trainer.rollout_overlap == "off":
-        yield (
-            "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
-            "to overlap them: trainer.rollout_overlap=one_step"
-        )
-
-
-def _is_derived_from_size(cfg: PPOConfig) -> bool:
-    """Return True if the number of mini-batches was derived from their size."""
-    actor = cfg.actor_rollout_ref.actor
-    return actor.ppo_mini_batches == max(1, cfg.data.train_batch_size // actor.ppo_mini_batch_size)
-
-
 def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
     actor = cfg.actor_rollout_ref.actor
     rows = rows_at_most(cfg)
     size = actor.ppo_mini_batch_size
     steps = -(-rows // size)
-    if not _is_derived_from_size(cfg) or steps <= actor.ppo_mini_batches:
+    is_derived = actor.ppo_mini_batches == max(1, cfg.data.train_batch_size // size)
+    if not is_derived or steps <= actor.ppo_mini_batches:
         return
     total = trajectories_per_step(cfg)
-    num_mini_batches = max(
-        count for count in range(1, total + 1) if total % count == 0 and count <= steps
-    )
+    divisors = [count for count in range(1, total + 1) if total % count == 0]
+    num_mini_batches = max(count for count in divisors if count <= steps)
     yield (
         f"ppo_mini_batch_size={size} counts tasks; agent jobs that count rows would make up to "
         f"{steps:,} optimizer steps of {rows:,} rows: {ACTOR}.ppo_mini_batches={num_mini_batches}"
@@ -96,11 +80,9 @@ def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[st
     steps_per_epoch = count_training_steps(cfg, tasks) // trainer.total_epochs if tasks else None
     if steps_per_epoch == 1:
         return
-    length = (
-        f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
-        if steps_per_epoch
-        else "all tasks"
-    )
+    length = "all tasks"
+    if steps_per_epoch:
+        length = f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
     yield (
         f"an epoch is {length}; in agent jobs whose data file is a placeholder it is one training "
         f"step: {STEPS}={trainer.total_epochs}"

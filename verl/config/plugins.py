@@ -20,10 +20,10 @@ class EnvironmentPlugin:
     """Sections ``env.<name>`` of the registered environments, and checks of them.
 
     ``section`` returns the class of a section, or None if its package cannot be imported.
-    ``preprocess`` changes the tree of files and overrides before it is read, for example to add
-    values that follow from others. ``check_set_keys`` gets the tree and the dotted paths of the
-    keys that the user set, and refuses those without effect. ``stand_in`` describes the simulation
-    that replaces the environment named by the config, or returns "".
+    ``preprocess`` changes the tree of files and overrides before it is read. ``check_set_keys``
+    gets the tree and the dotted paths that the user set, and refuses those without effect.
+    ``stand_in`` describes the simulation that replaces the environment named by the config, or
+    returns "".
     """
 
     names: Callable[[], Collection[str]]
@@ -37,10 +37,10 @@ class EnvironmentPlugin:
 class MethodPlugin:
     """Config keys and checks of a training method (such as ``rlvcr``).
 
-    ``schemas`` maps a class of the schema to its subclass with the keys of the method. ``derive``
-    fills in derived values. ``columns`` maps each batch column of the method to "" if the config
-    produces it, else to the override that does. ``sampled_tokens`` gets a number of turns. It
-    returns upper bounds of the tokens that are sampled in addition to these turns, by purpose.
+    ``schemas`` maps a class of the schema to its subclass with the keys of the method. ``columns``
+    maps each batch column of the method to "" if the config produces it, else to the override that
+    does. ``sampled_tokens`` returns upper bounds, by purpose, of the tokens that are sampled in
+    addition to a number of turns.
     """
 
     schemas: Mapping[type[Section], type[Section]]
@@ -71,6 +71,11 @@ def env_section(name: str) -> type[Section] | None:
     """Return the class of ``env.<name>``; None for other names and for missing packages."""
     sections = (plugin.section(name) for plugin in ENVIRONMENTS if name in plugin.names())
     return next(sections, None)
+
+
+def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
+    """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
+    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
 
 
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:

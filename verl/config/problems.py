@@ -4,8 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from verl.config.settings import Problem, Section, value_at_path
-from verl.config.settings.hints import nearest_name
-from verl.config.settings.unknown_keys import equivalent_setting
+from verl.config.settings.hints import equivalent_setting, nearest_name
 
 Problems = Iterator[str]
 

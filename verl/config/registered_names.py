@@ -47,10 +47,7 @@ COLUMNS = (
 
 
 def import_external_libs(configs: Iterable[Section]) -> bool:
-    """Import the modules that ``configs`` name as ``external_lib``; return True if there are any.
-
-    Raises ``ConfigError`` if there is no such module.
-    """
+    """Import the modules named as ``external_lib``; return True if there are any."""
     libraries = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
     ]
@@ -103,19 +100,17 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
     The text is "" if the batch has the column with this config.
     """
     algorithm = cfg.algorithm
-    actor = "actor_rollout_ref.actor"
-    use_kl = f"{actor}.use_kl_loss=true or algorithm.use_kl_in_reward=true"
-    bypass = "algorithm.rollout_correction.bypass_mode"
-    reference = value_at_path(cfg, f"{actor}.use_kl_loss") or algorithm.use_kl_in_reward
-    graded = cfg.custom_reward_function.path or grades_file_tasks(cfg)
+    use_kl = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
+    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
+    is_graded = cfg.custom_reward_function.path or grades_file_tasks(cfg)
+    bypasses = algorithm.rollout_correction.bypass_mode
+    filters = algorithm.filter_groups.enable
     columns = {
-        "reward_parts": "" if graded else REWARD_PARTS_FROM,
+        "reward_parts": "" if is_graded else REWARD_PARTS_FROM,
         "values": "" if cfg.critic.enable else "critic.enable=true",
-        "ref_log_prob": "" if reference else use_kl,
-        "entropys": f"{bypass}=false" if value_at_path(cfg, bypass) else "",
-        BASELINE_COLUMN: (
-            "algorithm.filter_groups.enable=false" if algorithm.filter_groups.enable else ""
-        ),
+        "ref_log_prob": "" if has_reference else use_kl,
+        "entropys": "algorithm.rollout_correction.bypass_mode=false" if bypasses else "",
+        BASELINE_COLUMN: "algorithm.filter_groups.enable=false" if filters else "",
     }
     for plugin in METHODS:
         columns.update(plugin.columns(cfg))
@@ -123,10 +118,7 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
 
 
 def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
-    """Return True if the estimator uses the returns of greedy trajectories as baselines.
-
-    If the registries were not read, only remax is known to use them.
-    """
+    """Return True if the estimator uses the returns of greedy trajectories as baselines."""
     name = cfg.algorithm.adv_estimator
     registry = ctx.names.estimators
     return name == "remax" if registry is None else BASELINE_COLUMN in registry.get(name, ())

@@ -57,11 +57,12 @@ def refuse_stored_code(
     fix: str = f"{TRUST}=true",
     schema: type[Section] = PPOConfig,
 ) -> None:
-    """Raise ``ConfigError`` if the values in ``stored`` name code (a file, module or command).
-
-    Keys that the command line sets (``given``) are allowed.
-    """
-    refused = [path for path in code_keys(stored, schema) if not _is_given(path, given)]
+    """Raise ``ConfigError`` if ``stored`` names code with a key that is not in ``given``."""
+    refused = [
+        path
+        for path in code_keys(stored, schema)
+        if not any(f"{path}.".startswith(f"{key}.") for key in given)
+    ]
     if refused:
         raise ConfigError(
             f"{run}: its stored configuration would execute code: {', '.join(refused)}; allowed: "
@@ -84,7 +85,3 @@ def refuse_code_of_run(
     for file, content in user_files(name, config_path).items():
         if is_run or any(file.with_name(run_file).exists() for run_file in _RUN_FILES):
             refuse_stored_code(content, f"config {str(file)!r}", override_keys, schema=schema)
-
-
-def _is_given(path: str, given: Collection[str]) -> bool:
-    return any(path == key or path.startswith(f"{key}.") for key in given)

@@ -1,12 +1,17 @@
-"""Entry point of all checks of combinations of config keys.
+"""Entry point of all checks of combinations of config keys, which are in ``verl.config.checks``.
 
-Each check yields messages with key, value, reason, allowed values and fix. ``validate`` raises one
-``ConfigError`` with all of them. The checks are in ``verl.config.checks``.
+Each check yields messages with key, value, reason, allowed values and fix.
 """
 
+import contextlib
 from collections.abc import Iterator
 
-from verl.config.checks.batch_sizes import check_batches, check_lengths, check_sampling
+from verl.config.checks.batch_sizes import (
+    check_batches,
+    check_lengths,
+    check_repeated_validation,
+    check_sampling,
+)
 from verl.config.checks.hardware_and_paths import check_devices, check_env, check_ray, check_run
 from verl.config.checks.losses import (
     check_gdpo,
@@ -14,16 +19,14 @@ from verl.config.checks.losses import (
     check_overlap,
     check_rollout_correction,
 )
+from verl.config.checks.models import check_estimator, check_model, check_reward_model, check_sft
 from verl.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
-from verl.config.checks.policy import check_estimator, check_model, check_reward_model
-from verl.config.checks.sampling import check_repeated_validation
-from verl.config.checks.sft import check_sft
 from verl.config.load import guess_device
 from verl.config.plugins import METHODS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
 from verl.config.registered_names import check_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import ConfigError, MissingKey
+from verl.config.settings import MissingKey
 
 PPO_CHECKS = (
     check_data_files,
@@ -58,12 +61,15 @@ def find_problems(
 ) -> list[str]:
     """Return the messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
-    ``names`` are the registered names; with None, built-in names are known and environments are not
-    checked. With ``check_files``, files and directories that the config names must exist on this
-    machine. A ``partial`` config lacks the keys that were refused. A check that reads one of them
-    stops without a message about it.
+    With ``names`` None, built-in names are known and environments are not checked. With
+    ``check_files``, files and directories that the config names must exist on this machine. A
+    ``partial`` config lacks the keys that were refused; a check that reads one stops without a
+    message.
     """
-    ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(_device_or_cpu(cfg)))
+    device = "cpu"  # if the device was refused, check for CPU until it is corrected
+    with contextlib.suppress(MissingKey):
+        device = cfg.trainer.device
+    ctx = CheckContext(names or RegisteredNames(), check_files, guess_device(device))
     messages: list[str] = []
     for problems in _run_checks(cfg, ctx):
         try:
@@ -82,20 +88,3 @@ def _run_checks(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Iterator[Probl
     else:
         yield from (check(cfg, ctx) for check in SFT_CHECKS)
     yield from (plugin.check(cfg, ctx) for plugin in METHODS)
-
-
-def _device_or_cpu(cfg: PPOConfig | SFTConfig) -> str:
-    try:
-        return cfg.trainer.device
-    except MissingKey:
-        # The device was refused: check for CPU until it is corrected.
-        return "cpu"
-
-
-def validate(
-    cfg: PPOConfig | SFTConfig, names: RegisteredNames | None = None, check_files: bool = True
-) -> None:
-    """Raise ``ConfigError`` with the messages of ``find_problems`` if there are any."""
-    problems = find_problems(cfg, names, check_files)
-    if problems:
-        raise ConfigError(problems)

@@ -111,10 +111,9 @@ def config_reasons(config: "PreTrainedConfig") -> Iterator[str]:
         yield "alibi: it adds a bias by distance to the attention logits"
     kinds = set(getattr(text, "layer_types", None) or ())
     for layer_type in sorted(kinds - ATTENTION_LAYERS):
-        explanation = (
-            f"such a layer {STATE}" if layer_type in LAYERS_WITH_STATE else "not plain attention"
-        )
-        yield f"layers of type {layer_type}: {explanation}"
+        has_state = layer_type in LAYERS_WITH_STATE
+        why = f"such a layer {STATE}" if has_state else "not plain attention"
+        yield f"layers of type {layer_type}: {why}"
 
 
 def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
@@ -194,9 +193,8 @@ def _log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
     try:
         for positions, sequence in zip(_sequence_positions(packed), sequences, strict=True):
             tokens = sequence.to(lm.device)
-            plain_log_probs = (
-                lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
-            )
+            plain_logits = lm(input_ids=tokens[None], use_cache=False).logits[0]
+            plain_log_probs = plain_logits.float().log_softmax(-1)
             # the log-prob of each next token, as in scoring
             next_tokens = tokens[1:, None]
             packed_scores = packed_log_probs[positions[:-1]].gather(-1, next_tokens)

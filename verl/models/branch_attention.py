@@ -76,7 +76,9 @@ def pack_with_branches(
                 positions.append(torch.arange(branch.start, branch.start + size))
                 cursor += size
                 longest_end = max(longest_end, branch.start + size)
-            blocks.append(_branch_block([row[index] for index in block], block_start, offset))
+            sizes = tuple(len(row[index].token_ids) for index in block)
+            block_starts = tuple(row[index].start for index in block)
+            blocks.append(BranchBlock(block_start, offset, sizes, block_starts))
         branch_offsets.append(branch_starts)
     return PackedBranches(
         torch.cat(ids).to(device),
@@ -112,12 +114,6 @@ def _group_into_blocks(row: Sequence[Branch]) -> list[list[int]]:
         blocks[-1].append(index)
         queries += len(row[index].token_ids)
     return blocks
-
-
-def _branch_block(block: list[Branch], first: int, trunk: int) -> BranchBlock:
-    sizes = tuple(len(branch.token_ids) for branch in block)
-    branch_starts = tuple(branch.start for branch in block)
-    return BranchBlock(first, first + sum(sizes), trunk, max(branch_starts), sizes, branch_starts)
 
 
 def naive_sequences(

@@ -53,14 +53,8 @@ def tied_names(lm: nn.Module) -> set[str]:
 
     An example is a tied ``lm_head``.
     """
-    seen_ids: set[int] = set()
-    repeated: set[str] = set()
-    for name, parameter in lm.named_parameters(remove_duplicate=False):
-        # Compared by identity: untied layers can have equal values.
-        if id(parameter) in seen_ids:
-            repeated.add(name)
-        seen_ids.add(id(parameter))
-    return repeated
+    all_names = {name for name, _ in lm.named_parameters(remove_duplicate=False)}
+    return all_names - {name for name, _ in lm.named_parameters()}
 
 
 def save_hf(
@@ -76,11 +70,7 @@ def save_hf(
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     _save_config(lm, directory)
-    # cloned: safetensors refuses tensors that share memory
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
-    path = directory / "model.safetensors"
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(0o644)  # safetensors makes the file readable for its owner only
+    _save_tensors(state, directory / "model.safetensors")
     if source:
         _copy_tokenizer(Path(source), directory)
 
@@ -107,16 +97,21 @@ def save_adapters(
     config.inference_mode = True
     config.task_type = "CAUSAL_LM"
     config.save_pretrained(str(directory))
-    adapters: dict[str, torch.Tensor] = {}
-    for name, tensor in state.items():
-        if ".lora_" in name:
-            # Files of peft omit the name of the adapter and have the prefix of peft's wrapper.
-            peft_name = name.removeprefix(prefix).replace(f".{ADAPTER}.", ".")
-            adapters[f"base_model.model.{peft_name}"] = tensor.detach().cpu().contiguous().clone()
-    path = directory / "adapter_model.safetensors"
-    save_file(adapters, path, metadata={"format": "pt"})
-    path.chmod(0o644)
+    # Files of peft omit the name of the adapter and have the prefix of peft's wrapper.
+    adapters = {
+        f"base_model.model.{name.removeprefix(prefix).replace(f'.{ADAPTER}.', '.')}": tensor
+        for name, tensor in state.items()
+        if ".lora_" in name
+    }
+    _save_tensors(adapters, directory / "adapter_model.safetensors")
     _copy_tokenizer(Path(source), directory)
+
+
+def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
+    # cloned: safetensors refuses tensors that share memory
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # safetensors makes the file readable for its owner only
 
 
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:

@@ -90,6 +90,8 @@ def packed_flex_attention(
     Shapes and errors are those of ``packed_attention``. Dropout also raises
     ``UnsupportedAttention``.
     """
+    from torch.nn.attention.flex_attention import flex_attention
+
     if layout is None or layout.flex is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
@@ -101,19 +103,14 @@ def packed_flex_attention(
     if layout.group is not None:
         query, key, value = map(layout.group.to_heads, (query, key, value))
     has_shared_keys = query.shape[1] != key.shape[1]
-    call = _select_flex_attention(query.is_cuda)
+    # Inside a compiled layer, FlexAttention is compiled as part of the layer.
+    if query.is_cuda and not torch.compiler.is_compiling():
+        call = _compile_flex_attention()
+    else:
+        call = flex_attention
     out = call(query, key, value, block_mask=layout.flex, scale=scaling, enable_gqa=has_shared_keys)
     out = out.transpose(1, 2)
     return (out if layout.group is None else layout.group.to_tokens(out)), None
-
-
-def _select_flex_attention(on_gpu: bool) -> Callable[..., Any]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Inside a compiled layer, FlexAttention is compiled as part of the layer.
-    if on_gpu and not torch.compiler.is_compiling():
-        return _compile_flex_attention()
-    return flex_attention
 
 
 @functools.cache
@@ -125,9 +122,7 @@ def _compile_flex_attention() -> Callable[..., Any]:
 
 
 def register_flex_attention() -> None:
-    """Register ``attn_implementation="verl_packed_flex"`` with transformers. Repeated calls have no
-    effect.
-    """
+    """Register ``attn_implementation="verl_packed_flex"`` with transformers."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(FLEX_ATTENTION, packed_flex_attention)

@@ -32,11 +32,8 @@ class Work:
     pairs: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.tokens + other.tokens,
-            self.positions + other.positions,
-            self.pairs + other.pairs,
-        )
+        pairs = self.pairs + other.pairs
+        return Work(self.tokens + other.tokens, self.positions + other.positions, pairs)
 
 
 @dataclass(frozen=True)
@@ -69,10 +66,8 @@ def model_flops(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text = module.config.get_text_config()
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    layers = [
-        _count_weights_per_token(parameter, text)
-        for parameter in module.sharded_layers.parameters()
-    ]
+    parameters = module.sharded_layers.parameters()
+    layers = [_count_weights_per_token(parameter, text) for parameter in parameters]
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),

@@ -4,7 +4,6 @@ Hub names are resolved to directories beforehand, on every node, by
 ``verl.models.hub.model_directory``.
 """
 
-import copy
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -177,19 +176,3 @@ def prepare_for_training(
         # frozen, so there is none.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def new_causal_lm(config: "PreTrainedConfig", seed: int) -> "PreTrainedModel":
-    """Create a float32 causal LM of ``config`` with packed attention and random weights.
-
-    The weights depend on ``seed`` alone.
-    """
-    from transformers import AutoModelForCausalLM
-
-    register_packed_attention()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed & 0x7FFFFFFF)  # the generator of CUDA takes no wider seed
-        model = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), attn_implementation=PACKED_ATTENTION
-        )
-    return prepare_for_training(model.float())

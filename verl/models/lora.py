@@ -1,5 +1,6 @@
 """LoRA through peft: adapters are injected into the model in place, and merged on export."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +45,16 @@ def add_lora(
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("lora_rank > 0 needs peft (pip install peft)") from missing
-    targets = check_targets(model, target_modules)
+    for problem in target_problems(model, target_modules):
+        raise problem
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     # no dropout: with it, the log-probs of one row would differ between forward passes
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
-        target_modules=targets,
+        # peft adapts each module whose name ends in one of these.
+        target_modules=_list_targets(model, target_modules),
         lora_dropout=0.0,
         bias="none",
     )
@@ -59,16 +62,6 @@ def add_lora(
     # peft stores its configs on a wrapper module. Adapters are injected here without a wrapper.
     setattr(model, _CONFIG, config)
     return model
-
-
-def check_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]:
-    """Return the target names for peft, which adapts each module whose name ends in one of them.
-
-    Raises the first error of ``target_problems``.
-    """
-    for problem in target_problems(model, target_modules):
-        raise problem
-    return _list_targets(model, target_modules)
 
 
 def target_problems(
@@ -92,9 +85,8 @@ def target_problems(
         for name in matches:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                problem = (
-                    f"is a {type(module).__name__}: only adapters of linear layers can be merged"
-                )
+                kind = type(module).__name__
+                problem = f"is a {kind}: only adapters of linear layers can be merged"
             elif first_names[id(module.weight)] != f"{name}.weight":
                 tied = first_names[id(module.weight)]
                 problem = f"shares its weight with {tied}: only one of the two would be adapted"
@@ -120,11 +112,13 @@ def adapter_config(model: "PreTrainedModel") -> Any:
 def linear_names(model: "PreTrainedModel") -> list[str]:
     """Return the last part of the name (``q_proj``) of each linear layer but the output head."""
     head = model.get_output_embeddings()
-    last_parts: set[str] = set()
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not head:
-            last_parts.add(name.rsplit(".", 1)[-1])
-    return sorted(last_parts)
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and module is not head
+        }
+    )
 
 
 def lora_scales(model: nn.Module) -> dict[str, float]:
@@ -143,11 +137,7 @@ def adapted_module(name: str) -> str:
     The name of a tensor outside of adapted modules is returned unchanged. Example:
     ``q_proj.lora_A.default.weight`` and ``q_proj.base_layer.weight`` both give ``q_proj``.
     """
-    for name_marker in (".base_layer.", ".lora_"):
-        module, separator, _ = name.partition(name_marker)
-        if separator:
-            return module
-    return name
+    return re.split(r"\.base_layer\.|\.lora_", name, maxsplit=1)[0]
 
 
 def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict[str, torch.Tensor]:
@@ -174,9 +164,7 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
             folded.update(names)
         merged_state[f"{module}.{leaf}"] = tensor
     merged_state = {name: tensor for name, tensor in merged_state.items() if name not in folded}
-    unmerged_names = [
-        name for name in merged_state if any(unmerged_part in name for unmerged_part in UNMERGED)
-    ]
+    unmerged_names = [name for name in merged_state if any(part in name for part in UNMERGED)]
     if unmerged_names:
         raise ValueError(
             f"{len(unmerged_names)} adapter tensors have no matching weight or cannot be merged; "

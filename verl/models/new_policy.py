@@ -113,7 +113,9 @@ def build_tokenizer(
             f"{vocab_size - free_entries} entries"
         )
     word_splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    counts = count_words(word_splitter, [*words, *_without_tags(texts, tags)])
+    counts: Counter[str] = Counter()
+    for piece in [*words, *_without_tags(texts, tags)]:
+        counts.update(word for word, _ in word_splitter.pre_tokenize_str(piece))
     # Ties are ordered by the word, so that the same texts give the same ids on every machine.
     frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     longer = [word for word, _ in frequent if len(word) > 1]  # single bytes are entries already
@@ -152,14 +154,6 @@ def _without_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
         yield from border.split(text)
 
 
-def count_words(split: pre_tokenizers.ByteLevel, pieces: Iterable[str]) -> Counter[str]:
-    """Count the occurrences of each byte-level word in ``pieces``."""
-    counts: Counter[str] = Counter()
-    for text_piece in pieces:
-        counts.update(word for word, _ in split.pre_tokenize_str(text_piece))
-    return counts
-
-
 def train_merges(
     words: list[str], counts: Counter[str], alphabet: list[str], max_merges: int
 ) -> list[tuple[str, str]]:
@@ -170,12 +164,7 @@ def train_merges(
     scratch = Tokenizer(models.BPE())
     repeated = (word for word in words for _ in range(min(counts[word], MAX_REPEATS)))
     scratch.train_from_iterator(repeated, trainer)
-    return json_merges(scratch)[:max_merges]
-
-
-def json_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return the merges of a trained BPE tokenizer as pairs."""
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    merges = json.loads(scratch.to_str())["model"]["merges"]
     # older versions of tokenizers write a merge as one string, newer ones as a pair
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    return [(left, right) for left, right in pairs]
+    return [(left, right) for left, right in pairs[:max_merges]]

@@ -35,14 +35,12 @@ PACKED_ATTENTION = "verl_packed"
 # more padding.
 MAX_ROW_PADDING = 0.05
 # Keyword arguments of attention functions that do not change the result.
-HARMLESS = frozenset(
-    (
-        "position_ids",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-    )
+HARMLESS = (
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
 )
 # Unsupported keyword arguments, with a description for the error message.
 KNOWN_ARGUMENTS = {
@@ -81,12 +79,18 @@ class BranchBlock:
     """
 
     start: int
-    end: int
     trunk: int
-    prefix: int
     sizes: tuple[int, ...]
     starts: tuple[int, ...]
     mask: torch.Tensor | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + sum(self.sizes)
+
+    @property
+    def prefix(self) -> int:
+        return max(self.starts)
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,6 @@ class PackedLayout:
     group: "SequenceGroup | None" = None
 
     @property
-    def trunk_tokens(self) -> int:
-        """Number of trunk tokens, the sum of the row lengths."""
-        return sum(self.lengths)
-
-    @property
     def longest_context(self) -> int:
         """Largest number of tokens that any token attends to, including itself."""
         return max(self.longest_branch, *self.lengths)
@@ -130,14 +129,12 @@ def layout_of_rows(lengths: list[int], device: torch.device | str = "cpu") -> Pa
     groups: list[RowGroup] = []
     group_start = 0
     for i in range(1, len(lengths) + 1):
-        if i == len(lengths) or _padding_share(lengths[group_start : i + 1]) > MAX_ROW_PADDING:
+        extended = lengths[group_start : i + 1]
+        padding_share = 1.0 - sum(extended) / (len(extended) * max(extended))
+        if i == len(lengths) or padding_share > MAX_ROW_PADDING:
             groups.append(_row_group(lengths[group_start:i], offsets[group_start], device))
             group_start = i
     return PackedLayout(tuple(lengths), tuple(groups))
-
-
-def _padding_share(lengths: list[int]) -> float:
-    return 1.0 - sum(lengths) / (len(lengths) * max(lengths))
 
 
 def _row_group(lengths: list[int], start: int, device: torch.device | str) -> RowGroup:
@@ -245,25 +242,17 @@ def _attend_rows(
     dropout: float,
 ) -> torch.Tensor:
     """Return the causal attention of one row group [1, tokens, H, D]."""
-    select_rows = _even_rows if group.gather is None else _padded_rows
-    rows = [select_rows(x, group) for x in (query, key, value)]
+    rows = [_select_rows(x, group) for x in (query, key, value)]
     out = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
     tokens = out.transpose(1, 2).flatten(0, 1)
     return (tokens if group.scatter is None else tokens.index_select(0, group.scatter))[None]
 
 
-def _even_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
-    """Return the rows of ``group``, which have equal length, from ``x`` [1, H, T, D].
-
-    The result is [rows, H, length, D].
-    """
-    tokens = x[0, :, group.start : group.end]
-    return tokens.unflatten(1, (group.rows, group.length)).transpose(0, 1)
-
-
-def _padded_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
+def _select_rows(x: torch.Tensor, group: RowGroup) -> torch.Tensor:
     """Return the rows of ``group`` from ``x`` [1, H, T, D] as a padded [rows, H, length, D]."""
-    assert group.gather is not None
+    if group.gather is None:
+        tokens = x[0, :, group.start : group.end]
+        return tokens.unflatten(1, (group.rows, group.length)).transpose(0, 1)
     tokens = x[0].transpose(0, 1).index_select(0, group.gather)
     return tokens.unflatten(0, (group.rows, group.length)).transpose(1, 2)
 
@@ -290,9 +279,7 @@ def _attend_block(
 
 
 def register_packed_attention() -> None:
-    """Register ``attn_implementation="verl_packed"`` with transformers. Repeated calls have no
-    effect.
-    """
+    """Register ``attn_implementation="verl_packed"`` with transformers."""
     from transformers import AttentionInterface
 
     # Not compiled inside a compiled layer: tracing would recompile it for every new layout.

@@ -3,15 +3,13 @@
 The input of both is packed rows.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
-from verl.models.loader import load_causal_lm
 from verl.models.packed_attention import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
@@ -48,18 +46,25 @@ class PackedModel(nn.Module):
         return last_hidden(backbone, *inputs, self.window)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Run the pass of another rank of the group and return a zero loss with zero gradient."""
+        """Run the pass of another rank of the group and return a zero loss with zero gradient.
+
+        The head is included because its gradient is reduced over all ranks.
+        """
+        raise NotImplementedError
+
+    @property
+    def head_weight(self) -> torch.Tensor:
+        """Weight of the output head: [V, H] of a policy, [1, H] of a value model."""
         raise NotImplementedError
 
     @property
     def sharded_layers(self) -> nn.ModuleList:
         """Decoder layers, which FSDP shards one by one."""
-        raise NotImplementedError
+        return decoder_layers(self)
 
-    @property
-    def head_weight(self) -> torch.Tensor:
-        """Weight of the output head, [output size, H]."""
-        raise NotImplementedError
+    def _first_position(self) -> torch.Tensor:
+        assert self.group is not None  # without a group no other rank has a turn
+        return torch.zeros(1, dtype=torch.long, device=self.group.device)
 
 
 class PolicyModel(PackedModel):
@@ -74,13 +79,7 @@ class PolicyModel(PackedModel):
         self.window = attention_window(lm.config)
 
     @property
-    def sharded_layers(self) -> nn.ModuleList:
-        """Decoder layers, which FSDP shards one by one."""
-        return decoder_layers(self.lm)
-
-    @property
     def head_weight(self) -> torch.Tensor:
-        """Weight of the output head, [V, H]."""
         return output_head(self.lm).get_parameter("weight")
 
     def forward(
@@ -97,9 +96,7 @@ class PolicyModel(PackedModel):
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Run the pass of another rank of the group and return a zero loss with zero gradient."""
-        position = _first_position(self)
-        # The head is included because its gradient is reduced over all ranks.
+        position = self._first_position()
         return self(None, None, None, [Targets(position, position)])[0].log_probs.sum() * 0.0
 
 
@@ -119,13 +116,7 @@ class ValueModel(PackedModel):
         nn.init.zeros_(self.value_head.bias)
 
     @property
-    def sharded_layers(self) -> nn.ModuleList:
-        """Decoder layers, which FSDP shards one by one."""
-        return decoder_layers(self.backbone)
-
-    @property
     def head_weight(self) -> torch.Tensor:
-        """Weight of the scalar head, [1, H]."""
         return self.value_head.weight
 
     def forward(
@@ -141,30 +132,4 @@ class ValueModel(PackedModel):
         return values[:, 0].clone()  # the output of an FSDP module must not be a view
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Run the pass of another rank of the group and return a zero loss with zero gradient."""
-        return self(None, None, None, _first_position(self)).sum() * 0.0
-
-
-def _first_position(module: PackedModel) -> torch.Tensor:
-    assert module.group is not None  # without a group no other rank has a turn
-    return torch.zeros(1, dtype=torch.long, device=module.group.device)
-
-
-class LoadOptions(TypedDict, total=False):
-    """Options of ``load_causal_lm`` for the backbone of a value model."""
-
-    dtype: torch.dtype
-    trust_remote_code: bool
-    override_config: Mapping[str, object] | None
-    external_lib: str | None
-    gradient_checkpointing: bool
-    attention: str
-    empty: bool
-
-
-def load_value_model(path: str | Path | None, **options: Unpack[LoadOptions]) -> ValueModel:
-    """Load a value model with the backbone of the causal LM at ``path``.
-
-    ``options`` are those of ``load_causal_lm``.
-    """
-    return ValueModel(load_causal_lm(path, use="value", **options))
+        return self(None, None, None, self._first_position()).sum() * 0.0

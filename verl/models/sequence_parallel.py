@@ -67,8 +67,10 @@ class SequenceGroup:
         local_hidden = last_hidden(
             backbone, self._slice_tokens(ids), self._slice_tokens(positions), layout, window
         )
-        full_hidden: torch.Tensor = _GatherSlices.apply(local_hidden, self.ranks)
-        return full_hidden[: self.tokens]
+        # Send this slice to every rank. Backward sums the gradients of the copies.
+        copies = local_hidden.expand(self.size, *local_hidden.shape)
+        slices: torch.Tensor = _ExchangeParts.apply(copies, self.ranks)
+        return slices.flatten(0, 1)[: self.tokens]
 
     def _broadcast_inputs(
         self, inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None
@@ -161,9 +163,7 @@ def _rotated_by_length(text: "PreTrainedConfig") -> str:
     # In some models every type of layer has separate parameters.
     nested = [value for value in rope.values() if isinstance(value, dict)]
     kinds = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
-    return next(
-        (type_name for type_name in kinds if "dynamic" in type_name or type_name == "longrope"), ""
-    )
+    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:
@@ -188,16 +188,7 @@ def _decode_layout(numbers: Sequence[int], device: str) -> PackedLayout:
         block_start, trunk, count = numbers[at : at + 3]
         sizes = tuple(numbers[at + 3 : at + 3 + count])
         branch_starts = tuple(numbers[at + 3 + count : at + 3 + 2 * count])
-        blocks.append(
-            BranchBlock(
-                block_start,
-                block_start + sum(sizes),
-                trunk,
-                max(branch_starts),
-                sizes,
-                branch_starts,
-            )
-        )
+        blocks.append(BranchBlock(block_start, trunk, sizes, branch_starts))
         longest_end = max(longest_end, *map(sum, zip(sizes, branch_starts, strict=True)))
         at += 3 + 2 * count
     return replace(layout, blocks=tuple(blocks), longest_branch=longest_end)
@@ -226,24 +217,3 @@ def _all_to_all(parts: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
     received_parts = torch.empty_like(parts)
     dist.all_to_all_single(received_parts, parts, group=ranks)
     return received_parts
-
-
-class _GatherSlices(torch.autograd.Function):
-    """All-gather of the slices [t, H] of all ranks to [size * t, H]. Backward sums the gradients of
-    a slice over ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, local_slice: torch.Tensor, ranks: dist.ProcessGroup) -> torch.Tensor:
-        ctx.ranks = ranks
-        all_slices = local_slice.new_empty(dist.get_world_size(ranks), *local_slice.shape)
-        dist.all_gather(list(all_slices.unbind(0)), local_slice.contiguous(), group=ranks)
-        return all_slices.flatten(0, 1)
-
-    @staticmethod
-    @once_differentiable  # hides the parameters' names from the type checker
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
-        ctx: Any, gradient: torch.Tensor
-    ) -> tuple[torch.Tensor, None]:
-        slices = gradient.unflatten(0, (dist.get_world_size(ctx.ranks), -1))
-        return _all_to_all(slices, ctx.ranks).sum(0), None

@@ -1,6 +1,5 @@
 """Log-probs and entropies at given positions from hidden states, without storing all logits."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,16 +86,11 @@ def scores_from_hidden(
             chunk_scores.append(checkpoint(score, *chunk, use_reentrant=False))
         else:
             chunk_scores.append(score(*chunk))
-    log_probs = torch.cat([part.log_probs for part in chunk_scores])
-    entropy = _concat_present([part.entropy for part in chunk_scores])
-    return TokenScores(
-        log_probs, entropy, _concat_present([part.choice_log_probs for part in chunk_scores])
-    )
+    return TokenScores(*map(_join_chunks, zip(*chunk_scores, strict=True)))
 
 
-def _concat_present(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    present_parts = [values for values in parts if values is not None]
-    return torch.cat(present_parts) if present_parts else None
+def _join_chunks(parts: tuple[Any, ...]) -> Any:
+    return None if parts[0] is None else torch.cat(parts)
 
 
 def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -138,16 +132,12 @@ class Float32Logits(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         of_hidden, of_weight = ctx.needs_input_grad
         rounded = grad_logits.to(weight.dtype)
-        return (
-            rounded @ weight if of_hidden else None,
-            rounded.t() @ hidden if of_weight else None,
-        )
+        grad_weight = rounded.t() @ hidden if of_weight else None
+        return rounded @ weight if of_hidden else None, grad_weight
 
 
 def head_width(head: nn.Module) -> int:
     """Return the number of logits that ``head`` gives per position."""
-    if isinstance(head, nn.Linear):
-        return head.out_features
-    # adapters also have ``out_features``; other heads have the shape of their weight
-    width = getattr(head, "out_features", None)
-    return int(width) if width else head.get_parameter("weight").shape[0]
+    # linear layers and adapters have ``out_features``; other heads have the shape of their weight
+    width: int | None = getattr(head, "out_features", None)
+    return width or head.get_parameter("weight").shape[0]

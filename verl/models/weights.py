@@ -36,17 +36,8 @@ POINTER = b"version https://git-lfs.github.com"
 # Prefixes of files that neither transformers nor vLLM reads as weights of the model.
 OTHER_WEIGHTS = ("adapter_model", "consolidated")
 ALLOWED = "complete, finite weights of the model that config.json describes"
-UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    EOFError,
-    RuntimeError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError)
+UNREADABLE += (SafetensorError, pickle.UnpicklingError)
 
 
 class UnusableWeights(ValueError):
@@ -70,22 +61,12 @@ def check_weights(
     directory = Path(directory)
     setting = setting or f"model path={str(directory)!r}"
     files = check_files(directory, setting)
-    auto = _auto_class(use)
+    options = {"config": config, "trust_remote_code": trust_remote_code}
     try:
-        with quiet_transformers(reports=False):
-            model, info = auto.from_pretrained(
-                directory,
-                config=config,
-                device_map="meta",
-                local_files_only=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                trust_remote_code=trust_remote_code,
-            )
+        model, info = _from_pretrained(directory, use, device_map="meta", **options)
     except UNREADABLE as error:
-        raise _unusable_error(
-            setting, f"transformers cannot read its weights: {_first_line(error)}"
-        ) from error
+        why = f"transformers cannot read its weights: {_first_line(error)}"
+        raise _unusable_error(setting, why) from error
     _check_names(model, info, setting, use)
     if use == "policy" and _lost_tie(model):
         _check_tied_values(model, files, setting)
@@ -113,24 +94,29 @@ def load_weights(
     """
     setting = f"model path={str(directory)!r}"
     check_files(Path(directory), setting)
-    # local_files_only: files of the hub were downloaded before the workers started.
-    with quiet_transformers(reports=False):
-        model, info = _auto_class(use).from_pretrained(
-            directory,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,  # refused below, in one message with other problems
-            output_loading_info=True,
-            **options,
-        )
+    model, info = _from_pretrained(directory, use, **options)
     _check_names(model, info, setting, use)
     if use == "policy" and _lost_tie(model):
         raise _untied_error(model, setting)
-    non_finite_names = find_non_finite(model.named_parameters())
-    if non_finite_names:
-        raise _unusable_error(
-            setting, _describe_tensors("not finite (NaN or infinity)", non_finite_names)
-        )
+    _refuse_non_finite(find_non_finite(model.named_parameters()), setting)
     return model
+
+
+def _from_pretrained(directory: str | Path, use: Use, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the model of an auto class and transformers' report about its loading."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    is_reward = use == "reward"
+    auto_class: Any = AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
+    # local_files_only: files of the hub were downloaded before the workers started.
+    with quiet_transformers(reports=False):
+        return auto_class.from_pretrained(
+            directory,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # refused later, in one message with other problems
+            output_loading_info=True,
+            **options,
+        )
 
 
 def find_non_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
@@ -207,9 +193,8 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
         raise _unusable_error(setting, why) from error
     lacking = [name for name in shards if not (index.parent / name).is_file()]
     if lacking or not shards:
-        shard_counts = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing"
-        why = f"{shard_counts}: {_join_names(lacking)}"
-        raise _unusable_error(setting, why)
+        counts = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing"
+        raise _unusable_error(setting, f"{counts}: {_join_names(lacking)}")
     return [index.parent / name for name in shards]
 
 
@@ -256,14 +241,8 @@ def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) ->
         f"{name} {list(file_shape)} instead of {list(model_shape)}"
         for name, file_shape, model_shape in mismatched
     ]
-    names_by_problem = {
-        "missing": missing_names,
-        "unexpected": unexpected,
-        "of another shape": shapes,
-    }
-    reasons = [
-        _describe_tensors(problem, names) for problem, names in names_by_problem.items() if names
-    ]
+    problems = {"missing": missing_names, "unexpected": unexpected, "of another shape": shapes}
+    reasons = [_describe_tensors(problem, names) for problem, names in problems.items() if names]
     reasons += [_first_line(error) for error in info.get("error_msgs", ())]
     if reasons:
         description = f"{type(model).__name__} (model_type {model.config.model_type})"
@@ -307,12 +286,6 @@ def _untied_error(model: Any, setting: str) -> UnusableWeights:
     return _unusable_error(setting, why, "set tie_word_embeddings to false in its config.json")
 
 
-def _auto_class(use: Use) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    return AutoModelForSequenceClassification if use == "reward" else AutoModelForCausalLM
-
-
 @contextlib.contextmanager
 def quiet_transformers(reports: bool = True) -> Iterator[None]:
     """Hide the progress bars of transformers, which every worker process would print.
@@ -348,14 +321,17 @@ def _check_values(files: Sequence[Path], setting: str) -> None:
     if scanned_fraction < 1.0:
         line = "%s: %.0f%% of its weights are checked for NaN and infinity before the start"
         logger.info(line, setting, 100 * scanned_fraction)
-    non_finite_names = []
-    for name, tensor in _iterate_tensors(files):
-        if not all(map(_is_finite, _sample_values(tensor, scanned_fraction))):
-            non_finite_names.append(name)
-    if non_finite_names:
-        raise _unusable_error(
-            setting, _describe_tensors("not finite (NaN or infinity)", sorted(non_finite_names))
-        )
+    non_finite_names = [
+        name
+        for name, tensor in _iterate_tensors(files)
+        if not all(map(_is_finite, _sample_values(tensor, scanned_fraction)))
+    ]
+    _refuse_non_finite(sorted(non_finite_names), setting)
+
+
+def _refuse_non_finite(names: Sequence[str], setting: str) -> None:
+    if names:
+        raise _unusable_error(setting, _describe_tensors("not finite (NaN or infinity)", names))
 
 
 def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
@@ -364,19 +340,14 @@ def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
     Tensors of safetensors files are slice objects, which read the file when they are indexed.
     """
     for file in files:
-        if file.suffix == ".safetensors":
-            yield from _safetensors_slices(file)
+        if file.suffix != ".safetensors":
+            is_zip = zipfile.is_zipfile(file)
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+            yield from state.items()
             continue
-        state = torch.load(
-            file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
-        )
-        yield from state.items()
-
-
-def _safetensors_slices(file: Path) -> Iterator[tuple[str, Any]]:
-    with safe_open(file, "pt") as opened:
-        for name in opened.keys():  # noqa: SIM118  it is no mapping
-            yield name, opened.get_slice(name)
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  it is no mapping
+                yield name, opened.get_slice(name)
 
 
 def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tensor]:

@@ -34,16 +34,12 @@ def _as_dict(config: object) -> dict[str, Any]:
 
 
 def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Convert a configuration to one dict with dotted keys: ``{"a.b": value}``.
-    Lists and None become text.
-    """
+    """Convert a configuration to ``{"a.b": value}``; lists and None become text."""
     flat: dict[str, bool | int | float | str] = {}
     for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping | BaseModel) or dataclasses.is_dataclass(value):
-            flat.update(flatten_config(value, f"{name}."))
-        elif isinstance(value, bool | int | float | str):
-            flat[name] = value
+            flat |= flatten_config(value, f"{name}.")
         else:
-            flat[name] = str(value)
+            flat[name] = value if isinstance(value, bool | int | float | str) else str(value)
     return flat

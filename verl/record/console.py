@@ -45,9 +45,7 @@ FAILED = (
 
 
 def format_figures(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the numbers that the console shows, as text by label.
-    Figures whose metrics are missing are omitted.
-    """
+    """Return the console's numbers as text by label, without figures that lack a metric."""
     added = [figure for contribution in load_contributions() for figure in contribution.console]
     text_by_label = format_failures(metrics)
     for figure in insert_entries(FIGURES, added):
@@ -90,10 +88,7 @@ def show_tables(declared: Iterable[MetricTable], metrics: Mapping[str, float]) -
 
 
 class StepTable:
-    """Table with one row of figures per step, at most ``width`` characters wide.
-
-    Figures that do not fit are dropped, the last ones first.
-    """
+    """Table with one row per step, ``width`` characters wide; last figures are dropped first."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -101,10 +96,7 @@ class StepTable:
         self._header: list[tuple[str, int]] = []
 
     def format_step(self, step: int, figures: Mapping[str, str]) -> tuple[list[str], str]:
-        """Return the header lines and the row of ``step``.
-
-        The header is empty unless the columns changed, as they do at a validation.
-        """
+        """Return the header lines (empty unless the columns changed) and the row of ``step``."""
         columns = self._fit_columns({"step": str(step), **figures})
         header = [] if columns == self._header else _header_lines(columns)
         self._header = columns
@@ -127,13 +119,11 @@ class StepTable:
 
 def _header_lines(columns: Iterable[tuple[str, int]]) -> list[str]:
     """Return the header lines: the labels of ``columns``, one word per line, aligned below."""
-    stacks = [
-        [word.rjust(width) for word in reversed(BREAK.split(label))] for label, width in columns
-    ]
+    stacks = [reversed(BREAK.split(label)) for label, _ in columns]
     widths = [width for _, width in columns]
-    rows = zip_longest(*stacks, fillvalue="")
     lines = [
-        GAP.join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows
+        GAP.join(word.rjust(width) for word, width in zip(row, widths, strict=True))
+        for row in zip_longest(*stacks, fillvalue="")
     ]
     return lines[::-1]
 
@@ -156,11 +146,8 @@ class TrainingConsole:
         """Show the metrics of one step."""
         figures = format_figures(metrics)
         if self._progress is None:
-            logger.info(
-                "step %d: %s",
-                step,
-                ", ".join(f"{label} {value}" for label, value in figures.items()),
-            )
+            text = ", ".join(f"{label} {value}" for label, value in figures.items())
+            logger.info("step %d: %s", step, text)
             return
         self._progress.set_done(step)
         header, row = self._table.format_step(step, figures)

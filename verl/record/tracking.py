@@ -35,12 +35,11 @@ def check_backends(backends: Sequence[str]) -> None:
 
 
 class Tracking:
-    """Writer of the metrics of a run. A failing service never stops training.
+    """Writer of the metrics of a run, a context manager. A failing service never stops training.
 
-    ``resume_step`` is the step of the checkpoint that training continues from. Lines of later
-    steps and an incomplete last line are removed. With ``None`` a new file is started, and an
-    older file is renamed. ``total_steps`` is the length of the progress bar. Use the object as a
-    context manager, or call ``close``.
+    ``resume_step`` is the step of the checkpoint that training continues from: later lines and an
+    incomplete last line are removed. With ``None`` a new file is started, and an older file is
+    renamed. ``total_steps`` is the length of the progress bar.
     """
 
     def __init__(
@@ -182,9 +181,8 @@ class Service:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState(cpu=True)  # accelerate's trackers read from it that this is the main process
-        tracker = LOGGER_TYPE_TO_CLASS[self.name](
-            **self._tracker_arguments(project, experiment, directory)
-        )
+        arguments = self._tracker_arguments(project, experiment, directory)
+        tracker = LOGGER_TYPE_TO_CLASS[self.name](**arguments)
         tracker.start()
         self._tracker = tracker
         values = list(flatten_config(config).items())

@@ -26,8 +26,8 @@ from verl.config.registered_names import EXTERNAL_LIB, import_external_libs
 from verl.config.run_code import TRUST, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, keys_of, value_at_path
+from verl.config.settings.hints import child_names, nearest_key
 from verl.config.settings.secret_values import register_secrets
-from verl.config.settings.unknown_keys import child_names, nearest_key
 from verl.config.validate import find_problems
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.interrupt import Interruption
@@ -53,17 +53,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of opening the environment, models and files of a config.
-
-    ``problems`` are messages about them, ``facts`` are fields of ``Facts`` for the plan.
-    """
+    """Result of opening what a config names: messages, and fields of ``Facts`` for the plan."""
 
     problems: Collection[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Function that checks a config. It may return only the problems, if it finds no facts.
-Inspect = Callable[..., Collection[str] | Inspection]
+Inspect = Callable[..., Inspection]
 
 
 def _build_parser(prog: str) -> argparse.ArgumentParser:
@@ -131,9 +127,7 @@ def parse(
 ) -> Command:
     """Parse ``argv`` (default: ``sys.argv``) and compose its typed and derived configs.
 
-    Raises:
-        ConfigError: names, keys, types or single values are invalid. It also lists the problems
-            across keys.
+    Raises ``ConfigError`` with all problems if names, keys, types or single values are invalid.
     """
     parser = _build_parser(prog)
     # parse_args would refuse overrides on both sides of an option.
@@ -148,13 +142,16 @@ def parse(
             "fix: remove one of the options"
         )
     machine = _read_stated_machine(args, schema)
-    overrides = [override for override in args.overrides if override != f"{TRUST}=true"]
-    is_trusted = args.trust_run_code or len(overrides) < len(args.overrides)
-    args.overrides = overrides
-    if not is_trusted:
-        refuse_code_of_run(name, args.config_path, overrides, schema)
+    trusts_run_code = args.trust_run_code or f"{TRUST}=true" in args.overrides
+    args.overrides = [override for override in args.overrides if override != f"{TRUST}=true"]
+    if not trusts_run_code:
+        refuse_code_of_run(name, args.config_path, args.overrides, schema)
     if args.cfg:
-        return Command(name, text=_compose_text(name, args, schema))
+        parsed = read_config(name, args.overrides, schema, args.config_path)
+        config = parsed.require_valid()
+        # The first line is a comment, so that the output is a valid config file.
+        text = f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed.tree)}"
+        return Command(name, text=text)
     if args.explain:
         parsed = read_config(name, args.overrides, schema, args.config_path)
         return Command(name, text=explain_key(parsed.require_valid(), args.explain))
@@ -162,11 +159,12 @@ def parse(
         parsed_configs = _read_multirun_configs(name, args, schema)
     else:
         parsed_configs = [read_config(name, args.overrides, schema, args.config_path)]
-    problems = [
-        problem
-        for parsed in parsed_configs
-        for problem in (*_collect_problems(parsed), *parsed.unused_keys)
-    ]
+    problems: list[str] = []
+    for parsed in parsed_configs:
+        problems += parsed.problems
+        if parsed.problems:  # find the problems of the other keys too
+            problems += find_problems(parsed.config, _list_light_names(parsed), partial=True)
+        problems += parsed.unused_keys
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     configs = [parsed.config for parsed in parsed_configs]
@@ -186,33 +184,13 @@ def _read_stated_machine(args: argparse.Namespace, schema: Schema) -> Machine | 
     return parse_machine(args.on)
 
 
-def _collect_problems(parsed: ParsedConfig) -> list[str]:
-    """Return all problems of a config with invalid keys, those of the other keys too.
-
-    Return [] if no key is invalid.
-    """
-    if not parsed.problems:
-        return []
-    return [
-        *parsed.problems,
-        *find_problems(parsed.config, _list_light_names(parsed), partial=True),
-    ]
-
-
 def _list_light_names(parsed: ParsedConfig) -> RegisteredNames:
     """Return the registered names that are known without the import of slow modules."""
-    section = getattr(parsed.config, "actor_rollout_ref", None)
-    if section is not None and value_at_path(parsed.config, EXTERNAL_LIB):
+    is_ppo = isinstance(parsed.config, PPOConfig)
+    if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB):
         # A user-provided module may register more names, and its import may be slow.
         return RegisteredNames()
     return RegisteredNames(environments=env_names() or None)
-
-
-def _compose_text(name: str, args: argparse.Namespace, schema: Schema) -> str:
-    parsed = read_config(name, args.overrides, schema, args.config_path)
-    config = parsed.require_valid()
-    # The first line is a comment, so that the output is a valid config file.
-    return f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed.tree)}"
 
 
 def _read_multirun_configs(
@@ -300,11 +278,14 @@ def _parse_and_run(
     # of a multirun.
     machine = command.machine
     machine_problems = [
-        problem for cfg in command.configs for problem in _use_stated_machine(cfg, machine)
+        problem
+        for cfg in command.configs
+        if machine and isinstance(cfg, PPOConfig)
+        for problem in apply_machine(cfg, machine)
     ]
     facts = [_gather_plan_facts(cfg, machine) for cfg in command.configs]
     inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
-    inspectors = [inspect_config, dry_run if command.only_check else None]
+    inspectors = [inspect_config, dry_run] if command.only_check else [inspect_config]
     plans = _make_checked_plans(command.configs, facts, registered, inspectors, machine_problems)
     if command.only_check:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -327,22 +308,19 @@ def _make_checked_plans(
     inspectors: Sequence[Inspect | None],
     missing: Sequence[str],
 ) -> list[Plan]:
-    """Return the plans of the configs, with the facts of the ``inspectors`` in ``facts`` too.
+    """Return the plans of the configs, with the facts that the ``inspectors`` find too.
 
-    Each inspector runs only if the checks before it found no problem.
-
-    Raises:
-        ConfigError: a check or an inspector found problems.
+    Each inspector runs only if the checks before it found no problem, else ``ConfigError``.
     """
     problems = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
     plans = _make_plans(configs, facts, problems)
-    for inspector in inspectors:
-        if inspector is None:
-            continue
-        inspections = [_as_inspection(inspector(cfg)) for cfg in configs]
+    for inspector in filter(None, inspectors):
+        inspections = [inspector(cfg) for cfg in configs]
         problems = [problem for inspection in inspections for problem in inspection.problems]
-        for config_index, inspection in enumerate(inspections):
-            facts[config_index] = dataclasses.replace(facts[config_index], **inspection.facts)
+        facts = [
+            dataclasses.replace(config_facts, **inspection.facts)
+            for config_facts, inspection in zip(facts, inspections, strict=True)
+        ]
         plans = _make_plans(configs, facts, problems)
     return plans
 
@@ -358,11 +336,6 @@ def _make_plans(
     return plans
 
 
-def _use_stated_machine(cfg: Config, machine: Machine | None) -> list[str]:
-    """Set the devices of ``cfg`` to those of ``machine`` and return the problems of that."""
-    return apply_machine(cfg, machine) if machine and isinstance(cfg, PPOConfig) else []
-
-
 def _gather_plan_facts(cfg: Config, machine: Machine | None) -> Facts:
     facts = gather_facts(cfg)
     if machine is None:
@@ -370,10 +343,6 @@ def _gather_plan_facts(cfg: Config, machine: Machine | None) -> Facts:
     # The host memory of the target machine is unknown; this machine's does not apply.
     memory = {"device_memory_gb": machine.memory_gb, "memory_gb": None}
     return dataclasses.replace(facts, device="cuda", **memory)
-
-
-def _as_inspection(result: Collection[str] | Inspection) -> Inspection:
-    return result if isinstance(result, Inspection) else Inspection(result)
 
 
 def print_plan(plan: Plan, caption: str = "") -> None:

@@ -18,11 +18,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 def read_overrides(
     overrides: Sequence[str], schema: type[SectionT], required: Sequence[str]
 ) -> SectionT:
-    """Return the configuration of ``schema`` with ``overrides``.
-
-    Raises:
-        ConfigError: lists all unknown keys, invalid values and missing ``required`` keys.
-    """
+    """Return the configuration of ``schema`` with ``overrides``, or raise ``ConfigError``."""
     tree = _build_tree(overrides)
     reading = read_section(schema, from_text(tree, schema))
     keys = keys_of(schema)
@@ -70,10 +66,7 @@ def run_command(
     prog: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Run ``main(config)`` with the configuration of ``argv`` and return the exit status.
-
-    Print the help if ``argv`` is empty or contains ``--help``.
-    """
+    """Run ``main(config)`` or print the help; return the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or {"--help", "-h"} & set(args):
         sys.stdout.write(_format_help(schema, prog))

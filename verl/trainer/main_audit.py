@@ -26,16 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    return cli.run(
-        run_audit,
-        "ppo_trainer",
-        PPOConfig,
-        "verl.trainer.main_audit",
-        args,
-        collect_registered_names,
-        inspect_audit,
-        inspect_calls,
-    )
+    checks = (collect_registered_names, inspect_audit, inspect_calls)
+    return cli.run(run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *checks)
 
 
 if __name__ == "__main__":

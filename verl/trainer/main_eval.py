@@ -38,16 +38,9 @@ def run_evaluation(cfg: PPOConfig) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
-    return cli.run(
-        run_evaluation,
-        choose_config_name,
-        PPOConfig,
-        "verl.trainer.main_eval",
-        args,
-        collect_registered_names,
-        inspect_start,
-        inspect_calls,
-    )
+    prog = "verl.trainer.main_eval"
+    checks = (collect_registered_names, inspect_start, inspect_calls)
+    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *checks)
 
 
 if __name__ == "__main__":

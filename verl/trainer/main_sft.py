@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from verl.config.schema import SFTConfig
 from verl.trainer import cli
-from verl.trainer.launch.extensions import collect_environment_names, find_sft_start_problems
+from verl.trainer.launch.extensions import collect_environment_names, inspect_sft_start
 from verl.utils.logging import setup_logging
 
 
@@ -23,7 +23,7 @@ def train(cfg: SFTConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    checks = (collect_environment_names, find_sft_start_problems)
+    checks = (collect_environment_names, inspect_sft_start)
     return cli.run(train, "quickstart_sft", SFTConfig, "verl.trainer.main_sft", argv, *checks)
 
 

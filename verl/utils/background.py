@@ -11,10 +11,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class BackgroundCall(Generic[AnswerT]):
-    """Call of ``work`` in a background thread with the name ``name``, which starts at once.
-
-    Example: ``BackgroundCall(save, "save").get_result()``.
-    """
+    """Call of ``work`` in a thread, as ``BackgroundCall(save, "save").get_result()``."""
 
     def __init__(self, work: Callable[[], AnswerT], name: str) -> None:
         self._work = work
@@ -35,10 +32,9 @@ class BackgroundCall(Generic[AnswerT]):
         self._thread.join()
 
     def get_result(self, timeout_s: float | None = None) -> AnswerT:
-        """Wait for the call and return its result.
+        """Wait for the call and return its result, or raise its exception.
 
-        Raises the exception of the call, and ``TimeoutError`` if it has not ended after
-        ``timeout_s``.
+        Raises ``TimeoutError`` if it has not ended after ``timeout_s``.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -49,9 +45,8 @@ class BackgroundCall(Generic[AnswerT]):
 
 
 class BackgroundCalls:
-    """Queue of at most ``max_waiting`` functions, which a background thread calls in order.
+    """Queue of at most ``max_waiting`` functions, which thread ``name`` calls in order.
 
-    ``name`` is the name of the thread.
     After a call has raised, no further call is made, and ``add`` and ``wait`` raise its error. They
     raise ``TimeoutError`` after waiting for ``timeout_s``.
     """

@@ -1,15 +1,19 @@
-"""Rendering of a chat template, and the text that it writes around the messages.
+"""Rendering of a chat template, the text around its messages, and the tokens that end a turn.
 
 The text around the messages is found by rendering messages whose contents are placeholders.
 """
 
 import contextlib
+import json
 import re
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+
+from verl.utils.chat_tokens import ChatTokens
 
 # {"role": "system" | "user" | "assistant", "content": text}
 Message = dict[str, str]
@@ -82,10 +86,7 @@ class ChatTemplate:
         return self._apply_template(messages, parts, add_generation_prompt, tokenize=False)
 
     def render_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of ``messages`` and the generation prompt.
-
-        They are those of ``apply_chat_template(tokenize=True)``.
-        """
+        """Return the ids of ``apply_chat_template(tokenize=True)``, with the generation prompt."""
         ids = self._apply_template(messages, None, True, tokenize=True, return_dict=False)
         return list(ids)
 
@@ -101,12 +102,8 @@ class ChatTemplate:
         if parts:
             for message in template_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
-        return self._tokenizer.apply_chat_template(
-            template_messages,
-            add_generation_prompt=add_generation_prompt,
-            **options,
-            **self._kwargs,
-        )
+        options |= {"add_generation_prompt": add_generation_prompt}
+        return self._tokenizer.apply_chat_template(template_messages, **options, **self._kwargs)
 
     def _split_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
         """Return the text for messages of ``roles`` as a list of strings and integers.
@@ -139,11 +136,8 @@ class ChatTemplate:
     def render_between_turns(self) -> tuple[str, str]:
         """Return the template text before and after a user content that follows an assistant turn.
 
-        The first starts at the end of the assistant's content. The second ends with the generation
-        prompt.
-
-        Raises:
-            TemplateUnsupported: The template cannot render a user turn after an assistant turn.
+        The second ends with the generation prompt. Raises ``TemplateUnsupported`` if the template
+        cannot render a user turn after an assistant turn.
         """
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", make_anchor(2))]
         try:
@@ -163,11 +157,7 @@ class ChatTemplate:
         return text_before, text_after
 
     def render_turn_end(self) -> str:
-        """Return the text after an assistant's content, up to the next user content.
-
-        If the template cannot continue, it is the text up to the end. It is empty if the template
-        renders no assistant turn.
-        """
+        """Return the text after an assistant's content, up to the next user content or the end."""
         with contextlib.suppress(TemplateUnsupported):
             return self.render_between_turns()[0]
         with contextlib.suppress(TemplateUnsupported):
@@ -210,3 +200,44 @@ class ChatTemplate:
         except RENDER_ERRORS:
             return False
         return all(text.count(content) == 1 for _, content in turns)
+
+
+# ---- tokens that end a turn; all code that samples or reads model output uses the same set -------
+
+
+def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
+    """Return the ids that end a turn when they are sampled.
+
+    They are the end of turn of the chat template, the tokenizer's end of sequence, and those of the
+    generation config in ``model_path``. The default is the directory of the tokenizer.
+    """
+    path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
+    ids = set(read_config_end_ids(path)) if path else set()
+    ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
+    with contextlib.suppress(TemplateUnsupported):
+        end_of_turn_id = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
+        ids.update(_collect_ids(end_of_turn_id))
+    return frozenset(ids)
+
+
+def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
+    """Return the control token at the start of ``turn_end``; None if plain text ends a turn."""
+    tokens = ChatTokens(tokenizer, turn_end)
+    closing = tokens.find_leading_control_text(turn_end)
+    control_ids = [token for token in tokens.encode(closing) if token in tokens.control_ids]
+    return control_ids[0] if control_ids else None
+
+
+def read_config_end_ids(model_path: str | Path) -> frozenset[int]:
+    """Return ``eos_token_id`` of the generation config, else the config, in ``model_path``."""
+    for name in ("generation_config.json", "config.json"):
+        file = Path(model_path) / name
+        if file.is_file():
+            config = json.loads(file.read_text(encoding="utf-8"))
+            return frozenset(_collect_ids(config.get("eos_token_id")))
+    return frozenset()
+
+
+def _collect_ids(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [token_id for token_id in values if isinstance(token_id, int)]

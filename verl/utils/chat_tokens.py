@@ -34,10 +34,7 @@ ENCODED_TEXTS = 2048
 
 
 class TextEncoder:
-    """Encoder of texts that stand alone or continue another text, without added BOS or EOS.
-
-    ``tokenizer`` is a Hugging Face tokenizer.
-    """
+    """Encoder of texts that stand alone or continue another text, without added BOS or EOS."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -101,10 +98,7 @@ class ChatTokens:
         )
 
     def find_leading_control_text(self, text: str) -> str:
-        """Return the start of ``text`` up to and including its first control token.
-
-        Only white space may precede that token; else the result is empty.
-        """
+        """Return ``text`` up to its first control token, "" if other text precedes it."""
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
@@ -121,10 +115,7 @@ class ChatTokens:
         return self.encode(text, inside=True)
 
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
-        """Return the token ids of a text whose contents passed ``mark_control_tokens``.
-
-        With ``inside`` the text continues another text.
-        """
+        """Return the ids of a marked text; with ``inside`` it continues another text."""
         if CUT not in marked:
             unmarked = MARKED.sub(self._get_control_text, marked)
             token_ids = (

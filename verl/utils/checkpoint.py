@@ -21,6 +21,7 @@ With ``background``, a save continues in a thread after the state is copied::
 """
 
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -29,23 +30,26 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import psutil
+
+from verl.names import CHECKPOINT_MANIFEST as MANIFEST
 from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
-from verl.utils.files import finish_files, flush_to_disk, read_umask, rename_aside
-from verl.utils.manifest import (
-    STATE,
-    CheckpointError,
-    has_all_files,
-    verify_checkpoint,
-    write_state_and_manifest,
+from verl.utils.files import (
+    add_path_to_errors,
+    finish_files,
+    flush_to_disk,
+    read_umask,
+    rename_aside,
 )
 
-__all__ = ["CheckpointError", "CheckpointManager", "verify_checkpoint"]
-
+STATE = "state.json"
+FORMAT = 2  # of the manifest
+MANIFEST_DIGEST = "sha256"  # key of the digest of the manifest's other entries
 PARTIAL = ".partial-"
 PARTIAL_AGE_S = 24 * 3600  # an unfinished directory of any process is abandoned after this time
 # Time until a file of another node is visible here: network file systems cache the absence of a
@@ -59,10 +63,9 @@ _STEP_DIR = re.compile(r"global_step_(\d+)")
 
 
 class CheckpointManager:
-    """Saves, finds and removes the checkpoints under ``root``.
+    """Saves, finds and removes the checkpoints under ``root``, of which the newest are kept.
 
-    The newest ``max_to_keep`` checkpoints are kept, or all for None. ``seen_within_s`` is the
-    longest time (seconds) that a save waits for files of other nodes to be visible here. With
+    ``seen_within_s`` is the longest time (seconds) that a save waits for files of other nodes. With
     ``background``, ``save`` returns when the state is copied, and ``wait`` waits for the last save.
     """
 
@@ -89,10 +92,8 @@ class CheckpointManager:
         until they are written. The writer or this function may return a list of ``WrittenFiles``,
         one per process. ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
         ``CheckpointError`` if a written file does not become visible here. After an error no new
-        checkpoint exists and the others are unchanged.
-
-        In the background, errors of the writer's function and of all later parts are raised by the
-        next call of ``save`` or ``wait``.
+        checkpoint exists and the others are unchanged. In the background, errors after the copy are
+        raised by the next call of ``save`` or ``wait``.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
@@ -100,7 +101,10 @@ class CheckpointManager:
         encoded = json.dumps(state, indent=1)
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
-        self._remove_stale_partials()
+        for path in self.root.glob(f"{PARTIAL}*"):
+            if _is_abandoned(path):
+                logger.info("removing %s of a save that did not finish", path)
+                shutil.rmtree(path, ignore_errors=True)
         partial_dir = self._make_partial()
         try:
             written_or_waiter = writer(partial_dir)
@@ -130,10 +134,7 @@ class CheckpointManager:
         self._running_save = None
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait up to ``timeout_s`` for a running save.
-
-        Its error is only logged, because the caller may be handling another error.
-        """
+        """Wait up to ``timeout_s`` for a running save and only log its error."""
         try:
             self.wait(timeout_s)
         except CheckpointError as error:
@@ -178,9 +179,14 @@ class CheckpointManager:
                 checkpoints[int(match[1])] = entry
         return dict(sorted(checkpoints.items()))
 
-    def find_latest_valid(self) -> Path | None:
-        """Return the newest valid checkpoint, or None. Logs a warning for each invalid one."""
-        for path in reversed(self.find_checkpoints().values()):
+    def find_latest_valid(self, after_step: int = -1) -> Path | None:
+        """Return the newest valid checkpoint of a step after ``after_step``, or None.
+
+        Logs a warning for each invalid one.
+        """
+        for step, path in reversed(self.find_checkpoints().items()):
+            if step <= after_step:
+                return None
             try:
                 verify_checkpoint(path)
             except CheckpointError as error:
@@ -190,10 +196,9 @@ class CheckpointManager:
         return None
 
     def set_aside_later_checkpoints(self, step: int) -> None:
-        """Move the complete checkpoints of later steps to ``root/given_up``.
+        """Move the complete checkpoints of later steps, of an abandoned run, to ``root/given_up``.
 
-        They are from an abandoned run. Without the move, ``find_latest_valid`` would return one of
-        them and ``max_to_keep`` would count them.
+        Else ``find_latest_valid`` would return one of them and ``max_to_keep`` would count them.
         """
         later_paths = [
             path for n, path in self.find_checkpoints().items() if n > step and has_all_files(path)
@@ -214,7 +219,7 @@ class CheckpointManager:
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
         """Return the ``state`` saved in ``path``, or in the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if ``path`` is not valid or there is no valid checkpoint.
+        Raises ``CheckpointError`` if there is none or ``path`` is not valid.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -259,22 +264,13 @@ class CheckpointManager:
             return
         steps = self.find_checkpoints()
         complete_steps = [step for step, path in steps.items() if has_all_files(path)]
-        newest = self._find_newest_valid_step(steps, saved_step)  # may be later, of another run
-        keep = {*complete_steps[-self.max_to_keep :], newest, saved_step}
+        keep = {*complete_steps[-self.max_to_keep :], saved_step}
+        newer = self.find_latest_valid(after_step=saved_step)  # of another run
+        keep |= {step for step, path in steps.items() if path == newer}
         for step, path in steps.items():
             # An incomplete checkpoint newer than all kept ones stays for inspection.
             if step not in keep and (step in complete_steps or step < min(keep)):
                 shutil.rmtree(self._set_aside(path))
-
-    def _find_newest_valid_step(self, steps: dict[int, Path], saved_step: int) -> int:
-        for step in sorted((s for s in steps if s > saved_step), reverse=True):
-            try:
-                verify_checkpoint(steps[step])
-            except CheckpointError as error:
-                logger.warning("checkpoint newer than step %d is not valid: %s", saved_step, error)
-            else:
-                return step
-        return saved_step
 
     def _set_aside(self, path: Path) -> Path:
         # Rename before removal: an interrupted removal must not leave an incomplete directory with
@@ -283,12 +279,6 @@ class CheckpointManager:
         os.rename(path, aside / path.name)
         flush_to_disk(self.root)
         return aside
-
-    def _remove_stale_partials(self) -> None:
-        for path in self.root.glob(f"{PARTIAL}*"):
-            if _is_abandoned(path):
-                logger.info("removing %s of a save that did not finish", path)
-                shutil.rmtree(path, ignore_errors=True)
 
 
 def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
@@ -312,11 +302,138 @@ def _is_abandoned(path: Path) -> bool:
     pid = int(owner[2])
     if pid == os.getpid():
         return True  # saves do not overlap, so it is from an earlier save of this process
+    return not psutil.pid_exists(pid)
+
+
+# ---- manifest ----------------------------------------------------------------------------------
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is missing, incomplete or altered; the message names the file and the fault."""
+
+
+def verify_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Check all files of a checkpoint and return its manifest.
+
+    Raises ``CheckpointError`` for the first listed file that is missing or differs.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    for name, entry in manifest["files"].items():
+        if _compute_sha256(path / name) != entry["sha256"]:
+            raise CheckpointError(
+                f"{path / name}: the content does not match {MANIFEST} (SHA-256 differs)"
+            )
+    return manifest
+
+
+def write_state_and_manifest(
+    directory: Path, step: int, encoded_state: str, written: Sequence[WrittenFiles]
+) -> None:
+    """Write ``state.json`` and the manifest of ``directory``, and flush all files to the disk.
+
+    Raises ``CheckpointError`` if a file of ``written`` is missing, or a file is not a plain file.
+    """
+    for reserved in (STATE, MANIFEST):
+        if (directory / reserved).exists():
+            raise CheckpointError(
+                f"the writer created {reserved}, a name that is reserved for the checkpoint"
+            )
+    with add_path_to_errors(directory / STATE):
+        (directory / STATE).write_text(encoded_state, encoding="utf-8")
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        # The target of a link can change after its digest was computed.
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(
+                f"{path}: not a plain file; allowed in a checkpoint: plain files and directories"
+            )
+        flush_to_disk(path)
+        if path.is_file():
+            entry = {"sha256": _compute_sha256(path), "size": path.stat().st_size}
+            files[path.relative_to(directory).as_posix()] = entry
+    writers = {
+        record.writer: sorted(Path(path).relative_to(directory).as_posix() for path in record.sizes)
+        for record in written
+    }
+    manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
+    _check_writers(directory, files, writers)
+    with add_path_to_errors(directory / MANIFEST):
+        (directory / MANIFEST).write_text(_encode_manifest(manifest), encoding="utf-8")
+    flush_to_disk(directory / MANIFEST)
+    flush_to_disk(directory)
+
+
+def _encode_manifest(manifest: Mapping[str, Any]) -> str:
+    """Encode ``manifest`` as JSON, with the digest of the other entries as its last entry."""
+    other_entries = {name: entry for name, entry in manifest.items() if name != MANIFEST_DIGEST}
+    digest = hashlib.sha256(json.dumps(other_entries).encode()).hexdigest()
+    return json.dumps({**other_entries, MANIFEST_DIGEST: digest}, indent=1)
+
+
+def _check_writers(
+    path: Path, files: Mapping[str, object], writers: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise ``CheckpointError`` unless ``files`` has all files that ``writers`` lists."""
+    for writer, names in writers.items():
+        missing_names = [name for name in names if name not in files]
+        if missing_names:
+            raise CheckpointError(
+                f"{path / MANIFEST}: {missing_names[0]}, which {writer} wrote, is not in the list "
+                "of files"
+            )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """Return the manifest after a check of presence and size of its files, not their content."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    # The process exists and belongs to another user.
-    except PermissionError:
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict) or STATE not in files:
+        raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
+    for name, entry in files.items():
+        _check_entry(path, name, entry)
+    _check_writers(path, files, manifest.get("writers", {}))
+    # A manifest of format 1 has no digest of its entries.
+    if (manifest.get("format") != 1 or MANIFEST_DIGEST in manifest) and text != _encode_manifest(
+        manifest
+    ):
+        raise CheckpointError(f"{path / MANIFEST}: altered since it was written")
+    return manifest
+
+
+def _check_entry(path: Path, name: str, entry: object) -> None:
+    relative = PurePosixPath(name)
+    is_inside = not relative.is_absolute() and ".." not in relative.parts
+    if not is_inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
+        raise CheckpointError(
+            f"{path / MANIFEST}: the entry {name!r} is not valid; allowed: a relative path inside "
+            "the checkpoint, with sha256 and size"
+        )
+    file = path / name
+    if file.is_symlink() or not file.is_file():
+        raise CheckpointError(f"{file}: the file is missing or not a plain file")
+    if file.stat().st_size != entry["size"]:
+        raise CheckpointError(
+            f"{file}: the file has {file.stat().st_size} bytes, but {entry['size']} in {MANIFEST}"
+        )
+
+
+def has_all_files(path: Path) -> bool:
+    """Return true if every file is present with its size; the content is not read."""
+    try:
+        _read_manifest(path)
+    except CheckpointError:
         return False
-    return False
+    return True
+
+
+def _compute_sha256(path: Path) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error

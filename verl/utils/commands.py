@@ -25,10 +25,9 @@ def run_reporting_mistakes(
 ) -> int:
     """Call ``main(*args)`` and return the exit status.
 
-    A user's mistake gives ``MISTAKE`` and a message on standard error. Ctrl-C gives
-    ``INTERRUPTED``. Mistakes are ``UsageError``, ``ConfigError`` and ``SystemExit`` with a message.
-    With ``catches_os_errors`` they include ``OSError`` with a file name or without a number. Every
-    other exception is a fault of the program and is raised.
+    A user's mistake gives ``MISTAKE`` and a message on standard error, Ctrl-C gives
+    ``INTERRUPTED``. Mistakes are ``UsageError``, ``ConfigError`` and ``SystemExit`` with a message;
+    with ``catches_os_errors`` also ``OSError`` with a file name or without a number.
     """
     try:
         return main(*args) or 0
@@ -61,8 +60,7 @@ def parse_positive_int(text: str) -> int:
 def read_yaml_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping in the YAML file ``path``.
 
-    Raises ``UsageError`` for anything else, and for a file that exceeds the limits of
-    ``verl.config.yaml_files``.
+    Raises ``UsageError`` for anything else, and for a file above the limits of ``yaml_files``.
     """
     content = path.read_bytes()
     if len(content) > MAX_BYTES:

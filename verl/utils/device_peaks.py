@@ -29,9 +29,6 @@ PEAK_TFLOPS = {
 
 
 def find_peak_tflops(device: str) -> float | None:
-    """Return the peak in TFLOP/s of a device, named as by ``torch.cuda.get_device_name``.
-
-    None means that the device is not in the table.
-    """
+    """Return the TFLOP/s of ``torch.cuda.get_device_name``'s device; None if it is not listed."""
     peaks = (peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device))
     return next(peaks, None)

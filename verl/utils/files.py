@@ -24,10 +24,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Set ``path`` as the file name of an ``OSError`` in the ``with`` block that has none.
-
-    For example, the error of a write to a full disk has a number but no file name.
-    """
+    """Set ``path`` in an ``OSError`` of the block without a file name, as of a full disk."""
     try:
         yield
     except OSError as error:
@@ -48,8 +45,7 @@ def rename_aside(path: Path) -> Path:
 def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     """Yield a UTF-8 file to write into, which replaces ``path`` at the end of the block.
 
-    If the block raises, ``path`` is unchanged. Parent directories are created. If several processes
-    write the same path, the last one to finish determines the content.
+    If the block raises, ``path`` is unchanged. Parent directories are created.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,9 +84,8 @@ def write_page(path: Path, text: str, key: str) -> None:
 def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path] = ()) -> None:
     """Raise ``ConfigError`` unless the directory ``target``, the value of ``key``, is replaceable.
 
-    It is replaceable if it is missing, empty or unchanged since ``publish_directory`` wrote it, or
-    with ``overwrite``. Directories of ``keep``, the home directory and the working directory are
-    never replaced.
+    It is if it is missing, empty or unchanged since ``publish_directory`` wrote it, or with
+    ``overwrite``. ``keep``, the home directory and the working directory are never replaced.
     """
     with _lock_directory(target.parent):
         _require_replaceable(target, key, overwrite, keep)
@@ -135,10 +130,7 @@ def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable
 
 
 def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwrite=true") -> None:
-    """Raise ``ConfigError`` if the file ``target``, the value of ``key``, cannot be written.
-
-    That is, if it is a directory, or a file with content and ``overwrite`` is false.
-    """
+    """Raise ``ConfigError`` if ``target`` is a directory, or has content without ``overwrite``."""
     try:
         status = target.stat()
     except OSError:  # it does not exist, or the later write will raise
@@ -248,10 +240,7 @@ def read_umask() -> int:
 
 
 def finish_files(directory: Path) -> None:
-    """Give every file in ``directory`` the user's usual permissions and flush it to the disk.
-
-    Some libraries write private temporary files and rename them.
-    """
+    """Give all files in ``directory`` the user's usual permissions and flush them to the disk."""
     umask = read_umask()
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():

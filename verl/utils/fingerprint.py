@@ -19,8 +19,8 @@ def compute_fingerprint(
 ) -> int:
     """Return a number computed from the bits and positions of evenly spaced ``values``.
 
-    The values are cast to ``dtype`` first. Integer arithmetic gives the same number on every device
-    and with any number of threads.
+    Values are cast to ``dtype`` first. Integer arithmetic is equal on all devices and thread
+    counts.
     """
     flat = values.reshape(-1)
     # An odd step, so that it reads different columns of the rows.

@@ -19,9 +19,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Interruption:
     """Context manager that turns SIGTERM and SIGINT into a ``KeyboardInterrupt`` and catches it.
 
-    It is a plain ``KeyboardInterrupt`` because Ray propagates no other exception that a signal
-    handler raises while Ray waits. It has no effect outside of the main thread, where Python
-    handles no signals.
+    Ray propagates no other exception of a signal handler while it waits. It has no effect outside
+    of the main thread, where Python handles no signals.
     """
 
     def __init__(self) -> None:
@@ -56,10 +55,7 @@ class Interruption:
 
 @contextlib.contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler after the ``with`` block.
-
-    If there was no handler before, the one that was installed inside the block stays.
-    """
+    """Restore the SIGTERM handler after the block, if one was installed before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -21,15 +21,12 @@ _ORJSON_OPTIONS = (
 def to_json_types(value: object) -> Any:
     """Convert ``value`` to JSON types.
 
-    Arrays, tensors and sets become lists, numbers that are not finite become null, and other
-    objects become their text.
+    Arrays, tensors and sets become lists, not finite numbers null, other objects their text.
     """
-    if isinstance(value, (str, bool)) or value is None:
-        return value
     if isinstance(value, float):
         # Python would write NaN and Infinity, which are not JSON.
         return value if math.isfinite(value) else None
-    if isinstance(value, int):
+    if isinstance(value, str | int) or value is None:
         return value
     if isinstance(value, dict):
         return {str(key): to_json_types(item) for key, item in value.items()}
@@ -65,8 +62,7 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
 def read(path: Path, max_characters: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the objects of ``path``; none if it does not exist.
 
-    Incomplete lines and lines that are not JSON objects are skipped. Stops after the line that
-    reaches ``max_characters`` read characters.
+    Skips incomplete lines and other values. Stops after ``max_characters``, at the end of a line.
     """
     if not path.exists():
         return

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -42,10 +41,7 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_by_alarm(seconds: float, late: str) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the block after ``seconds``, also during a system call.
-
-    It has an effect only in the main thread, which alone handles signals.
-    """
+    """Raise ``TimeLimit`` in the block, also during a system call; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,23 +94,17 @@ def limit_memory(gigabytes: float) -> None:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     requested_bytes = int(gigabytes * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (min(requested_bytes, _to_finite_limit(soft)), hard))
+    # RLIM_INFINITY is -1, which min() would choose.
+    limit = requested_bytes if soft == resource.RLIM_INFINITY else min(requested_bytes, soft)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 @contextlib.contextmanager
 def lift_memory_limit() -> Iterator[None]:
-    """Lift the limit of ``limit_memory`` in the block, for processes that are started there.
-
-    Node.js, for example, reserves much more address space than it uses.
-    """
+    """Lift the limit for processes started in the block: Node.js reserves more than it uses."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _to_finite_limit(limit: int) -> int:
-    # RLIM_INFINITY is -1, which min() would choose.
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit

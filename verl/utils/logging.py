@@ -31,19 +31,14 @@ class MaskingFormatter(logging.Formatter):
 
 @functools.cache
 def get_console() -> Console:
-    """Return the console on stderr for log lines and progress bars.
-
-    They must share one console, or they garble each other. Stdout is only for the output of a
-    command.
-    """
+    """Return the one console on stderr that log lines and progress bars share."""
     return Console(stderr=True)
 
 
 def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:
-    """Send the log of this process to stderr and append it to ``log_file``.
+    """Send the log of this process to stderr and append it to ``log_file``, with masked secrets.
 
-    Uncaught exceptions are written to stderr. Secrets are masked in all of these texts. A second
-    call replaces the handlers of the first.
+    Uncaught exceptions go to stderr. A second call replaces the handlers of the first.
     """
     register_secrets(os.environ)
     sys.excepthook = _show_error

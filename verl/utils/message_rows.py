@@ -101,10 +101,8 @@ class DataRow:
                 value = self._as_json(column, parse_json(value))
         if value is None or isinstance(value, dict):
             return value
-        why = f"holds {_shorten_repr(value)}"
-        raise self.make_error(
-            column, why, "an object ({...}) or null", "write an object, or remove the value"
-        )
+        why, fix = f"holds {_shorten_repr(value)}", "write an object, or remove the value"
+        raise self.make_error(column, why, "an object ({...}) or null", fix)
 
     def parse_messages(self, column: str, text: str) -> Any:
         """Return the messages if ``text`` of ``column`` is their JSON, else the text itself.
@@ -118,27 +116,19 @@ class DataRow:
         except ValueError as error:
             if _LIKE_MESSAGES.match(text):
                 why = f"holds {_shorten_repr(text)}, which is not JSON ({error})"
-                raise self.make_error(
-                    column, why, "messages, or JSON of them", "write JSON"
-                ) from error
+                allowed = "messages, or JSON of them"
+                raise self.make_error(column, why, allowed, "write JSON") from error
             return text
-        messages = [item for item in parsed_value if isinstance(item, dict) and "role" in item]
-        return (
-            self._as_json(column, parsed_value)
-            if messages and len(messages) == len(parsed_value)
-            else text
-        )
+        are_messages = [isinstance(item, dict) and "role" in item for item in parsed_value]
+        is_list = bool(are_messages) and all(are_messages)
+        return self._as_json(column, parsed_value) if is_list else text
 
     def _as_json(self, column: str, value: Any) -> Any:
         try:
             return _to_plain(value, 0)
         except _NotJsonValue as error:
-            raise self.make_error(
-                column,
-                str(error),
-                "values that JSON can represent",
-                "convert the value, or remove it",
-            ) from None
+            allowed, fix = "values that JSON can represent", "convert the value, or remove it"
+            raise self.make_error(column, str(error), allowed, fix) from None
 
     def refuse_unread(self, columns: Mapping[str, str]) -> None:
         """Raise ``BadRow`` if the row has a value in one of ``columns``, which would be ignored.
@@ -146,13 +136,11 @@ class DataRow:
         ``columns`` maps the name of a column to the reason why it is not read.
         """
         for column, why in columns.items():
-            if column in self.cells and not _is_empty(self.cells[column]):
-                raise self.make_error(
-                    column,
-                    f"holds {_shorten_repr(self.cells[column])}, which would be ignored: {why}",
-                    "rows without it",
-                    "remove these rows, or the column if the text is complete without it",
-                )
+            value = self.cells.get(column)
+            if not _is_empty(value):
+                why = f"holds {_shorten_repr(value)}, which would be ignored: {why}"
+                fix = "remove these rows, or the column if the text is complete without it"
+                raise self.make_error(column, why, "rows without it", fix)
 
 
 # ---- files -----------------------------------------------------------------------------------
@@ -187,8 +175,7 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
     """Return the messages of ``column``, the prompt of an episode.
 
     The cell is a list of messages, its JSON text, or the text of one user message. ``column_key``
-    is the configuration key that names the column. Raises ``BadRow`` unless the last message is a
-    user's and has text.
+    names the column in the configuration. Raises ``BadRow`` unless a user's text is last.
     """
     row.refuse_unread(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)
@@ -246,11 +233,9 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
     if isinstance(cell, str):
         cell = [{"role": "user", "content": cell}]
     if not isinstance(cell, list) or not cell:
-        columns = ", ".join(map(str, row.cells))
-        fix = f"set {column_key}=COLUMN to one of {columns}"
-        raise row.make_error(
-            column, f"holds {str(cell)[:SHOWN_CHARACTERS]!r}", "messages or a text", fix
-        )
+        why = f"holds {str(cell)[:SHOWN_CHARACTERS]!r}"
+        fix = f"set {column_key}=COLUMN to one of {', '.join(map(str, row.cells))}"
+        raise row.make_error(column, why, "messages or a text", fix)
     messages = [_read_message(row, column, raw_message) for raw_message in cell]
     size = sum(len(message["content"]) for message in messages)
     if size > MAX_CHARACTERS:
@@ -266,17 +251,12 @@ def _read_message(row: DataRow, column: str, value: Any) -> Message:
     for field, why in UNREAD_FIELDS.items() if isinstance(value, Mapping) else ():
         if not _is_empty(value.get(field)):
             why = f"has a message with {field!r}, which would be ignored: {why}"
-            raise row.make_error(
-                column, why, "a role and a content", "remove the row, or the field"
-            )
+            fix = "remove the row, or the field"
+            raise row.make_error(column, why, "a role and a content", fix)
     if role not in ROLES or content is None:
-        roles = ", ".join(ROLES)
-        raise row.make_error(
-            column,
-            f"has the message {str(value)[:SHOWN_CHARACTERS]!r}",
-            f"a role ({roles}) and a content that is text",
-            "rename roles and fields, or remove the row",
-        )
+        why = f"has the message {str(value)[:SHOWN_CHARACTERS]!r}"
+        allowed = f"a role ({', '.join(ROLES)}) and a content that is text"
+        raise row.make_error(column, why, allowed, "rename roles and fields, or remove the row")
     weight = _read_weight(row, column, value)
     message: Message = {"role": role, "content": content}
     return message if weight is None else {**message, "weight": weight}
@@ -307,9 +287,8 @@ def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float
             why = f"has a message with {field}={_shorten_repr(value)}"
             raise row.make_error(column, why, "0 and 1", "remove the field")
     if len(set(map(float, given_weights.values()))) > 1:
-        raise row.make_error(
-            column, f"has a message with {given_weights}", "equal weights", "keep one of them"
-        )
+        why = f"has a message with {given_weights}"
+        raise row.make_error(column, why, "equal weights", "keep one of them")
     return float(next(iter(given_weights.values()))) if given_weights else None
 
 

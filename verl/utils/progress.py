@@ -47,10 +47,7 @@ def count_heartbeats() -> int:
 
 
 def report_heartbeats() -> None:
-    """Report the following heartbeats of this process to the watchdog of the run, by a file.
-
-    Does nothing if no watchdog watches the run.
-    """
+    """Report the following heartbeats by a file to the watchdog of the run, if there is one."""
     folder = Path(os.environ.get(STACKS_DIR, ""))
     if STACKS_DIR in os.environ and folder.is_dir():
         _heartbeat_files.append(folder / f"{os.getpid()}{HEARTBEAT_SUFFIX}")
@@ -64,8 +61,8 @@ def find_last_heartbeat(folder: Path) -> float:
 class Progress:
     """Progress of an operation of ``total`` units (None: unknown), as a context manager.
 
-    ``first`` units are already done; they do not count for the rate and the time left. Operations
-    may be nested, and their bars are shown below each other. ``clock`` returns seconds.
+    ``first`` units are done before; they do not count for the rate and the time left. Operations
+    may be nested. ``clock`` returns seconds.
     """
 
     def __init__(

@@ -23,8 +23,7 @@ def trusts_proxies(url: str) -> bool:
 def describe_proxy(url: str) -> str:
     """Return a phrase about the proxy for ``url``, for an error message; empty without a proxy.
 
-    With ``HTTP_PROXY=http://p:3128``, ``describe_proxy("http://search:80")`` is ``" through the
-    proxy http://p:3128 (HTTP_PROXY, NO_PROXY)"``.
+    Example: ``" through the proxy http://p:3128 (HTTP_PROXY, NO_PROXY)"``.
     """
     host = _get_host(url)
     if is_loopback(host) or proxy_bypass(host):

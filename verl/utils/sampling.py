@@ -22,9 +22,9 @@ class StopReason(StrEnum):
 class SamplingRequest:
     """Request for one continuation of ``prompt_ids``.
 
-    ``stop`` are stop strings; the result includes the tokens of the stop string. ``client`` names
-    the caller whose ``poll`` receives the result. ``top_k`` -1 and ``top_p`` 1.0 mean no
-    truncation; ``temperature`` 0 is greedy.
+    The result includes the tokens of a string of ``stop``. ``client`` names the caller whose
+    ``poll`` receives it. ``top_k`` -1 and ``top_p`` 1.0 truncate nothing; ``temperature`` 0 is
+    greedy.
     """
 
     request_id: str

@@ -11,9 +11,8 @@ import numpy as np
 def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
     """Return a seed in [0, 2**63) that depends only on ``parts``, on every machine.
 
-    Types matter: ``derive_seed(1)`` and ``derive_seed("1")`` differ, as do ``("ab", "c")`` and
-    ``("a", "bc")``. Use ``seed & 0x7FFFFFFF`` for a 32-bit seed. Raises ``TypeError`` for a part
-    that is not a plain value.
+    ``1`` and ``"1"`` differ, as do ``("ab", "c")`` and ``("a", "bc")``. Use ``seed & 0x7FFFFFFF``
+    for 32 bits. Raises ``TypeError`` for a part that is not a plain value.
     """
     for part in parts:
         if not (part is None or isinstance(part, (int, str, float, bool, np.integer))):

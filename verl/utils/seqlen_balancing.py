@@ -57,14 +57,13 @@ def get_seqlen_balanced_partitions(
 def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
     """Partition indices ``0..n-1`` into ``parts`` with a small maximum of the total length.
 
-    Parts may have different numbers of indices, and are empty if there are fewer rows than parts.
-    Each part is sorted.
+    Sizes may differ; parts are empty if there are too few rows. Each part is sorted.
     """
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
-        differencing_partition = get_seqlen_balanced_partitions(lengths, parts)
+        candidates = (partition, get_seqlen_balanced_partitions(lengths, parts))
         partition = min(
-            partition, differencing_partition, key=lambda split: _compute_heaviest(split, lengths)
+            candidates, key=lambda split: max(sum(lengths[i] for i in part) for part in split)
         )
     return partition
 
@@ -80,10 +79,6 @@ def _partition_largest_first(lengths: Sequence[int], parts: int) -> list[list[in
     return [sorted(part) for part in index_lists]
 
 
-def _compute_heaviest(split: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
-    return max(sum(lengths[i] for i in part) for part in split)
-
-
 def _push_state(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:
     parts = sorted(parts, key=lambda part: -part[0])
     # Lightest minus heaviest: negative, so that the largest difference is first in the heap.
@@ -92,10 +87,7 @@ def _push_state(heap: list[State], parts: list[Part], tie_breaker: "count[int]")
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the part with most rows to each empty part.
-
-    A part is empty only if rows have length 0.
-    """
+    """Move the shortest row of the fullest part to each part left empty (by rows of length 0)."""
     for part in parts:
         if not part:
             donor = max(parts, key=len)

@@ -13,7 +13,6 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
@@ -25,10 +24,7 @@ ANSWER_WAIT_S = 2.0  # a running process answers within milliseconds
 
 
 def answer_with_stacks(name: str) -> None:
-    """Make this process write the stacks of its threads at SIGUSR1, under the name ``name``.
-
-    Does nothing if the run does not collect stacks.
-    """
+    """Make this process write its stacks as ``name`` at SIGUSR1, if the run collects stacks."""
     folder = os.environ.get(STACKS_DIR)
     # A Ray cluster older than the run may have the directory of an ended run.
     if not folder or not Path(folder).is_dir():
@@ -55,10 +51,7 @@ class RemoteStacks:
 
 @dataclass
 class StackRequest:
-    """Process that was signalled to write its stacks to ``path``.
-
-    ``size_before`` is the size of the file in bytes before the signal.
-    """
+    """Process that was signalled to write its stacks to ``path``, after ``size_before`` bytes."""
 
     process: psutil.Process
     name: str
@@ -83,15 +76,17 @@ class StackRequest:
 def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
     """Write the stacks of this process and its descendants to ``target``.
 
-    The processes write into ``folder``. Processes without Python, such as Ray's servers, have no
-    stacks. Returns the processes that were signalled and did not answer.
+    The processes write into ``folder``. Those without Python have no stacks. Returns the processes
+    that were signalled and did not answer.
     """
     descendants = psutil.Process().children(recursive=True)
     requests = {process.pid: _request_stacks(folder, process) for process in descendants}
     time.sleep(ANSWER_WAIT_S)
     silent = []
     with target.open("w", encoding="utf-8") as file:
-        _write_driver_stacks(file)
+        file.write(f"== driver (process {os.getpid()})\n")
+        file.flush()  # faulthandler writes directly to the file descriptor
+        faulthandler.dump_traceback(file, all_threads=True)
         for process in descendants:
             request = requests[process.pid]
             if request is None:
@@ -132,12 +127,6 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
         return str(path.resolve()) in {file.path for file in process.open_files()}
     except psutil.Error:
         return False
-
-
-def _write_driver_stacks(file: TextIO) -> None:
-    file.write(f"== driver (process {os.getpid()})\n")
-    file.flush()  # faulthandler writes directly to the file descriptor
-    faulthandler.dump_traceback(file, all_threads=True)
 
 
 def _describe_status(process: psutil.Process) -> str:

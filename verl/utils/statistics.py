@@ -1,15 +1,18 @@
-"""Confidence intervals for reported rates and ratios, and rank correlation."""
+"""Confidence intervals of rates and ratios, rank correlation, and pass@k, best@k and maj@k."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from itertools import combinations
+from math import comb
 from statistics import NormalDist
 
 import numpy as np
 
 RESAMPLES = 10_000
-LARGEST_LEVEL = (
-    1 - 1e-9
-)  # with few units the interval reaches from the smallest to the largest value
+# With few units the interval reaches from the smallest to the largest value.
+LARGEST_LEVEL = 1 - 1e-9
+# Above this number of subsets, maj_at_k draws this many instead of listing all.
+MAX_LISTED_SUBSETS = 2000
 
 
 def bootstrap_interval(
@@ -20,8 +23,8 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the percentile bootstrap interval of the mean of ``values`` (Efron, 1979).
 
-    ``values`` are independent outcomes, one per task, such as success (0 or 1) or returns. The same
-    values and ``seed`` give the same interval. Without values the result is ``(nan, nan)``.
+    ``values`` are independent outcomes, one per task. The same values and ``seed`` give the same
+    interval. Without values the result is ``(nan, nan)``.
     """
     (means,) = compute_resampled_means([values], resamples, seed)
     return percentile_interval(means, confidence_level)
@@ -32,8 +35,8 @@ def rate_interval(
 ) -> tuple[float, float]:
     """Compute the interval of a success rate: ``bootstrap_interval`` or Clopper-Pearson (1934).
 
-    The latter applies if all ``values`` are 0 or all are 1, where all resamples would be equal. For
-    example 0 successes of 4 give 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    The latter applies if all ``values`` are equal, so that all resamples would be. For example 0
+    successes of 4 give 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
     rates = np.asarray(values, dtype=np.float64)
     if len(rates) and (np.all(rates == 0) or np.all(rates == 1)):
@@ -47,8 +50,7 @@ def compute_resampled_means(
 ) -> np.ndarray:
     """Return the means [K, R] of ``columns`` [K, T] over R resamples of the T tasks.
 
-    Tasks are drawn with replacement, and R is 0 without tasks. A resample has the same tasks in
-    every column, so differences and ratios of the means are paired by task.
+    R is 0 without tasks. A resample has the same tasks in every column: differences are paired.
     """
     samples = [np.asarray(column, dtype=np.float64) for column in columns]
     tasks = len(samples[0])
@@ -60,9 +62,9 @@ def compute_resampled_means(
 
 
 def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
-    """Return the bounds that enclose the central fraction ``confidence_level`` of ``values [R]``.
+    """Return the bounds of the central ``confidence_level`` of a statistic ``values [R]``.
 
-    ``values`` are a statistic of R resamples. Without values the result is ``(nan, nan)``.
+    Without values the result is ``(nan, nan)``.
     """
     if not 0 < confidence_level < 1:
         raise ValueError(
@@ -93,7 +95,7 @@ def expand_confidence_level(confidence_level: float, count: int) -> float:
 
 
 def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Compute Spearman's rank correlation of two lists; tied values get the mean of their ranks.
+    """Compute Spearman's rank correlation; tied values get the mean of their ranks.
 
     NaN for fewer than two values, or if one of the lists is constant. Raises ``ValueError`` for
     lists of different lengths.
@@ -149,3 +151,81 @@ def compute_weighted_correlations(
         products = (weights * deviations[0] * deviations[1]).sum(1)
         squares = [(weights * deviation**2).sum(1) for deviation in deviations]
         return products / np.sqrt(squares[0] * squares[1])
+
+
+# ---- several answers to one question ------------------------------------------------------------
+# pass@k, best@k and maj@k are unbiased estimates of expectations over k answers, drawn without
+# replacement from the n answers.
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Return the probability that at least one of ``k`` answers is correct (Chen et al., 2021).
+
+    ``correct`` of ``n`` are correct: ``1 - C(n - correct, k) / C(n, k)``. ``pass_at_k(4, 1, 2)`` is
+    0.5.
+    """
+    _require_valid_k(n, k)
+    if not 0 <= correct <= n:
+        raise ValueError(f"correct={correct}; allowed: 0 to n={n}")
+    return 1.0 - comb(n - correct, k) / comb(n, k)
+
+
+def best_at_k(scores: Sequence[float], k: int) -> float:
+    """Return the expected maximum of ``k`` of the ``scores``.
+
+    In ascending order, the i-th score is the maximum of ``C(i - 1, k - 1)`` of the ``C(n, k)``
+    subsets.
+    """
+    _require_valid_k(len(scores), k)
+    ordered = sorted(scores)
+    num_subsets = comb(len(scores), k)
+    return sum(score * (comb(i, k - 1) / num_subsets) for i, score in enumerate(ordered))
+
+
+def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed: int = 0) -> float:
+    """Return the expected score of the most frequent answer among ``k`` of the ``answers``.
+
+    Equally frequent answers count with their mean score, an answer with the mean over its
+    occurrences. At most ``MAX_LISTED_SUBSETS`` subsets are listed; of more, as many are drawn with
+    ``seed``.
+    """
+    if len(answers) != len(scores):
+        raise ValueError(
+            f"answers and scores must have the same length, not {len(answers)} and {len(scores)}"
+        )
+    _require_valid_k(len(answers), k)
+    majority_scores = [
+        _score_majority(answers, scores, subset) for subset in _list_subsets(len(answers), k, seed)
+    ]
+    return float(np.mean(majority_scores))
+
+
+def list_powers_up_to(n: int) -> list[int]:
+    """Return the powers of 2 below ``n``, and ``n``: the values of k that are reported."""
+    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
+    return [*powers, n]
+
+
+def _require_valid_k(n: int, k: int) -> None:
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k}; allowed: 1 to {n}, the number of answers")
+
+
+def _list_subsets(n: int, k: int, seed: int) -> list[tuple[int, ...]]:
+    if comb(n, k) <= MAX_LISTED_SUBSETS:
+        return list(combinations(range(n), k))
+    rng = np.random.default_rng(seed)
+    draws = (rng.choice(n, size=k, replace=False) for _ in range(MAX_LISTED_SUBSETS))
+    return [tuple(draw.tolist()) for draw in draws]
+
+
+def _score_majority(
+    answers: Sequence[Hashable], scores: Sequence[float], answer_indices: tuple[int, ...]
+) -> float:
+    """Return the mean score of the most frequent answers among those at ``answer_indices``."""
+    scores_of_answer: dict[Hashable, list[float]] = {}
+    for i in answer_indices:
+        scores_of_answer.setdefault(answers[i], []).append(scores[i])
+    groups = scores_of_answer.values()
+    max_count = max(map(len, groups))
+    return float(np.mean([np.mean(group) for group in groups if len(group) == max_count]))

@@ -19,8 +19,7 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """Return an iterator over the rows of ``path``. Empty lines are skipped.
 
     A file without a suffix is read as JSON Lines. Raises ``FileNotFoundError`` for a missing file,
-    and ``ValueError`` for another kind of file or content that does not match the suffix. The
-    message names the file and the line.
+    and ``ValueError`` that names file and line for content that does not match the suffix.
     """
     path = Path(path)
     if path.suffix not in (*SUFFIXES, ""):
@@ -99,11 +98,7 @@ def _parse_json_row(line: bytes, where: str, is_first_line: bool) -> dict[str, A
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of the JSON ``text``.
-
-    Raises ``ValueError`` for invalid JSON, for a duplicate key of an object, and for too deep
-    nesting.
-    """
+    """Return the value of the JSON ``text``; raise ``ValueError`` also for duplicate keys."""
     try:
         return json.loads(text, object_pairs_hook=_refuse_duplicate_keys)
     except RecursionError:

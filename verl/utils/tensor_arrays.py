@@ -21,10 +21,7 @@ def as_array(tensor: "torch.Tensor", dtype: "torch.dtype") -> np.ndarray:
 
 
 def as_tensor(array: "np.ndarray | torch.Tensor") -> "torch.Tensor":
-    """Convert an array from ``as_array`` back to a tensor.
-
-    Read-only memory, as from Ray's object store, is copied.
-    """
+    """Convert an array from ``as_array`` back to a tensor; read-only memory is copied."""
     import torch
 
     if isinstance(array, torch.Tensor):

@@ -14,7 +14,9 @@ from torch.autograd.function import once_differentiable
 
 from verl.utils.lazy import make_lazy_exports
 
-__getattr__, _lazy_names = make_lazy_exports("verl.compat", {"pad_sequence_to_length": "padding"})
+__getattr__, _lazy_names = make_lazy_exports(
+    "verl.compat", {"pad_sequence_to_length": "micro_batches"}
+)
 
 # The unit tests check the shapes (tests/helpers/shape_check.py). V is the vocabulary size.
 Values = Num[Tensor, "*shape"]
@@ -51,10 +53,7 @@ def masked_mean(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
 
 
 def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
-    """Return the variance of the selected values; 0 for fewer than two of them.
-
-    ``unbiased`` applies Bessel's correction.
-    """
+    """Return the variance of the selected values (0 for fewer than two), by default unbiased."""
     count = mask.bool().sum()
     # Replace masked values before squaring: their gradient would be 0 times NaN.
     values = torch.where(mask.bool(), values, 0.0)
@@ -192,7 +191,7 @@ def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
 def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:
     """Return row and column of the last non-zero entry of each row of ``mask [B, L]``.
 
-    Rows without such an entry are omitted, so both results are ``[N]`` with N at most B.
+    Rows without such an entry are omitted, so both are ``[N]`` with N at most B.
     """
     selected = mask.bool()
     columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)

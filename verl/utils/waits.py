@@ -1,9 +1,13 @@
-"""Registry of the results that threads of this process wait for; the watchdog logs them."""
+"""Results that threads of this process wait for, and the seconds of parts of a training step.
+
+The watchdog logs the awaited results and the running parts.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
@@ -12,10 +16,7 @@ _open_waits: dict[int, list[str]] = {}
 
 @contextmanager
 def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
-    """Register ``labels`` as awaited during the block.
-
-    The block removes from the yielded list the labels whose results have arrived.
-    """
+    """Register ``labels`` as awaited in the block, which removes arrived ones from the list."""
     pending_labels = list(labels)
     _open_waits[id(pending_labels)] = pending_labels
     try:
@@ -31,9 +32,8 @@ def list_awaited() -> list[str]:
 
 @contextmanager
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``awaited``" at growing intervals while the ``with`` block runs.
+    """Log "waiting for ``awaited``" while the block runs, after 1, 2, 4, ... times ``quiet_s``.
 
-    The first line follows after ``quiet_s``, the next ones after 2, 4, ... times as many seconds.
     Use it before the watchdog runs.
     """
     is_over = threading.Event()
@@ -50,3 +50,43 @@ def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
         yield
     finally:
         is_over.set()
+
+
+# ---- parts of a training step ------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Seconds per named part of a training step; parts may be nested and repeated.
+
+    ``running_parts`` are measured now, the innermost last. ``changes`` counts starts and ends.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.running_parts: list[str] = []
+        self.changes = 0
+
+    @contextmanager
+    def measure_part(self, name: str) -> Iterator[None]:
+        """Add the seconds of the ``with`` block to the part ``name``, also when it raises."""
+        start_time = time.perf_counter()
+        self.running_parts.append(name)
+        self.changes += 1
+        try:
+            yield
+        finally:
+            self.running_parts.pop()
+            self.changes += 1
+            self.seconds[name] += time.perf_counter() - start_time
+
+    def add_seconds(self, parts: Mapping[str, float]) -> None:
+        """Add seconds by part name that were measured in other processes or threads."""
+        for name, seconds in parts.items():
+            self.seconds[name] += seconds
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return ``timing_s/<part>`` of every part, and clear all parts."""
+        result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
+        # A part that does not occur in the next step must be absent from its metrics, not 0.
+        self.seconds.clear()
+        return result

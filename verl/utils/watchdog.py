@@ -32,8 +32,7 @@ from verl.utils.stacks import (
     answer_with_stacks,
     collect_stacks,
 )
-from verl.utils.timing import Stopwatch
-from verl.utils.waits import list_awaited
+from verl.utils.waits import Stopwatch, list_awaited
 
 logger = logging.getLogger(__name__)
 POLL_S = 1.0  # interval of the checks
@@ -81,17 +80,12 @@ class Watchdog:
         self._stall_message: str | None = None
         self._over = threading.Event()
         self._guard: DriverGuard | None = None
-        self._handles_sigint = (
-            False  # true if SIGINT was ignored and now has the watchdog's handler
-        )
-        self._collect_remote_stacks: Callable[[Path], RemoteStacks] = _collect_nothing
+        self._handles_sigint = False  # true if SIGINT was ignored before the watchdog's handler
+        self._collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def enter_stage(self, stage: str) -> None:
-        """Record the name of the part of the run that begins, which counts as progress.
-
-        Log lines say that the run waits for ``stage``.
-        """
+        """Record that part ``stage`` of the run begins, which is progress; log lines name it."""
         self._stage = stage
 
     def follow_stopwatch(self, parts: Stopwatch) -> None:
@@ -99,10 +93,7 @@ class Watchdog:
         self._parts = parts
 
     def set_remote_stacks(self, collect_remote_stacks: Callable[[Path], RemoteStacks]) -> None:
-        """Set the function that collects the stacks of other nodes.
-
-        Its argument is the directory into which processes write their stacks.
-        """
+        """Set the function that collects the stacks of other nodes into a directory."""
         self._collect_remote_stacks = collect_remote_stacks
 
     def __enter__(self) -> "Watchdog":
@@ -166,19 +157,20 @@ class Watchdog:
 
     def _append_remote_stacks(self, target: Path) -> list[str]:
         silent: list[str] = []
+        collect = self._collect_remote_stacks
+        if collect is None:
+            return silent
 
         def collect_and_write() -> None:
-            remote_stacks = self._collect_remote_stacks(self._answers)
+            remote_stacks = collect(self._answers)
             silent.extend(remote_stacks.silent_nodes)
             with target.open("a", encoding="utf-8") as file:
                 file.write(remote_stacks.stacks)
 
         # Collecting from other nodes may fail or hang as they do. The run must end nevertheless.
-        collecting_thread = threading.Thread(
-            target=collect_and_write, name="stacks elsewhere", daemon=True
-        )
-        collecting_thread.start()
-        collecting_thread.join(REMOTE_STACKS_S)
+        thread = threading.Thread(target=collect_and_write, name="stacks elsewhere", daemon=True)
+        thread.start()
+        thread.join(REMOTE_STACKS_S)
         return silent
 
     def _handle_no_progress(self, where: list[str], now: float) -> None:
@@ -216,8 +208,7 @@ class Watchdog:
 def watch_run(logs: Path, quiet_s: float, stall_s: float | None) -> Iterator[Callable[[str], None]]:
     """Run a watchdog around the ``with`` block, and yield its method ``enter_stage``.
 
-    In a child process of a watched run, the yielded function sends a heartbeat to that run's
-    watchdog instead.
+    In a child process of a watched run, the function sends a heartbeat to that run's watchdog.
     """
     if STACKS_DIR in os.environ:
         yield progress.record_heartbeat
@@ -233,14 +224,8 @@ def _format_labels(labels: list[str]) -> str:
     return f": {', '.join(labels[:MAX_LABELS])}{suffix}"
 
 
-def _collect_nothing(_answers: Path) -> RemoteStacks:
-    return RemoteStacks()
-
-
 def _kill_processes(silent: list[StackRequest]) -> None:
     # A stopped process does not react to a request to end and would outlive the run.
     for request in silent:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             request.process.kill()
-        except psutil.NoSuchProcess:
-            logger.debug("%s is gone", request.name)

@@ -4,10 +4,13 @@ row   [prompt ... sampled tokens ...]   -> log_probs, entropy [B, R], at the rol
 span  tokens [start, end) of the row    -> one score at temperature 1
 branch row[0:start) + token_ids         -> one score at temperature 1 over
                                            token_ids[target_start:]
+
+Equal branches of a batch are computed once.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +70,8 @@ class _BatchScorer:
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device)
-        self.branches: list[list[Branch]] = _list_column(data, "branches")
+        self._requested: list[list[Branch]] = _list_column(data, "branches")
+        self.branches, self._owners = merge_equal_branches(self._requested, self.rows.tokens)
         self.spans: list[list[Span]] = _list_column(data, "spans")
         self._engine = engine
         self._temperature = temperature
@@ -117,7 +121,43 @@ class _BatchScorer:
         """Return the scores that ``score_micro_batch`` has stored, for all rows of the batch."""
         if not self._has_segments:
             return RowScores(self._log_probs, self._entropy)
-        return RowScores(self._log_probs, self._entropy, self._branch_scores, self._span_scores)
+        branch_scores = object_array(
+            [
+                [
+                    replace(self._branch_scores[row][index], step=branch.step, label=branch.label)
+                    for branch, (row, index) in zip(branches, owners, strict=True)
+                ]
+                for branches, owners in zip(self._requested, self._owners, strict=True)
+            ]
+        )
+        return RowScores(self._log_probs, self._entropy, branch_scores, self._span_scores)
+
+
+def merge_equal_branches(
+    branches: Sequence[Sequence[Branch]], row_tokens: Sequence[torch.Tensor]
+) -> tuple[list[list[Branch]], list[list[tuple[int, int]]]]:
+    """Return the branches of each row without repetitions, and the owner of each given branch.
+
+    Branches with the same tokens after the same prefix have equal scores. An owner is a row and an
+    index in that row's remaining branches. Members of a group in the same state share prefixes, and
+    with equal actions also contexts. ``row_tokens`` [B] are rows without padding.
+    """
+    first_of: dict[tuple[bytes, tuple[int, ...], int], tuple[int, int]] = {}
+    kept: list[list[Branch]] = [[] for _ in branches]
+    owners: list[list[tuple[int, int]]] = [[] for _ in branches]
+    for row, (row_branches, tokens) in enumerate(zip(branches, row_tokens, strict=True)):
+        array = tokens.numpy()
+        prefixes = {
+            start: hashlib.sha256(array[:start].tobytes()).digest()
+            for start in {branch.start for branch in row_branches}
+        }
+        for branch in row_branches:
+            key = (prefixes[branch.start], tuple(branch.token_ids), branch.target_start)
+            owner = first_of.setdefault(key, (row, len(kept[row])))
+            if owner == (row, len(kept[row])):
+                kept[row].append(branch)
+            owners[row].append(owner)
+    return kept, owners
 
 
 def _branch_targets(

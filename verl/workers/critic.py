@@ -9,7 +9,8 @@ from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
 from verl.models.flops import Work
 from verl.models.hub import model_directory_or_none
-from verl.models.policy import load_value_model
+from verl.models.loader import load_causal_lm
+from verl.models.policy import ValueModel
 from verl.protocol import DataProto
 from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
@@ -51,8 +52,9 @@ class CriticWorker(TrainingWorker):
         self._join_group()
         config = self.config
         model = config.model
-        module = load_value_model(
+        backbone = load_causal_lm(
             model_directory_or_none(model.path),
+            use="value",
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
@@ -61,7 +63,7 @@ class CriticWorker(TrainingWorker):
             empty=get_rank() > 0,
         )
         self._create_engine(
-            module,
+            ValueModel(backbone),
             config.dtype,
             model.fsdp_config,
             config.optim,

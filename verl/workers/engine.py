@@ -41,7 +41,6 @@ from verl.workers.collectives import (
     sum_over_ranks,
     world_size,
 )
-from verl.workers.compiling import compile_blocks
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
 from verl.workers.rank_zero_broadcast import broadcast_from_rank_zero, check_same_model
 
@@ -206,9 +205,8 @@ class TrainEngine:
         """
         # One rank has the whole gradient, so there is nothing to reduce.
         every = world_size() > 1 and (self.fsdp is None or self.fsdp.reduce_every_micro_batch)
-        self._sharded[-1].set_requires_gradient_sync(
-            is_last_micro_batch or every
-        )  # applies to its layers too
+        # applies to the layers too
+        self._sharded[-1].set_requires_gradient_sync(is_last_micro_batch or every)
         # FSDP averages over ranks: the factor turns the mean into a sum
         (loss * world_size()).backward()
 
@@ -274,3 +272,39 @@ class TrainEngine:
         for group in optimizer.param_groups:
             group["lr"] = lr
         return lr
+
+
+def compile_blocks(module: PackedModel, device: str) -> None:
+    """Let ``torch.compile`` compile every decoder layer of ``module`` in its first forward.
+
+        norm, projections, rotation ──▶ attention, not compiled ──▶ projection, norm, feed-forward
+              one graph                                                one graph
+
+    Layers are compiled separately, because FSDP gathers and frees parameters between them. Layers
+    of one class share their graphs. The number of tokens is a dynamic dimension, because it differs
+    between micro-batches. Raises ``RuntimeError`` if nothing can be compiled for ``device``.
+    """
+    _try_compiler(device)
+    for block in module.sharded_layers:
+        # Only ``forward`` is compiled: the hooks of FSDP and checkpointing stay outside.
+        block.forward = torch.compile(block.forward, dynamic=True)
+
+
+def _try_compiler(device: str) -> None:
+    """Compile a tiny function, so that a missing compiler raises before the first update."""
+    # Imported here, because importing a compiler takes seconds, and few runs use it.
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        torch.compile(_tiny_function)(torch.ones(8, device=device))
+    except (TorchDynamoException, InvalidCxxCompiler) as error:
+        compiler = "Triton" if device == "cuda" else "a C++ compiler"
+        raise RuntimeError(
+            f"use_torch_compile=true: torch.compile fails for {device} on this machine "
+            f"({str(error).splitlines()[0]}); fix: install {compiler}, or set it to false"
+        ) from error
+
+
+def _tiny_function(numbers: torch.Tensor) -> torch.Tensor:
+    return (2.0 * numbers + 1.0).sin()

@@ -75,17 +75,13 @@ def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
     Every rank must call this function. Tied weights appear once, under their first name.
     """
+    weights: dict[str, torch.Tensor] = {}
     with engine.model_on_device():
-        weights = {
-            name: _gather_to_rank_zero(tensor) for name, tensor in named_weights(engine).items()
-        }
-    return {name: tensor for name, tensor in weights.items() if tensor is not None}
-
-
-def _gather_to_rank_zero(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the unsharded tensor as a CPU copy on rank 0, None elsewhere. A collective call."""
-    full_tensor = gather_tensor(tensor)
-    return full_tensor.cpu().clone() if get_rank() == 0 else None
+        for name, tensor in named_weights(engine).items():
+            full_tensor = gather_tensor(tensor)
+            if get_rank() == 0:
+                weights[name] = full_tensor.cpu().clone()
+    return weights
 
 
 def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +102,10 @@ def save_engine(
     other_files: list[Path] = []
     if extra:
         other_files.append(directory / f"rng_rank{get_rank()}.safetensors")
-        save_file(_rng_state(engine.device), other_files[-1])
+        random_states = {"cpu": torch.get_rng_state()}
+        if engine.device == "cuda":
+            random_states["cuda"] = torch.cuda.get_rng_state()
+        save_file(random_states, other_files[-1])
     if get_rank() == 0:
         other_files.append(directory / RECORD)
         other_files[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
@@ -143,7 +142,10 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
         engine.check_finite_weights()
     random = directory / f"rng_rank{get_rank()}.safetensors"
     if random.is_file():
-        _set_rng_state(load_file(random), engine.device)
+        random_states = load_file(random)
+        torch.set_rng_state(random_states["cpu"])
+        if engine.device == "cuda" and "cuda" in random_states:
+            torch.cuda.set_rng_state(random_states["cuda"])
 
 
 def has_engine_state(directory: Path) -> bool:
@@ -158,10 +160,9 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     """
     _read_record(directory)
     metadata = read_tensor_metadata(directory)
-    entries = {name: metadata[name] for name in _weight_names(metadata)}
     weights = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in entries.items()
+        name: torch.empty(metadata[name].size, dtype=metadata[name].properties.dtype)
+        for name in _weight_names(metadata)
     }
     read_into(weights, directory)
     return weights
@@ -214,16 +215,3 @@ def _allocate_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: 
         device = weight.device if optimizer.defaults["fused"] else "cpu"
         moment = torch.zeros((), device=device) if key == "step" else torch.zeros_like(weight)
         optimizer.state[weight][key] = moment
-
-
-def _rng_state(device: str) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_rng_state(state: dict[str, torch.Tensor], device: str) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])

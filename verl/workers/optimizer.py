@@ -41,15 +41,6 @@ def can_fuse(parameters: Sequence[torch.nn.Parameter]) -> bool:
     return bool(parameters) and all(p.device.type == "cuda" for p in parameters)
 
 
-def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Return the number of warm-up steps: ``lr_warmup_steps`` if set (not negative), else
-    ``lr_warmup_steps_ratio * total_steps``.
-    """
-    if optim.lr_warmup_steps >= 0:
-        return optim.lr_warmup_steps
-    return int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
-
-
 def check_schedule(optim: OptimConfig) -> None:
     """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
     if optim.total_training_steps > 0:
@@ -70,11 +61,14 @@ def check_schedule(optim: OptimConfig) -> None:
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
-    The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps. Then it is constant,
+    The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps: ``lr_warmup_steps``
+    if it is not negative, else ``lr_warmup_steps_ratio * total_steps``. Then it is constant,
     or follows a cosine from ``lr`` to ``lr * min_lr_ratio`` at the last of ``total_steps``. The
     cosine needs a positive ``total_steps``.
     """
-    warm = warmup_steps(optim, total_steps)
+    warm = optim.lr_warmup_steps
+    if warm < 0:  # not set
+        warm = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
     peak = float(optim.lr)
     if step < warm:
         # starts at lr / w and not at 0: a step with rate 0 would have no effect

@@ -264,8 +264,8 @@ def _replace_by_marginals(
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R] with marginal log-probs where ``choice_posterior`` is not 0.
 
-    ``choice_log_probs`` [B, R, K] are of the current policy. The new log-prob less the old one is
-    ``log sum_k posterior_k r_k``, where r_k is the ratio of token k's probabilities.
+    ``choice_log_probs`` [B, R, K] are of the current policy. The difference to the old log-prob
+    is ``log sum_k posterior_k r_k``, where r_k is the ratio of token k's probabilities.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:

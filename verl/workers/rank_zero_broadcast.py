@@ -30,11 +30,8 @@ def check_same_model(module: nn.Module) -> None:
     local_tensors = _describe_tensors(module)
     rank_zero_tensors = json.loads(broadcast_text(json.dumps(local_tensors)))
     if local_tensors != rank_zero_tensors:
-        differing_tensors = [
-            entry
-            for entry in (*local_tensors, *rank_zero_tensors)
-            if entry not in local_tensors or entry not in rank_zero_tensors
-        ]
+        differing_tensors = [entry for entry in local_tensors if entry not in rank_zero_tensors]
+        differing_tensors += [entry for entry in rank_zero_tensors if entry not in local_tensors]
         raise RuntimeError(
             f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
             "in one of them; fix: use the same model directory and the same packages on every node"
@@ -67,20 +64,16 @@ def broadcast_from_rank_zero(part: nn.Module, device: str) -> None:
     if world_size() == 1:
         return
     copies: dict[torch.Tensor, torch.Tensor] = {}
+    tables: list[dict[str, Any]] = []
     for module in part.modules():
-        _replace_tensors(module._parameters, copies, device)
-        _replace_tensors(module._buffers, copies, device)
-
-
-def _replace_tensors(
-    tensors: dict[str, Any], copies: dict[torch.Tensor, torch.Tensor], device: str
-) -> None:
-    for name, tensor in tensors.items():
-        if tensor is None or isinstance(tensor, DTensor):
-            continue
-        if tensor not in copies:
-            copies[tensor] = _broadcast_tensor(tensor, device)
-        tensors[name] = copies[tensor]
+        tables += [module._parameters, module._buffers]
+    for table in tables:
+        for name, tensor in table.items():
+            if tensor is None or isinstance(tensor, DTensor):
+                continue
+            if tensor not in copies:
+                copies[tensor] = _broadcast_tensor(tensor, device)
+            table[name] = copies[tensor]
 
 
 def _broadcast_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -8,10 +8,10 @@ trained.
 
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from verl.config.schema.critic import RewardModelConfig
 from verl.models.hub import model_directory_or_none
@@ -20,7 +20,7 @@ from verl.models.weights import load_weights
 from verl.protocol import DataProto
 from verl.records import MESSAGES, MODEL_SCORES
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.base.worker import Worker
+from verl.single_controller.base.worker_group import Worker
 from verl.utils.chat_tokens import ChatTokens
 from verl.workers.collectives import resolve_device
 from verl.workers.rows import micro_batches
@@ -91,7 +91,12 @@ class RewardModelWorker(Worker):
         dtype = getattr(torch, self.config.dtype or "float32")
         trust = self.config.model.trust_remote_code
         model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust)
-        _require_one_label(directory, model.config.num_labels)
+        labels = model.config.num_labels
+        if labels != 1:
+            raise ValueError(
+                f"reward_model.model.path={str(directory)!r}: the model has {labels} labels; "
+                "allowed: 1; fix: set it to a sequence-classification model with one label"
+            )
         tokenizer = AutoTokenizer.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust
         )
@@ -129,14 +134,11 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     token also ends a turn, it would read one token too early. Therefore rows are padded with a
     token that none of them contains.
     """
-    width = max(len(row) for row in rows)
     used_tokens = {token for row in rows for token in row}
     padding = next(token for token in range(model.config.vocab_size) if token not in used_tokens)
-    ids = torch.full((len(rows), width), padding, dtype=torch.long)
-    attention = torch.zeros_like(ids)
-    for row_index, row in enumerate(rows):
-        ids[row_index, : len(row)] = torch.tensor(row)
-        attention[row_index, : len(row)] = 1
+    tokens = [torch.tensor(row) for row in rows]
+    ids = pad_sequence(tokens, batch_first=True, padding_value=padding)
+    attention = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
     device = next(model.parameters()).device
     previous_pad_token_id = model.config.pad_token_id
     model.config.pad_token_id = padding
@@ -145,11 +147,3 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     finally:
         model.config.pad_token_id = previous_pad_token_id
     return logits.squeeze(-1).float().cpu()
-
-
-def _require_one_label(directory: Path, labels: int) -> None:
-    """Raise ``ValueError`` for a model with more than one label."""
-    if labels != 1:
-        key = f"reward_model.model.path={str(directory)!r}"
-        fix = "set it to a sequence-classification model with one label"
-        raise ValueError(f"{key}: the model has {labels} labels; allowed: 1; fix: {fix}")

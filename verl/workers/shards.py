@@ -108,24 +108,19 @@ def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
     """
     metadata = read_tensor_metadata(directory)
     for name in state.keys() & metadata.keys():
-        _require_whole(name, metadata[name], state[name], directory)
+        size = metadata[name].size
+        numel = sum(math.prod(chunk.sizes) for chunk in metadata[name].chunks)
+        # DCP derives the size from the parts: without the last part the size is smaller.
+        if size != state[name].shape or numel != state[name].numel():
+            raise ValueError(
+                f"{directory}: it holds {numel} values of '{name}' with shape {list(size)}, but "
+                f"the model has shape {list(state[name].shape)}: the checkpoint is of another "
+                "model, or files of some ranks are missing"
+            )
     try:
         load(dict(state), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)
     except CheckpointException as error:
         raise ValueError(f"{directory}: {root_error(error)}") from error
-
-
-def _require_whole(
-    name: str, entry: TensorStorageMetadata, target: torch.Tensor, directory: Path
-) -> None:
-    numel = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-    # DCP derives the size from the parts: without the last part the size is smaller.
-    if entry.size != target.shape or numel != target.numel():
-        raise ValueError(
-            f"{directory}: it holds {numel} values of '{name}' with shape {list(entry.size)}, but "
-            f"the model has shape {list(target.shape)}: the checkpoint is of another model, or "
-            "files of some ranks are missing"
-        )
 
 
 def root_error(error: BaseException) -> BaseException:

@@ -9,7 +9,7 @@ from verl.config.schema.model import CheckpointConfig, FSDPConfig, OptimConfig
 from verl.models.policy import PackedModel
 from verl.records import WrittenFiles
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.single_controller.base.worker import Worker
+from verl.single_controller.base.worker_group import Worker
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.seeds import seed_everything
 from verl.workers.collectives import backend_of, get_rank, resolve_device

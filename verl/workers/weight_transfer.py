@@ -65,9 +65,8 @@ class WeightStream:
         self._engine = engine
         self._dtype = dtype
         self._names = (prefix, scales, tied)
-        self.fingerprints = WeightFingerprints(
-            {}, {}
-        )  # of the weights that were yielded last, on rank 0
+        # of the weights that were yielded last, on rank 0
+        self.fingerprints = WeightFingerprints({}, {})
 
     @property
     def device(self) -> torch.device:
@@ -123,9 +122,8 @@ class WeightSyncClient:
         self._devices = devices
         self.abort_transfer: Callable[[], None] = lambda: None
         self.version = 0  # policy version of the weights being sent
-        self.received: list[
-            dict[str, int]
-        ] = []  # fingerprints received by each engine, last update
+        # fingerprints of the last update, as received by each engine
+        self.received: list[dict[str, int]] = []
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
         """Prepare all engines for weight transfers; called once.
@@ -174,7 +172,14 @@ class WeightSender:
         if transport == "nccl":
             self._sender = _nccl_sender(size, len(engines) * devices, self._client, source)
         else:
-            self._sender = _ipc_sender(size, self._client, source)
+            from vllm.distributed.weight_transfer.ipc_engine import (
+                IPCTrainerInitInfo,
+                IPCTrainerWeightTransferEngine,
+            )
+
+            info = IPCTrainerInitInfo(rank=get_rank(), packed=True, packed_buffer_size_bytes=size)
+            sender_class = IPCTrainerWeightTransferEngine
+            self._sender = sender_class.trainer_init(info, client=self._client, source=source)
 
     def send(self, version: int) -> list[dict[str, int]]:
         """Send all weights. Rank 0 returns, per engine, the checksum of each received weight."""
@@ -183,18 +188,6 @@ class WeightSender:
             torch.cuda.synchronize()  # vLLM reads the weights in other CUDA streams
         self._sender.send_weights()
         return self._client.received
-
-
-def _ipc_sender(
-    size: int, client: WeightSyncClient, source: Any
-) -> "TrainerWeightTransferEngine[Any]":
-    from vllm.distributed.weight_transfer.ipc_engine import (
-        IPCTrainerInitInfo,
-        IPCTrainerWeightTransferEngine,
-    )
-
-    info = IPCTrainerInitInfo(rank=get_rank(), packed=True, packed_buffer_size_bytes=size)
-    return IPCTrainerWeightTransferEngine.trainer_init(info, client=client, source=source)
 
 
 def _nccl_sender(

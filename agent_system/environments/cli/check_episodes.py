@@ -1,24 +1,37 @@
 """Episodes of the command ``check``, in worker processes with deadlines. All observations and
 rewards are stored.
+
+A policy that repeats one action (a constant) must not solve more than half of the tasks.
 """
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from agent_system.environments.cli.policies import Policy, PolicyStart, TextWithAction
+from agent_system.environments.cli.policies import (
+    Policy,
+    PolicyFactory,
+    PolicyStart,
+    TextWithAction,
+    candidate_constants,
+    write_action,
+)
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
+from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 
 RESET_S = 120.0
 STEP_S = 60.0
+CONSTANTS_S = 60.0  # time limit for all constant actions together
+# Maps the last observation to an action, and to True if the text of the policy is well formed.
+ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +46,6 @@ class CheckedEnvironment:
     all_tasks: bool = False  # True if ``tasks`` contains every task of the split
 
     def create_pool(self) -> EnvironmentPool:
-        """Return a new pool of one process with one environment."""
         return EnvironmentPool(self.name, self.settings, 1, 1, RESET_S, STEP_S, placement="process")
 
 
@@ -74,81 +86,68 @@ async def run_policy(
     checked: CheckedEnvironment,
     pool: EnvironmentPool,
     name: str,
-    make_policy: Callable[[PolicyStart], Policy],
+    make_policy: PolicyFactory,
     number: int,
 ) -> CheckEpisode:
-    """Run policy ``name``, made by ``make``, on task ``number`` and return the episode.
+    """Run policy ``name``, made by ``make_policy``, on task ``number`` and return the episode.
 
     It ends when the environment is done, or after ``max_steps`` actions.
     """
     task, seed = checked.tasks[number]
-    episode = CheckEpisode(name, task, seed)
-    try:
-        # One session per episode: the pool replaces an environment that failed.
-        async with pool.open_session() as session:
-            await _run_turns(checked, episode, session, make_policy)
-    except EnvFailure as failure:
-        episode.failure = str(failure)
-    return episode
+    package = checked.package.package_for_task(task)
 
+    def start_policy(first: Observation) -> ActionChoice:
+        rng = random.Random(derive_seed("check", name, task["task_id"], seed))
+        policy = make_policy(PolicyStart(checked.settings, task, first, rng))
 
-async def _run_turns(
-    checked: CheckedEnvironment,
-    episode: CheckEpisode,
-    session: PoolSession,
-    make_policy: Callable[[PolicyStart], Policy],
-) -> None:
-    rng = random.Random(derive_seed("check", episode.policy, episode.task["task_id"], episode.seed))
-    observation = await session.reset(episode.task, episode.seed)
-    episode.transcript.append(_observation_fields(observation))
-    package = checked.package.package_for_task(episode.task)
-    policy = make_policy(PolicyStart(checked.settings, episode.task, observation, rng))
-    for _ in range(checked.max_steps):
-        text = policy(observation)
-        bypasses_project = isinstance(text, TextWithAction)
-        action, well_formed = (text.action, True) if bypasses_project else package.project(text)
-        episode.actions.append(action)
-        episode.well_formed.append(well_formed)
-        observation, done = await _step(episode, session, action)
-        if done:
-            return
+        def choose_action(observation: Observation) -> tuple[str, bool]:
+            text = policy(observation)
+            bypasses_project = isinstance(text, TextWithAction)
+            return (text.action, True) if bypasses_project else package.project(text)
+
+        return choose_action
+
+    return await _run_episode(pool, CheckEpisode(name, task, seed), start_policy, checked.max_steps)
 
 
 async def repeat_episode(pool: EnvironmentPool, original: CheckEpisode) -> CheckEpisode:
     """Repeat the task, seed and actions of ``original`` and return the new episode."""
     episode = CheckEpisode(original.policy, original.task, original.seed)
+    actions = iter(zip(original.actions, original.well_formed, strict=True))
+    max_steps = len(original.actions)
+    return await _run_episode(pool, episode, lambda _first: lambda _last: next(actions), max_steps)
+
+
+async def _run_episode(
+    pool: EnvironmentPool,
+    episode: CheckEpisode,
+    start_policy: Callable[[Observation], ActionChoice],
+    max_steps: int,
+) -> CheckEpisode:
     try:
+        # One session per episode: the pool replaces an environment that failed.
         async with pool.open_session() as session:
-            await _repeat_actions(episode, session, original.actions)
+            observation = await session.reset(episode.task, episode.seed)
+            episode.transcript.append(_observation_fields(observation))
+            choose_action = start_policy(observation)
+            done = False
+            while not done and len(episode.actions) < max_steps:
+                action, is_well_formed = choose_action(observation)
+                episode.actions.append(action)
+                episode.well_formed.append(is_well_formed)
+                observation, reward, done, info = await session.step(action)
+                episode.transcript.append(
+                    {
+                        **_observation_fields(observation),
+                        "reward": reward,
+                        "done": done,
+                        "won": bool(info.get("won", False)),
+                        "valid": bool(info.get("is_action_valid", True)),
+                    }
+                )
     except EnvFailure as failure:
         episode.failure = str(failure)
     return episode
-
-
-async def _repeat_actions(
-    episode: CheckEpisode, session: PoolSession, actions: Sequence[str]
-) -> None:
-    episode.transcript.append(_observation_fields(await session.reset(episode.task, episode.seed)))
-    for action in actions:
-        _, done = await _step(episode, session, action)
-        if done:
-            return
-
-
-async def _step(
-    episode: CheckEpisode, session: PoolSession, action: str
-) -> tuple[Observation, bool]:
-    observation, reward, done, info = await session.step(action)
-    episode.transcript.append(
-        {
-            **_observation_fields(observation),
-            "reward": reward,
-            "done": done,
-            "won": bool(info.get("won", False)),
-            "valid": bool(info.get("is_action_valid", True)),
-        }
-    )
-    return observation, done
 
 
 def _observation_fields(observation: Observation) -> dict[str, Any]:
@@ -167,3 +166,81 @@ def _without_arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_arrays(item) for key, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantAction:
+    """Action that was repeated in every turn, the number of its episodes and of its successes."""
+
+    action: str
+    episodes: int
+    successes: int
+
+
+async def try_constants(
+    checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
+) -> tuple[ConstantAction | None, list[str]]:
+    """Run policies that repeat one frequent action in every turn.
+
+    ``episodes`` are those of other policies; their actions and observations determine which actions
+    are frequent. Return the action that succeeded most often, and a sentence if the time was too
+    short for all candidates.
+    """
+    first_moments = [episode.transcript[0] for episode in episodes if episode.transcript]
+    first_observations = [Observation(one["text"], info=one["info"]) for one in first_moments]
+    oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
+    oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
+    candidates = candidate_constants(oracle_actions, first_observations)
+    best_constant: ConstantAction | None = None
+    deadline = time.monotonic() + CONSTANTS_S
+    for num_tried, action in enumerate(candidates):
+        if time.monotonic() > deadline:
+            untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
+            return best_constant, [f"{untried} were not tried within {CONSTANTS_S:g} s"]
+        result = await _run_constant(checked, pool, action)
+        if best_constant is None or result.successes > best_constant.successes:
+            best_constant = result
+    return best_constant, []
+
+
+async def _run_constant(
+    checked: CheckedEnvironment, pool: EnvironmentPool, action: str
+) -> ConstantAction:
+    """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
+
+    def make_policy(_start: PolicyStart) -> Policy:
+        return lambda _observation: write_action(action)
+
+    successes = 0
+    for task_index in range(len(checked.tasks)):
+        episode = await run_policy(checked, pool, "constant", make_policy, task_index)
+        successes += episode.is_success
+        if 2 * (task_index + 1 - successes) >= len(checked.tasks):
+            return ConstantAction(action, task_index + 1, successes)
+    return ConstantAction(action, len(checked.tasks), successes)
+
+
+def check_action_format(
+    package: EnvPackage[Any], episodes: Sequence[CheckEpisode]
+) -> tuple[list[str], list[str]]:
+    """Check that ``package.project`` extracts the oracle's actions from texts of ``format_action``.
+
+    Return the problems, and a sentence if the check is impossible because the package has no
+    ``format_action``.
+    """
+    for episode in episodes:
+        task_package = package.package_for_task(episode.task)
+        for action in dict.fromkeys(episode.actions):
+            format_action = task_package.format_action or write_action
+            text = str(format_action(action))
+            projected = task_package.project(text)
+            if projected == (action, True):
+                continue
+            sentence = f"project({text!r}) is {projected!r}, not {(action, True)!r}"
+            if task_package.format_action is not None:
+                return [f"{sentence}: a policy cannot write the action of the oracle"], []
+            return [], [
+                f"{sentence}: the format of answers is unknown; fix: set format_action of the "
+                "package, a function from an action to the text in which a model writes it"
+            ]
+    return [], []

@@ -14,10 +14,9 @@ in another order.
 """
 
 import asyncio
-import contextlib
 import math
 import statistics
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,12 +25,10 @@ from rich.table import Table
 from agent_system.environments.cli.check_episodes import (
     CheckedEnvironment,
     CheckEpisode,
-    repeat_episode,
-    run_policy,
-)
-from agent_system.environments.cli.constant_actions import (
     ConstantAction,
     check_action_format,
+    repeat_episode,
+    run_policy,
     try_constants,
 )
 from agent_system.environments.cli.limits import within_limits
@@ -41,11 +38,7 @@ from agent_system.environments.cli.policies import (
     InjectionSequence,
     find_oracle,
 )
-from agent_system.environments.env_registry import (
-    env_settings,
-    get_package,
-    missing_extra_error,
-)
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
@@ -57,9 +50,8 @@ MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
 WILSON_SE = 2.0  # width of the Wilson interval in standard errors: one-sided level 97.7%
-WANDERING_RATIO = (
-    3.0  # mean episode length over the oracle's, above which a success is attributed to chance
-)
+# Mean episode length over the oracle's, above which a success is attributed to chance.
+WANDERING_RATIO = 3.0
 NO_ORACLE = (
     "the environment has no oracle, so it is unknown whether its tasks can be solved; fix: add to "
     "the environment a method gold_path(task) -> list[str] that returns the actions of a solution, "
@@ -96,28 +88,17 @@ def check_environment(
 ) -> Findings:
     """Run every policy on tasks of the environment ``name`` and check the rewards.
 
-    Args:
-        name: Name of the environment, in any case.
-        kwargs: Keys of its config section.
-        split: Split of the tasks.
-        tasks: Number of tasks. None: 8, or 32 if episodes have one turn.
-        steps: Maximum number of actions of an episode.
+    ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
+    episodes have one turn. An episode has at most ``steps`` actions.
 
-    Raises:
-        UnknownEnvironment: The name is unknown.
-        MissingExtra: A dependency is missing.
-        ConfigError: The environment has no such key, or its value is invalid.
-        OutOfLimits: Listing the tasks takes too much time or memory.
-        WorkerStartError: The worker process does not start.
+    Raises ``WorkerStartError``, ``OutOfLimits`` if listing the tasks takes too much time or memory,
+    and what ``env_settings`` raises.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
-    try:
-        with within_limits(f"listing the {split} tasks of {name}"):
-            split_tasks = package.tasks(settings, split)
-    except ModuleNotFoundError as error:
-        raise missing_extra_error(name, error) from error
+    with within_limits(name, f"listing the {split} tasks of {name}"):
+        split_tasks = package.tasks(settings, split)
     count = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
     selected = select_validation_set(split_tasks, max(count, DEFAULT_SINGLE_TURN_TASKS))
     checked = CheckedEnvironment(
@@ -136,7 +117,7 @@ async def _run_check(
 ) -> Findings:
     env = checked.package.make(checked.settings)
     try:
-        with within_limits(f"the gold_path of {checked.name}"):
+        with within_limits(checked.name, f"the gold_path of {checked.name}"):
             oracle_factory = find_oracle(
                 checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
             )
@@ -144,28 +125,27 @@ async def _run_check(
         env.close()
     policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **POLICIES_WITHOUT_ORACLE}
     episodes: list[CheckEpisode] = []
-    async with _running_pool(checked.create_pool()) as pool:
+    async with checked.create_pool() as pool:
         for name, make_policy in policies.items():
             for task_index in range(len(checked.tasks)):
                 episodes.append(await run_policy(checked, pool, name, make_policy, task_index))
         episodes += await _run_injections(checked, pool)
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
-        constants_checked = (
-            constants_environment
-            if all(len(episode.actions) <= 1 for episode in episodes)
-            else checked
-        )
+        is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
+        constants_checked = constants_environment if is_single_turn else checked
         constant, left_open = await try_constants(constants_checked, pool, episodes)
     # Repeat the first episodes of each policy in another order: an episode must not depend on the
     # episodes before it.
-    to_repeat = [
-        one
+    first_episodes = [
+        episode
         for name in (*policies, INJECTING)
-        for one in _episodes_of(episodes, name)[: len(checked.tasks)]
+        for episode in _episodes_of(episodes, name)[: len(checked.tasks)]
+        if not episode.failure
     ]
-    reversed_episodes = [episode for episode in reversed(to_repeat) if not episode.failure]
-    async with _running_pool(checked.create_pool()) as pool:
-        repeated = [(episode, await repeat_episode(pool, episode)) for episode in reversed_episodes]
+    async with checked.create_pool() as pool:
+        repeated = [
+            (episode, await repeat_episode(pool, episode)) for episode in first_episodes[::-1]
+        ]
     formats, unknown_formats = check_action_format(checked.package, _episodes_of(episodes, ORACLE))
     problems = [
         *find_reward_problems(episodes, checked.all_tasks),
@@ -197,28 +177,31 @@ async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) ->
     return episodes
 
 
-def _solves_most(episodes: list[CheckEpisode], all_tasks: bool) -> bool:
-    return is_most(_count_successes(episodes), len(episodes), all_tasks)
-
-
 def _count_successes(episodes: list[CheckEpisode]) -> int:
     return sum(episode.is_success for episode in episodes)
 
 
-def _is_far_longer(episodes: list[CheckEpisode], policy_episodes: list[CheckEpisode]) -> bool:
-    """Return True if ``policy_episodes`` are far longer than the oracle's among ``episodes``.
-
-    Success is then no problem: in a small environment, random actions reach the goal if an episode
-    is long enough.
-    """
-    oracle_episodes = _episodes_of(episodes, ORACLE)
-    return bool(oracle_episodes) and _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(
-        oracle_episodes
-    )
-
-
 def _mean_length(episodes: list[CheckEpisode]) -> float:
     return statistics.mean(len(episode.actions) for episode in episodes)
+
+
+def _policies_that_solve_most(
+    episodes: list[CheckEpisode], all_tasks: bool, *, far_longer: bool
+) -> Iterator[tuple[str, list[CheckEpisode]]]:
+    """Yield each policy that solves most tasks although it should not, with its episodes.
+
+    With ``far_longer`` these are policies whose episodes are far longer than the oracle's, else the
+    others. In a small environment, random actions reach the goal if an episode is long enough.
+    """
+    oracle_episodes = _episodes_of(episodes, ORACLE)
+    for policy in MUST_NOT_SOLVE_MOST:
+        policy_episodes = _episodes_of(episodes, policy)
+        if is_most(_count_successes(policy_episodes), len(policy_episodes), all_tasks):
+            is_far_longer = bool(oracle_episodes) and (
+                _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(oracle_episodes)
+            )
+            if is_far_longer == far_longer:
+                yield policy, policy_episodes
 
 
 def _long_episode_remarks(episodes: list[CheckEpisode], all_tasks: bool) -> list[str]:
@@ -228,9 +211,9 @@ def _long_episode_remarks(episodes: list[CheckEpisode], all_tasks: bool) -> list
         f"{_mean_length(_episodes_of(episodes, ORACLE)):.1f}; "
         "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
         "succeeds because episodes are long"
-        for policy in MUST_NOT_SOLVE_MOST
-        if _solves_most(policy_episodes := _episodes_of(episodes, policy), all_tasks)
-        and _is_far_longer(episodes, policy_episodes)
+        for policy, policy_episodes in _policies_that_solve_most(
+            episodes, all_tasks, far_longer=True
+        )
     ]
 
 
@@ -260,15 +243,6 @@ def _episodes_of(episodes: Sequence[CheckEpisode], policy: str) -> list[CheckEpi
     return [episode for episode in episodes if episode.policy == policy]
 
 
-@contextlib.asynccontextmanager
-async def _running_pool(pool: EnvironmentPool) -> AsyncIterator[EnvironmentPool]:
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
 def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) -> list[str]:
     """Return one sentence per policy whose result violates its condition.
 
@@ -291,22 +265,19 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
                 f"{episode.policy} solved {episode.task['task_id']} with "
                 f"{_shorten_action(episode.actions[-1])}, return {episode.total_reward:g}"
             )
-    for policy in MUST_NOT_SOLVE_MOST:
-        policy_episodes = _episodes_of(episodes, policy)
-        if _solves_most(policy_episodes, all_tasks) and not _is_far_longer(
-            episodes, policy_episodes
-        ):
-            problems.append(
-                f"{policy} succeeds at {_count_successes(policy_episodes)} of "
-                f"{len(policy_episodes)} tasks: a policy that ignores the observations is "
-                "rewarded; fix: harder tasks, or fewer steps"
-            )
+    problems += [
+        f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
+        "tasks: a policy that ignores the observations is rewarded; fix: harder tasks, or fewer "
+        "steps"
+        for policy, policy_episodes in _policies_that_solve_most(
+            episodes, all_tasks, far_longer=False
+        )
+    ]
     oracle_return, empty_return = _mean_return(episodes, ORACLE), _mean_return(episodes, "empty")
     if oracle_return is not None and empty_return is not None and empty_return >= oracle_return:
         problems.append(
             f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: "
-            "solving tasks is "
-            "not rewarded"
+            "solving tasks is not rewarded"
         )
     return problems
 
@@ -315,15 +286,12 @@ def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) 
     """Return one sentence per pair (episode, its repetition in another process) with different
     observations or rewards.
     """
-    sentences = []
-    for episode, repetition in pairs:
-        difference = _describe_difference(episode, repetition)
-        if difference:
-            sentences.append(
-                f"the same actions of {episode.policy} on {episode.task['task_id']} "
-                f"(seed {episode.seed}) gave another transcript in another process: {difference}"
-            )
-    return sentences
+    return [
+        f"the same actions of {episode.policy} on {episode.task['task_id']} "
+        f"(seed {episode.seed}) gave another transcript in another process: {difference}"
+        for episode, repetition in pairs
+        if (difference := _describe_difference(episode, repetition))
+    ]
 
 
 def _shorten_action(action: str) -> str:
@@ -334,9 +302,8 @@ def _shorten_action(action: str) -> str:
 def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
     if other.failure:
         return f"the environment failed there: {other.failure}"
-    for num_actions, (moment, repeated_moment) in enumerate(
-        zip(episode.transcript, other.transcript, strict=False)
-    ):
+    moments = zip(episode.transcript, other.transcript, strict=False)
+    for num_actions, (moment, repeated_moment) in enumerate(moments):
         for key, value in moment.items():
             if value != repeated_moment[key]:
                 texts = _texts_at_difference(str(value), str(repeated_moment[key]))
@@ -349,18 +316,12 @@ def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
 def _texts_at_difference(one: str, other: str) -> str:
     """Return a text with the characters of both texts around their first difference."""
     index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    start = max(0, index - CONTEXT_CHARS)
-    return (
-        f"...{one[start : index + CONTEXT_CHARS]!r} and ...{other[start : index + CONTEXT_CHARS]!r}"
-    )
+    shown = slice(max(0, index - CONTEXT_CHARS), index + CONTEXT_CHARS)
+    return f"...{one[shown]!r} and ...{other[shown]!r}"
 
 
 def _mean_return(episodes: list[CheckEpisode], policy: str) -> float | None:
-    returns = [
-        episode.total_reward
-        for episode in episodes
-        if episode.policy == policy and not episode.failure
-    ]
+    returns = [one.total_reward for one in _episodes_of(episodes, policy) if not one.failure]
     return statistics.mean(returns) if returns else None
 
 
@@ -376,7 +337,7 @@ def build_results_table(findings: Findings) -> Table:
     for title in titles:
         table.add_column(title, justify="right")
     for policy in dict.fromkeys(episode.policy for episode in findings.episodes):
-        episodes = [episode for episode in findings.episodes if episode.policy == policy]
+        episodes = _episodes_of(findings.episodes, policy)
         returns = [episode.total_reward for episode in episodes]
         actions = sum(len(episode.actions) for episode in episodes)
         table.add_row(

@@ -1,6 +1,7 @@
 """Arguments and output of ``python -m agent_system.environments``."""
 
 import argparse
+import functools
 import sys
 import traceback
 from collections.abc import Sequence
@@ -33,16 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "list":
             _print_names(arguments.unlisted)
             return 0
-        kwargs = read_keys(arguments.key)
+        name, kwargs, split = arguments.name, read_keys(arguments.key), arguments.split
         if arguments.command == "play":
-            run_interactive(
-                arguments.name, kwargs, arguments.split, arguments.task, arguments.steps
-            )
+            run_interactive(name, kwargs, split, arguments.task, arguments.steps)
             return 0
         return print_findings(
-            check_environment(
-                arguments.name, kwargs, arguments.split, arguments.tasks, arguments.steps
-            )
+            check_environment(name, kwargs, split, arguments.tasks, arguments.steps)
         )
     except USER_ERRORS as error:
         sys.stderr.write(f"{error}\n")
@@ -60,16 +57,13 @@ def _print_names(unlisted: bool) -> None:
         sys.stdout.write("\n".join(lines) + "\n")
         return
     oracle_names, names = names_with_oracle()
-    remarks_by_name = name_remarks()
-    lines = [
-        f"{name}\t{remarks_by_name[name]}" if name in remarks_by_name else name for name in names
-    ]
+    remarks = name_remarks()
+    lines = [f"{name}\t{remarks[name]}" if name in remarks else name for name in names]
     sys.stdout.write("\n".join(lines) + "\n")
     # The summary goes to stderr, because other programs read the names from stdout.
     sys.stderr.write(
-        f"{len(names)} names; {len(oracle_names)} of them have an oracle, which solves tasks "
-        "for check; "
-        f"list --unlisted prints {len(unlisted_names())} more names\n"
+        f"{len(names)} names; {len(oracle_names)} of them have an oracle, which solves tasks for "
+        f"check; list --unlisted prints {len(unlisted_names())} more names\n"
     )
 
 
@@ -84,18 +78,14 @@ def print_findings(findings: Findings, console: Console | None = None) -> int:
     for sentence in findings.problems:
         console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
     if not findings.problems:
-        best_constant = findings.constant
-        # Cut the action so that the message fits into the line.
-        constant_text = (
-            f"; constant {best_constant.action[:12]!r}: "
-            f"{best_constant.successes}/{best_constant.episodes}"
-            if best_constant
-            else ""
-        )
-        console.print(
-            f"nothing is wrong; repeated episodes gave the same transcripts{constant_text}",
-            markup=False,
-        )
+        summary = "nothing is wrong; repeated episodes gave the same transcripts"
+        if findings.constant:
+            # Cut the action so that the message fits into the line.
+            constant = findings.constant
+            summary += (
+                f"; constant {constant.action[:12]!r}: {constant.successes}/{constant.episodes}"
+            )
+        console.print(summary, markup=False)
     return 1 if findings.problems else 0
 
 
@@ -114,9 +104,8 @@ def read_keys(overrides: Sequence[str]) -> dict[str, Any]:
         *section_names, leaf_key = key.split(".")
         subsection: Any = section
         for section_name in section_names:
-            subsection = (
-                subsection.setdefault(section_name, {}) if isinstance(subsection, dict) else None
-            )
+            if isinstance(subsection, dict):
+                subsection = subsection.setdefault(section_name, {})
         if not isinstance(subsection, dict) or leaf_key in subsection:
             raise ValueError(
                 f"{override!r}: another argument sets the same key, or a key above or below it; "
@@ -170,16 +159,15 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_common_arguments(check_parser)
     check_parser.add_argument(
         "--tasks",
-        type=_positive_integer,
+        type=_read_integer,
         help="tasks of each policy (default: 8, or 32 if episodes have one turn)",
     )
     interactive = commands.add_parser(
         "play", help="run an episode with actions that you type, one per line"
     )
     _add_common_arguments(interactive)
-    interactive.add_argument(
-        "--task", type=_non_negative_integer, default=0, help="number of the task"
-    )
+    number = functools.partial(_read_integer, minimum=0)
+    interactive.add_argument("--task", type=number, default=0, help="number of the task")
     return parser
 
 
@@ -189,21 +177,13 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("train", "val"), default="val", help="split of tasks")
     parser.add_argument(
         "--steps",
-        type=_positive_integer,
+        type=_read_integer,
         default=50,
         help="maximum number of actions of an episode",
     )
 
 
-def _positive_integer(text: str) -> int:
-    return _bounded_integer(text, 1)
-
-
-def _non_negative_integer(text: str) -> int:
-    return _bounded_integer(text, 0)
-
-
-def _bounded_integer(text: str, minimum: int) -> int:
+def _read_integer(text: str, minimum: int = 1) -> int:
     if not text.isascii() or not text.isdecimal() or not minimum <= int(text) <= LARGEST_NUMBER:
         raise argparse.ArgumentTypeError(
             f"{text!r}; allowed: an integer from {minimum} to {LARGEST_NUMBER}"

@@ -10,13 +10,9 @@ from rich.text import Text
 from agent_system.environments.cli.limits import within_limits
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.env import Env, Observation
-from agent_system.environments.env_registry import (
-    env_settings,
-    get_package,
-    missing_extra_error,
-)
+from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.experts.episode import await_if_needed
-from agent_system.environments.prompts import Prompts, select_prompts
+from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
 
@@ -45,12 +41,9 @@ def run_interactive(
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
-    try:
-        with within_limits(f"listing the {split} tasks of {name}"):
-            tasks = select_validation_set(package.tasks(settings, split), number + 1)
-            env = package.make(settings)
-    except ModuleNotFoundError as error:
-        raise missing_extra_error(name, error) from error
+    with within_limits(name, f"listing the {split} tasks of {name}"):
+        tasks = select_validation_set(package.tasks(settings, split), number + 1)
+        env = package.make(settings)
     try:
         if number >= len(tasks):
             raise NoSuchTask(
@@ -60,22 +53,16 @@ def run_interactive(
         console = console or Console()
         console.print(f"{task['task_id']}; end the input (Ctrl-D) to stop", style="dim")
         first_observation = await_if_needed(env.reset(task, seed))
-        _print_introduction(
-            console, select_prompts(package.prompts(settings), first_observation), first_observation
-        )
-        return _run_typed_episode(
-            env, first_observation, _read_actions(lines or sys.stdin, console), console, steps
-        )
+        prompts = select_prompts(package.prompts(settings), first_observation)
+        system = prompts.system(False)
+        if system:
+            console.print(Text(system, style="dim"))
+        for message in first_observation.opening:
+            console.print(Text(f"{message['role']}: {message['content']}", style="dim"))
+        actions = _read_actions(lines or sys.stdin, console)
+        return _run_typed_episode(env, first_observation, actions, console, steps)
     finally:
         env.close()
-
-
-def _print_introduction(console: Console, prompts: Prompts, first: Observation) -> None:
-    system = prompts.system(False)
-    if system:
-        console.print(Text(system, style="dim"))
-    for message in first.opening:
-        console.print(Text(f"{message['role']}: {message['content']}", style="dim"))
 
 
 def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
@@ -121,9 +108,7 @@ def _print_observation(console: Console, observation: Observation, over: bool = 
     console.print(Text(observation.text))
     possible = [] if over else list(observation.info.get("admissible_actions") or ())
     if possible:
-        more_text = (
-            f" and {len(possible) - SHOWN_ACTIONS} more" if len(possible) > SHOWN_ACTIONS else ""
-        )
-        console.print(
-            Text(f"valid actions: {', '.join(possible[:SHOWN_ACTIONS])}{more_text}", style="dim")
-        )
+        num_more = len(possible) - SHOWN_ACTIONS
+        more = f" and {num_more} more" if num_more > 0 else ""
+        shown = f"valid actions: {', '.join(possible[:SHOWN_ACTIONS])}{more}"
+        console.print(Text(shown, style="dim"))

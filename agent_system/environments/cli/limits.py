@@ -4,6 +4,7 @@ import contextlib
 import resource
 from collections.abc import Iterator
 
+from agent_system.environments.env_registry import missing_extra_error
 from verl.utils.limits import TimeLimit, limit_memory, time_limit
 
 SECONDS = 90.0
@@ -15,10 +16,11 @@ class OutOfLimits(ValueError):
 
 
 @contextlib.contextmanager
-def within_limits(operation: str) -> Iterator[None]:
+def within_limits(env_name: str, operation: str) -> Iterator[None]:
     """Limit the ``with`` block to ``SECONDS`` and ``GIGABYTES`` of address space.
 
-    ``operation`` names it in the error. Raises ``OutOfLimits``.
+    ``operation`` names it in the error. Raises ``OutOfLimits``, and ``MissingExtra`` instead of
+    ``ModuleNotFoundError``.
     """
     old_limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(GIGABYTES)
@@ -27,6 +29,8 @@ def within_limits(operation: str) -> Iterator[None]:
             yield
     except TimeLimit as error:
         raise OutOfLimits(f"{error}; fix: set keys that make fewer or smaller tasks") from error
+    except ModuleNotFoundError as error:
+        raise missing_extra_error(env_name, error) from error
     except MemoryError as error:
         raise OutOfLimits(
             f"{operation} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make "

@@ -1,17 +1,11 @@
 """Names of environments and their variants."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_system.environments.env_registry import (
-    REGISTRY,
-    UnknownEnvironment,
-    canonical_name,
-    find_entry,
-    get_package,
-    variants_of,
-)
+from agent_system.environments import env_registry
 from agent_system.environments.package import EnvPackage
 from verl.config.settings.hints import did_you_mean
 
@@ -22,7 +16,7 @@ def list_names() -> list[str]:
     """Return all registered names in order, each followed by its variants (``NAME/VARIANT``)."""
     return [
         name
-        for package in sorted(REGISTRY)
+        for package in sorted(env_registry.REGISTRY)
         for name in [package, *(f"{package}/{variant}" for variant in known_variants(package))]
     ]
 
@@ -30,7 +24,7 @@ def list_names() -> list[str]:
 def known_variants(package: str) -> tuple[str, ...]:
     """Return the variants of ``package``. Log a warning and return () if its library is missing."""
     try:
-        return tuple(variants_of(package))
+        return tuple(env_registry.variants_of(package))
     except ImportError as error:
         logger.warning("the variants of %s cannot be listed: %s", package, error)
         return ()
@@ -42,25 +36,16 @@ def unlisted_names() -> dict[str, str]:
 
 
 def name_remarks() -> dict[str, str]:
-    """Return the remarks about listed names."""
     return _collect_texts(lambda package: package.remarks())
 
 
-def _collect_texts(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
-    return {
-        f"{package}/{variant}": text
-        for package in sorted(REGISTRY)
-        for variant, text in _package_texts(package, texts).items()
-    }
-
-
-def _package_texts(
-    name: str, texts: Callable[[EnvPackage[Any]], Mapping[str, str]]
-) -> Mapping[str, str]:
-    try:
-        return texts(get_package(name))
-    except ImportError:
-        return {}
+def _collect_texts(texts_of: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for name in sorted(env_registry.REGISTRY):
+        with contextlib.suppress(ImportError):
+            package_texts = texts_of(env_registry.get_package(name))
+            texts |= {f"{name}/{variant}": text for variant, text in package_texts.items()}
+    return texts
 
 
 def names_with_oracle() -> tuple[list[str], list[str]]:
@@ -75,7 +60,7 @@ def names_with_oracle() -> tuple[list[str], list[str]]:
 
 def _has_oracle(package: str, variant: str) -> bool:
     try:
-        loaded = get_package(package)
+        loaded = env_registry.get_package(package)
     except (ImportError, LookupError):
         return False
     has_solution = loaded.expert is not None or hasattr(loaded.make, "gold_path")
@@ -88,11 +73,13 @@ def resolve_name(name: str) -> str:
     Log a warning for an unlisted variant. Raises ``UnknownEnvironment``, which names the nearest
     variant.
     """
-    find_entry(name)
-    package, slash, variant = canonical_name(name).partition("/")
+    env_registry.find_entry(name)
+    package, slash, variant = env_registry.canonical_name(name).partition("/")
     variants = known_variants(package) if slash else ()
-    listed_elsewhere = slash and ":" not in name
-    unlisted = _package_texts(package, lambda loaded: loaded.unlisted()) if listed_elsewhere else {}
+    unlisted: Mapping[str, str] = {}
+    if slash and ":" not in name:
+        with contextlib.suppress(ImportError):
+            unlisted = env_registry.get_package(package).unlisted()
     if variant in unlisted:
         logger.warning("%s is not listed: %s", f"{package}/{variant}", unlisted[variant])
         return f"{package}/{variant}"
@@ -102,6 +89,6 @@ def resolve_name(name: str) -> str:
     if variant.lower() in spelled:
         return f"{package}/{spelled[variant.lower()]}"
     hint = did_you_mean(variant.lower(), spelled)
-    raise UnknownEnvironment(
+    raise env_registry.UnknownEnvironment(
         f"{package} has no variant {variant!r}{hint} Allowed: {', '.join(variants)}"
     )

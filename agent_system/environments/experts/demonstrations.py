@@ -16,6 +16,8 @@ A thought of level 1 is empty. Level 2 has the situation, level 3 adds the last 
 result, and level 4 adds the plan. An expert may write the thoughts itself.
 """
 
+import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -27,13 +29,13 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from agent_system.environments.env import Task
+from agent_system.environments.env import Env, Task
 from agent_system.environments.env_registry import REGISTRY, MissingExtra, find_entry, get_package
 from agent_system.environments.expert_protocol import EpisodeStart, Expert, Noise
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler, await_if_needed
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.prompts import Prompts
 from agent_system.environments.settings import EnvSettings
 from agent_system.environments.tasks import SEED_MASK
 from verl.utils.files import atomic_write
@@ -79,37 +81,22 @@ class DemonstrationTask:
     options: DemonstrationOptions
 
 
-# ---------------------------------------------------------------------- experts
-
-
 def get_expert(env_name: str) -> Expert:
     """Return the expert of the environment.
 
     Raises ``NoExpert`` if it has none, and what ``get_package`` raises.
     """
     expert = get_package(env_name).expert
-    if expert is None:
-        raise NoExpert(
-            f"environment {env_name!r} has no expert; allowed: environments with one: "
-            f"{', '.join(names_with_expert())}"
-        )
-    return expert
-
-
-def names_with_expert() -> list[str]:
-    """Return the names of the installed registered environments that have an expert."""
+    if expert is not None:
+        return expert
     names = []
     for name in sorted(REGISTRY):
-        try:
-            package = get_package(name)
-        except MissingExtra:
-            continue
-        if package.expert is not None:
-            names.append(name)
-    return names
-
-
-# ---------------------------------------------------------------------- writing
+        with contextlib.suppress(MissingExtra):
+            names += [name] if get_package(name).expert is not None else []
+    raise NoExpert(
+        f"environment {env_name!r} has no expert; allowed: environments with one: "
+        f"{', '.join(names)}"
+    )
 
 
 def write_demonstrations(
@@ -181,20 +168,21 @@ def _check_options(
     useless, invalid = options.noise.useless_share, options.noise.invalid_share
     is_valid = options.num_episodes >= 1 and min(useless, invalid) >= 0 and useless + invalid < 1
     if not is_valid or not set(options.levels) <= set(expert.levels):
+        level_range = "none"
+        if expert.levels:
+            level_range = f"{min(expert.levels)}..{max(expert.levels)}"
         raise ValueError(
             f"demonstrations with num_episodes={options.num_episodes}, noise {useless} (useless "
             f"actions) and {invalid} (invalid actions), levels {list(options.levels)}; allowed: "
             "num_episodes of 1 or more, noise of 0 or more with a sum below 1, and levels among "
-            f"{_format_range(expert.levels)}"
+            f"{level_range}"
         )
     level_share = options.needed_level_share
     names_level = expert.names_needed_level(settings)
     if not 0 <= level_share <= 1 or (level_share and not names_level):
-        allowed = (
-            "0 to 1"
-            if names_level
-            else f"0, because the expert of {env_name!r} does not name the needed level"
-        )
+        allowed = "0 to 1"
+        if not names_level:
+            allowed = f"0, because the expert of {env_name!r} does not name the needed level"
         raise ValueError(f"needed_level_share={level_share}; allowed: {allowed}")
 
 
@@ -209,7 +197,14 @@ def plan_demonstrations(
     repetitions = expert.episodes_per_task
     # Round up, here and below. The caller drops the episodes beyond ``num_episodes``.
     count = -(-options.num_episodes // repetitions)
-    tasks = expert.tasks(settings, count) if expert.tasks else _training_tasks(package, settings)
+    if expert.tasks:
+        tasks = expert.tasks(settings, count)
+    else:
+        # A package may list tasks by kind, so take them in a random, fixed order.
+        tasks = sorted(
+            package.tasks(settings, "train"),
+            key=lambda task: derive_seed("demonstrations", task["task_id"]),
+        )
     if len(tasks) < count:
         repetitions = -(-options.num_episodes // len(tasks))
     num_tasks = -(-options.num_episodes // repetitions)
@@ -219,17 +214,19 @@ def plan_demonstrations(
     ]
 
 
-def _training_tasks(package: EnvPackage, settings: EnvSettings) -> list[Task]:
-    """Return the training tasks in a random, fixed order."""
-    # A package may list tasks by kind, so the first ones would not be representative.
-    tasks = package.tasks(settings, "train")
-    return sorted(tasks, key=lambda task: derive_seed("demonstrations", task["task_id"]))
-
-
 def _hash_options(
     env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> str:
-    key = expert.key(settings) if expert.key else _default_key(env_name, expert, settings)
+    if expert.key:
+        key = expert.key(settings)
+    else:
+        key = [env_name, expert.version, settings.model_dump(mode="json")]
+        module, colon, _ = env_name.partition(":")
+        if colon:
+            # Include the source code of a user's module: users may change it without a new
+            # ``version``. It is missing if the module is compiled, or made at run time.
+            with contextlib.suppress(OSError):
+                key.append(inspect.getsource(importlib.import_module(module)))
     noise = asdict(options.noise)
     option_values = [options.num_episodes, options.seed, *noise.values(), options.levels]
     # Add the share only if it is not 0: file names from before this option existed stay valid.
@@ -239,27 +236,8 @@ def _hash_options(
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _default_key(env_name: str, expert: Expert, settings: EnvSettings) -> list[Any]:
-    key = [env_name, expert.version, settings.model_dump(mode="json")]
-    module, colon, _ = env_name.partition(":")
-    if not colon:
-        return key
-    # Include the source code of a user's module: users may change it without a new ``version``.
-    try:
-        return [*key, inspect.getsource(importlib.import_module(module))]
-    except OSError:  # compiled, or made at run time
-        return key
-
-
-def _format_range(levels: Sequence[int]) -> str:
-    return f"{min(levels)}..{max(levels)}" if levels else "none"
-
-
 def _max_steps(settings: EnvSettings) -> int:
     return settings.max_steps or MAX_STEPS
-
-
-# ---------------------------------------------------------------------- episodes
 
 
 def _run_plan(
@@ -268,7 +246,7 @@ def _run_plan(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Return one line per episode in the order of ``plan``; None for an episode to omit."""
+    """Return one line per episode in the order of the tasks; None for an episode to omit."""
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
     if num_workers == 0:
@@ -284,11 +262,10 @@ def _run_plan(
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
-        targets = [import_path] * len(chunks)
-        copies = [settings] * len(chunks)
         lines: list[str | None] = []
+        run_chunk = functools.partial(run_tasks, import_path, settings)
         with Progress("demonstrations", episodes, "episodes") as progress:
-            for chunk in pool.map(run_tasks, targets, copies, chunks, timeout=TIMEOUT_S):
+            for chunk in pool.map(run_chunk, chunks, timeout=TIMEOUT_S):
                 lines += chunk
                 progress.set_done(len(lines))
     finally:
@@ -302,7 +279,7 @@ def _run_plan(
 def run_tasks(
     import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
 ) -> list[str | None]:
-    """Return the episodes of ``plan`` as JSON lines, in the worker process.
+    """Return the demonstrated episodes as JSON lines, in the worker process.
 
     An episode without success is None unless the expert keeps those. ``import_path`` is the
     ``module:attribute`` of the package.
@@ -311,44 +288,33 @@ def run_tasks(
     expert = get_expert(import_path)
     env = package.make(settings)
     prompts = package.prompts(settings)
-    lines: list[str | None] = []
     try:
-        for demonstration_task in demonstration_tasks:
-            for repetition in range(demonstration_task.repetitions):
-                # The seed depends on task and repetition, not on the number of workers.
-                seed = derive_seed(demonstration_task.seed, repetition)
-                first_observation = await_if_needed(
-                    env.reset(demonstration_task.task, derive_seed(seed, "env") & SEED_MASK)
-                )
-                rng = random.Random(seed)
-                policy = expert.start(
-                    EpisodeStart(
-                        settings,
-                        demonstration_task.task,
-                        first_observation,
-                        rng,
-                        demonstration_task.options.noise,
-                    )
-                )
-                level_sampler = LevelSampler(
-                    demonstration_task.options.levels,
-                    rng,
-                    demonstration_task.options.needed_level_share,
-                )
-                asks_levels = bool(demonstration_task.options.levels)
-                episode = ExpertEpisode(
-                    env,
-                    prompts,
-                    demonstration_task.task,
-                    first_observation,
-                    asks_levels,
-                    demonstration_task.options.window,
-                )
-                is_success = episode.run(policy, level_sampler, _max_steps(settings))
-                # Add None for an omitted episode: the caller counts episodes.
-                is_kept = is_success or expert.keeps_unsuccessful
-                rows = "\n".join(json.dumps(row) for row in episode.to_rows())
-                lines.append(rows if is_kept else None)
+        return [
+            # The seed depends on task and repetition, not on the number of workers.
+            _run_episode(expert, env, prompts, settings, one, derive_seed(one.seed, repetition))
+            for one in demonstration_tasks
+            for repetition in range(one.repetitions)
+        ]
     finally:
         env.close()
-    return lines
+
+
+def _run_episode(
+    expert: Expert,
+    env: Env,
+    prompts: Prompts,
+    settings: EnvSettings,
+    demonstrated: DemonstrationTask,
+    seed: int,
+) -> str | None:
+    """Return the rows of one episode as JSON lines; None to omit it."""
+    task, options = demonstrated.task, demonstrated.options
+    first = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
+    rng = random.Random(seed)
+    policy = expert.start(EpisodeStart(settings, task, first, rng, options.noise))
+    sample_level = LevelSampler(options.levels, rng, options.needed_level_share)
+    episode = ExpertEpisode(env, prompts, task, first, bool(options.levels), options.window)
+    is_success = episode.run(policy, sample_level, _max_steps(settings))
+    if not is_success and not expert.keeps_unsuccessful:
+        return None
+    return "\n".join(json.dumps(row) for row in episode.to_rows())

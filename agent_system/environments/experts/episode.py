@@ -25,9 +25,8 @@ def write_thought(level: int, decision: Decision) -> str:
         level 3: "at 4. did left."
         level 4: "at 4. did left. plan right."
     """
-    thought_of_expert = decision.thoughts.get(level)
-    if thought_of_expert is not None:
-        return thought_of_expert.text
+    if level in decision.thoughts:
+        return decision.thoughts[level].text
     # Index 0 is unused: level 1 has an empty thought.
     sentences = ("", decision.situation, decision.tried, f"plan {decision.plan}")
     return " ".join(f"{sentence}." for sentence in sentences[1:level])
@@ -35,8 +34,9 @@ def write_thought(level: int, decision: Decision) -> str:
 
 def choose_action(level: int | None, decision: Decision) -> str:
     """Return the action of the expert's own thought of ``level``, else ``decision.action``."""
-    thought_of_expert = None if level is None else decision.thoughts.get(level)
-    return decision.action if thought_of_expert is None else thought_of_expert.action
+    if level is not None and level in decision.thoughts:
+        return decision.thoughts[level].action
+    return decision.action
 
 
 def render_reply(level: int | None, decision: Decision) -> str:
@@ -64,7 +64,6 @@ class LevelSampler:
     needed_share: float = 0.0
 
     def __call__(self, decision: Decision) -> int | None:
-        """Return a level for the turn of ``decision``."""
         if not self.levels:
             return None
         # With ``needed_share=0`` use no random number: it would change the following ones, and so
@@ -111,7 +110,7 @@ class ExpertEpisode:
     ) -> bool:
         """Run the episode until it is done or has ``max_steps`` turns. Return True for a success.
 
-        ``draw(decision)`` returns the thinking level of that turn.
+        ``sample_level(decision)`` returns the thinking level of that turn.
         """
         observation = self.first
         for _ in range(max_steps):
@@ -122,7 +121,12 @@ class ExpertEpisode:
             action = choose_action(level, decision)
             self.levels.append(level)
             self.decisions.append(decision)
-            self._record_window_prompt(observation, action)
+            if self.memory is not None:
+                turns = self.memory.stored_turns()
+                self.window_prompts.append(
+                    self.prompts.window(self.first, turns, observation, self.asks_levels)
+                )
+                self.memory.add(observation.text, action)
             self._add_message("assistant", render_reply(level, decision))
             observation, _, done, info = await_if_needed(self.env.step(action))
             if done:
@@ -155,15 +159,6 @@ class ExpertEpisode:
             "slips": [decision.is_invalid for decision in decisions],
             "messages": messages,
         }
-
-    def _record_window_prompt(self, observation: Observation, action: str) -> None:
-        if self.memory is None:
-            return
-        turns = self.memory.stored_turns()
-        self.window_prompts.append(
-            self.prompts.window(self.first, turns, observation, self.asks_levels)
-        )
-        self.memory.add(observation.text, action)
 
     def _add_message(self, role: str, content: str) -> None:
         self.messages.append({"role": role, "content": content})

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
-from agent_system.environments.multistep.hooks import accept_both_forms, opening_messages
-from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner
+from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner, accept_both_forms
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
     Trial,
@@ -26,7 +25,7 @@ from agent_system.environments.multistep.trial import (
     build_trial_results,
 )
 from agent_system.tokens.conversation import TokenLimits
-from agent_system.tokens.plain_bridge import bridge_for_appending
+from agent_system.tokens.probe import bridge_for_appending
 from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -89,7 +88,17 @@ class MultistepEnv:
         max_length: int | None = None,
         step_workers: int = 1,
     ) -> None:
-        _check_counts(max_steps_per_episode, episodes_per_trial, free_shots)
+        for name, count in (
+            ("max_steps_per_episode", max_steps_per_episode),
+            ("episodes_per_trial", episodes_per_trial),
+        ):
+            if count < 1:
+                raise ValueError(f"{name}={count}; allowed: 1 or more")
+        if not 0 <= free_shots < episodes_per_trial:
+            raise ValueError(
+                f"free_shots={free_shots} with episodes_per_trial={episodes_per_trial}; allowed: 0 "
+                f"to {episodes_per_trial - 1}, because at least one episode needs a reward"
+            )
         for name, value, allowed in (
             ("trial_mode", trial_mode, TRIAL_MODES),
             ("mask_mode", mask_mode, MASK_MODES),
@@ -290,14 +299,9 @@ class MultistepEnv:
         Afterwards ``active_states[session_id]`` is the last state. ``run_trial`` does not use this
         method: it runs all its trials together.
 
-        Returns:
-            The record in ``completed_episodes[session_id]``, with ``full_token_ids``,
-            ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token)
-            and ``final_completion_messages``.
-
-        Raises:
-            KeyError: The session has no state.
-            ValueError: There is no agent and no model.
+        Return the record in ``completed_episodes[session_id]``, with ``full_token_ids``,
+        ``full_attention_mask``, ``completion_only_mask``, ``logprobs`` (one value per token) and
+        ``final_completion_messages``. Raises ``KeyError`` if the session has no state.
         """
         if session_id not in self.active_states:
             raise KeyError(
@@ -331,7 +335,6 @@ class MultistepEnv:
 
 
 def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_params: object) -> Agent:
-    """Return ``agent``, or an agent that samples from ``llm``."""
     if agent is not None:
         return agent
     if llm is None:
@@ -339,31 +342,32 @@ def _select_agent(agent: Agent | None, llm: LanguageModel | None, sampling_param
     return DirectOutputAgent(llm, sampling_params)
 
 
-def _check_counts(max_steps: int, episodes: int, free_shots: int) -> None:
-    if max_steps < 1:
-        raise ValueError(f"max_steps_per_episode={max_steps}; allowed: 1 or more")
-    if episodes < 1:
-        raise ValueError(f"episodes_per_trial={episodes}; allowed: 1 or more")
-    if not 0 <= free_shots < episodes:
-        raise ValueError(
-            f"free_shots={free_shots} with episodes_per_trial={episodes}; allowed: 0 to "
-            f"{episodes - 1}, because at least one episode needs a reward"
-        )
-
-
 def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
-    """Return (task, opening messages) of every input of ``run_trial``."""
-    if not isinstance(inputs, Mapping):
-        return [_read_input(entry) for entry in inputs]
-    columns = {str(name): values for name, values in inputs.items()}
-    rows = zip(*columns.values(), strict=True)
-    return [(dict(zip(columns, row, strict=True)), []) for row in rows]
+    if isinstance(inputs, Mapping):
+        columns = {str(name): values for name, values in inputs.items()}
+        rows = zip(*columns.values(), strict=True)
+        return [(dict(zip(columns, row, strict=True)), []) for row in rows]
+    entries: list[tuple[dict[str, Any], list[Message]]] = []
+    for entry in inputs:
+        if isinstance(entry, Mapping):
+            entries.append((dict(entry), []))
+            continue
+        opening = [
+            _with_role(message) for message in ([entry] if isinstance(entry, str) else entry)
+        ]
+        entries.append(({"messages": opening}, list(opening)))
+    return entries
 
 
-def _read_input(
-    entry: Mapping[str, Any] | Sequence[Message] | str,
-) -> tuple[dict[str, Any], list[Message]]:
-    if isinstance(entry, Mapping):
-        return dict(entry), []
-    opening = opening_messages(entry)
-    return {"messages": opening}, list(opening)
+def _with_role(message: Mapping[str, Any] | str) -> Message:
+    """Return ``message`` as a dict with a role. The default role is ``user``.
+
+    Raises ``ValueError`` for a message without content.
+    """
+    if isinstance(message, str):
+        return {"role": "user", "content": message}
+    if not isinstance(message.get("content"), str):
+        raise ValueError(
+            f"a message has the keys {sorted(message)}; it needs content, which must be a string"
+        )
+    return {**message, "role": message.get("role") or "user"}

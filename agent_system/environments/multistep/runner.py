@@ -1,62 +1,39 @@
 """Loop over trials: get one turn of the agent for every active trial, then step the environments.
 
-The loop ends when all trials are over.
+The loop ends when all trials are over. ``_step_episode`` of an environment has one of two
+signatures, and a caller may use either::
+
+    (session_id, action)                 current: the state is ``active_states[session_id]``
+    (session_id, state, llm_action)      earlier: the state is passed
 """
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from agent_system.agents import Action, Agent, Message, get_actions
-from agent_system.environments.multistep.transcript import Transcript
-from agent_system.environments.multistep.trial import Episode, Trial
+from agent_system.agents import Action, Agent, get_actions
+from agent_system.environments.multistep.trial import Episode, Transcript, Trial
 from agent_system.environments.pool.failure import EnvFailure
-from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenLimits
-from agent_system.tokens.plain_bridge import PlainBridge
 from verl.utils.sampling import StopReason
 
+if TYPE_CHECKING:
+    from agent_system.environments.multistep.env import MultistepEnv
+
 logger = logging.getLogger(__name__)
+StepResult = tuple[Any, float, bool, dict[str, Any]]
+_ACTION_NAMES = ("action", "llm_action")
+_MISSING = object()
 _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
-
-
-class TrialHooks(Protocol):
-    """Protocol with the members of ``MultistepEnv`` that a runner uses, documented there."""
-
-    bridge: ChatBridge | PlainBridge | None
-    system_prompt: str
-    max_steps_per_episode: int
-    episodes_per_trial: int
-    free_shots: int
-    trial_mode: str
-    step_workers: int
-    active_states: dict[str, Any]
-
-    def _initialize_episode(self, session_id: str, task_info: dict[str, Any]) -> Any: ...
-
-    def _format_prompt(self, state: object, step: int) -> str: ...
-
-    @property
-    def _step_episode(self) -> Callable[..., tuple[Any, float, bool, dict[str, Any]]]: ...
-
-    @property
-    def _calculate_reward(self) -> Callable[..., float]: ...
-
-    def _format_episode(self, number: int) -> str: ...
-
-    def _format_outcome(self, state: object) -> str: ...
-
-    def close_session(self, trial: Trial) -> None:
-        """Record a trial that is over."""
-        ...
 
 
 class TrialRunner:
     """Loop that lets ``agent`` act in the trials of ``env``, within the token ``limits``."""
 
-    def __init__(self, env: TrialHooks, agent: Agent, limits: TokenLimits) -> None:
+    def __init__(self, env: "MultistepEnv", agent: Agent, limits: TokenLimits) -> None:
         self.env = env
         self.agent = agent
         self.limits = limits
@@ -79,12 +56,10 @@ class TrialRunner:
 
     def _new_transcript(self, trial: Trial) -> Transcript:
         opening = trial.opening
-        prompt = self.env.system_prompt
         has_system = bool(opening) and opening[0]["role"] == "system"
-        system: list[Message] = []
-        if prompt and not has_system:
-            system = [{"role": "system", "content": prompt}]
-        return Transcript(self.env.bridge, [*system, *opening], self.limits)
+        if self.env.system_prompt and not has_system:
+            opening = [{"role": "system", "content": self.env.system_prompt}, *opening]
+        return Transcript(self.env.bridge, opening, self.limits)
 
     def _begin_episode(self, trial: Trial) -> None:
         env = self.env
@@ -125,9 +100,8 @@ class TrialRunner:
         is_done_in_state = isinstance(episode.state, Mapping) and bool(episode.state.get("done"))
         episode.done = bool(done) or is_done_in_state
         if not episode.done and len(episode.actions) < self.env.max_steps_per_episode:
-            self._add_observation(
-                trial, self.env._format_prompt(episode.state, len(episode.actions))
-            )
+            prompt = self.env._format_prompt(episode.state, len(episode.actions))
+            self._add_observation(trial, prompt)
             return
         episode.truncated = None if episode.done else "steps"
         self._end_episode(trial)
@@ -209,7 +183,7 @@ class EpisodeRunner(TrialRunner):
     The last state stays in ``active_states`` after the episode.
     """
 
-    def __init__(self, env: TrialHooks, agent: Agent, limits: TokenLimits) -> None:
+    def __init__(self, env: "MultistepEnv", agent: Agent, limits: TokenLimits) -> None:
         super().__init__(env, agent, limits)
         self._keeps_conversation = False
 
@@ -227,9 +201,9 @@ class EpisodeRunner(TrialRunner):
 def _call_by_names(
     function: Callable[..., float], values_by_name: Mapping[str, Any], default_value: object
 ) -> float:
-    """Call ``function`` with the values of ``known`` that its parameters name.
+    """Call ``function`` with the values of ``values_by_name`` that its parameters name.
 
-    A required parameter that ``known`` lacks gets ``otherwise``.
+    A required parameter with another name gets ``default_value``.
     """
     arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -241,3 +215,46 @@ def _call_by_names(
         elif required and parameter.kind is not parameter.VAR_POSITIONAL:
             arguments[name] = default_value
     return function(**arguments)
+
+
+def accept_both_forms(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """Return a function that calls ``hook`` and accepts the arguments of both signatures.
+
+    ``hook`` is an unbound ``_step_episode`` with one of the two signatures.
+    """
+    # Required parameters: self, session id and action, or a state in addition.
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(hook).parameters.values()
+    takes_state = len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 3
+
+    @functools.wraps(hook)
+    def step(env: Any, session_id: str, *positional: Any, **named: Any) -> StepResult:
+        state, action = _parse_call(positional, named)
+        if takes_state:
+            current_state = env.active_states[session_id] if state is _MISSING else state
+            return hook(env, session_id, current_state, action)
+        if state is not _MISSING:
+            env.active_states[session_id] = state
+        return hook(env, session_id, action)
+
+    return step
+
+
+def _parse_call(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
+    """Return state and action from the arguments of a call; ``_MISSING`` as state if not given."""
+    state = named.pop("state", _MISSING)
+    action = _MISSING
+    for name in _ACTION_NAMES:
+        action = named.pop(name, action)
+    values = list(positional)
+    if action is _MISSING and values:
+        action = values.pop()
+    if state is _MISSING and values:
+        state = values.pop()
+    if action is _MISSING or values or named:
+        raise TypeError(
+            "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
+            f"got {len(positional)} values after session_id"
+            + (f" and {', '.join(sorted(named))}" if named else "")
+        )
+    return state, action

@@ -14,8 +14,7 @@ belongs to one asyncio loop.
 import asyncio
 import contextlib
 import logging
-import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
@@ -23,7 +22,6 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import find_entry, get_package, missing_extra_error
 from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess
-from agent_system.environments.pool.slot_queue import Slot, SlotQueue
 from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.pool.wire import SURROGATES
 from agent_system.environments.settings import EnvSettings
@@ -35,15 +33,62 @@ PLACEMENTS = ("inline", "thread", "locked", "process")
 # Seconds. If workers take longer to start, the pool keeps a spare.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
-FAILURES = ("dead", "timeout", "error", "garbage")
 
 
-def _as_section(settings: EnvSettings | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the settings as JSON values, from which the worker builds an equal object."""
-    if isinstance(settings, EnvSettings):
-        # Omit nulls, so that the worker fills in the same defaults.
-        return settings.model_dump(mode="json", exclude_none=True)
-    return dict(settings or {})
+Slot = ProcessSlot | LocalSlot
+
+
+class SlotQueue:
+    """Free slots, and a first-come first-served queue of waiters."""
+
+    def __init__(self) -> None:
+        self.free: list[Slot] = []
+        self._waiters: deque[asyncio.Future[Slot]] = deque()
+        self._error: Exception | None = None
+
+    async def acquire_slot(self, group: str | None = None) -> Slot:
+        """Return a free slot. Wait if there is none.
+
+        Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
+        Raises the error given to ``fail_waiters``.
+        """
+        if self._error is not None:
+            raise self._error
+        if self.free:
+            # False sorts first: a worker with a session of the group precedes all others.
+            best = min(self.free, key=lambda slot: (group not in slot.groups, slot.num_sessions))
+            self.free.remove(best)
+            return best
+        waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            # The caller was cancelled just after it received a slot: return the slot to the queue.
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self.put(waiter.result())
+            raise
+
+    def put(self, slot: Slot) -> None:
+        """Give ``slot`` to the first waiter, or add it to the free slots."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(slot)
+                return
+        self.free.append(slot)
+
+    def drop_dead_slots(self) -> None:
+        """Remove the free slots of failed workers."""
+        # Slots in use are not in the list. Their sessions fail at the next call.
+        self.free = [slot for slot in self.free if slot.is_alive]
+
+    def fail_waiters(self, error: Exception) -> None:
+        """Make all waiters, and all later calls of ``acquire_slot``, raise ``error``."""
+        self._error = error
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
 
 
 class PoolSession:
@@ -55,9 +100,8 @@ class PoolSession:
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode of ``task`` and ``seed``. Raises ``EnvFailure``."""
-        return await self._call(
-            "reset", {"task": task, "seed": int(seed)}, self._pool.reset_timeout_s
-        )
+        args = {"task": task, "seed": int(seed)}
+        return await self._call("reset", args, self._pool.reset_timeout_s)
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
@@ -66,15 +110,11 @@ class PoolSession:
         return await self._call("step", {"action": encodable}, self._pool.step_timeout_s)
 
     async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
-        counts = self._pool.counts
-        counts["calls"] += 1
         try:
-            result = await self._slot.call(op, args, timeout_s)
+            return await self._slot.call(op, args, timeout_s)
         except EnvFailure as failure:
-            counts[f"failed_{failure.kind}"] += 1
+            self._pool.counts[f"failed_{failure.kind}"] += 1
             raise
-        self._pool.env_s += self._slot.seconds
-        return result
 
 
 class EnvironmentPool:
@@ -85,12 +125,10 @@ class EnvironmentPool:
     else the attribute ``placement`` of the package's ``make`` (usually a class), else
     ``process``::
 
-        pool = EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8)
-        await pool.start()
-        async with pool.open_session() as env:
-            observation = await env.reset(task, seed)
-            observation, reward, done, info = await env.step("look")
-        await pool.close()
+        async with EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8) as pool:
+            async with pool.open_session() as env:
+                observation = await env.reset(task, seed)
+                observation, reward, done, info = await env.step("look")
     """
 
     def __init__(
@@ -111,20 +149,21 @@ class EnvironmentPool:
                 "integers of 1 or more"
             )
         self.env_name = env_name
-        self.section = _as_section(section)
+        # JSON values, from which the worker builds equal settings.
+        self.section: dict[str, Any] = (
+            # Omit nulls, so that the worker fills in the same defaults.
+            section.model_dump(mode="json", exclude_none=True)
+            if isinstance(section, EnvSettings)
+            else dict(section or {})
+        )
         self.num_workers = num_workers
         self.envs_per_worker = envs_per_worker
         self.reset_timeout_s = reset_timeout_s
         self.step_timeout_s = step_timeout_s
         self.start_timeout_s = start_timeout_s
         self.placement = self._choose_placement(placement)
+        # ``restarts`` of workers, and failed calls by kind (``failed_timeout``).
         self.counts: Counter[str] = Counter()
-        # Seconds that sessions waited for a free slot, summed.
-        self.wait_s = 0.0
-        # Seconds that calls took in environments, summed. With a shared thread this includes the
-        # wait for earlier calls.
-        self.env_s = 0.0
-        self.slowest_replacement_s = 0.0  # seconds of the slowest replacement so far
         self._workers: list[WorkerProcess] = []
         self._spare: WorkerProcess | None = None
         self._keeps_spare = False
@@ -135,7 +174,6 @@ class EnvironmentPool:
 
     @property
     def max_sessions(self) -> int:
-        """Maximum number of sessions that are open at once."""
         return self.num_workers * self.envs_per_worker
 
     @property
@@ -148,10 +186,9 @@ class EnvironmentPool:
         """Start the workers and wait for them. Raises ``WorkerStartError`` or ``MissingExtra``."""
         if self.placement != "process":
             package = get_package(self.env_name)
-            self._local_slots = [
-                LocalSlot(package, self.section, self.placement) for _ in range(self.max_sessions)
-            ]
-            for slot in self._local_slots:
+            for _ in range(self.max_sessions):
+                slot = LocalSlot(package, self.section, self.placement)
+                self._local_slots.append(slot)
                 self._slots.put(slot)
             return self
         outcomes = await asyncio.gather(
@@ -175,6 +212,12 @@ class EnvironmentPool:
             self._run_in_background(self._make_spare())
         return self
 
+    async def __aenter__(self) -> "EnvironmentPool":
+        return await self.start()
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
     @contextlib.asynccontextmanager
     async def open_session(self, group: str | None = None) -> AsyncIterator[PoolSession]:
         """Wait for a free environment and reserve it for the ``async with`` block.
@@ -185,9 +228,7 @@ class EnvironmentPool:
         """
         if self._closed:
             raise RuntimeError("the environment pool is closed")
-        wait_start = time.perf_counter()
         slot = await self._slots.acquire_slot(group)
-        self.wait_s += time.perf_counter() - wait_start
         slot.count_session(group, 1)
         try:
             yield PoolSession(self, slot)
@@ -196,20 +237,6 @@ class EnvironmentPool:
             slot.count_session(group, -1)
             if slot.is_alive and not self._closed:
                 self._slots.put(slot)
-
-    def collect_totals(self) -> dict[str, float]:
-        """Return totals since the start: seconds, calls, failures by kind, and restarts.
-
-        ``wait_s`` are seconds that sessions waited for a slot, ``env_s`` seconds in environments.
-        """
-        return {
-            "wait_s": self.wait_s,
-            "env_s": self.env_s,
-            "calls": float(self.counts["calls"]),
-            "restarts": float(self.counts["restarts"]),
-            "replace_s_max": self.slowest_replacement_s,
-            **{f"failed_{cause}": float(self.counts[f"failed_{cause}"]) for cause in FAILURES},
-        }
 
     async def close(self) -> None:
         """Stop every worker and its child processes. Open sessions fail. May be called twice."""
@@ -274,7 +301,6 @@ class EnvironmentPool:
         self._run_in_background(self._replace_worker(worker))
 
     async def _replace_worker(self, dead: WorkerProcess) -> None:
-        began = time.perf_counter()
         # Take the spare worker before the first await: another worker may die meanwhile and its
         # replacement would take the same spare.
         worker, self._spare = self._spare, None
@@ -282,11 +308,15 @@ class EnvironmentPool:
             worker = await self._start_worker_with_retries()
         self._workers = [pool_worker for pool_worker in self._workers if pool_worker is not dead]
         if worker is None:
-            self._report_lost_worker()
+            logger.error("an environment worker could not be replaced; %d left", len(self._workers))
+            if not self._workers:
+                why = (
+                    f"all environment workers of {self.env_name!r} failed, and none can be started"
+                )
+                self._slots.fail_waiters(WorkerStartError(why))
             return
         self._workers.append(worker)
         self._add_slots(worker)
-        self.slowest_replacement_s = max(self.slowest_replacement_s, time.perf_counter() - began)
         if self._keeps_spare:
             await self._make_spare()
 
@@ -303,24 +333,11 @@ class EnvironmentPool:
             try:
                 return await self._start_worker()
             except (WorkerStartError, ImportError, OSError) as error:
-                logger.warning(
-                    "environment worker start %d of %d failed: %s",
-                    attempt + 1,
-                    START_ATTEMPTS,
-                    error,
-                )
+                numbers = f"{attempt + 1} of {START_ATTEMPTS}"
+                logger.warning("environment worker start %s failed: %s", numbers, error)
                 # Wait 0.2, 0.4, 0.8 s: a shortage of memory or processes may be temporary.
                 await asyncio.sleep(0.2 * 2**attempt)
         return None
-
-    def _report_lost_worker(self) -> None:
-        logger.error("an environment worker could not be replaced; %d left", len(self._workers))
-        if not self._workers:
-            self._slots.fail_waiters(
-                WorkerStartError(
-                    f"all environment workers of {self.env_name!r} failed, and none can be started"
-                )
-            )
 
     def _run_in_background(self, coroutine: Coroutine[Any, Any, None]) -> None:
         # Keep a reference: the loop has only weak ones, and a task could be garbage collected.

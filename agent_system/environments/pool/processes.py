@@ -13,17 +13,19 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_system.environments.env import Observation
 from agent_system.environments.pool import wire as wire
 from agent_system.environments.pool.failure import EnvFailure, FailureKind, WorkerStartError
 from verl.utils.processes import OWNER, kill_descendants
 
 logger = logging.getLogger(__name__)
 REPOSITORY_ROOT = str(Path(__file__).resolve().parents[3])
+ERROR_KINDS = ("error", "garbage")  # kinds of errors that a worker reports
 # Seconds to wait until a killed process has exited and was reaped.
 REAP_S = 5.0
 # Seconds that a worker may take to close its environments after the exit message.
@@ -39,31 +41,31 @@ class _PendingCall:
     timer: asyncio.TimerHandle | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProcessSlot:
     """Slot of the pool: one environment of a worker process."""
 
     worker: "WorkerProcess"
     index: int
-    seconds: float = field(default=0.0)  # seconds that the last call took in the environment
 
     @property
     def is_alive(self) -> bool:
-        """True if the slot accepts calls."""
         return self.worker.is_alive
 
     @property
     def num_sessions(self) -> int:
-        """Number of sessions on the worker."""
         return self.worker.num_sessions
 
-    def serves_group(self, group: str | None) -> bool:
-        """Return True if the worker has a session of ``group``."""
-        return group is not None and group in self.worker.groups
+    @property
+    def groups(self) -> Collection[str | None]:
+        """Groups of the open sessions on the worker."""
+        return self.worker.groups
 
     def count_session(self, group: str | None, by: int) -> None:
         """Add ``by`` (1 or -1) to the worker's counts of open sessions: total, and of ``group``."""
         self.worker.num_sessions += by
+        if group is None:
+            return
         groups = self.worker.groups
         groups[group] += by
         if not groups[group]:
@@ -75,11 +77,10 @@ class ProcessSlot:
         reply = await self.worker.call({"op": op, "slot": self.index, **args}, timeout_s)
         if "error" in reply:
             raise EnvFailure(reply["error"], reply["detail"])
-        self.seconds = reply["seconds"]
         if op == "reset":
-            return wire.unpack_observation(reply["ok"])
+            return Observation(*reply["ok"])
         observation, reward, done, info = reply["ok"]
-        return wire.unpack_observation(observation), reward, done, info
+        return Observation(*observation), reward, done, info
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -144,11 +145,8 @@ class WorkerProcess(asyncio.Protocol):
                 f"the environment worker was not ready after {timeout_s:g} s{self._last_output()}"
             ) from None
         finally:
-            if (
-                hello_future.cancelled()
-                or not hello_future.done()
-                or "hello" not in hello_future.result()
-            ):
+            has_answered = hello_future.done() and not hello_future.cancelled()
+            if not has_answered or "hello" not in hello_future.result():
                 self._kill("dead", "it did not start")
         self.is_alive = True
         self.is_async = bool(hello["asynchronous"])
@@ -247,10 +245,12 @@ class WorkerProcess(asyncio.Protocol):
             return
         # A reply without a call raises ``KeyError``, which the caller treats as an invalid message.
         call = self._calls.pop(message["id"])
-        if "error" not in message:
-            float(message["seconds"])  # raises if it is no number: an invalid message
-        elif not isinstance(message["detail"], str) or message["error"] not in ("error", "garbage"):
-            raise wire.InvalidEnvReturn(f"an invalid error reply: {message!r}")
+        if "error" in message:
+            is_valid = isinstance(message["detail"], str) and message["error"] in ERROR_KINDS
+        else:
+            is_valid = "ok" in message
+        if not is_valid:
+            raise wire.InvalidEnvReturn(f"an invalid reply: {message!r}")
         if call.timer is not None:
             call.timer.cancel()
         if not call.future.done():
@@ -275,9 +275,8 @@ class WorkerProcess(asyncio.Protocol):
             return
         timeout_error = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
         self._fail_call(self._calls.pop(number), timeout_error)
-        self._kill(
-            "timeout", f"the environment worker was killed: {call.op} of another session hung"
-        )
+        why = f"the environment worker was killed: {call.op} of another session hung"
+        self._kill("timeout", why)
 
     def _kill(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail the pending calls, and notify the pool.

@@ -8,11 +8,13 @@ of them fails at its deadline.
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,25 +36,15 @@ class _DeadlineExceeded(Exception):
     was_running = False
 
 
-@dataclass(frozen=True, slots=True)
-class _QueuedCall:
-    """Call ``function(*args)`` in the queue of a thread. ``future`` receives the result; None
-    discards it.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    future: asyncio.Future[Any] | None = None
-
-
 class DaemonThread:
     """Daemon thread that runs functions one after another."""
 
     def __init__(self) -> None:
         # Calls that have neither finished nor exceeded their deadline.
-        self._pending: set[asyncio.Future[Any]] = set()
-        self._calls: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
-        self._running: asyncio.Future[Any] | None = None
+        self._pending: set[Future[Any]] = set()
+        # Functions with the futures of their results. None ends the thread.
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._calls = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
@@ -61,20 +53,22 @@ class DaemonThread:
         The deadline is ``timeout_s`` times one plus the number of pending calls. A call whose
         deadline passes while it waits is never made. Raises ``_DeadlineExceeded``.
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         allowed_s = timeout_s * (len(self._pending) + 1)
+        future = self.queue_call(function, *args)
         self._pending.add(future)
-        self._calls.put(_QueuedCall(function, args, future))
+        future.add_done_callback(self._pending.discard)
         try:
-            return await _await_within(allowed_s, future)
+            return await _await_within(allowed_s, asyncio.wrap_future(future))
         except _DeadlineExceeded as late:
             self._pending.discard(future)
-            late.was_running = self._running is future
+            late.was_running = future.running()
             raise
 
-    def post_call(self, function: Callable[..., Any], *args: object) -> None:
-        """Queue ``function(*args)`` and discard its result."""
-        self._calls.put(_QueuedCall(function, args))
+    def queue_call(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
+        """Queue ``function(*args)`` and return the future of its result."""
+        future: Future[Any] = Future()
+        self._calls.put((functools.partial(function, *args), future))
+        return future
 
     def stop(self) -> None:
         """End the thread after the queued calls."""
@@ -82,41 +76,17 @@ class DaemonThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            future = call.future
-            self._running = future
-            result: Any = None
-            error: Exception | None = None
+            function, future = call
+            # The caller may have cancelled the call while it was queued.
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
-                # Check now: the caller may have cancelled the call while it was queued.
-                if future is None or not future.cancelled():
-                    result = call.function(*call.args)
+                future.set_result(function())
             # Boundary to the environment. SystemExit must not end the thread either.
-            except BaseException as raised:
-                error = _to_future_exception(raised)
-            self._running = None
-            if future is not None:
-                self._pending.discard(future)
-                with contextlib.suppress(RuntimeError):  # its loop is closed
-                    future.get_loop().call_soon_threadsafe(_set_outcome, future, result, error)
-
-
-def _to_future_exception(raised: BaseException) -> Exception:
-    """Return ``raised``, or a ``RuntimeError`` for an exception that a future does not accept.
-
-    These are ``StopIteration`` and exceptions that end a process, such as ``SystemExit``.
-    """
-    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
-        return raised
-    return RuntimeError(repr(raised))
-
-
-def _set_outcome(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+            except BaseException as error:
+                # An asyncio future does not accept ``StopIteration``.
+                is_accepted = isinstance(error, Exception) and not isinstance(error, StopIteration)
+                future.set_exception(error if is_accepted else RuntimeError(repr(error)))
 
 
 async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
@@ -138,7 +108,7 @@ _SHARED_THREADS: dict[str, DaemonThread] = {}
 _SHARED_LOCK = threading.Lock()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LocalSlot:
     """Slot of the pool: one environment in this process.
 
@@ -148,17 +118,13 @@ class LocalSlot:
     package: EnvPackage
     section: dict[str, Any]
     placement: str
-    seconds: float = 0.0
     is_alive: bool = True
     num_sessions: int = 0
+    groups: tuple[str, ...] = ()  # none: a local slot has no worker that a group could share
     # No element, or the environment. A failure replaces the list by a new one. If ``make`` is still
     # running then, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
-
-    def serves_group(self, group: str | None) -> bool:  # noqa: ARG002  as of ProcessSlot
-        """Return False: a local slot has no worker that a group could share."""
-        return False
 
     def count_session(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
         """Add ``by`` (1 or -1) to the number of open sessions."""
@@ -176,7 +142,6 @@ class LocalSlot:
             # With other placements the deadline has already raised an error.
             if time.perf_counter() - began > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
-            self.seconds = time.perf_counter() - began
             return wire.check_reset(result) if op == "reset" else wire.check_step(result)
         except _DeadlineExceeded:
             self._drop_env()
@@ -236,7 +201,7 @@ class LocalSlot:
         if thread is None:
             close_envs_quietly(envs)
             return
-        thread.post_call(close_envs_quietly, envs)
+        thread.queue_call(close_envs_quietly, envs)
         # A shared thread serves other slots too and continues.
         if self.placement == "thread":
             thread.stop()

@@ -5,6 +5,7 @@ and are received as arrays.
 """
 
 import base64
+import dataclasses
 import json
 import math
 import numbers
@@ -42,20 +43,8 @@ def decode(line: bytes) -> dict[str, Any]:
 
 
 def pack_observation(observation: Observation) -> list[Any]:
-    """Return the fields of the observation as a list of JSON values."""
-    return [
-        observation.text,
-        observation.image,
-        observation.anchor,
-        observation.info,
-        observation.opening,
-    ]
-
-
-def unpack_observation(fields: list[Any]) -> Observation:
-    """Return the observation that ``pack_observation`` packed."""
-    text, image, anchor, info, opening = fields
-    return Observation(text=text, image=image, anchor=anchor, info=info, opening=opening)
+    """Return the fields of the observation in order; ``Observation(*fields)`` is the inverse."""
+    return [getattr(observation, field.name) for field in dataclasses.fields(Observation)]
 
 
 def check_reset(result: object) -> Observation:
@@ -121,7 +110,6 @@ def _check_info(info: object, method: str) -> None:
 
 
 def _number_or_none(value: object) -> object:
-    """Return ``value`` if it is a number or bool, else None."""
     return value if isinstance(value, (numbers.Real, np.bool_)) else None
 
 

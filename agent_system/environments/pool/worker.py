@@ -8,7 +8,7 @@ also exits when its socket is closed.
     worker -> pool   {"hello", "asynchronous"} | {"failed", "missing"}       once
     pool -> worker   {"id", "slot", "op": "reset", "task", "seed"}
     pool -> worker   {"id", "slot", "op": "step", "action"}
-    worker -> pool   {"id", "ok", "seconds"} | {"id", "error": kind, "detail"}
+    worker -> pool   {"id", "ok"} | {"id", "error": kind, "detail"}
     pool -> worker   {"op": "exit"}
 """
 
@@ -18,7 +18,6 @@ import inspect
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -48,7 +47,6 @@ class EnvironmentHost:
         self.envs: dict[int, Env] = {}
 
     def get_env(self, slot: int) -> Env:
-        """Return the environment of ``slot``. It is made on first use."""
         if slot not in self.envs:
             self.envs[slot] = self.package.make(self.settings)
         return self.envs[slot]
@@ -68,7 +66,7 @@ class EnvironmentHost:
             raise RuntimeError("step before reset")
         return self.envs[call["slot"]].step(call["action"])
 
-    def encode_result(self, call: dict[str, Any], result: object, started: float) -> bytes:
+    def encode_result(self, call: dict[str, Any], result: object) -> bytes:
         """Return the reply line for ``result``: an error reply if it violates the protocol."""
         try:
             if call["op"] == "reset":
@@ -76,9 +74,7 @@ class EnvironmentHost:
             else:
                 observation, reward, done, info = wire.check_step(result)
                 payload = [wire.pack_observation(observation), reward, done, info]
-            return wire.encode(
-                {"id": call["id"], "ok": payload, "seconds": time.perf_counter() - started}
-            )
+            return wire.encode({"id": call["id"], "ok": payload})
         except (wire.InvalidEnvReturn, TypeError, ValueError) as error:
             return self.encode_failure(call, "garbage", error)
 
@@ -90,14 +86,12 @@ class EnvironmentHost:
         return wire.encode({"id": call["id"], "error": kind, "detail": detail})
 
     def drop_env(self, slot: int) -> None:
-        """Close and remove the environment of ``slot``."""
         env = self.envs.pop(slot, None)
         if env is not None:
             with contextlib.suppress(Exception):
                 env.close()
 
     def close(self) -> None:
-        """Close all environments of this process."""
         for slot in list(self.envs):
             self.drop_env(slot)
 
@@ -108,13 +102,12 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
         call = wire.decode(line)
         if call["op"] == "exit":
             return
-        start_time = time.perf_counter()
         try:
             result = host.start_call(call)
         except Exception as error:  # boundary to the environment
             channel.sendall(host.encode_failure(call, "error", error))
         else:
-            channel.sendall(host.encode_result(call, result, start_time))
+            channel.sendall(host.encode_result(call, result))
 
 
 async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
@@ -126,14 +119,13 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
     async def answer_call(call: dict[str, Any]) -> None:
         async with locks.setdefault(call["slot"], asyncio.Lock()):
-            start_time = time.perf_counter()
             try:
                 result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
             except Exception as error:  # boundary to the environment
                 writer.write(host.encode_failure(call, "error", error))
             else:
-                writer.write(host.encode_result(call, result, start_time))
+                writer.write(host.encode_result(call, result))
 
     while line := await reader.readline():
         call = wire.decode(line)

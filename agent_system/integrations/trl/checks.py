@@ -14,43 +14,35 @@ LOSS_PATHS = ("trl", "full_sequence")
 
 
 def check_settings(
-    env: MultistepEnv, args: "GRPOConfig", processing_class: object, old_logps: str, loss_path: str
+    env: MultistepEnv, args: "GRPOConfig", processing_class: Any, old_logps: str, loss_path: str
 ) -> None:
     """Raise ``ValueError`` with all invalid settings and their fixes."""
     # Report all problems together, so that one restart is enough.
-    problems = [
-        *_tokenizer_problems(env, processing_class),
-        *_choice_problems(old_logps, loss_path),
-        *_sampling_problems(args),
-    ]
+    problems: list[str] = []
+    tokenizer: Any = env.tokenizer
+    if tokenizer is None:
+        problems.append(
+            "env.tokenizer=None: training needs tokens; give the environment a tokenizer"
+        )
+    # Compare the contents: the same tokenizer is often loaded twice.
+    elif processing_class is not None and processing_class.get_vocab() != tokenizer.get_vocab():
+        problems.append(
+            "processing_class and the tokenizer of the environment have different vocabularies: "
+            "use the same tokenizer for both"
+        )
+    if old_logps not in OLD_LOGPS:
+        problems.append(_choice_problem("old_logps", old_logps, OLD_LOGPS))
+    if loss_path not in LOSS_PATHS:
+        problems.append(_choice_problem("loss_path", loss_path, LOSS_PATHS))
+    problems += _sampling_problems(args)
     if loss_path == "full_sequence":
         problems += _full_sequence_problems(args, old_logps)
     if problems:
         raise ValueError("GRPOEnvTrainer: " + "; ".join(problems))
 
 
-def _tokenizer_problems(env: MultistepEnv, processing_class: object) -> Iterator[str]:
-    if env.tokenizer is None:
-        yield "env.tokenizer=None: training needs tokens; give the environment a tokenizer"
-    elif processing_class is not None and not _same_vocabulary(processing_class, env.tokenizer):
-        yield (
-            "processing_class and the tokenizer of the environment have different vocabularies: "
-            "use the same tokenizer for both"
-        )
-
-
-def _same_vocabulary(one: Any, other: Any) -> bool:
-    # Compare the contents: the same tokenizer is often loaded twice.
-    return one.get_vocab() == other.get_vocab()
-
-
-def _choice_problems(old_logps: str, loss_path: str) -> Iterator[str]:
-    for name, value, allowed in (
-        ("old_logps", old_logps, OLD_LOGPS),
-        ("loss_path", loss_path, LOSS_PATHS),
-    ):
-        if value not in allowed:
-            yield f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
+def _choice_problem(name: str, value: str, allowed: tuple[str, ...]) -> str:
+    return f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
 
 
 def _sampling_problems(args: "GRPOConfig") -> Iterator[str]:

@@ -116,11 +116,10 @@ def _aggregate_losses(
     row_length: int,
     num_tokens: Tensor | float | None,
 ) -> Tensor:
-    """Aggregate the masked ``losses`` ``[B, T]`` to one number, as ``loss_type`` states."""
     if loss_type == "grpo":
         return (losses.sum(-1) / mask.sum(-1).clamp(min=1)).mean()
     if loss_type == "dr_grpo":
-        return losses.sum() / (len(losses) * (row_length))
+        return losses.sum() / (len(losses) * row_length)
     if num_tokens is None or loss_type == "bnpo":
         num_tokens = mask.sum()
     tokens = torch.as_tensor(num_tokens, dtype=losses.dtype)

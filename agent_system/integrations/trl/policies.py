@@ -1,8 +1,10 @@
-"""Samplers of turns from the policy that TRL trains.
-They have the method ``generate`` that ``DirectOutputAgent`` calls.
+"""Samplers of turns from the policy that TRL trains, and vLLM colocated with TRL on a CPU.
+
+The samplers have the method ``generate`` that ``DirectOutputAgent`` calls.
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,6 +15,9 @@ from verl.utils.sampling import SamplingRequest
 from verl.utils.seeds import derive_seed
 from verl.workers.rollout.base import StopTokenizer
 from verl.workers.rollout.hf import HFEngine
+from verl.workers.rollout.vllm_cpu import inspect_models_in_process, repack_output_head
+
+KV_CACHE_GIB = "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +84,27 @@ class LivePolicy:
             engine = HFEngine.on_model(
                 model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
             )
-            for request_number, prompt in enumerate(prompts):
-                engine.add(self._build_request(str(request_number), prompt, sampling_params))
+            for number, prompt in enumerate(prompts):
+                has_ids = isinstance(prompt, Mapping)
+                ids = prompt["prompt_token_ids"] if has_ids else self.tokenizer(prompt)["input_ids"]
+                request = SamplingRequest(
+                    str(number),
+                    list(ids),
+                    sampling_params.max_tokens,
+                    temperature=sampling_params.temperature,
+                    top_p=sampling_params.top_p,
+                    # No truncation is 0 in TRL's settings and -1 in the engine's.
+                    top_k=sampling_params.top_k or -1,
+                    stop=sampling_params.stop,
+                )
+                engine.add(request)
             results = {}
             while engine.has_work():
                 # Each call returns the turns that ended, so short ones come first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
-        return [
-            PolicyOutput((SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value),))
-            for t in turns
-        ]
-
-    def _build_request(
-        self, name: str, prompt: Mapping[str, Sequence[int]] | str, sampling: TurnSampling
-    ) -> SamplingRequest:
-        ids = (
-            prompt["prompt_token_ids"]
-            if isinstance(prompt, Mapping)
-            else self.tokenizer(prompt)["input_ids"]
-        )
-        return SamplingRequest(
-            name,
-            list(ids),
-            sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            # No truncation is 0 in TRL's settings and -1 in the engine's.
-            top_k=sampling.top_k or -1,
-            stop=sampling.stop,
-        )
+        sampled = (SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value) for t in turns)
+        return [PolicyOutput((turn,)) for turn in sampled]
 
 
 class ServerPolicy:
@@ -135,22 +131,51 @@ class ServerPolicy:
                 "include_stop_str_in_output": True,
             },
         )
-        pairs = zip(response["completion_ids"], response["logprobs"], strict=True)
-        return [
-            PolicyOutput((self._build_turn(list(ids), logprobs, sampling),))
-            for ids, logprobs in pairs
-        ]
+        results: list[PolicyOutput] = []
+        for token_ids, entries in zip(
+            response["completion_ids"], response["logprobs"], strict=True
+        ):
+            ids, logprobs = list(token_ids), [entry[0] for entry in entries]
+            # The client does not return the finish reason. It is ``length`` for a turn of
+            # ``max_tokens`` tokens without end token or stop string at its end.
+            has_ended = bool(ids) and (
+                ids[-1] in self._end_ids
+                or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
+            )
+            reason = "stop" if has_ended or len(ids) < sampling.max_tokens else "length"
+            results.append(PolicyOutput((SampledTurn(ids, logprobs, reason),)))
+        return results
 
-    def _build_turn(
-        self, ids: list[int], logprobs: Sequence[Sequence[float]], sampling: TurnSampling
-    ) -> SampledTurn:
-        """Return the turn with its finish reason, which the client does not return.
 
-        It is ``length`` if the turn has ``max_tokens`` tokens and no end token or stop string.
-        """
-        ended = bool(ids) and (
-            ids[-1] in self._end_ids
-            or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
+def prepare_vllm_on_cpu() -> None:
+    """Set the environment variables that vLLM reads on import, unless they are already set."""
+    # Keep the engine in this process, so that the weight sync can access its modules.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_CACHE_GIB)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    inspect_models_in_process()
+
+
+def make_cpu_weight_sync(generation: Any) -> Callable[[], None]:
+    """Return a replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` (``colocate`` mode).
+
+    TRL loads tensors into vLLM's modules one by one. This fails on CPU, where vLLM has repacked
+    them. The replacement reloads through vLLM, repacks the output head and resets the prefix cache.
+    """
+
+    def sync_weights() -> None:
+        parameters = generation._iter_named_params()
+        weights = [(name, tensor.detach().clone()) for name, tensor in parameters]
+        generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        repack_output_head(
+            generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
         )
-        reason = "stop" if ended or len(ids) < sampling.max_tokens else "length"
-        return SampledTurn(ids, [entry[0] for entry in logprobs], reason)
+        if not generation.llm.reset_prefix_cache():
+            raise RuntimeError(
+                "vLLM did not reset its prefix cache after a weight update: "
+                "cached keys would be those of the old weights"
+            )
+
+    return sync_weights

@@ -11,9 +11,10 @@ tokens are attended to.
 """
 
 import contextlib
+import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,14 +25,19 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from agent_system.agents import Agent, DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
-from agent_system.integrations.trl import vllm_on_cpu
 from agent_system.integrations.trl.checks import check_settings
 from agent_system.integrations.trl.full_sequence import (
     full_sequence_batch,
     masked_grpo_loss,
     per_token_logps,
 )
-from agent_system.integrations.trl.policies import LivePolicy, ServerPolicy, TurnSampling
+from agent_system.integrations.trl.policies import (
+    LivePolicy,
+    ServerPolicy,
+    TurnSampling,
+    make_cpu_weight_sync,
+    prepare_vllm_on_cpu,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,6 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_TURN_TOKENS = 16
+EMPTY_MESSAGE = {"role": "user", "content": ""}
 # Columns of whole sequences, in addition to TRL's columns of prompts and completions. Log-probs
 # and advantages still cover completions only.
 WHOLE_COLUMNS = ("prompt_completion_ids", "attention_mask", "completion_only_mask")
@@ -72,8 +79,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
         allow_retokenized: Train on tokens that were encoded from the text of an agent.
 
-    Raises:
-        ValueError: The settings cannot work together. The message names them and the fix.
+    Raises ``ValueError`` if the settings cannot work together, with their names and the fix.
     """
 
     _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
@@ -107,7 +113,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         if on_cpu:
             # Must run before TRL imports vLLM, which reads these settings on import.
-            vllm_on_cpu.prepare_process()
+            prepare_vllm_on_cpu()
         if args.use_vllm and _uses_rollout_logprobs(args, old_logps):
             _disable_vllm_correction(args)
         if eval_dataset is None and args.eval_strategy != "no":
@@ -134,7 +140,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             env, self.max_completion_length
         )
         if on_cpu:
-            self.vllm_generation.sync_weights = vllm_on_cpu.make_weight_sync(self.vllm_generation)
+            self.vllm_generation.sync_weights = make_cpu_weight_sync(self.vllm_generation)
         self.agent: Agent = self._make_agent(sampling_params) if agent is None else agent
         self.rollout_func = self._run_rollout
         self._rows: list[dict[str, Any]] = []
@@ -142,10 +148,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._trials: dict[str, list] = {}
 
     def _share_end_tokens(self) -> None:
-        """Use the same end-of-turn tokens for sampling, token lists and decoded texts.
-
-        TRL does not know the end-of-turn token of a chat template.
-        """
+        # TRL does not know the end-of-turn token of a chat template. Use the same tokens for
+        # sampling, token lists and decoded texts.
         if self.env.bridge is not None:
             self.env.bridge.end_ids = self.env.bridge.end_ids.union(self.eos_token_ids)
             self.eos_token_ids = sorted(self.env.bridge.end_ids)
@@ -154,9 +158,8 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def _make_agent(self, sampling_params: object) -> DirectOutputAgent:
         if self.use_vllm and self.vllm_mode == "colocate":
-            return DirectOutputAgent(
-                self.vllm_generation.llm, sampling_params or self._vllm_sampling()
-            )
+            sampling_params = sampling_params or self._vllm_sampling()
+            return DirectOutputAgent(self.vllm_generation.llm, sampling_params)
         if self.use_vllm:
             client = getattr(self.vllm_generation, "vllm_client", None)  # on the main process only
             policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
@@ -165,12 +168,10 @@ class GRPOEnvTrainer(GRPOTrainer):
             # Untyped: transformers resolves ``eos_token_id`` at run time.
             tokenizer: Any = self._tokenizer
             policy = LivePolicy(self._borrow_model, tokenizer, self.eos_token_ids, seed)
-        return DirectOutputAgent(policy, sampling_params or self._turn_sampling(), self._tokenizer)
-
-    def _turn_sampling(self) -> TurnSampling:
-        return TurnSampling(
+        turn_sampling = TurnSampling(
             self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop)
         )
+        return DirectOutputAgent(policy, sampling_params or turn_sampling, self._tokenizer)
 
     def _vllm_sampling(self) -> Any:
         from vllm import SamplingParams
@@ -231,9 +232,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         return process_trials
 
     def _run_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
-        trials = self.env.run_trial(
-            rows, agent=self.agent, max_completion_length=self.max_completion_length
-        )
+        max_length = self.max_completion_length
+        trials = self.env.run_trial(rows, agent=self.agent, max_completion_length=max_length)
         records = [self.env.completed_episodes[session_id] for session_id in trials["session_ids"]]
         return trials | {"records": records}
 
@@ -252,7 +252,10 @@ class GRPOEnvTrainer(GRPOTrainer):
             )
         for opening, record in zip(self._openings, trials["records"], strict=True):
             # Change in place: TRL keeps these lists for reward functions and logs.
-            opening[:] = _opening_of(record["messages"])
+            messages = itertools.takewhile(
+                lambda message: message["role"] != "assistant", record["messages"]
+            )
+            opening[:] = [dict(message) for message in messages] or [dict(EMPTY_MESSAGE)]
         rows = [self._split_trial(trials, index) for index in range(len(self._rows))]
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
@@ -286,12 +289,15 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._rows = [dict(row) for row in inputs]
         # Placeholders: the opening of a trial is only known after its start, and ``_run_rollout``
         # fills it in. TRL passes only the prompts to its rollout function, so store the rows.
-        self._openings = [[{"role": "user", "content": ""}] for _ in inputs]
-        rows = [
-            {**row, "prompt": opening} for row, opening in zip(inputs, self._openings, strict=True)
-        ]
+        self._openings = [[dict(EMPTY_MESSAGE)] for _ in inputs]
+        pairs = zip(inputs, self._openings, strict=True)
+        rows = [{**row, "prompt": opening} for row, opening in pairs]
         output = super()._generate_and_score_completions(rows)
-        if _uses_rollout_logprobs(self.args, self.old_logps) and _has_all_logprobs(self._trials):
+        # Every token of the agent was sampled and has a finite log-prob.
+        has_all_logprobs = not any(self._trials["retokenized"]) and all(
+            math.isfinite(value) for row in self._trials["logprobs"] for value in row
+        )
+        if has_all_logprobs and _uses_rollout_logprobs(self.args, self.old_logps):
             output["old_per_token_logps"] = output["sampling_per_token_logps"]
         elif "sampling_per_token_logps" in output:
             # NaN is an unknown log-prob. It would make TRL's metrics NaN.
@@ -350,15 +356,12 @@ class GRPOEnvTrainer(GRPOTrainer):
         )
         # ``dapo`` is already divided by the number of tokens of the optimizer step. The others are
         # means, so divide by the number of accumulated micro-batches.
-        return (
-            loss
-            if self.loss_type == "dapo" and num_tokens is not None
-            else loss / num_micro_batches
-        )
+        if self.loss_type == "dapo" and num_tokens is not None:
+            return loss
+        return loss / num_micro_batches
 
 
 def _disable_vllm_correction(args: GRPOConfig) -> None:
-    """Switch TRL's correction off: rollout log-probs are already used as old log-probs."""
     if args.vllm_importance_sampling_correction:
         logger.info(
             "Rollout log-probs are used as old log-probs: "
@@ -386,20 +389,3 @@ def _default_turn_tokens(env: MultistepEnv, max_completion_length: int) -> int:
     """
     turns = env.max_steps_per_episode * env.episodes_per_trial
     return min(max_completion_length, max(MIN_TURN_TOKENS, max_completion_length // (2 * turns)))
-
-
-def _opening_of(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return the messages before the first message of the assistant."""
-    opening_length = next(
-        (i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages)
-    )
-    return [dict(message) for message in messages[:opening_length]] or [
-        {"role": "user", "content": ""}
-    ]
-
-
-def _has_all_logprobs(trials: dict[str, list]) -> bool:
-    """Return True if every token of the agent was sampled and has a finite log-prob."""
-    return not any(trials["retokenized"]) and all(
-        math.isfinite(value) for row in trials["logprobs"] for value in row
-    )

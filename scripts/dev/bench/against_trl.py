@@ -47,9 +47,10 @@ from agent_system.tokens.conversation import TokenConversation, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
 from scripts.dev.bench.rlvcr_step import build_training_overrides, run_main_ppo
 from verl.trainer.launch.extensions import load_config
+from verl.utils.chat_template import find_end_ids
+from verl.utils.processes import available_cpus
 from verl.utils.sampling import SamplingResult, StopReason
-from verl.utils.threads import available_cpus
-from verl.workers.rollout.base import StopRules, end_token_ids
+from verl.workers.rollout.base import StopRules
 
 GROUPS, MEMBERS, UPDATES = 16, 8, 4
 ANSWER = 240  # tokens of a completion
@@ -88,7 +89,7 @@ def make_endless_policy(directory: Path) -> Path:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
-    end_ids = set(find_end_ids(source, tokenizer, ()))
+    end_ids = set(find_stop_ids(source, tokenizer, ()))
     # Tags are single tokens that text is never encoded to. A sampled tag ends a turn.
     stops = get_package("reasoning_gym").stop
     spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
@@ -102,9 +103,9 @@ def make_endless_policy(directory: Path) -> Path:
     return directory
 
 
-def find_end_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
+def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
-    plan = StopRules(tokenizer, end_token_ids(policy, tokenizer)).get_plan(stop)
+    plan = StopRules(tokenizer, find_end_ids(tokenizer, policy)).get_plan(stop)
     if plan.strings:
         raise SystemExit(
             f"stop strings {plan.strings} have several tokens each: TRL would sample past them; "
@@ -282,7 +283,7 @@ def run_trl(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict
         )
         # The endless policy samples no stop string, so TRL does not search for one.
         strings = () if single else tuple(get_package(cfg.env.env_name).stop)
-        stops = sorted(find_end_ids(policy, tokenizer, strings))
+        stops = sorted(find_stop_ids(policy, tokenizer, strings))
         trainer.eos_token_ids = stops
         trainer.generation_config.eos_token_id = stops
         generation_counter = GenerationCounter(trainer, clock)
@@ -343,9 +344,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         line = [*build_arguments(args.single, policy), *args.overrides]
         for round_index in range(args.rounds):
             run_dir = scratch_dir / f"ours-{round_index}"
-            our_runs += run_main_ppo(
-                "main_ppo", run_dir, [*line, *build_training_overrides(args.steps, run_dir)]
-            )
+            our_line = [*line, *build_training_overrides(args.steps, run_dir)]
+            our_runs += run_main_ppo("main_ppo", run_dir, our_line)[1:]
             trl_runs.append(run_trl_process(args.single, policy, line, args.steps))
     print(format_table(our_runs, trl_runs))
 

@@ -18,7 +18,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from scripts.dev.bench.rlvcr_step import build_training_overrides, compute_median_sum, run_main_ppo
+from scripts.dev.bench.rlvcr_step import (
+    build_training_overrides,
+    compute_median_sum,
+    run_alternating,
+)
 
 POLICY = "configs/policies/quickstart"  # its replies do not matter to the environment
 MODES = ("off", "one_step")
@@ -80,14 +84,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     if args.steps < 3:
         parser.error("--steps must be 3 or more: the first two steps are not counted")
-    measured: dict[str, list[dict]] = {mode: [] for mode in MODES}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        for round_index in range(args.rounds):
-            for mode in MODES if round_index % 2 == 0 else reversed(MODES):
-                run_dir = Path(scratch) / f"{mode}-{round_index}"
-                measured[mode] += run_main_ppo(mode, run_dir, build_arguments(mode, run_dir, args))[
-                    1:
-                ]
+        measured, _ = run_alternating(
+            MODES,
+            args.rounds,
+            Path(scratch),
+            lambda mode, run_dir: build_arguments(mode, run_dir, args),
+            uncounted=2,
+        )
     run_label = " ".join([args.config_name, *args.overrides])
     print(f"{run_label}; {len(measured['off'])} steps of each\n\n{format_table(measured)}")
 

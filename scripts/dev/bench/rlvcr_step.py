@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -74,7 +74,7 @@ def build_training_overrides(steps: int, run_dir: Path) -> list[str]:
 
 
 def run_main_ppo(name: str, run_dir: Path, line: Sequence[str]) -> list[dict]:
-    """Run ``main_ppo`` with the arguments ``line`` and return the metrics of steps 2 and later.
+    """Run ``main_ppo`` with the arguments ``line`` and return the metrics of all steps.
 
     ``run_dir`` must be the run directory that ``line`` sets. ``name`` is used in the error message.
     Exits if the run fails.
@@ -91,10 +91,32 @@ def run_main_ppo(name: str, run_dir: Path, line: Sequence[str]) -> list[dict]:
         raise SystemExit(
             f"{name} ended with exit status {status}; end of {log}:\n{log.read_text()[-3000:]}"
         )
-    steps = [
+    return [
         line for line in jsonl.read(RunDirectory(run_dir).metrics_path) if "timing_s/step" in line
     ]
-    return steps[1:]
+
+
+def run_alternating(
+    names: Sequence[str],
+    rounds: int,
+    folder: Path,
+    build: Callable[[str, Path], list[str]],
+    uncounted: int = 1,
+) -> tuple[dict[str, list[dict]], dict[str, Path]]:
+    """Run ``main_ppo`` once per name and round, with the arguments ``build(name, run_dir)``.
+
+    Return the metrics of the steps after the ``uncounted`` first ones of each run, and the run
+    directories of the last round, by name.
+    """
+    measured: dict[str, list[dict]] = {name: [] for name in names}
+    run_dirs: dict[str, Path] = {}
+    for round_index in range(rounds):
+        # The order alternates between rounds: the second run profits from cached files.
+        for name in names if round_index % 2 == 0 else reversed(names):
+            run_dirs[name] = folder / f"{name}-{round_index}"
+            steps = run_main_ppo(name, run_dirs[name], build(name, run_dirs[name]))
+            measured[name] += steps[uncounted:]
+    return measured, run_dirs
 
 
 def compute_median_sum(steps: list[dict], *names: str) -> float:
@@ -111,7 +133,7 @@ def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int
             estimator: read_replies(RunDirectory(run_dir).rollout_path(step))
             for estimator, run_dir in run_dirs.items()
         }
-        rlvcr_replies, grpo_replies = replies.values()
+        rlvcr_replies, grpo_replies = (replies[estimator] for estimator in ESTIMATORS)
         common_keys = rlvcr_replies.keys() & grpo_replies.keys()
         compared += len(common_keys)
         num_equal += sum(rlvcr_replies[key] == grpo_replies[key] for key in common_keys)
@@ -172,18 +194,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_intermixed_args(argv)
     if args.steps < 2:
         parser.error("--steps must be 2 or more: the first step is not counted")
-    measured: dict[str, list[dict]] = {estimator: [] for estimator in ESTIMATORS}
-    run_dirs: dict[str, Path] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        base = args.keep or Path(scratch)
-        for round_index in range(args.rounds):
-            run_dirs = {estimator: base / f"{estimator}-{round_index}" for estimator in ESTIMATORS}
-            # The order alternates between rounds: the second run profits from cached files.
-            for estimator in ESTIMATORS if round_index % 2 == 0 else reversed(ESTIMATORS):
-                run_dir = run_dirs[estimator]
-                measured[estimator] += run_main_ppo(
-                    estimator, run_dir, build_arguments(estimator, run_dir, args)
-                )
+        measured, run_dirs = run_alternating(
+            ESTIMATORS,
+            args.rounds,
+            args.keep or Path(scratch),
+            lambda estimator, run_dir: build_arguments(estimator, run_dir, args),
+        )
         num_equal, compared = count_equal_replies(run_dirs, args.steps)
     run_label = " ".join([args.config_name, *args.overrides])
     print(f"{run_label}; {len(measured['rlvcr'])} steps of each\n\n{format_table(measured)}\n")

@@ -31,7 +31,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from verl.config.schema.sft import NewPolicyConfig
-from verl.models.loader import load_causal_lm, new_causal_lm
+from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, Span
@@ -73,10 +73,11 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
     if args.model:
         lm = load_causal_lm(args.model)
     else:
-        from transformers import Qwen3Config
+        from transformers import AutoModelForCausalLM, Qwen3Config
 
         policy_config = NewPolicyConfig()
-        lm = new_causal_lm(
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
             Qwen3Config(
                 vocab_size=VOCAB,
                 hidden_size=policy_config.hidden_size,
@@ -87,9 +88,9 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
                 head_dim=policy_config.hidden_size // policy_config.num_attention_heads,
                 max_position_embeddings=2 * max(args.contexts) + 512,
                 tie_word_embeddings=policy_config.tie_word_embeddings,
-            ),
-            seed=0,
+            )
         )
+        lm = prepare_for_training(model.float())
     return TrainEngine(PolicyModel(lm), device=args.device, dtype=args.dtype)
 
 

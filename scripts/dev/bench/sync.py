@@ -29,7 +29,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.single_controller.ray import ray_get
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.launch.ppo import open_run
-from verl.trainer.ppo.interfaces import TrainerWorkers
+from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils.logging import setup_logging
 
 GIB = 1 << 30
@@ -101,7 +101,7 @@ def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Pat
     )
 
 
-def export_to_store(workers: TrainerWorkers) -> ray.ObjectRef:
+def export_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
     """Export the weights of rank 0, and return a reference when they are in the object store.
 
     Raises ``TimeoutError`` after ``EXPORT_S`` seconds.

@@ -1,4 +1,7 @@
-"""Cells of the fault matrix: part of a job, stage of the run, and fault; and the skipped cells."""
+"""Cells of the fault matrix: part of a job, stage of the run, and fault.
+
+Tables list the skipped cells, and the method in which each fault happens.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,6 +38,42 @@ SKIPPED = {
     (RANK, EVALUATION): IDLE,
 }
 
+ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
+RANK_CLASS = "verl.workers.actor:ActorWorker"
+TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+COLLECTOR_CLASS = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
+# Ray stores the methods of an actor's class before they are patched, so patch a class it uses.
+TRAJECTORY_CLASS = "agent_system.multi_turn_rollout.trajectory_generator:TrajectoryGenerator"
+POOL = "agent_system.environments.pool.environment_pool:EnvironmentPool"
+LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
+
+# Process role, class and method that run during a stage.
+STAGE_METHODS = {
+    START: (RANK, "verl.workers.engine:TrainEngine", "__init__"),
+    ROLLOUT: (ENGINE, ENGINE_CLASS, "step"),
+    UPDATE: (RANK, RANK_CLASS, "update_actor"),
+    SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
+    EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
+}
+# Start-up methods of the parts that start later than the training rank.
+LATE_METHODS = {
+    COLLECTOR: (COLLECTOR, POOL, "start"),
+    ENVIRONMENT: (ENVIRONMENT, LINE, "__init__"),
+}
+MEMORY_METHODS = {
+    (ENGINE, START): (ENGINE, ENGINE_CLASS, "__init__"),
+    (ENGINE, UPDATE): (ENGINE, ENGINE_CLASS, "update_weights"),
+    (ENVIRONMENT, ROLLOUT): (ENVIRONMENT, LINE, "step"),
+    (ENVIRONMENT, EVALUATION): (ENVIRONMENT, LINE, "step"),
+    (COLLECTOR, ROLLOUT): (COLLECTOR, TRAJECTORY_CLASS, "generate_trajectory"),
+    (COLLECTOR, EVALUATION): (COLLECTOR, TRAJECTORY_CLASS, "generate_trajectory"),
+    (DRIVER, START): (DRIVER, TRAINER, "__init__"),
+    (DRIVER, ROLLOUT): (DRIVER, TRAINER, "collect"),
+    (DRIVER, UPDATE): (DRIVER, TRAINER, "update_actor"),
+    (DRIVER, SAVE): (DRIVER, TRAINER, "save"),
+    (DRIVER, EVALUATION): (DRIVER, TRAINER, "validate"),
+}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -53,6 +92,14 @@ class Cell:
     def skip_reason(self) -> str | None:
         """Reason why the cell is skipped, or None if it is run."""
         return SKIPPED.get((self.part, self.stage)) if self.fault == MEMORY else None
+
+    def find_method(self) -> tuple[str, str, str]:
+        """Return process role, class and method in which the fault happens."""
+        if self.fault == MEMORY and (self.part, self.stage) in MEMORY_METHODS:
+            return MEMORY_METHODS[self.part, self.stage]
+        if self.stage == START and self.part in LATE_METHODS:
+            return LATE_METHODS[self.part]
+        return STAGE_METHODS[self.stage]
 
 
 def iter_cells() -> Iterator[Cell]:

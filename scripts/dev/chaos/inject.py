@@ -23,6 +23,7 @@ from typing import Any
 
 from scripts.dev.chaos.cells import (
     COLLECTOR,
+    COLLECTOR_CLASS,
     DRIVER,
     ENGINE,
     ENVIRONMENT,
@@ -31,8 +32,6 @@ from scripts.dev.chaos.cells import (
     NODE,
     RANK,
     ROLLOUT,
-    SAVE,
-    START,
     UPDATE,
     parse_cell,
 )
@@ -58,42 +57,6 @@ FROM_CALL = {
 # Speed-up of the watchdog's clock. A hung environment worker is replaced within seconds, and Ray
 # declares a node dead within a minute. Neither may count as a stall, so these values are lower.
 CLOCK_FACTOR = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
-
-ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
-RANK_CLASS = "verl.workers.actor:ActorWorker"
-TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
-COLLECTOR_CLASS = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
-# Ray stores the methods of an actor's class before they are patched, so patch a class it uses.
-TRAJECTORY_CLASS = "agent_system.multi_turn_rollout.trajectory_generator:TrajectoryGenerator"
-POOL = "agent_system.environments.pool.environment_pool:EnvironmentPool"
-LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
-
-# Process role, class and method that run during a stage.
-STAGE_METHODS = {
-    START: (RANK, "verl.workers.engine:TrainEngine", "__init__"),
-    ROLLOUT: (ENGINE, ENGINE_CLASS, "step"),
-    UPDATE: (RANK, RANK_CLASS, "update_actor"),
-    SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
-    EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
-}
-# Start-up methods of the parts that start later than the training rank.
-LATE_METHODS = {
-    COLLECTOR: (COLLECTOR, POOL, "start"),
-    ENVIRONMENT: (ENVIRONMENT, LINE, "__init__"),
-}
-MEMORY_METHODS = {
-    (ENGINE, START): (ENGINE, ENGINE_CLASS, "__init__"),
-    (ENGINE, UPDATE): (ENGINE, ENGINE_CLASS, "update_weights"),
-    (ENVIRONMENT, ROLLOUT): (ENVIRONMENT, LINE, "step"),
-    (ENVIRONMENT, EVALUATION): (ENVIRONMENT, LINE, "step"),
-    (COLLECTOR, ROLLOUT): (COLLECTOR, TRAJECTORY_CLASS, "play"),
-    (COLLECTOR, EVALUATION): (COLLECTOR, TRAJECTORY_CLASS, "play"),
-    (DRIVER, START): (DRIVER, TRAINER, "__init__"),
-    (DRIVER, ROLLOUT): (DRIVER, TRAINER, "play"),
-    (DRIVER, UPDATE): (DRIVER, TRAINER, "update_actor"),
-    (DRIVER, SAVE): (DRIVER, TRAINER, "save"),
-    (DRIVER, EVALUATION): (DRIVER, TRAINER, "validate"),
-}
 
 
 def get_role() -> str:
@@ -199,14 +162,7 @@ def mark_last_evaluation() -> None:
 
 def install_fault() -> None:
     """Patch the methods and clocks of this process for the cell ``CELL``."""
-    target_method = (
-        LATE_METHODS.get(CELL.part, STAGE_METHODS[START])
-        if CELL.stage == START
-        else STAGE_METHODS[CELL.stage]
-    )
-    if CELL.fault == MEMORY:
-        target_method = MEMORY_METHODS.get((CELL.part, CELL.stage), target_method)
-    target_role, import_path, method = target_method
+    target_role, import_path, method = CELL.find_method()
     process_role = get_role()
     if process_role == DRIVER:
         watchdog.GRACE_S *= CLOCK_FACTOR

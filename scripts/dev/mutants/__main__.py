@@ -165,9 +165,8 @@ def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
         sys.stdout.write(page)
     mutants = sum(row.mutants for row in rows)
     killed = sum(row.killed for row in rows)
-    bare = 0
-    for row in rows:
-        bare += sum(outcomes.find_reason(mutant, reasons) is None for mutant in row.survivors)
+    survivors = [mutant for row in rows for mutant in row.survivors]
+    bare = sum(not outcomes.has_reason(mutant, reasons) for mutant in survivors)
     _log_line(f"{killed} of {mutants} killed, {unknown} not run, {bare} survivors without a reason")
     return int(unknown > 0 or bare > 0 or killed < REQUIRED * mutants)
 

@@ -1,22 +1,25 @@
-"""Run functions in forked child processes, with a deadline and a result file for each.
+"""Run functions in forked child processes, each with a deadline.
 
 A child's process group is killed at its end, so no process remains.
 """
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
-import pickle
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from typing import Generic, TypeVar
 
 Answer = TypeVar("Answer")
+FORK = multiprocessing.get_context("fork")
 PR_SET_PDEATHSIG = 1
+POLL_S = 0.1  # between two checks of the deadlines
 
 
 @dataclass
@@ -40,53 +43,51 @@ class ForkResult(Generic[Answer]):
 
 @dataclass
 class _Running(Generic[Answer]):
+    """Child process of ``job`` that will send its answer."""
+
     job: ForkJob[Answer]
-    pid: int
-    path: Path
+    process: ForkProcess
+    receiver: "Connection[None, Answer]"
     started: float = field(default_factory=time.monotonic)
 
-    def elapsed_seconds(self) -> float:
-        return time.monotonic() - self.started
+    def poll_result(self) -> ForkResult[Answer] | None:
+        """Return the result if the child has answered or ended, or its deadline has passed."""
+        seconds = time.monotonic() - self.started
+        is_late = seconds > self.job.deadline
+        if not (self.receiver.poll() or self.process.exitcode is not None or is_late):
+            return None
+        answer = None
+        with contextlib.suppress(EOFError):  # the child died without an answer
+            answer = self.receiver.recv() if self.receiver.poll() else None
+        self.kill_group()
+        return ForkResult(self.job.name, answer, is_late and answer is None, seconds)
+
+    def kill_group(self) -> None:
+        """Kill the child and the processes of its tests."""
+        assert self.process.pid is not None  # it was started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()  # it may not have its own group yet
+        self.process.join()
+        self.receiver.close()
 
 
 def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[ForkResult[Answer]]:
     """Run every job in a separate child, ``workers`` at a time. Yield results as they arrive."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        numbered_jobs = enumerate(jobs)
-        children = _start_next(numbered_jobs, workers, Path(folder))
-        try:
-            yield from _run_until_empty(children, numbered_jobs, Path(folder))
-        finally:
-            for child in children:
-                _kill(child.pid)
-
-
-def _run_until_empty(
-    running: list[_Running[Answer]],
-    waiting: Iterator[tuple[int, ForkJob[Answer]]],
-    folder: Path,
-) -> Iterator[ForkResult[Answer]]:
-    """Yield results, and start a waiting job for each child that ends. Updates ``running``."""
-    while running:
-        for child, result in _collect_ended(running):
-            running.remove(child)
-            running += _start_next(waiting, 1, folder)
-            yield result
-        time.sleep(0.005)
-
-
-def _start_next(
-    waiting: Iterator[tuple[int, ForkJob[Answer]]], count: int, folder: Path
-) -> list[_Running[Answer]]:
-    return [_start(job, folder / str(job_number)) for job_number, job in islice(waiting, count)]
-
-
-def _collect_ended(
-    running: list[_Running[Answer]],
-) -> list[tuple[_Running[Answer], ForkResult[Answer]]]:
-    """Return the children that have ended or exceeded their deadline, with their results."""
-    polled = [(child, _poll(child)) for child in running]
-    return [(child, result) for child, result in polled if result is not None]
+    waiting = iter(jobs)
+    running = [_start(job) for job in islice(waiting, workers)]
+    try:
+        while running:
+            wait([child.receiver for child in running], timeout=POLL_S)
+            polled = [(child, child.poll_result()) for child in running]
+            ended = [(child, result) for child, result in polled if result is not None]
+            for child, result in ended:
+                running.remove(child)
+                running += [_start(job) for job in islice(waiting, 1)]
+                yield result
+    finally:
+        for child in running:
+            child.kill_group()
 
 
 def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
@@ -108,44 +109,19 @@ def silence_output() -> None:
     os.dup2(nowhere, 2)
 
 
-def _start(job: ForkJob[Answer], path: Path) -> _Running[Answer]:
-    pid = os.fork()
-    if pid:
-        return _Running(job, pid, path)
-    # The child gets a new process group, so that processes of its tests are killed with it.
+def _start(job: ForkJob[Answer]) -> _Running[Answer]:
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_run_child, args=(job.work, sender))
+    process.start()
+    sender.close()
+    return _Running(job, process, receiver)
+
+
+def _run_child(work: Callable[[], Answer], sender: "Connection[Answer, None]") -> None:
+    # A new process group: the processes of the tests are killed with it.
+    os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
-        os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        answer = job.work()
-        path.with_suffix(".part").write_bytes(pickle.dumps(answer))
-        path.with_suffix(".part").rename(path)
+        sender.send(work())
     finally:
-        os._exit(0)
-
-
-def _poll(child: _Running[Answer]) -> ForkResult[Answer] | None:
-    ended, _ = os.waitpid(child.pid, os.WNOHANG)
-    is_late = child.elapsed_seconds() > child.job.deadline
-    if not ended and not is_late:
-        return None
-    if not ended:
-        _kill(child.pid)
-    else:
-        _kill_group(child.pid)
-    answer = None
-    if child.path.exists():
-        answer = pickle.loads(child.path.read_bytes())  # written by a child of this process
-        child.path.unlink()
-    return ForkResult(child.job.name, answer, is_late and answer is None, child.elapsed_seconds())
-
-
-def _kill(pid: int) -> None:
-    _kill_group(pid)
-    os.waitpid(pid, 0)
-
-
-def _kill_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        os._exit(0)  # handlers of the parent's exit do not run

@@ -13,6 +13,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.machinery import SourceFileLoader
 
 import pytest
@@ -61,13 +62,24 @@ Outcome = tuple[str, str]  # killed or survived, and the test that failed
 FunctionKey = tuple[str, str, int]
 
 
-class CollectedTests:
+class _FailureRecorder:
+    """pytest plugin that records the ids of failed tests."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failures.append(report.nodeid)
+
+
+class CollectedTests(_FailureRecorder):
     """pytest plugin that calls ``run_session`` with the collected tests and does not run them."""
 
     def __init__(self, run_session: "Callable[[CollectedTests], None]") -> None:
+        super().__init__()
         self.items: dict[str, pytest.Item] = {}
         self.functions: dict[FunctionKey, list[types.FunctionType]] = {}
-        self.failures: list[str] = []
         self._run_session = run_session
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -80,11 +92,6 @@ class CollectedTests:
         gc.freeze()  # garbage collection in the children does not copy the shared pages
         self._run_session(self)
         return True
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the ids of failed tests."""
-        if report.failed:
-            self.failures.append(report.nodeid)
 
     def run(self, nodeid: str, following: str | None = None) -> bool:
         """Run one test in this process. Return True if it and all tests before it passed."""
@@ -150,19 +157,7 @@ def run_function_mutants(
 ) -> Iterator[ForkResult[Outcome]]:
     """Run the mutants of functions, each in a child of this process."""
 
-    def make_jobs() -> Iterator[ForkJob[Outcome]]:
-        for mutant in mutants:
-            tests = traced.select_tests(mutant)
-            work = _make_function_work(warm, mutant, tests)
-            yield ForkJob(mutant.stable_key, work, traced.compute_deadline(tests))
-
-    yield from run_jobs(make_jobs(), workers)
-
-
-def _make_function_work(
-    warm: CollectedTests, mutant: Mutant, tests: list[str]
-) -> Callable[[], Outcome]:
-    def run_tests() -> Outcome:
+    def run_tests(mutant: Mutant, tests: list[str]) -> Outcome:
         silence_output()
         if not swap_code(mutant, warm.functions):
             return ("broken", "no function of this process has the code to replace")
@@ -171,7 +166,25 @@ def _make_function_work(
                 return ("killed", test)
         return ("survived", "")
 
-    return run_tests
+    return _run_mutants(mutants, traced, workers, run_tests)
+
+
+def _run_mutants(
+    mutants: Sequence[Mutant],
+    traced: Trace,
+    workers: int,
+    run_tests: Callable[[Mutant, list[str]], Outcome],
+    start_s: float = 0.0,
+) -> Iterator[ForkResult[Outcome]]:
+    """Call ``run_tests`` in a child for each mutant. A child takes ``start_s`` seconds to start."""
+
+    def make_jobs() -> Iterator[ForkJob[Outcome]]:
+        for mutant in mutants:
+            tests = traced.select_tests(mutant)
+            deadline = start_s + traced.compute_deadline(tests)
+            yield ForkJob(mutant.stable_key, partial(run_tests, mutant, tests), deadline)
+
+    return run_jobs(make_jobs(), workers)
 
 
 def _index_functions() -> dict[FunctionKey, list[types.FunctionType]]:
@@ -218,35 +231,17 @@ def run_import_mutants(
     mutants: Sequence[Mutant], traced: Trace, workers: int
 ) -> Iterator[ForkResult[Outcome]]:
     """Run the mutants of code that runs at import, in children without imported packages."""
-
-    def make_jobs() -> Iterator[ForkJob[Outcome]]:
-        for mutant in mutants:
-            tests = traced.select_tests(mutant)
-            yield ForkJob(
-                mutant.stable_key,
-                _make_import_work(mutant, tests),
-                60 + traced.compute_deadline(tests),
-            )
-
-    yield from run_jobs(make_jobs(), workers)
+    return _run_mutants(mutants, traced, workers, _run_import_tests, start_s=60.0)
 
 
-def _make_import_work(mutant: Mutant, tests: list[str]) -> Callable[[], Outcome]:
-    def run_tests() -> Outcome:
-        silence_output()
-        _import_mutant(mutant)
-        warm = CollectedTests(lambda _: None)
-        code = pytest.main([*PYTEST, *tests], plugins=[_FailureRecorder(warm)])
-        if code == pytest.ExitCode.OK:
-            return ("survived", "")
-        return ("killed", warm.failures[0] if warm.failures else "import")
-
-    return run_tests
-
-
-class _FailureRecorder:
-    def __init__(self, warm: CollectedTests) -> None:
-        self.pytest_runtest_logreport = warm.pytest_runtest_logreport
+def _run_import_tests(mutant: Mutant, tests: list[str]) -> Outcome:
+    silence_output()
+    _import_mutant(mutant)
+    recorder = _FailureRecorder()
+    code = pytest.main([*PYTEST, *tests], plugins=[recorder])
+    if code == pytest.ExitCode.OK:
+        return ("survived", "")
+    return ("killed", recorder.failures[0] if recorder.failures else "import")
 
 
 def _import_mutant(mutant: Mutant) -> None:

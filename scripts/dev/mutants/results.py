@@ -143,14 +143,14 @@ def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> Mod
     return ModuleRow(module, len(mutants), killed, unknown, tuple(survivors))
 
 
-def find_reason(mutant: Mutant, reasons: Iterable[Reason]) -> str | None:
-    """Return the reason why the survivor ``mutant`` is accepted, or None if there is none."""
-    for reason in reasons:
-        function = mutant.function.partition("#")[0] or "module"
-        same_place = (reason.module, reason.function) == (mutant.module, function)
-        if same_place and format_change(mutant) in reason.changes:
-            return reason.reason
-    return None
+def has_reason(mutant: Mutant, reasons: Iterable[Reason]) -> bool:
+    """Return True if a reason is recorded why the survivor ``mutant`` is accepted."""
+    function = mutant.function.partition("#")[0] or "module"
+    change = format_change(mutant)
+    return any(
+        (reason.module, reason.function) == (mutant.module, function) and change in reason.changes
+        for reason in reasons
+    )
 
 
 HEAD = """\
@@ -158,8 +158,8 @@ HEAD = """\
 
 `make mutants` changes one thing at a time in the modules below (a sign, a bound, a constant, an
 argument) and runs the fast unit tests that reach the changed line. A mutant is *killed* when one of
-them fails. This page is written by `make mutants`; the reasons are kept in
-`scripts/dev/mutants/reasons.toml`.
+them fails. This page is written by `make mutants`. The survivors, and the reason why each is
+accepted, are in `scripts/dev/mutants/reasons.toml`.
 
 The changes are mutmut's. Not changed are texts that people read (docstrings, messages of errors and
 logs, strings with a space), annotations, decorators, the sign of a literal `-1` (its number is
@@ -176,22 +176,15 @@ def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
     for row in rows:
         lines.append(_table_line(f"`{row.module}`", [row]))
     lines.append(_table_line("**all**", rows))
-    lines += ["", "## Survivors", ""]
-    for row in rows:
-        if not row.survivors:
-            continue
-        lines += [
-            f"### {row.module}",
-            "",
-            "| function | change | why it survives |",
-            "|---|---|---|",
-        ]
-        for mutant in row.survivors:
-            reason = find_reason(mutant, reasons) or "**no reason written down**"
-            change = format_change(mutant).replace("|", "\\|")
-            lines.append(f"| `{mutant.function or 'module'}` | `{change}` | {reason} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    unexplained = [
+        mutant for row in rows for mutant in row.survivors if not has_reason(mutant, reasons)
+    ]
+    if unexplained:
+        lines += ["", "## Survivors without a reason", ""]
+    for mutant in unexplained:
+        function = mutant.function or "module"
+        lines.append(f"- {mutant.module}, `{function}`: `{format_change(mutant)}`")
+    return "\n".join(lines) + "\n"
 
 
 def _table_line(name: str, rows: Sequence[ModuleRow]) -> str:

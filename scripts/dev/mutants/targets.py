@@ -104,7 +104,6 @@ TARGETS = (
         "tokens",
         (
             "agent_system/tokens/ledger.py",
-            "agent_system/tokens/segments.py",
             "agent_system/tokens/conversation.py",
         ),
         ("tests/unit/agent_system/tokens", "tests/property/test_ledger_properties.py"),

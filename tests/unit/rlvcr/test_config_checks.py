@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import agent_system.reward_manager.managers  # noqa: F401  registers those that ship
-from agent_system.reward_manager.registry import REWARD_MANAGERS
+from agent_system.reward_manager.managers import REWARD_MANAGERS
 from rlvcr.config_checks import RETURN_PRESERVING_MANAGERS
 from verl.config.load import load_config
 from verl.config.schema import PPOConfig

@@ -17,7 +17,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import method_settings
 from tests.helpers.play import make_world
-from tests.helpers.policy_rows import policy_config
+from tests.helpers.policy_rows import actor_of, policy_config
 from tests.helpers.thinking_plays import (
     Reference,
     collect,
@@ -47,8 +47,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scorer(policy):
-    worker = ActorWorker(policy_config(policy), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy)
     return worker.compute_log_prob
 
 
@@ -178,8 +177,7 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, level_rule=LevelRule.force_uniformly(epsilon))
-        sampler = SimpleNamespace(make_agent=lambda _: None)
-        context: Any = SimpleNamespace(settings=settings, codec=codec, sampler=sampler)
+        context: Any = SimpleNamespace(settings=settings, codec=codec)
         plays = [
             TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", i, 0))
             for i in range(400)

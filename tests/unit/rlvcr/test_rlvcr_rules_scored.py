@@ -18,7 +18,7 @@ from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.settings import method_settings
-from tests.helpers.policy_rows import policy_config
+from tests.helpers.policy_rows import actor_of
 from tests.helpers.thinking_plays import (
     ACTIONS,
     STEPS,
@@ -37,7 +37,6 @@ from tests.helpers.trainer_fakes import make_fake_run
 from verl.models import branch_attention
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.workers.actor import ActorWorker
 
 EXACT = 1e-5
 CREDIT = ("thinking_level_entropies", "thinking_token_costs", "thinking_reweight", "choice_mask")
@@ -65,12 +64,6 @@ def references(model, tokenizer):
     return {history: Reference(model, tokenizer, history) for history in ("append", "window")}
 
 
-def worker_of(policy, **actor):
-    worker = ActorWorker(policy_config(policy, **actor), device="cpu")
-    worker.init_model()
-    return worker
-
-
 class Scorer:
     """The real scoring pass. ``twist`` changes what is asked; ``asked`` keeps the last question."""
 
@@ -87,7 +80,7 @@ class Scorer:
 
 @pytest.fixture(scope="module")
 def scorer(policy):
-    return Scorer(worker_of(policy))
+    return Scorer(actor_of(policy))
 
 
 @pytest.fixture(scope="module")
@@ -352,8 +345,8 @@ def test_rule_08_a_row_scores_the_same_alone_and_in_any_packing(
     rows = list(range(len(asked)))
     check(scorer.worker, [[row] for row in rows])
     check(scorer.worker, [rows[::-1]])
-    check(worker_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
-    check(worker_of(policy, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=700), [rows])
+    check(actor_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
+    check(actor_of(policy, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=700), [rows])
     for block in (1, 10_000):
         monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
         check(scorer.worker, [rows])

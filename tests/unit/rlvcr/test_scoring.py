@@ -521,11 +521,9 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
 
 
 def test_the_actor_answers_as_plain_forwards_do(tokenizer, scorer):
-    from tests.helpers.policy_rows import policy_config
-    from verl.workers.actor import ActorWorker
+    from tests.helpers.policy_rows import actor_of
 
-    worker = ActorWorker(policy_config(scorer.model.name_or_path), device="cpu")
-    worker.init_model()
+    worker = actor_of(scorer.model.name_or_path)
     for history in ("append", "window"):
         plain = collect(tokenizer, scorer, history)
         packed = collect(tokenizer, worker.compute_log_prob, history)

@@ -12,7 +12,7 @@ from rich.console import Console
 from scripts.show_trajectory import LEVEL_STYLES, credit_style, main, print_trajectory
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
-from verl.record.report.episodes import EpisodeView, read_trajectories
+from verl.record.report.trajectory_chunks import read_trajectories
 from verl.utils import jsonl
 
 
@@ -26,11 +26,7 @@ def printed(row, **options):
     console = Console(
         width=160, force_terminal=True, color_system="truecolor", record=True, file=StringIO()
     )
-    print_trajectory(
-        EpisodeView("6", row, row["steps"]),
-        console,
-        **{"prompt": False, "contexts": False, **options},
-    )
+    print_trajectory(row, console, **{"prompt": False, "contexts": False, **options})
     segments = [(segment.text, str(segment.style or "")) for segment in console._record_buffer]
     return "".join(text for text, _ in segments), segments
 

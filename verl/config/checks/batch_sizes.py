@@ -1,10 +1,17 @@
 """Checks of lengths, batch sizes and sampling."""
 
+from collections.abc import Iterator
+
 from verl.config.checks.no_effect import trains_on_files
 from verl.config.derive import trajectories_per_step, uses_file_tasks
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
+from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.settings import value_at_path
+
+PREFIX = "actor_rollout_ref.rollout.val_kwargs"
+WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
+SAMPLED = f"{PREFIX}.do_sample=true {PREFIX}.temperature=1.0"
 
 
 def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -14,20 +21,18 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     actor = cfg.actor_rollout_ref.actor
     row = data.max_prompt_length + data.max_response_length
     if rollout.max_model_len < row:
+        key = "actor_rollout_ref.rollout.max_model_len"
         lengths = f"data.max_prompt_length + data.max_response_length = {row} tokens"
         why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
-        yield build_problem(
-            cfg, "actor_rollout_ref.rollout.max_model_len", why, f"{row} or more, or null", fix
-        )
+        yield build_problem(cfg, key, why, f"{row} or more, or null", fix)
     # The default is data.max_response_length. That is right for env.history=window, where a
     # response is one turn. It is too large for append, where a response is the whole trajectory.
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
-        yield build_problem(
-            cfg, "env.max_turn_tokens", why, allowed, "lower it, or raise data.max_response_length"
-        )
+        fix = "lower it, or raise data.max_response_length"
+        yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
     elif (
         cfg.env.history == "append"
         and cfg.env.max_steps > 1
@@ -40,10 +45,8 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"less than {data.max_response_length}"
         fix = "set it to the longest turn, in tokens"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
-    if (
-        not rollout.enable_chunked_prefill
-        and rollout.max_num_batched_tokens < rollout.max_model_len
-    ):
+    is_prompt_whole = not rollout.enable_chunked_prefill
+    if is_prompt_whole and rollout.max_num_batched_tokens < rollout.max_model_len:
         key = "actor_rollout_ref.rollout.max_num_batched_tokens"
         fix = "raise it, or enable_chunked_prefill=true"
         why = "a whole prompt must fit into an engine step"
@@ -51,9 +54,8 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     prefix = "actor_rollout_ref.actor"
     # A row is never split over micro-batches, so the longest row must fit into one.
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
-        why = (
-            f"the longest row has {row} tokens (data.max_prompt_length + data.max_response_length)"
-        )
+        lengths = "(data.max_prompt_length + data.max_response_length)"
+        why = f"the longest row has {row} tokens {lengths}"
         fix = f"{prefix}.ppo_max_token_len_per_gpu={row}, or shorter rows"
         yield build_problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
@@ -75,9 +77,8 @@ def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
         allowed = f"a divisor of data.train_batch_size ({tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
-        yield build_problem(
-            cfg, f"{prefix}.ppo_mini_batch_size", "does not divide the batch", allowed, fix
-        )
+        key = f"{prefix}.ppo_mini_batch_size"
+        yield build_problem(cfg, key, "does not divide the batch", allowed, fix)
     elif trajectories % actor.ppo_mini_batches:
         why = f"does not divide the {trajectories} trajectories of a training step"
         allowed = f"a divisor of data.train_batch_size * env.rollout.n ({trajectories})"
@@ -104,13 +105,8 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         trained = section_path == prefix and not cfg.trainer.val_only
         yield from _truncation_problems(cfg, section_path, trained)
     if rollout.name == "hf" and rollout.engine_kwargs:
-        yield build_problem(
-            cfg,
-            f"{prefix}.engine_kwargs",
-            "the engine hf accepts no arguments",
-            "{}",
-            f"{prefix}.name=vllm",
-        )
+        why = "the engine hf accepts no arguments"
+        yield build_problem(cfg, f"{prefix}.engine_kwargs", why, "{}", f"{prefix}.name=vllm")
     yield from _group_size_problems(cfg)
 
 
@@ -134,10 +130,7 @@ def _group_size_problems(cfg: PPOConfig) -> Problems:
 
 
 def _truncation_problems(cfg: PPOConfig, where: str, is_trained_on: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` keep at least one token, or all for training trajectories.
-
-    ``is_trained_on`` is True for the sampling of training trajectories, False for validation.
-    """
+    """Check that ``top_p`` and ``top_k`` keep a token, and all tokens if ``is_trained_on``."""
     all_token_values = {"top_p": 1.0, "top_k": -1}
     for name, all_tokens in all_token_values.items():
         key = f"{where}.{name}"
@@ -153,3 +146,34 @@ def _truncation_problems(cfg: PPOConfig, where: str, is_trained_on: bool) -> Pro
         elif value == 0:
             allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
             yield build_problem(cfg, key, "excludes every token", allowed, fix)
+
+
+def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+    """Refuse several greedy trajectories of a validation task: pass@k would be one number."""
+    sampling = cfg.actor_rollout_ref.rollout.val_kwargs
+    if sampling.n > 1 and (key := greedy_key(sampling)):
+        why = f"validation is greedy ({key}), so all trajectories of a task are equal"
+        yield build_problem(cfg, f"{PREFIX}.n", why, "1 in greedy validation", SAMPLED)
+
+
+def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
+    """Yield a note for each sampling key of validation that is set and has no effect."""
+    sampling = cfg.actor_rollout_ref.rollout.val_kwargs
+    key = greedy_key(sampling)
+    if key is None:
+        return
+    fields = ValSamplingConfig.model_fields
+    for name in WITHOUT_EFFECT:
+        value = getattr(sampling, name)
+        if value != fields[name].default and not key.startswith(name):
+            why = f"has no effect, because validation is greedy ({key})"
+            yield f"{PREFIX}.{name}={value} {why}: {SAMPLED}"
+
+
+def greedy_key(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
+    """Return the ``key=value`` that makes ``sampling`` greedy; None if it draws random tokens."""
+    if not sampling.do_sample:
+        return "do_sample=false"
+    if sampling.temperature == 0:
+        return "temperature=0"
+    return "top_k=1" if sampling.top_k == 1 else None

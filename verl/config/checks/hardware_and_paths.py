@@ -38,13 +38,8 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         size = value_at_path(cfg, key)
         # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
         if size != -1 and (size < 1 or ranks % size):
-            yield build_problem(
-                cfg,
-                key,
-                f"does not divide the {ranks} ranks",
-                "-1 or a divisor of the ranks",
-                f"{key}=-1",
-            )
+            why = f"does not divide the {ranks} ranks"
+            yield build_problem(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
 
 
 def engine_problems(cfg: PPOConfig) -> Problems:
@@ -65,7 +60,10 @@ def engine_problems(cfg: PPOConfig) -> Problems:
 
 def cpu_problems(cfg: PPOConfig) -> Problems:
     """Refuse settings that need GPUs in a run on CPU."""
-    yield from _attention_problems(cfg)
+    for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
+        if value_at_path(cfg, key) == "flex":
+            why = "FlexAttention has no gradient on a CPU"
+            yield build_problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
     yield from _transfer_problems(cfg, "cpu")
 
 
@@ -78,29 +76,25 @@ def _sequence_parallel_problems(cfg: PPOConfig) -> Problems:
         if ranks % size:
             why = f"does not divide the {ranks} ranks of a node, which compute a row together"
             yield build_problem(cfg, key, why, f"divisors of {ranks}", f"{key}=1")
-    compiled = "actor_rollout_ref.actor.use_torch_compile"
-    if cfg.actor_rollout_ref.actor.ulysses_sequence_parallel_size > 1 and value_at_path(
-        cfg, compiled
-    ):
+    actor = cfg.actor_rollout_ref.actor
+    if actor.ulysses_sequence_parallel_size > 1 and actor.use_torch_compile:
+        compiled = "actor_rollout_ref.actor.use_torch_compile"
         why = "layers in which ranks exchange activations are not compiled"
         fix = f"{compiled}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
         yield build_problem(cfg, compiled, why, "false", fix)
 
 
-def _attention_problems(cfg: PPOConfig) -> Problems:
-    for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
-        if value_at_path(cfg, key) == "flex":
-            why = "FlexAttention has no gradient on a CPU"
-            yield build_problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
-
-
 def _parallel_problems(cfg: PPOConfig) -> Problems:
-    yield from _node_problems(cfg)
+    rollout = cfg.actor_rollout_ref.rollout
+    key = "actor_rollout_ref.rollout.n_gpus_per_node"
+    if rollout.n_gpus_per_node and not rollout.nnodes:
+        why = "engines share the GPUs of the training ranks (actor_rollout_ref.rollout.nnodes=0)"
+        fix = f"actor_rollout_ref.rollout.nnodes=1, or {key}=null"
+        yield build_problem(cfg, key, why, "null", fix)
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    gpus_per_engine = value_at_path(cfg, key)
+    gpus_per_engine = rollout.tensor_model_parallel_size
     if gpus_per_engine == 1:
         return
-    rollout = cfg.actor_rollout_ref.rollout
     devices = engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
@@ -113,15 +107,6 @@ def _parallel_problems(cfg: PPOConfig) -> Problems:
         why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
         allowed = ", ".join(["auto", *_gpu_transfers(cfg)])
         yield build_problem(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
-
-
-def _node_problems(cfg: PPOConfig) -> Problems:
-    rollout = cfg.actor_rollout_ref.rollout
-    key = "actor_rollout_ref.rollout.n_gpus_per_node"
-    if rollout.n_gpus_per_node and not rollout.nnodes:
-        why = "engines share the GPUs of the training ranks (actor_rollout_ref.rollout.nnodes=0)"
-        fix = f"actor_rollout_ref.rollout.nnodes=1, or {key}=null"
-        yield build_problem(cfg, key, why, "null", fix)
 
 
 def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
@@ -150,12 +135,8 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
 
 def _gpu_transfers(cfg: PPOConfig) -> list[str]:
     """Return the values of ``weight_transfer`` that vLLM supports on the GPUs of its engines."""
-    gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    return (
-        [vllm_transfer_backend(cfg)]
-        if gpus_per_engine > 1
-        else [vllm_transfer_backend(cfg), "store"]
-    )
+    has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
+    return [vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 
 
 def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -165,13 +146,8 @@ def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     for name in ("num_cpus", "num_gpus", "object_store_gb"):
         if getattr(cfg.ray_init, name) is not None:
             why = f"the cluster at ray_init.address={cfg.ray_init.address} sets its resources"
-            yield build_problem(
-                cfg,
-                f"ray_init.{name}",
-                why,
-                "null",
-                f"pass it to `ray start`, or ray_init.{name}=null",
-            )
+            fix = f"pass it to `ray start`, or ray_init.{name}=null"
+            yield build_problem(cfg, f"ray_init.{name}", why, "null", fix)
 
 
 def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
@@ -202,10 +178,8 @@ def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
             yield build_problem(cfg, key, why, "a name in one line", f"{key}=NAME")
         elif name != "default_local_dir" and {"", ".", ".."} & set(path_parts):
             why = "the run directory would be outside of runs/"
-            allowed = "a name, or names with / between them"
-            yield build_problem(
-                cfg, key, why, allowed, f"{key}=NAME, or trainer.default_local_dir=DIR"
-            )
+            fix = f"{key}=NAME, or trainer.default_local_dir=DIR"
+            yield build_problem(cfg, key, why, "a name, or names with / between them", fix)
 
 
 def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
@@ -214,9 +188,8 @@ def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Probl
     allowed = "the directory of a checkpoint, .../global_step_N"
     if trainer.resume_mode == "resume_path" and not trainer.resume_from_path:
         why = "resume_mode=resume_path needs a checkpoint"
-        yield build_problem(
-            cfg, key, why, allowed, "name a checkpoint, or trainer.resume_mode=auto"
-        )
+        fix = "name a checkpoint, or trainer.resume_mode=auto"
+        yield build_problem(cfg, key, why, allowed, fix)
     if not trainer.resume_from_path or not ctx.check_files:
         return
     directory = Path(trainer.resume_from_path)
@@ -240,9 +213,8 @@ def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
         yield unknown_name_problem(cfg, "env.env_name", env.env_name, known_envs)
     section = env_section(env.name)
     if section is not None:
-        yield from read_section(
-            section, from_text(env.kwargs, section), "env.kwargs"
-        ).problems.values()
+        reading = read_section(section, from_text(env.kwargs, section), "env.kwargs")
+        yield from reading.problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")

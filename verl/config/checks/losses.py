@@ -11,65 +11,49 @@ ACTOR = "actor_rollout_ref.actor"
 def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check clip ranges, optimisers and contents of checkpoints."""
     actor = cfg.actor_rollout_ref.actor
-    prefix = "actor_rollout_ref.actor"
     # The ratio is clipped at 1 - clip_ratio_low. It is positive, so a bound <= 0 never applies.
     if actor.clip_ratio_low >= 1:
-        yield build_problem(
-            cfg,
-            f"{prefix}.clip_ratio_low",
-            "the ratio is never negative",
-            "less than 1",
-            "0.2 is usual",
-        )
+        why = "the ratio is never negative"
+        yield build_problem(cfg, f"{ACTOR}.clip_ratio_low", why, "less than 1", "0.2 is usual")
     # The schema allows 1. With it, tokens with a negative advantage and a ratio above 1 would have
     # no gradient.
     if actor.clip_ratio_c <= 1:
-        yield build_problem(
-            cfg,
-            f"{prefix}.clip_ratio_c",
-            "dual clip needs a bound above 1",
-            "more than 1",
-            "3.0 is usual",
-        )
-    yield from _loss_problems(cfg, prefix)
-    for section in (prefix, "critic"):
-        if len(value_at_path(cfg, f"{section}.optim.betas")) != 2:
-            yield build_problem(
-                cfg,
-                f"{section}.optim.betas",
-                "AdamW has two betas",
-                "a list of two",
-                f"{section}.optim.betas=[0.9,0.999]",
-            )
-        if "model" not in (contents := value_at_path(cfg, key := f"{section}.checkpoint.contents")):
-            fix = f"{key}=[model,optimizer,extra]"
+        why = "dual clip needs a bound above 1"
+        yield build_problem(cfg, f"{ACTOR}.clip_ratio_c", why, "more than 1", "3.0 is usual")
+    yield from _loss_problems(cfg)
+    for section in (ACTOR, "critic"):
+        key = f"{section}.optim.betas"
+        if len(value_at_path(cfg, key)) != 2:
+            fix = f"{key}=[0.9,0.999]"
+            yield build_problem(cfg, key, "AdamW has two betas", "a list of two", fix)
+        key = f"{section}.checkpoint.contents"
+        contents = value_at_path(cfg, key)
+        fix = f"{key}=[model,optimizer,extra]"
+        if "model" not in contents:
             why = "a run could not be resumed"
             yield build_problem(cfg, key, why, "a list with model in it", fix)
         elif section == "critic" and "hf_model" in contents:
             why = "a value model cannot be saved in Hugging Face format"
-            allowed = "model, optimizer, extra"
-            yield build_problem(cfg, key, why, allowed, f"{key}=[model,optimizer,extra]")
+            yield build_problem(cfg, key, why, "model, optimizer, extra", fix)
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that the log-probs of trainer and rollout engine exist, which a correction compares."""
     correction = cfg.algorithm.rollout_correction
-    prefix = "algorithm.rollout_correction"
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    no_log_probs = "tokenised text has no rollout log-probs (env.allow_retokenized)"
     for name in ("rollout_is", "rollout_rs"):
-        if value_at_path(correction, name) is None:
+        key = f"algorithm.rollout_correction.{name}"
+        if value_at_path(cfg, key) is None:
             continue
         if correction.bypass_mode:
             why = "bypass_mode=true computes no old log-probs to compare with"
-            fix = f"{prefix}.{name}=null, or {prefix}.bypass_mode=false"
-            yield build_problem(cfg, f"{prefix}.{name}", why, "null", fix)
+            yield build_problem(cfg, key, why, "null", f"{key}=null, or {bypass}=false")
         elif cfg.env.allow_retokenized:
-            why = "tokenised text has no rollout log-probs (env.allow_retokenized)"
-            fix = f"{prefix}.{name}=null, or env.allow_retokenized=false"
-            yield build_problem(cfg, f"{prefix}.{name}", why, "null", fix)
+            fix = f"{key}=null, or env.allow_retokenized=false"
+            yield build_problem(cfg, key, no_log_probs, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        why = "tokenised text has no rollout log-probs (env.allow_retokenized)"
-        fix = f"{prefix}.bypass_mode=false"
-        yield build_problem(cfg, f"{prefix}.bypass_mode", why, "false", fix)
+        yield build_problem(cfg, bypass, no_log_probs, "false", f"{bypass}=false")
 
 
 def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
@@ -134,18 +118,16 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             yield build_problem(cfg, key, why, "false", f"{key}=false")
 
 
-def _loss_problems(cfg: PPOConfig, prefix: str) -> Problems:
+def _loss_problems(cfg: PPOConfig) -> Problems:
     """Check the keys that are parameters of the configured policy loss."""
-    actor = cfg.actor_rollout_ref.actor
-    loss = actor.policy_loss
+    loss = cfg.actor_rollout_ref.actor.policy_loss
     for name in ("tau_pos", "tau_neg"):
-        if loss.loss_mode == "sapo" and value_at_path(actor, name) == 0:
-            why = "sapo divides by it"
-            yield build_problem(cfg, f"{prefix}.{name}", why, "more than 0", f"{prefix}.{name}=1.0")
+        key = f"{ACTOR}.{name}"
+        if loss.loss_mode == "sapo" and value_at_path(cfg, key) == 0:
+            yield build_problem(cfg, key, "sapo divides by it", "more than 0", f"{key}=1.0")
     if loss.loss_mode == "clip_cov" and loss.clip_cov_lb > loss.clip_cov_ub:
-        key = f"{prefix}.policy_loss.clip_cov_lb"
+        key = f"{ACTOR}.policy_loss.clip_cov_lb"
         why = "the lower bound of the covariance is above the upper bound"
         allowed = f"clip_cov_ub ({loss.clip_cov_ub:g}) or less"
-        yield build_problem(
-            cfg, key, why, allowed, f"{key}=1.0 {prefix}.policy_loss.clip_cov_ub=5.0"
-        )
+        fix = f"{key}=1.0 {ACTOR}.policy_loss.clip_cov_ub=5.0"
+        yield build_problem(cfg, key, why, allowed, fix)

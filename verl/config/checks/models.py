@@ -1,15 +1,22 @@
-"""Checks of model directories by their files, without loading a model."""
+"""Checks of model directories, policy, supervised training, reward model and estimator.
+
+Models are checked by their files, without loading them.
+"""
 
 import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config.cold_start import cold_start_config
 from verl.config.compose import POLICIES_DIR
+from verl.config.derive import post_rollout_reward_key
 from verl.config.problems import CheckContext, Problems, build_problem
+from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import value_at_path
+from verl.config.settings import ConfigError, value_at_path
 from verl.config.settings.hints import nearest_name
+from verl.names import ESTIMATORS, AdvantageEstimator
 
 POLICY = "actor_rollout_ref.model.path"
 COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
@@ -18,20 +25,14 @@ CHECKSUMS = "SHA256SUMS"  # file of a policy shipped with the package, for `sha2
 
 
 def is_local(path: str) -> bool:
-    """Return True if ``path`` cannot be a name on the Hugging Face hub, so it is a directory.
-
-    A hub name is ``name`` or ``owner/name``, with or without ``@revision``.
-    """
+    """Return True if ``path`` is a directory: it cannot be a hub name (owner/name@revision)."""
     return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
 
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
-    """Check that the value of ``key`` is a hub name, or a directory with a model.
-
-    If ``is_created_by_cold_start``, the directory may be missing.
-    """
+    """Check that ``key`` names a model directory, which a cold start may create, or a hub name."""
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
@@ -44,13 +45,10 @@ def check_directory(
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
         yield build_problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix, "altered_file")
     elif directory.is_dir():
+        fix = "name the directory that holds the model"
+        if is_created_by_cold_start:
+            fix = "remove it, so that the cold start trains a policy there"
         for code, why in _missing_model_file(directory):
-            fix = "name the directory that holds the model"
-            fix = (
-                "remove it, so that the cold start trains a policy there"
-                if is_created_by_cold_start
-                else fix
-            )
             yield build_problem(cfg, key, why, ALLOWED, fix, code)
     elif is_created_by_cold_start and not is_local(path):
         # A relative path that looks like a hub name: later jobs in this working directory would
@@ -119,3 +117,121 @@ def _suggest_sibling(directory: Path) -> str:
     siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
     similar_name = nearest_name(directory.name, siblings)
     return f"did you mean {str(directory.parent / similar_name)!r}?" if similar_name else ""
+
+
+# ---- policy, supervised training, reward model and estimator ------------------------------------
+
+
+def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+    """Check that there is a policy, or a cold start that makes one."""
+    key = "actor_rollout_ref.model.path"
+    path = cfg.actor_rollout_ref.model.path
+    if path is None:
+        fix = f"{key}=DIR, or {key}=OWNER/NAME of the hub"
+        yield build_problem(cfg, key, "no policy is named", "a directory or a hub name", fix)
+    yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
+    if cfg.critic.enable and cfg.critic.model.path != path:
+        yield from check_directory(cfg, "critic.model.path", ctx)
+    # Check the cold start here. Otherwise its mistakes are reported only after the tasks were
+    # created.
+    if cfg.cold_start.enable and path is not None:
+        yield from _cold_start_problems(cfg, ctx)
+
+
+def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+    """Check that a reward model is enabled, named and read by the estimator, or not set at all."""
+    section = cfg.reward_model
+    key = "reward_model.model.path"
+    if not section.enable:
+        for name, value in (("model.path", None), ("weight", 1.0), ("rule_weight", 1.0)):
+            if value_at_path(section, name) != value:
+                why = "no reward model is enabled"
+                fix = f"reward_model.enable=true, or do not set reward_model.{name}"
+                yield build_problem(cfg, f"reward_model.{name}", why, f"{value}", fix)
+        return
+    if section.model.path is None:
+        why = "no reward model is named"
+        yield build_problem(cfg, key, why, "a directory or a hub name", f"{key}=DIR")
+    yield from check_directory(cfg, key, ctx)
+    key, fix = "algorithm.adv_estimator", "algorithm.adv_estimator=rloo"
+    if estimator_uses_greedy_baseline(cfg, ctx):
+        why = "the reward model does not score greedy trajectories, which are the baseline"
+        yield build_problem(cfg, key, why, "another estimator", fix, "unscored_by_model")
+    if cfg.algorithm.adv_estimator == "gdpo":
+        why = "gdpo reads only the rewards of gdpo_reward_keys, not the reward model's"
+        fix = f"{fix}, or reward_model.enable=false"
+        allowed = "another estimator with a reward model"
+        yield build_problem(cfg, key, why, allowed, fix, "unscored_by_model")
+
+
+def _cold_start_problems(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+    try:
+        sft = cold_start_config(cfg)
+    except ConfigError as error:
+        yield from (f"cold start: {message}" for message in error.problems)
+    else:
+        yield from (f"cold start: {message}" for message in check_sft(sft, ctx))
+
+
+def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
+    """Check that the estimator has the group size and the critic that it needs."""
+    name = cfg.algorithm.adv_estimator
+    n = cfg.env.rollout.n
+    if name == "gae" and not cfg.critic.enable:
+        key, fix = "critic.enable", "do not set critic.enable"
+        yield build_problem(cfg, key, "gae needs values", "true or null", fix)
+    # In a group of one trajectory every advantage would be 0, without an error.
+    if ESTIMATORS.get(name) and n < 2:
+        fix = "env.rollout.n=8, or an estimator without groups: gae, reinforce_plus_plus"
+        if name not in {*AdvantageEstimator}:
+            fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
+        why = f"{name} compares the trajectories of one task"
+        yield build_problem(cfg, "env.rollout.n", why, "2 or more", fix)
+    reward_key = post_rollout_reward_key(cfg)
+    if cfg.algorithm.filter_groups.enable and reward_key:
+        why = f"groups are filtered by rewards of environments, before {reward_key} scores them"
+        filtered = "algorithm.filter_groups.enable"
+        yield build_problem(cfg, filtered, why, "false", f"{filtered}=false")
+    # The returns in a group of one trajectory cannot differ, so every group would be dropped.
+    if cfg.algorithm.filter_groups.enable and n < 2:
+        why = "filter_groups.enable keeps groups whose returns differ"
+        yield build_problem(cfg, "env.rollout.n", why, "2 or more", "env.rollout.n=8")
+    if cfg.trainer.critic_warmup > 0 and not cfg.critic.enable:
+        why = f"{name} trains no critic, so no model would be updated"
+        yield build_problem(cfg, "trainer.critic_warmup", why, "0", "trainer.critic_warmup=0")
+
+
+def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
+    """Check that the policy can be built and that rows fit into its context."""
+    data = cfg.data
+    yield from check_directory(cfg, "model.path", ctx)
+    if cfg.model.path is None:
+        yield from _new_policy_problems(cfg)
+    if cfg.trainer.nnodes > 1:
+        why = "a supervised run uses the devices of one machine"
+        yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
+    if data.max_token_len_per_gpu < data.max_length:
+        allowed = f"data.max_length ({data.max_length}) or more"
+        key = "data.max_token_len_per_gpu"
+        yield build_problem(cfg, key, "the longest row must fit", allowed, "raise it")
+    for key in ("data.train_files", "data.val_files") if ctx.check_files else ():
+        missing = [name for name in value_at_path(cfg, key) if not Path(name).is_file()]
+        if missing:
+            why = f"no such file: {', '.join(missing)}"
+            yield build_problem(cfg, key, why, "existing files", "correct the paths")
+
+
+def _new_policy_problems(cfg: SFTConfig) -> Problems:
+    new = cfg.model.new
+    if new.head_dim is None and new.hidden_size % new.num_attention_heads:
+        key, why = "model.new.num_attention_heads", "hidden_size is not a multiple of it"
+        yield build_problem(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")
+    # Grouped-query attention: every key/value head has the same number of query heads.
+    if new.num_attention_heads % new.num_key_value_heads:
+        key, why = "model.new.num_key_value_heads", "num_attention_heads is not a multiple of it"
+        allowed = "a divisor of model.new.num_attention_heads"
+        yield build_problem(cfg, key, why, allowed, "choose one")
+    if cfg.data.max_length > new.max_position_embeddings:
+        why = "rows must fit the policy's context"
+        allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
+        yield build_problem(cfg, "data.max_length", why, allowed, "lower it")

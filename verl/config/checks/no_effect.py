@@ -22,22 +22,17 @@ def trains_on_files(cfg: PPOConfig) -> bool:
 def check_no_effect(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
     """Refuse keys without effect that are set and name data, a model or a reward."""
     for key in keys_of(type(cfg)).values():
-        if key.is_section or key.unused_mark is None or not key.unused_mark.instead:
+        unused = key.unused_mark
+        if key.is_section or unused is None or not unused.instead:
             continue
         try:
             value = value_at_path(cfg, key.path)
         except MissingKey:
             continue  # already refused for another reason
-        if value != key.default_value:
-            unused_annotation = key.unused_mark
-            yield build_problem(
-                cfg,
-                key.path,
-                unused_annotation.why,
-                f"{key.default_value!r}",
-                unused_annotation.instead,
-                "no_effect",
-            )
+        default = key.default_value
+        if value != default:
+            why, fix = unused.why, unused.instead
+            yield build_problem(cfg, key.path, why, f"{default!r}", fix, "no_effect")
 
 
 def check_data_files(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -52,19 +47,13 @@ def _contradiction_problems(cfg: PPOConfig) -> Problems:
     for key, name in shared_data_keys(cfg).items():
         value = value_at_path(cfg, key)
         section_value = value_at_path(settings, name)
-        if (
-            value != keys[key].default_value
-            and value != section_value
-            and not _is_ignored(key, value)
-        ):
+        if key in SPLITS and is_placeholder(value):
+            continue
+        if value not in (keys[key].default_value, section_value):
             section_key = f"env.{cfg.env.name}.{name}"
             why = f"it contradicts {section_key}={section_value!r}"
             fix = f"do not set {section_key}"
             yield build_problem(cfg, key, why, "one of them, or equal values", fix, "contradiction")
-
-
-def _is_ignored(key: str, value: object) -> bool:
-    return key in SPLITS and isinstance(value, list) and is_placeholder(value)
 
 
 def _unused_data_files(cfg: PPOConfig) -> Problems:
@@ -100,9 +89,8 @@ def check_pairs(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     if reward.path is None and reward.name != "compute_score":
         key = "custom_reward_function.name"
         why = "no file with this function is named, and rewards would be the environment's"
-        yield build_problem(
-            cfg, key, why, "a function of a file", "custom_reward_function.path=FILE"
-        )
+        fix = "custom_reward_function.path=FILE"
+        yield build_problem(cfg, key, why, "a function of a file", fix)
     if cfg.reward_model.weights and reward.path is None and not grades_file_tasks(cfg):
         key = "reward_model.weights"
         why = "there is no function that returns several rewards"

@@ -3,46 +3,16 @@
 ``main_ppo`` and ``main_eval`` read a ``PPOConfig``, ``main_sft`` reads an ``SFTConfig``.
 """
 
-from verl.config.schema.actor import (
-    ActorConfig,
-    ActorRolloutRefConfig,
-    PolicyLossConfig,
-    RefConfig,
-)
-from verl.config.schema.algorithm import AlgorithmConfig, GiGPOConfig, KLControl
+from verl.config.schema.actor import ActorRolloutRefConfig
+from verl.config.schema.algorithm import AlgorithmConfig
 from verl.config.schema.critic import CriticConfig, CustomRewardFunction, RewardModelConfig
 from verl.config.schema.data import DataConfig
 from verl.config.schema.env import EnvConfig
-from verl.config.schema.model import FSDPConfig, ModelConfig, OptimConfig
-from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.schema.sft import SFTConfig
 from verl.config.schema.trainer import ColdStartConfig, RayInitConfig, TrainerConfig
 from verl.config.settings import Section
 
-__all__ = [
-    "ActorConfig",
-    "ActorRolloutRefConfig",
-    "AlgorithmConfig",
-    "ColdStartConfig",
-    "CriticConfig",
-    "CustomRewardFunction",
-    "DataConfig",
-    "EnvConfig",
-    "FSDPConfig",
-    "GiGPOConfig",
-    "KLControl",
-    "ModelConfig",
-    "OptimConfig",
-    "PPOConfig",
-    "PolicyLossConfig",
-    "RayInitConfig",
-    "RefConfig",
-    "RewardModelConfig",
-    "RolloutConfig",
-    "SFTConfig",
-    "TrainerConfig",
-    "ValSamplingConfig",
-]
+__all__ = ["PPOConfig", "SFTConfig"]  # the sections are in the modules
 
 
 class PPOConfig(Section):

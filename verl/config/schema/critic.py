@@ -4,17 +4,26 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
-from verl.config.schema.accepted import (
-    AcceptedRewardModel,
-    AcceptedRewardNetwork,
+from verl.config.schema.model import CheckpointConfig, CriticModelConfig, OptimConfig
+from verl.config.settings import (
+    NULL,
+    VERL,
+    Derived,
+    NonNegative,
+    PositiveInt,
+    RunsCode,
+    Section,
+    Unused,
 )
-from verl.config.schema.model import (
-    CheckpointConfig,
-    CriticModelConfig,
-    OptimConfig,
-)
-from verl.config.settings import NULL, Derived, NonNegative, PositiveInt, RunsCode, Section
 from verl.names import LossAggMode, Strategy, TrainDtype
+
+WHOLE_ON_EACH = Unused("every rank holds the whole reward model", VERL)
+SCORED_BY_ROWS = Unused(
+    "it scores reward_model.micro_batch_size_per_gpu conversations at once", VERL
+)
+REWARD_MODEL_TEMPLATE = Unused(
+    "conversations come as messages, which the reward model's own tokenizer renders", VERL
+)
 
 
 class CriticConfig(Section):
@@ -62,18 +71,43 @@ class CriticConfig(Section):
     """contents of a checkpoint"""
 
 
-class RewardNetworkConfig(AcceptedRewardNetwork):
+class RewardShards(Section):
+    """Keys of ``reward_model.model.fsdp_config``, all without effect."""
+
+    param_offload: Annotated[bool, WHOLE_ON_EACH] = False
+    """keep parameters in host memory between passes"""
+    reshard_after_forward: Annotated[bool, WHOLE_ON_EACH] = True
+    """free gathered parameters between passes"""
+    fsdp_size: Annotated[int, WHOLE_ON_EACH] = -1
+    """ranks that share one copy of the parameters"""
+
+
+class RewardNetworkConfig(Section):
     """Reward model network: a transformers model for sequence classification with one label."""
 
+    input_tokenizer: Annotated[str | None, REWARD_MODEL_TEMPLATE] = None
+    """the policy's tokenizer"""
+    use_remove_padding: Annotated[bool, Unused("rows are padded on the right", VERL)] = False
+    """compute without padding tokens"""
+    fsdp_config: RewardShards = RewardShards()
+    """sharding of the model"""
     path: str | None = None
     """directory (or hub name) of the reward model"""
     trust_remote_code: Annotated[bool, RunsCode()] = False
     """run Python code that ships with the model"""
 
 
-class RewardModelConfig(AcceptedRewardModel):
+class RewardModelConfig(Section):
     """Reward model, reward manager and weights of rewards."""
 
+    strategy: Annotated[Strategy, WHOLE_ON_EACH] = "fsdp2"
+    """sharding of the model"""
+    use_dynamic_bsz: Annotated[bool | None, SCORED_BY_ROWS] = None
+    """form micro-batches by tokens"""
+    forward_max_token_len_per_gpu: Annotated[int | None, SCORED_BY_ROWS] = None
+    """tokens per forward pass"""
+    launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
+    """score trajectories concurrently with other work"""
     enable: bool = False
     """run a reward model, which scores the conversation of every trajectory"""
     model: RewardNetworkConfig = RewardNetworkConfig()

@@ -2,8 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from verl.config.schema.accepted import AcceptedData
-from verl.config.settings import PositiveInt, RunsCode, Section
+from verl.config.settings import VERL, VERL_AGENT, PositiveInt, RunsCode, Section, Unused
 
 
 class CustomClass(Section):
@@ -15,13 +14,25 @@ class CustomClass(Section):
     """name of the dataset class in its file"""
 
 
-class DataConfig(AcceptedData):
+class DataConfig(Section):
     """Batch sizes are counted in tasks (prompts), lengths in tokens.
 
     If ``data.train_files`` names files, every row is a task of one turn. The config then must not
     name an environment.
     """
 
+    val_batch_size: Annotated[
+        PositiveInt | None,
+        Unused("the whole validation set is one batch; its size is env.val_tasks", VERL),
+    ] = None
+    """tasks validated at once; null: the whole validation set"""
+    return_raw_chat: Annotated[bool, Unused("messages are always kept", VERL_AGENT)] = False
+    """keep the message list in addition to the tokens"""
+    image_key: Annotated[
+        str,
+        Unused("prompts of files are text; images come from environments", VERL, "leave it out"),
+    ] = "images"
+    """column of the files that holds images"""
     train_files: list[str] = []
     """Parquet or JSON-lines files of prompts to train on, for jobs without an environment; the
     placeholder files in job scripts for environments are ignored"""

@@ -2,20 +2,23 @@
 
 from typing import Annotated, Any, Literal
 
-from verl.config.schema.accepted import AcceptedEnv
 from verl.config.settings import (
     NULL,
+    VERL_AGENT,
     Derived,
     EnvSection,
     NonNegative,
     NonNegativeInt,
+    OpenSection,
     PositiveInt,
     RunsCode,
     Section,
     Seed,
+    Unused,
 )
-from verl.config.settings.section import OpenSection
 from verl.names import History
+
+ENVS_IN_POOL = Unused("environments run in a pool of processes (env.num_workers)", VERL_AGENT)
 
 
 class EnvRollout(Section):
@@ -31,13 +34,24 @@ class EnvRollout(Section):
     """training steps after which the rollout waits for an unfinished group"""
 
 
-class EnvConfig(AcceptedEnv, OpenSection):
+class EnvResources(Section):
+    """``env.resources_per_worker``: Ray resources per environment worker."""
+
+    num_cpus: Annotated[NonNegative, ENVS_IN_POOL] = 0.1
+    """CPUs per environment worker"""
+    num_gpus: Annotated[NonNegative, ENVS_IN_POOL] = 0.0
+    """GPUs per environment worker"""
+
+
+class EnvConfig(OpenSection):
     """The environment that agents act in. Times are in seconds.
 
     Each registered environment has a section of its name here (``env.frozen_lake``), which its
     package declares.
     """
 
+    resources_per_worker: EnvResources = EnvResources()
+    """Ray resources per environment worker"""
     env_name: Annotated[str, RunsCode(only_import_paths=True)] = ""
     """name in the environment registry, with a variant after a slash (NAME/VARIANT), or the import
     path of a package, module:ATTRIBUTE; empty: rows of data.train_files if the job names files,

@@ -7,21 +7,28 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from verl.config.schema.accepted import AcceptedCriticModel, AcceptedModel
 from verl.config.settings import (
+    VERL,
     GpuOnly,
     NonNegative,
     NonNegativeInt,
     RunsCode,
     Section,
     Share,
+    Unused,
 )
 from verl.names import PackedAttention
 
+PACKED = Unused("rows are always packed", VERL)
 
-class ModelConfig(AcceptedModel):
+
+class ModelConfig(Section):
     """Path and loading of the policy, and LoRA."""
 
+    use_remove_padding: Annotated[bool, PACKED] = False
+    """compute without padding tokens"""
+    use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
+    """Liger kernels"""
     path: str | None = None
     """directory (or hub name, or name@revision) of the policy in Hugging Face format; required"""
     enable_gradient_checkpointing: bool = False
@@ -98,9 +105,20 @@ class CheckpointConfig(Section):
     """parts that are saved: model, optimizer, extra (random states), hf_model"""
 
 
-class CriticModelConfig(AcceptedCriticModel):
+class CriticModelConfig(Section):
     """The value model: the policy's architecture with a scalar head."""
 
+    tokenizer_path: Annotated[
+        str | None,
+        Unused(
+            "the critic reads the policy's tokens",
+            VERL,
+            instead="leave it out; critic.model.path names the critic",
+        ),
+    ] = None
+    """tokenizer of the value model"""
+    use_remove_padding: Annotated[bool, PACKED] = False
+    """compute without padding tokens"""
     path: str | None = None
     """model whose weights initialise the value model; null: actor_rollout_ref.model.path"""
     enable_gradient_checkpointing: bool = False

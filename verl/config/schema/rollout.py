@@ -1,12 +1,12 @@
 """Section ``actor_rollout_ref.rollout``: rollout workers, engines and sampling."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from verl.config.schema.accepted import AcceptedRollout
 from verl.config.settings import (
     NULL,
+    VERL,
     Derived,
     GpuOnly,
     NonNegative,
@@ -16,6 +16,7 @@ from verl.config.settings import (
     Section,
     Seed,
     Share,
+    Unused,
 )
 from verl.names import (
     EngineDtype,
@@ -39,12 +40,16 @@ class ValSamplingConfig(Section):
     """sample in validation; false means greedy at any temperature"""
 
 
-class RolloutConfig(AcceptedRollout):
+class RolloutConfig(Section):
     """Rollout workers and their engines.
 
     Each rollout worker is a Ray actor with one engine. Training samples from all tokens.
     """
 
+    mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (
+        "async"
+    )
+    """calls of the engine: asynchronous or synchronous"""
     name: Annotated[str, RunsCode(only_import_paths=True)] = "vllm"
     """engine: vllm, hf (needs no vLLM), a registered name, or the import path of a class,
     module:Class"""

@@ -5,8 +5,15 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt
 from pydantic import BeforeValidator
 
-from verl.config.schema.accepted import AcceptedTrainer
-from verl.config.settings import NonNegativeInt, PositiveInt, RunsCode, Section, Seed
+from verl.config.settings import (
+    VERL,
+    NonNegativeInt,
+    PositiveInt,
+    RunsCode,
+    Section,
+    Seed,
+    Unused,
+)
 from verl.names import Device, ResumeMode, RolloutOverlap
 
 Seconds = Annotated[float, Gt(0)]
@@ -17,9 +24,14 @@ def _false_to_off(value: object) -> object:
     return "off" if value is False else value
 
 
-class TrainerConfig(AcceptedTrainer):
+class TrainerConfig(Section):
     """Schedule, devices and the run directory. ``*_freq`` are in training steps."""
 
+    max_critic_ckpt_to_keep: Annotated[
+        PositiveInt | None,
+        Unused("actor and critic share a checkpoint: max_actor_ckpt_to_keep", VERL),
+    ] = None
+    """number of newest critic checkpoints that are kept; null: all"""
     project_name: str = "rlvcr"
     """first folder below runs/, project of the trackers"""
     experiment_name: str = "ppo"

@@ -5,13 +5,15 @@ the keys as data: type, default, help text and bounds. ``reading`` turns plain v
 and reports every mistake.
 """
 
-from verl.config.settings.env_section import EnvSection
 from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
 from verl.config.settings.keys import Key, keys_of, section_key, value_at_path
 from verl.config.settings.reading import read_section, read_section_or_raise
 from verl.config.settings.section import (
     NULL,
+    VERL,
+    VERL_AGENT,
     Derived,
+    EnvSection,
     GpuOnly,
     NonNegative,
     NonNegativeInt,
@@ -26,6 +28,8 @@ from verl.config.settings.section import (
 
 __all__ = [
     "NULL",
+    "VERL",
+    "VERL_AGENT",
     "ConfigError",
     "Derived",
     "EnvSection",

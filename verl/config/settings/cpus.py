@@ -4,10 +4,7 @@ import os
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs that this process may use.
-
-    In a container this can be less than the machine has.
-    """
+    """Return the number of CPUs of this process; in a container fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

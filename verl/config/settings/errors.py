@@ -8,8 +8,7 @@ from verl.config.settings.secret_values import mask_text
 class Problem(str):
     """Message about one mistake: ``key=value: why; allowed: ...; fix: ...``.
 
-    ``code`` names the mistake where its key can have several: ``unknown_key``, ``out_of_range``,
-    ``no_effect``, ``missing_file``.
+    ``code`` names the mistake where its key can have several, as ``unknown_key``, ``out_of_range``.
     """
 
     code: str

@@ -1,6 +1,7 @@
 """Keys of sections as data for help texts and messages: path, type, default, text and bounds."""
 
 import ast
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -8,12 +9,14 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
 from pydantic.fields import FieldInfo
 
 from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
+
+M = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,15 @@ class ValueType:
 def parse_annotation(annotation: object, markers: tuple[Any, ...] = ()) -> ValueType:
     """Return the allowed values that the type ``annotation`` describes.
 
-    ``markers`` are the arguments of the ``Annotated`` types that enclose it, such as ``Ge(1)``.
+    ``markers`` are the arguments of the enclosing ``Annotated`` types, such as ``Ge(1)``.
     """
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
         return parse_annotation(arguments[0], (*arguments[1:], *markers))
     if origin is Literal:
-        return ValueType(_literal_type_names(arguments), choices=arguments)
+        kinds = sorted({type(choice).__name__ for choice in arguments})
+        return ValueType(" | ".join(kinds), choices=arguments)
     if origin in (Union, types.UnionType):
         return _union_type(arguments, markers)
     minimum = next((_as_number(marker.ge) for marker in markers if isinstance(marker, Ge)), None)
@@ -94,15 +98,7 @@ def _union_type(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueTy
     if len(shapes) > 1:  # several types: the bounds of one do not apply to the others
         return ValueType(union_name, is_optional=optional)
     single_type = shapes[0]
-    return ValueType(
-        union_name,
-        single_type.choices,
-        single_type.low,
-        single_type.high,
-        single_type.items,
-        optional,
-        single_type.allows_any_key,
-    )
+    return dataclasses.replace(single_type, type_name=union_name, is_optional=optional)
 
 
 def _list_type(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
@@ -110,11 +106,6 @@ def _list_type(container_type: type, arguments: tuple[Any, ...]) -> ValueType:
     fixed = container_type is tuple and arguments[-1] is not Ellipsis
     list_name = f"list of {len(arguments)} {item.type_name}" if fixed else f"list[{item.type_name}]"
     return ValueType(list_name, item.choices, item.low, item.high, items=container_type)
-
-
-def _literal_type_names(choices: tuple[Any, ...]) -> str:
-    kinds = {type(choice).__name__ for choice in choices}
-    return " | ".join(sorted(kinds))
 
 
 def _annotation_name(annotation: object) -> str:
@@ -169,19 +160,20 @@ class Key:
     @property
     def unused_mark(self) -> Unused | None:
         """Return the ``Unused`` annotation of a key without effect; None for a key with effect."""
-        return next((marker for marker in self.field.metadata if isinstance(marker, Unused)), None)
+        return self._find_mark(Unused)
 
     @property
     def is_gpu_only(self) -> bool:
         """True if the key has no effect on CPU."""
-        return any(isinstance(marker, GpuOnly) for marker in self.field.metadata)
+        return self._find_mark(GpuOnly) is not None
 
     @property
     def code_mark(self) -> RunsCode | None:
         """Return the ``RunsCode`` annotation of a key that can name code; None for others."""
-        return next(
-            (marker for marker in self.field.metadata if isinstance(marker, RunsCode)), None
-        )
+        return self._find_mark(RunsCode)
+
+    def _find_mark(self, kind: type[M]) -> M | None:
+        return next((mark for mark in self.field.metadata if isinstance(mark, kind)), None)
 
     def describe_allowed(self) -> str:
         """Return the allowed values as text."""

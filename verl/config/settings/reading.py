@@ -4,18 +4,17 @@ Wrong keys are unknown ones, those of a wrong type and those out of bounds. ``re
 returns the section without them, so that checks of the other keys still run.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from verl.config.settings.errors import ConfigError, Problem, Refusal
-from verl.config.settings.hints import nearest_name
+from verl.config.settings.hints import nearest_name, unknown_key_problem
 from verl.config.settings.keys import Key, ValueType, direct_keys, keys_of
 from verl.config.settings.section import Section
-from verl.config.settings.unknown_keys import unknown_key_problem
 
 S = TypeVar("S", bound=Section)
 OUT_OF_BOUNDS = (
@@ -43,29 +42,16 @@ class ReadResult(Generic[S]):
 
 
 def read_section_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
-    """Return an instance of ``cls``.
-
-    Raises ``ConfigError`` that names every wrong key below ``path``.
-    """
+    """Return an instance of ``cls``; raise ``ConfigError`` that names every wrong key."""
     reading = read_section(cls, values or {}, path)
     if reading.problems or reading.section is None:
         raise ConfigError(reading.problems.values())
     return reading.section
 
 
-def read_section(
-    cls: type[S],
-    values: Mapping[str, Any],
-    path: str = "",
-    known_keys: Callable[[], Mapping[str, Key]] | None = None,
-) -> ReadResult[S]:
-    """Read ``values`` as the section at dotted ``path`` (empty: the root).
-
-    For an unknown key, the message suggests the most similar of the keys that ``known_keys``
-    returns. By default these are the keys of ``cls``.
-    """
+def read_section(cls: type[S], values: Mapping[str, Any], path: str = "") -> ReadResult[S]:
+    """Read ``values`` as the section at dotted ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
-    known_keys = known_keys or (lambda: keys_of(cls, prefix))
     result: ReadResult[S] = ReadResult()
     remaining = with_tuples(values, cls)
     refused: list[Key] = []
@@ -79,7 +65,7 @@ def read_section(
                 _Mistake.from_details(details, cls, prefix, remaining) for details in error.errors()
             ]
         for mistake in mistakes:
-            result.problems.setdefault(mistake.path, mistake.describe_mistake(known_keys))
+            result.problems.setdefault(mistake.path, mistake.describe_mistake(cls, prefix))
             refused += [mistake.key] if mistake.key else []
         accepted: dict[str, Any] = remaining
         for mistake in mistakes:
@@ -106,7 +92,7 @@ class _Mistake:
     ) -> "_Mistake":
         """Return the mistake that ``details`` of pydantic describe.
 
-            The location in ``details`` can also name an item in the value of a key. The path of the
+        The location in ``details`` can also name an item in the value of a key. The path of the
         mistake does not include that item.
         """
         refusal = details.get("ctx", {}).get("error")
@@ -128,11 +114,14 @@ class _Mistake:
             value = key.default_value
         return cls(prefix + ".".join(path_names), value, key, details)
 
-    def describe_mistake(self, known: Callable[[], Mapping[str, Key]]) -> Problem:
-        """Return the message with key, value, reason, allowed values and fix."""
+    def describe_mistake(self, root: type[Section], prefix: str) -> Problem:
+        """Return the message with key, value, reason, allowed values and fix.
+
+        An unknown key is compared with the keys of ``root``, whose paths start with ``prefix``.
+        """
         key = self.key
         if key is None:
-            return unknown_key_problem(self.path, self.value, known())
+            return unknown_key_problem(self.path, self.value, keys_of(root, prefix))
         setting = f"{self.path}={_format_value(self.value)}"
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."
@@ -184,10 +173,7 @@ def _delete_key(section: Section, path: str) -> None:
 
 
 def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
-    """Return ``values`` with lists as tuples where ``cls`` has tuples.
-
-    YAML and JSON have no tuples.
-    """
+    """Return ``values`` with lists as tuples where ``cls`` has tuples, which YAML and JSON lack."""
     converted = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):
         if key.section is not None:
@@ -227,10 +213,16 @@ def _iterate_known_keys(
 
 def _convert_value(value: object, shape: ValueType) -> Any:
     if shape.allows_any_key:
-        return _with_text_keys(value)
+        if isinstance(value, Mapping):
+            return {str(name): item for name, item in value.items()}
+        return value
     if shape.is_list:
         items = [value] if isinstance(value, str) else value
-        return [_as_text(item) for item in items] if _is_text_list(items, shape) else items
+        return (
+            [_as_text(item) for item in items]
+            if isinstance(items, list) and shape.is_text
+            else items
+        )
     if value is False and shape.is_optional and shape.is_text:
         return None
     if shape.is_text:
@@ -240,16 +232,6 @@ def _convert_value(value: object, shape: ValueType) -> Any:
     # type() and not isinstance(), because bool is a subclass of int.
     if type(value) is int and value in (0, 1) and shape.type_name.startswith("bool"):
         return bool(value)
-    return value
-
-
-def _is_text_list(items: object, shape: ValueType) -> TypeGuard[list[object]]:
-    return isinstance(items, list) and shape.is_text
-
-
-def _with_text_keys(value: object) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): item for name, item in value.items()}
     return value
 
 

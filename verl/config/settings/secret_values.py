@@ -35,8 +35,8 @@ def is_secret_name(name: str) -> bool:
 def mask_secrets(value: Any, secret: bool = False) -> Any:
     """Return ``value`` with its secrets masked.
 
-    Masked are texts under secret names, all environment variables of Ray workers and servers, and
-    passwords in URLs. Interpolations (``${...}``) are not changed.
+    Masked are texts under secret names, environment variables of processes, and passwords in URLs.
+    Interpolations (``${...}``) are not changed.
     """
     if isinstance(value, Mapping):
         return {
@@ -55,10 +55,7 @@ def mask_secrets(value: Any, secret: bool = False) -> Any:
 
 
 def _is_environment(name: object, siblings: Mapping[Any, Any]) -> bool:
-    """Return True if the value of ``name`` is a dict of environment variables of a process.
-
-    ``siblings`` are the other keys of the same dictionary.
-    """
+    """Return True if ``name``, next to the keys ``siblings``, holds environment variables."""
     return name == "env_vars" or (name == "env" and "command" in siblings)
 
 
@@ -75,10 +72,7 @@ def _mask_argument(word: str) -> str:
 
 
 def register_secrets(values: Mapping[str, Any]) -> None:
-    """Make ``mask_text`` mask the secrets in ``values`` wherever they occur in a text.
-
-    Error messages can quote the value of a secret without its name.
-    """
+    """Make ``mask_text`` mask the secrets in ``values``: errors quote them without their names."""
     _hidden.update(_iterate_secrets(values))
 
 
@@ -95,11 +89,7 @@ def _iterate_secrets(value: Any, secret: bool = False) -> Iterator[str]:
 
 
 def mask_text(text: str) -> str:
-    """Return ``text`` with its secrets masked.
-
-    Masked are values of pairs such as ``API_KEY=...``, passwords in URLs and the values that were
-    passed to ``register_secrets``.
-    """
+    """Return ``text`` without secrets: ``API_KEY=...``, passwords in URLs, registered values."""
 
     def mask_pair(match: re.Match[str]) -> str:
         is_unmasked = not is_secret_name(match[2]) or match[4].startswith("$")

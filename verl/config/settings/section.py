@@ -14,7 +14,7 @@ Example::
 import copy
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Optional, Self, TypeVar
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -101,6 +101,11 @@ class Section(BaseModel):
             return super().__getattr__(name)
 
 
+# Projects whose scripts set keys without effect (``Unused.set_by``).
+VERL = "verl's examples"
+VERL_AGENT = "verl-agent's examples"
+
+
 @dataclass(frozen=True, slots=True)
 class Unused:
     """Annotation of a key without effect in this framework.
@@ -122,12 +127,10 @@ class GpuOnly:
 
 @dataclass(frozen=True, slots=True)
 class RunsCode:
-    """Annotation of a key whose value names code to run: a file, a module or a command.
+    """Annotation of a key whose value names code to run (file, module, command), or permits it.
 
-    Keys that permit the execution of such code have it too.
-
-    With ``only_import_paths`` the value can also be a plain name. Then only an import path
-    (MODULE:NAME or FILE.py:NAME) is code.
+    With ``only_import_paths`` only an import path (MODULE:NAME, FILE.py:NAME) is code, not a plain
+    name.
     """
 
     only_import_paths: bool = False
@@ -137,12 +140,29 @@ class RunsCode:
         return ":" in str(value) if self.only_import_paths else bool(value)
 
 
-class OpenSection(Section):
-    """Section to which packages that import ``verl`` can add sections.
+class EnvSection(Section):
+    """Settings of one environment, and properties of it that other sections depend on."""
 
-    The added sections are attributes like the declared ones. ``verl.config.load`` reads and checks
-    them.
-    """
+    # Dotted path of a key outside of ``env`` -> key of this section to which its value is copied.
+    # For environments whose tasks are the rows of ``data.train_files`` and ``data.val_files``.
+    data_keys: ClassVar[Mapping[str, str]] = {}
+    # True if the environment can drop tasks with too long prompts, or truncate these. Its package
+    # then has a function ``task_text``.
+    fits_prompts: ClassVar[bool] = False
+
+    def known_tasks(self, split: str) -> int | None:
+        """Return the number of tasks of ``split``; None if only the package knows it."""
+        del split
+        return None
+
+    def file_key(self, split: str) -> str | None:
+        """Return the key of this section that names a file of tasks of ``split``, or None."""
+        del split
+        return None
+
+
+class OpenSection(Section):
+    """Section to which packages that import ``verl`` can add sections, as further attributes."""
 
     model_config = ConfigDict(extra="allow")
 

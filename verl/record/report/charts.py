@@ -4,19 +4,102 @@ Colours are classes that the page's style sheet defines.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from verl.record.report.axes import FORMATS, Scale, log_ticks, nice_ticks, step_ticks
+from verl.report_sections import PlacedEntry, Plot, Scatter
+
+# ---- scales, ticks and number formats -----------------------------------------------------------
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about ``count`` round numbers, from at or below ``low`` to at or above ``high``."""
+    if high <= low:
+        margin = abs(low) * 0.1  # a single value gets a margin above and below
+        low, high = (low - margin, low + margin) if margin else (0.0, 1.0)
+    min_distance = (high - low) / max(1, count - 1)
+    power = 10.0 ** math.floor(math.log10(min_distance))
+    # Tick distances are 1, 2, 2.5 or 5 times a power of ten. 0.999 tolerates rounding errors.
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= min_distance * 0.999)
+    # 0.3 / 0.1 is 2.9999999999999996: the tolerance keeps that tick.
+    first_multiple = math.floor(low / step + 1e-9)
+    last_multiple = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first_multiple, last_multiple + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return about six powers of ten or fewer that cover [low, high]."""
+    first_power = math.floor(math.log10(low) + 1e-9)
+    # At least one decade: otherwise the axis would have no length.
+    last_power = max(math.ceil(math.log10(high) - 1e-9), first_power + 1)
+    stride = max(1, math.ceil((last_power - first_power) / 5))
+    return [10.0**power for power in range(first_power, last_power + stride, stride)]
+
+
+def step_ticks(low: int, high: int, count: int = 7) -> list[float]:
+    """Return integer ticks inside [low, high] for an axis of training steps."""
+    ticks = [
+        t for t in nice_ticks(low, max(high, low + 1), count) if low <= t <= high and t == int(t)
+    ]
+    return ticks or [float(low)]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Linear or logarithmic map from values to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low_end = self.low
+        high_end = self.high
+        if self.log:
+            value = math.log10(max(value, low_end))  # values below the axis are drawn on it
+            low_end = math.log10(low_end)
+            high_end = math.log10(high_end)
+        axis_fraction = (value - low_end) / (high_end - low_end) if high_end > low_end else 0.5
+        return round(self.start + axis_fraction * (self.end - self.start), 2)
+
+
+def format_number(value: float) -> str:
+    """Format a number briefly, for example 12,345, 12.3, 0.012 or 1.2e-7."""
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size >= 10_000_000 or size < 1e-3:
+        # Python writes exponents with at least two digits.
+        return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
+    if size >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+FORMATS: dict[str, Callable[[float], str]] = {
+    "number": format_number,
+    "percent": lambda value: f"{100 * value:.3g}%",
+    "seconds": lambda value: f"{format_number(value)} s",
+}
+
+
+# ---- charts ------------------------------------------------------------------------------------
 
 MAX_POINTS = 400  # drawn per series
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
 PADDING = 0.04  # margin on both sides of the points, as a share of their range
 LABEL_LEFT_FROM = 0.88  # share of the axis from which labels are drawn left of their points
+
+
+# Fields of Series that have one value per point, or are None.
+POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")
 
 
 @dataclass
@@ -50,24 +133,23 @@ class Series:
         if stride <= 1:
             return self
         keep = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
+        columns = {name: getattr(self, name) for name in POINT_COLUMNS}
         return replace(
             self,
-            xs=[self.xs[i] for i in keep],
-            ys=[self.ys[i] for i in keep],
-            low=None if self.low is None else [self.low[i] for i in keep],
-            high=None if self.high is None else [self.high[i] for i in keep],
-            left=None if self.left is None else [self.left[i] for i in keep],
-            right=None if self.right is None else [self.right[i] for i in keep],
-            labels=None if self.labels is None else [self.labels[i] for i in keep],
+            **{
+                name: [values[i] for i in keep]
+                for name, values in columns.items()
+                if values is not None
+            },
         )
 
 
 @dataclass
-class Chart:
+class Chart(PlacedEntry):
     """One chart of the page.
 
-    ``kind`` is line, stacked or points. The x axis of points shows another metric, named
-    ``x_label``, not steps. ``form`` is the number format of the values (see ``axes.FORMATS``).
+    ``kind`` is line, stacked or points (whose x axis is another metric, ``x_label``). ``form`` is
+    the number format of the values (see ``FORMATS``).
     """
 
     title: str
@@ -82,10 +164,11 @@ class Chart:
     y_range: tuple[float | None, float | None] = (None, None)
     placed_after: str | None = None
 
-    @property
-    def name(self) -> str:
-        """Return the title, to which ``placed_after`` of another chart refers."""
-        return self.title
+    @classmethod
+    def from_plan(cls, plan: Plot | Scatter, series: list[Series], **values: Any) -> "Chart":
+        """Return the chart that ``plan`` declares; ``values`` are fields that ``plan`` lacks."""
+        names = {field.name for field in fields(cls)} & {field.name for field in fields(plan)}
+        return cls(series=series, **{name: getattr(plan, name) for name in names}, **values)
 
     @property
     def legend_series(self) -> list[Series]:
@@ -151,14 +234,8 @@ def _hover_values(series: Series, form: str) -> dict[str, Any]:
         ]
     # Formatted here, because the page's script would otherwise have to repeat the formats.
     values = [show(value) for value in series.ys]
-    return {
-        "name": series.name,
-        "color": series.color,
-        "x": series.xs,
-        "y": values,
-        "range": ranges,
-        "plays": series.trajectory_kind,
-    }
+    texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
+    return texts | {"range": ranges, "plays": series.trajectory_kind}
 
 
 def _stack_series(series: list[Series]) -> list[Series]:
@@ -204,7 +281,11 @@ def _make_scales(
         ticks = [tick for tick in ticks if tick <= y_high + 1e-9]
     right_edge = chart.width - RIGHT
     if chart.kind == "points":
-        x_ticks = _ticks_around(min(steps), max(steps), max(4, chart.width // 120))
+        # Ticks with padding at both ends, not below 0 if no value is negative.
+        first, last = min(steps), max(steps)
+        padding = PADDING * (last - first)
+        first, last = max(first - padding, min(first, 0.0)), last + padding
+        x_ticks = nice_ticks(first, last, max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right_edge)
     else:
         # A single step also needs an axis with a length.
@@ -216,21 +297,14 @@ def _make_scales(
     return x, y, x_ticks, ticks
 
 
-def _ticks_around(low: float, high: float, count: int) -> list[float]:
-    """Return ticks of an axis with padding at both ends, not below 0 if no value is negative."""
-    padding = PADDING * (high - low)
-    return nice_ticks(max(low - padding, min(low, 0.0)), high + padding, count)
-
-
 def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
     """Draw a grid line and a value for every y tick, and the label of the axis."""
     center_y = (TOP + chart.height - BOTTOM) / 2
     tags = []
     for tick in ticks:
         css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
-        tags.append(
-            f'<line class="{css}" x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"/>'
-        )
+        attrs = f'x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"'
+        tags.append(f'<line class="{css}" {attrs}/>')
         text = escape(FORMATS[chart.form](tick))
         attrs = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
         tags.append(f'<text class="tick" {attrs}>{text}</text>')
@@ -245,9 +319,8 @@ def _draw_x_axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
     show = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
     tags = []
     for tick in ticks:
-        tags.append(
-            f'<line class="mark" x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"/>'
-        )
+        attrs = f'x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"'
+        tags.append(f'<line class="mark" {attrs}/>')
         attrs = f'x="{x(tick)}" y="{axis_y + 16}" text-anchor="middle"'
         tags.append(f'<text class="tick" {attrs}>{show(tick)}</text>')
     tags.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{axis_y}" y2="{axis_y}"/>')
@@ -269,7 +342,7 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
         lower_path = _svg_path(series.xs[::-1], series.low[::-1], x, y)
         tags.append(f'<path class="band {color}" d="M{upper_path}L{lower_path}Z"/>')
     else:
-        whiskers = [*_vertical_whiskers(series, x, y), *_horizontal_whiskers(series, x, y)]
+        whiskers = _whisker_paths(series, x, y)
         tags += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
     css = "faint" if series.faint else "line"
     tags.append(f'<path class="{css} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>')
@@ -285,25 +358,13 @@ def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
     return tags
 
 
-def _vertical_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield SVG paths of vertical error bars from ``low`` to ``high``."""
-    if series.low is None or series.high is None:
-        return
-    for step, low, high in zip(series.xs, series.low, series.high, strict=True):
-        at = x(step)
-        low_y = y(low)
-        high_y = y(high)
+def _whisker_paths(series: Series, x: Scale, y: Scale) -> Iterator[str]:
+    """Yield SVG paths of the vertical error bars, then of the horizontal ones."""
+    for step, low, high in zip(series.xs, series.low or (), series.high or (), strict=False):
+        at, low_y, high_y = x(step), y(low), y(high)
         yield f"M{at} {low_y}V{high_y}M{at - 4} {low_y}h8M{at - 4} {high_y}h8"
-
-
-def _horizontal_whiskers(series: Series, x: Scale, y: Scale) -> Iterator[str]:
-    """Yield SVG paths of horizontal error bars from ``left`` to ``right``."""
-    if series.left is None or series.right is None:
-        return
-    for value, left, right in zip(series.ys, series.left, series.right, strict=True):
-        at = y(value)
-        left_x = x(left)
-        right_x = x(right)
+    for value, left, right in zip(series.ys, series.left or (), series.right or (), strict=False):
+        at, left_x, right_x = y(value), x(left), x(right)
         yield f"M{left_x} {at}H{right_x}M{left_x} {at - 4}v8M{right_x} {at - 4}v8"
 
 

@@ -14,10 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from verl.record.config_values import flatten_config
-from verl.record.report.axes import FORMATS
-from verl.record.report.charts import Chart, Series, smooth_values
-from verl.record.report.declared import DrawnSection, NumberTable
-from verl.record.report.figures import OPTIMISATION, STEPS, TOKENS
+from verl.record.report.charts import FORMATS, Chart, Series, smooth_values
+from verl.record.report.figures import DrawnSection, NumberTable, read_built_in_sections
 from verl.record.report.run_data import RunData
 from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
@@ -28,54 +26,13 @@ MOST_KEYS = 2  # maximum number of settings in the name of an arm
 # Keys that may differ within an arm, in addition to seeds.
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
-SUCCESS = ReportSection(
-    "Success",
-    "Lines are means over the seeds of an arm, bands the 95% bootstrap interval of the mean.",
-    (
-        Plot(
-            "Held-out success",
-            "share of successes",
-            (Curve("val/success_rate", "held-out", markers=True),),
-            form="percent",
-        ),
-        Plot(
-            "Success on training tasks, smoothed",
-            "share of successes",
-            (Curve("episode/success_rate", "training", smooth=True),),
-            form="percent",
-        ),
-        Plot(
-            "Return, smoothed",
-            "return of a trajectory",
-            (Curve("episode/reward", "training", smooth=True),),
-        ),
-        Plot(
-            "Held-out return",
-            "return of a trajectory",
-            (Curve("val/episode_reward", "held-out", markers=True),),
-        ),
-        Plot("Time per step", "seconds", (Curve("timing_s/step", "time"),), form="seconds"),
-    ),
-)
-EFFORT = ReportSection(
-    "Effort",
-    "Tokens and turns per episode.",
-    tuple(
-        replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
-        for plot in (TOKENS, STEPS)
-        for curve in plot.curves
-        if isinstance(curve, Curve)
-    ),
-)
-
 Arms = Mapping[str, Sequence[RunData]]
 
 
 def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
-    """Group ``runs`` by the settings in which they differ.
+    """Group ``runs`` by the settings in which they differ, which name the arm.
 
-    The name of an arm lists these settings. Where they are more than ``MOST_KEYS``, it is the
-    common part of the directory names.
+    If they are more than ``MOST_KEYS``, the common part of the directory names is the name.
     """
     settings = [_arm_settings(run) for run in runs]
     keys = sorted({key for of_run in settings for key in of_run})
@@ -118,7 +75,23 @@ def build_settings_table(groups: Arms) -> NumberTable:
 def comparison_sections(groups: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables of ``groups``."""
     added = [section for contribution in load_contributions() for section in contribution.sections]
-    sections = [_draw_section(groups, plan) for plan in (SUCCESS, EFFORT, OPTIMISATION, *added)]
+    built_in = read_built_in_sections()
+    effort = built_in["effort"]
+    # A chart of each curve: with several curves the arms could not be distinguished.
+    effort_plots = tuple(
+        replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
+        for plot in effort.plots
+        if isinstance(plot, Plot)
+        for curve in plot.curves
+        if isinstance(curve, Curve)
+    )
+    plans = [
+        built_in["compared_success"],
+        replace(effort, plots=effort_plots, columns=2),
+        built_in["optimisation"],
+        *added,
+    ]
+    sections = [_draw_section(groups, plan) for plan in plans]
     sections[0].tables = [build_value_table(groups), build_settings_table(groups)]
     return [section for section in sections if section.charts or section.tables]
 
@@ -126,10 +99,8 @@ def comparison_sections(groups: Arms) -> list[DrawnSection]:
 def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
     # Only charts of one metric, because with several the arms could not be distinguished.
     plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
-    charts = [draw_arms(groups, plot) for plot in plots]
-    return DrawnSection(
-        plan.title, plan.lead, [chart for chart in charts if chart.series], plan.columns
-    )
+    charts = [chart for chart in (draw_arms(groups, plot) for plot in plots) if chart.series]
+    return DrawnSection(plan.title, plan.lead, charts, plan.columns)
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
@@ -141,15 +112,7 @@ def draw_arms(groups: Arms, plot: Plot) -> Chart:
         line = arm_series(name, runs, curve, color) if isinstance(curve, Curve) else None
         if line is not None and line.xs:
             series.append(line)
-    return Chart(
-        plot.title,
-        plot.y_label,
-        series,
-        form=plot.form,
-        width=plot.width,
-        height=plot.height,
-        y_range=plot.y_range,
-    )
+    return Chart.from_plan(replace(plot, kind="line", log=False), series)
 
 
 def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
@@ -201,7 +164,7 @@ def _value_cells(runs: Sequence[RunData]) -> list[str]:
 def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
     """Format the mean over ``runs`` of the value at index ``place``, with its interval.
 
-    ``place`` 0 is the value before training, -1 the last one. The text is empty if a run lacks it.
+    ``place`` 0 is the value before training, -1 the last one. Empty if a run lacks it.
     """
     points = [run.metric_points(metric) for run in runs]
     if not all(values for _, values in points):

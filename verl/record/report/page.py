@@ -13,12 +13,9 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from verl.record.config_values import flatten_config
-from verl.record.report.axes import format_number
-from verl.record.report.cards import format_duration, key_figure_cards
-from verl.record.report.charts import draw_svg
-from verl.record.report.comparison import comparison_path, group_into_arms
-from verl.record.report.comparison import comparison_sections as compared
-from verl.record.report.figures import report_sections
+from verl.record.report.charts import draw_svg, format_number
+from verl.record.report.comparison import comparison_path, comparison_sections, group_into_arms
+from verl.record.report.figures import format_duration, key_figure_cards, report_sections
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
     Chunk,
@@ -71,9 +68,9 @@ def refresh_report(run_dir: str | Path) -> Path | None:
 def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:
     """Write a page that compares several runs to ``path`` and return the path.
 
-    The default is ``comparison.html`` in their nearest common folder. Raises
-    ``FileNotFoundError`` for a directory that is not a run directory, and ``ConfigError`` if
-    ``path`` is a file that is not such a page.
+    The default is ``comparison.html`` in their nearest common folder. Raises ``FileNotFoundError``
+    for a directory without a run, and ``ConfigError`` if ``path`` is a file that is not such a
+    page.
     """
     runs = [load_run(run_dir) for run_dir in run_dirs]
     path = path or comparison_path(run_dirs)
@@ -91,7 +88,7 @@ def render_report(run: RunData) -> str:
 def render_live(run: RunData, stamp: str) -> str:
     """Return the page for a server that sends trajectories on request.
 
-    ``stamp`` is a text that changes with the files of the run. The page polls for a newer one.
+    The page polls for a newer ``stamp``, which changes with the files of the run.
     """
     chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
     return _render_template("page.html.j2", **_page_values(run, chunks), chunks=[], stamp=stamp)
@@ -114,12 +111,8 @@ def _page_values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
 def render_comparison(runs: Sequence[RunData]) -> str:
     """Return the HTML text that compares ``runs``: their curves, without trajectories."""
     groups = group_into_arms(runs)
-    return _render_template(
-        "comparison.html.j2",
-        title=" against ".join(groups),
-        groups=groups,
-        sections=compared(groups),
-    )
+    title, sections = " against ".join(groups), comparison_sections(groups)
+    return _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
 
 
 def _render_template(template: str, stamp: str = "", **values: object) -> str:
@@ -136,15 +129,11 @@ def _render_template(template: str, stamp: str = "", **values: object) -> str:
         "stamp": stamp,
         "written": time.strftime("%Y-%m-%d %H:%M"),
     }
-    return _make_environment().get_template(template).render(values)
-
-
-def _make_environment() -> Environment:
     loader = FileSystemLoader(HERE)
     # Names of tasks, settings and metrics are untrusted text and must not become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(draw=draw_svg)
-    return environment
+    return environment.get_template(template).render(values)
 
 
 def _join_files(names: Sequence[str]) -> str:
@@ -199,7 +188,6 @@ def _metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
     for name in run.metric_names:
         _, values = run.metric_points(name)
         if values:
-            rows.append(
-                (name, format_number(values[0]), format_number(values[-1]), str(len(values)))
-            )
+            first, last = format_number(values[0]), format_number(values[-1])
+            rows.append((name, first, last, str(len(values))))
     return rows

@@ -67,11 +67,8 @@ class RunData:
     def last_values(self, prefix: str) -> dict[str, float]:
         """Return the metrics whose names begin with ``prefix``, from the last step that has one."""
         for line in reversed(self.metrics):
-            numbers = {
-                name: float(value)
-                for name, value in line.items()
-                if name.startswith(prefix) and _is_number(value)
-            }
+            chosen = {name: value for name, value in line.items() if name.startswith(prefix)}
+            numbers = {name: float(value) for name, value in chosen.items() if _is_number(value)}
             if numbers:
                 return numbers
         return {}
@@ -92,9 +89,7 @@ class RunData:
         """
         line = self._validation_lines[step]
         rate = line["val/success_rate"]
-        low = line.get("val/success_rate_low", rate)
-        high = line.get("val/success_rate_high", rate)
-        return low, high
+        return line.get("val/success_rate_low", rate), line.get("val/success_rate_high", rate)
 
 
 def _is_number(value: object) -> bool:

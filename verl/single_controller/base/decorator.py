@@ -25,6 +25,8 @@ that sums over rows (a loss, a metric) must exclude them.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -101,27 +103,17 @@ def register(
     return attach_registration
 
 
-def get_registration(method: object) -> Registration | None:
-    """Return the registration of ``method``, or None if it is not registered."""
-    return getattr(method, _REGISTRATION_ATTRIBUTE, None)
-
-
 def collect_registered_methods(worker_cls: type) -> dict[str, Registration]:
     """Return the registrations of a class's group methods by name, including inherited ones.
 
     An override without ``register`` keeps the registration of the method that it overrides.
     """
-    registrations: dict[str, Registration] = {}
-    for cls in reversed(worker_cls.__mro__):
-        class_registrations = {name: get_registration(member) for name, member in vars(cls).items()}
-        registrations.update(
-            {
-                name: registration
-                for name, registration in class_registrations.items()
-                if registration
-            }
-        )
-    return registrations
+    return {
+        name: getattr(member, _REGISTRATION_ATTRIBUTE)
+        for cls in reversed(worker_cls.__mro__)
+        for name, member in vars(cls).items()
+        if hasattr(member, _REGISTRATION_ATTRIBUTE)
+    }
 
 
 def plan_calls(
@@ -132,51 +124,39 @@ def plan_calls(
     The list has one call if only rank 0 executes. Raises ``ValueError`` if the arguments cannot be
     dispatched to ``world_size`` ranks.
     """
-    calls, collect = _PLANNERS[registration.dispatch_mode](world_size, args, kwargs)
-    if registration.execute_mode is Execute.RANK_ZERO:
-        return calls[:1], _take_first
-    return calls, collect
-
-
-def _take_first(answers: list[Any]) -> Any:
-    return answers[0]
-
-
-def _plan_one_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    return [(args, kwargs)] * world_size, list
-
-
-def _plan_rank_zero(_world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    return [(args, kwargs)], _take_first
-
-
-def _has_one_per_rank(value: object, world_size: int) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == world_size
+    mode = registration.dispatch_mode
+    if mode is Dispatch.DP_COMPUTE_PROTO:
+        return _plan_dp_compute_proto(world_size, args, kwargs)
+    named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+    # DP_COMPUTE accepts tuples too. ALL_TO_ALL splits lists only, as in verl.
+    entry_types = (list, tuple) if mode is Dispatch.DP_COMPUTE else list
+    whole_names = [
+        name
+        for name, value in named.items()
+        if not isinstance(value, entry_types) or len(value) != world_size
+    ]
+    if mode is Dispatch.DP_COMPUTE and whole_names:
+        raise ValueError(
+            f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; "
+            f"these arguments are not: {whole_names}"
+        )
+    if mode in (Dispatch.DP_COMPUTE, Dispatch.ALL_TO_ALL) and not whole_names:
+        calls = _split_by_rank(world_size, args, kwargs)
+    else:
+        calls = [(args, kwargs)] * world_size
+    if mode is Dispatch.RANK_ZERO or registration.execute_mode is Execute.RANK_ZERO:
+        return calls[:1], itemgetter(0)
+    return calls, list
 
 
 def _split_by_rank(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Call]:
-    calls: list[Call] = []
-    for rank in range(world_size):
-        rank_args = tuple(values[rank] for values in args)
-        calls.append((rank_args, {name: values[rank] for name, values in kwargs.items()}))
-    return calls
-
-
-def _plan_all_to_all(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    if all(isinstance(v, list) and len(v) == world_size for v in (*args, *kwargs.values())):
-        return _split_by_rank(world_size, args, kwargs), list
-    return _plan_one_to_all(world_size, args, kwargs)
-
-
-def _plan_dp_compute(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    named = {**{f"argument {i}": v for i, v in enumerate(args)}, **kwargs}
-    bad_names = [name for name, value in named.items() if not _has_one_per_rank(value, world_size)]
-    if bad_names:
-        raise ValueError(
-            f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; "
-            f"these arguments are not: {bad_names}"
+    return [
+        (
+            tuple(values[rank] for values in args),
+            {name: values[rank] for name, values in kwargs.items()},
         )
-    return _split_by_rank(world_size, args, kwargs), list
+        for rank in range(world_size)
+    ]
 
 
 def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -193,13 +173,10 @@ def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[
     counts = _read_rows_per_rank(tables, size, world_size)
     sharded_args = [_split_value(v, world_size, counts) for v in args]
     sharded_kwargs = {k: _split_value(v, world_size, counts) for k, v in kwargs.items()}
-
-    def collect(answers: list[Any]) -> Any:
-        if counts is not None:
-            return _join_by_counts(answers, counts)
-        return _join_tables(answers, size, -size % world_size)
-
-    return _split_by_rank(world_size, tuple(sharded_args), sharded_kwargs), collect
+    calls = _split_by_rank(world_size, tuple(sharded_args), sharded_kwargs)
+    if counts is not None:
+        return calls, partial(_join_by_counts, counts=counts)
+    return calls, partial(_join_padded, size=size, padding=-size % world_size)
 
 
 def _read_rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
@@ -250,29 +227,25 @@ def _split_by_counts(table: DataProto, counts: list[int]) -> list[DataProto]:
 
 
 def _join_by_counts(answers: list[Any], counts: list[int]) -> Any:
+    """Return the rows of ``answers`` without those of the ranks that have no rows."""
     if not all(isinstance(answer, DataProto) for answer in answers):
         return answers
     if all(answer.keys() for answer in answers):
-        pairs = list(zip(answers, counts, strict=True))
-        wrong_row_counts = [
-            (len(answer), count) for answer, count in pairs if len(answer) != max(1, count)
-        ]
-        if wrong_row_counts:
-            raise ValueError(
-                f"a worker returned {wrong_row_counts[0][0]} rows for a shard of "
-                f"{wrong_row_counts[0][1]} rows"
-            )
-        answers = [answer for answer, count in pairs if count] or answers[:1]
-    joined_table = DataProto.concat(answers)
-    joined_table.meta_info.pop(PADDING_ROWS, None)
-    return joined_table
+        for answer, count in zip(answers, counts, strict=True):
+            if len(answer) != max(1, count):
+                raise ValueError(
+                    f"a worker returned {len(answer)} rows for a shard of {count} rows"
+                )
+        with_rows = [answer for answer, count in zip(answers, counts, strict=True) if count]
+        answers = with_rows or answers[:1]
+    return _join_tables(answers)
 
 
-def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
+def _join_padded(answers: list[Any], size: int, padding: int) -> Any:
+    """Return the rows of ``answers`` without the last ``padding`` rows."""
     if not all(isinstance(answer, DataProto) for answer in answers):
         return answers
-    joined_table = DataProto.concat(answers)
-    joined_table.meta_info.pop(PADDING_ROWS, None)
+    joined_table = _join_tables(answers)
     # A result with meta_info only has no padding rows to remove.
     if not padding or not joined_table.keys():
         return joined_table
@@ -284,10 +257,7 @@ def _join_tables(answers: list[Any], size: int, padding: int) -> Any:
     return unpad_dataproto(joined_table, padding)
 
 
-_PLANNERS: dict[Dispatch, Callable[[int, tuple[Any, ...], dict[str, Any]], Plan]] = {
-    Dispatch.RANK_ZERO: _plan_rank_zero,
-    Dispatch.ONE_TO_ALL: _plan_one_to_all,
-    Dispatch.ALL_TO_ALL: _plan_all_to_all,
-    Dispatch.DP_COMPUTE: _plan_dp_compute,
-    Dispatch.DP_COMPUTE_PROTO: _plan_dp_compute_proto,
-}
+def _join_tables(tables: list[DataProto]) -> DataProto:
+    joined_table = DataProto.concat(tables)
+    joined_table.meta_info.pop(PADDING_ROWS, None)
+    return joined_table

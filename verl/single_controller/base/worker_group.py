@@ -1,18 +1,126 @@
-"""WorkerGroup: one object that calls methods on many workers. Subclasses start the workers."""
+"""Worker, the base class of one rank, and WorkerGroup, which calls methods on all ranks.
+
+Subclasses of WorkerGroup start the workers. The messages of errors name worker, rank and method.
+"""
 
 import functools
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from verl.config.settings.hints import did_you_mean
 from verl.single_controller.base.decorator import (
     Call,
     Collect,
+    Dispatch,
     Registration,
     collect_registered_methods,
     plan_calls,
+    register,
 )
+
+# File descriptor of the listening socket for the rendezvous, in rank 0's process. WorkerHost sets
+# it and repeats the name, because that module must not import this one.
+LISTEN_FD = "VERL_MASTER_LISTEN_FD"
+
+
+class WorkerError(RuntimeError):
+    """A call on a group of workers could not be completed."""
+
+
+class WorkerTimeoutError(WorkerError, TimeoutError):
+    """One or more workers did not answer before the deadline; they may still be running."""
+
+
+class WorkerDiedError(WorkerError):
+    """The process of a worker has ended."""
+
+
+class Worker:
+    """One rank of a group.
+
+    The environment variables ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set before the constructor runs. Outside of a group, the
+    worker is a group of one.
+    """
+
+    @property
+    def rank(self) -> int:
+        """Number of this worker in the group, from 0."""
+        return int(os.environ.get("RANK", "0"))
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the group."""
+        return int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker among the group's workers on the same node, from 0."""
+        return int(os.environ.get("LOCAL_RANK", "0"))
+
+    @property
+    def device(self) -> Any:
+        """The ``torch.device`` of this rank: its CUDA device if it has one, else the CPU."""
+        import torch
+
+        if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
+            return torch.device("cpu")
+        # A Ray actor usually sees only its assigned device, as number 0.
+        return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_process_group(self, backend: str | None = None, timeout_s: float = 600.0) -> None:
+        """Join the default ``torch.distributed`` process group; every rank has to call this.
+
+        ``backend`` None means ``nccl`` if the rank has a CUDA device, else ``gloo``. Workers in one
+        process share the process group, so a second call only checks the backend. ``timeout_s``
+        limits the rendezvous and each collective. Raises ``RuntimeError`` if a group with another
+        backend exists.
+        """
+        import torch
+        import torch.distributed as dist
+
+        device = self.device
+        backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+        if dist.is_initialized():
+            # Compare the configurations: "gloo" and "cpu:gloo,cuda:gloo" are the same.
+            requested = dist.Backend(backend)
+            requested_config = dist.BackendConfig(requested)  # pyright: ignore[reportArgumentType]  a Backend
+            if dist.get_backend_config() != str(requested_config):
+                raise RuntimeError(
+                    "the process group of this process has the backend "
+                    f"{dist.get_backend_config()}, not {backend}, which was requested"
+                )
+            return
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        timeout = timedelta(seconds=timeout_s)
+        store = self._create_store(timeout)
+        dist.init_process_group(
+            backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+        )
+
+    def _create_store(self, timeout: timedelta) -> Any:
+        import torch.distributed as dist
+
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        port = int(os.environ.get("MASTER_PORT", "0"))
+        listen_fd = os.environ.pop(LISTEN_FD, None) if self.rank == 0 else None
+        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  torch documents it
+            address,
+            port,
+            world_size=self.world_size,
+            is_master=self.rank == 0,
+            timeout=timeout,
+            # The socket was bound before its port was announced, so no other process has the port.
+            master_listen_fd=int(listen_fd) if listen_fd is not None else None,
+        )
+
+    def close(self) -> None:
+        """Release resources. Override it: it is called once before a regular shutdown."""
 
 
 class GroupFuture:
@@ -23,22 +131,13 @@ class GroupFuture:
     """
 
     def __init__(
-        self,
-        wait: Callable[[float], list[Any]],
-        done: Callable[[], bool],
-        collect: Collect,
-        timeout_s: float,
+        self, wait: Callable[[float], list[Any]], collect: Collect, timeout_s: float
     ) -> None:
         self._wait = wait
-        self._done = done
         self._collect = collect
         self._timeout_s = timeout_s
         self._value: Any = None
         self._ready = False
-
-    def is_done(self) -> bool:
-        """Return true if ``get`` would return or raise without waiting."""
-        return self._ready or self._done()
 
     def get(self, timeout_s: float | None = None) -> Any:
         """Return the value of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""
@@ -50,10 +149,7 @@ class GroupFuture:
 
 
 class WorkerGroup(ABC):
-    """Group of workers that has each registered method of ``worker_cls`` as a method.
-
-    Such a method dispatches its arguments to the ranks and collects their results.
-    """
+    """Group of workers. It has each registered method of ``worker_cls``, called on the ranks."""
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
         self.worker_cls = worker_cls
@@ -95,18 +191,12 @@ class WorkerGroup(ABC):
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call ``method``, registered or not, with the same arguments on every rank.
-
-        Returns the results in rank order. Kept for verl scripts that call methods by name.
-        """
+        """Return the results of any ``method`` on every rank. Kept for scripts written for verl."""
         calls = [_resolve_futures(args, kwargs)] * self.world_size
         return self._start_calls(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call ``method``, registered or not, on rank 0 only, and return its result.
-
-        Kept for verl scripts that call methods by name.
-        """
+        """Return the result of any ``method`` on rank 0. Kept for scripts written for verl."""
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]
 
@@ -119,17 +209,13 @@ class WorkerGroup(ABC):
         return call
 
     def _submit_call(
-        self,
-        method: str,
-        registration: Registration,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, method: str, registration: Registration, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> GroupFuture:
         args, kwargs = _resolve_futures(args, kwargs)
         calls, collect = plan_calls(registration, self.world_size, args, kwargs)
-        timeout_s = registration.timeout_s
-        if timeout_s is None:
-            timeout_s = self.call_timeout_s
+        timeout_s = (
+            self.call_timeout_s if registration.timeout_s is None else registration.timeout_s
+        )
         return self._start_calls(method, calls, collect, timeout_s)
 
     @abstractmethod

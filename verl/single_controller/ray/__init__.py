@@ -8,7 +8,7 @@ __getattr__, __all__ = make_lazy_exports(
         "RayClassWithInitArgs": "worker_group",
         "RayResourcePool": "resource_pool",
         "RayWorkerGroup": "worker_group",
-        "create_colocated_worker_cls": "colocation",
+        "create_colocated_worker_cls": "worker_group",
         "init_ray": "local",
         "ray_get": "calls",
     },

@@ -15,7 +15,11 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from verl.single_controller.base.errors import WorkerDiedError, WorkerError, WorkerTimeoutError
+from verl.single_controller.base.worker_group import (
+    WorkerDiedError,
+    WorkerError,
+    WorkerTimeoutError,
+)
 from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
@@ -29,10 +33,7 @@ _FURTHER_RESULTS_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, label: str) -> Any:
-    """Return the value of one object reference.
-
-    ``label`` names the awaited result in errors, for example "rollout worker 0: ready".
-    """
+    """Return the value of one reference; ``label`` names it in errors."""
     return gather_results([ref], timeout_s, [label])[0]
 
 
@@ -82,14 +83,6 @@ def _wait_for_some(pending: list[Any], timeout_s: float) -> tuple[list[Any], lis
         unfinished, num_returns=len(unfinished), timeout=_FURTHER_RESULTS_S
     )
     return [*first_ready, *more_ready], unfinished
-
-
-def are_done(refs: Sequence[Any]) -> bool:
-    """Return true if every reference has a value or an error."""
-    ready_refs, _ = ray.wait(
-        list(dict.fromkeys(refs)), num_returns=len(set(refs)), timeout=0, fetch_local=False
-    )
-    return len(ready_refs) == len(set(refs))
 
 
 def _fetch_value(

@@ -51,11 +51,7 @@ class WorkerHost:
         return address, port
 
     def prepare(self, env: dict[str, str], import_path: list[str]) -> None:
-        """Set environment variables and append the driver's ``sys.path`` entries.
-
-        Call it before ``start``, because unpickling the arguments of ``start`` imports the workers'
-        modules.
-        """
+        """Set environment variables and ``sys.path``, before the workers' modules are imported."""
         os.environ.update(env)
         # Append, so that the packages of this process keep their precedence.
         sys.path.extend(entry for entry in import_path if entry not in sys.path)

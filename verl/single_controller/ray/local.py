@@ -74,7 +74,12 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:
-        sessions = _make_private_directory() / "ray"
+        refusal = explain_directory_refusal()
+        if refusal:
+            raise ConfigError(refusal)
+        PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
+        PRIVATE_DIRECTORY.chmod(0o700)
+        sessions = PRIVATE_DIRECTORY / "ray"
         remove_stale_sessions(sessions)
         ray_arguments |= {
             "num_cpus": options["num_cpus"],
@@ -134,20 +139,8 @@ def explain_directory_refusal() -> str:
     )
 
 
-def _make_private_directory() -> Path:
-    refusal = explain_directory_refusal()
-    if refusal:
-        raise ConfigError(refusal)
-    PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
-    PRIVATE_DIRECTORY.chmod(0o700)
-    return PRIVATE_DIRECTORY
-
-
 def remove_stale_sessions(directory: Path) -> None:
-    """Remove the session directories in ``directory`` of Ray instances that have ended.
-
-    The newest ``KEPT_SESSIONS`` of them stay, because their logs may explain a failure.
-    """
+    """Remove the sessions of Ray instances that have ended, except the newest ``KEPT_SESSIONS``."""
     ended = [
         path
         for path in sorted(directory.glob("session_*_*"))

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -15,25 +14,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from verl.single_controller.base.errors import WorkerTimeoutError
+from verl.single_controller.base.worker_group import WorkerTimeoutError
 from verl.single_controller.ray.calls import gather_results
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Reserved resources of one rank: the bundle with index ``bundle`` of ``group``."""
-
-    group: PlacementGroup
-    bundle: int
-
-    @property
-    def scheduling_strategy(self) -> PlacementGroupSchedulingStrategy:
-        """Ray's scheduling strategy that starts an actor in this slot."""
-        return PlacementGroupSchedulingStrategy(
-            self.group, placement_group_bundle_index=self.bundle
-        )
 
 
 class RayResourcePool:
@@ -85,8 +69,8 @@ class RayResourcePool:
         gpus = 1.0 / self.max_colocate_count if self.use_gpu else 0
         return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
 
-    def reserve_slots(self) -> list[Slot]:
-        """Return one slot per rank; make the reservation on the first call.
+    def reserve_slots(self) -> list[PlacementGroupSchedulingStrategy]:
+        """Return the strategy that starts an actor on each rank's device; reserve on first call.
 
         Raises ``WorkerTimeoutError`` with the requested and the free resources if the cluster does
         not grant the reservation in ``timeout_s``.
@@ -94,22 +78,16 @@ class RayResourcePool:
         if not self._groups:
             self._create_placement_groups()
         return [
-            Slot(group, i)
+            PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
             for group, n in zip(self._groups, self.process_on_nodes, strict=True)
             for i in range(n)
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an additional actor on device number ``device`` of this pool.
-
-        Without GPUs there is no device to share, and Ray spreads such actors over the nodes.
-        """
+        """Return the Ray options of an additional actor on ``device`` (without GPUs: any node)."""
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
-        return {
-            "scheduling_strategy": self.reserve_slots()[device].scheduling_strategy,
-            **self.actor_resources(),
-        }
+        return {"scheduling_strategy": self.reserve_slots()[device], **self.actor_resources()}
 
     def query_device_ids(self) -> list[str]:
         """Return the GPU id of every slot, as in ``CUDA_VISIBLE_DEVICES`` of its node.
@@ -119,13 +97,12 @@ class RayResourcePool:
         """
         resource_share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
         id_task = ray.remote(_get_device_id)
-        slots = self.reserve_slots()
-        id_tasks = [
-            id_task.options(scheduling_strategy=slot.scheduling_strategy, **resource_share)
-            for slot in slots
+        refs = [
+            id_task.options(scheduling_strategy=strategy, **resource_share).remote()
+            for strategy in self.reserve_slots()
         ]
-        labels = [f"{self.name_prefix}[device {slot_index}]" for slot_index in range(len(slots))]
-        return gather_results([each.remote() for each in id_tasks], self.timeout_s, labels)
+        labels = [f"{self.name_prefix}[device {index}]" for index in range(len(refs))]
+        return gather_results(refs, self.timeout_s, labels)
 
     def _create_placement_groups(self) -> None:
         # Groups share the GPU of a device, but each group needs separate CPUs.
@@ -145,7 +122,8 @@ class RayResourcePool:
             self._groups.append(group)
             # Wait at least 0.1 s, also after the deadline: free resources are granted at once.
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
-                free = _select_cpus_and_gpus(ray.available_resources())
+                available = ray.available_resources()
+                free = {key: available.get(key, 0.0) for key in ("CPU", "GPU")}
                 self.shutdown()
                 raise WorkerTimeoutError(
                     f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
@@ -199,10 +177,6 @@ def _sum_reserved_resources() -> dict[str, Counter[str]]:
             for bundle, node in group["bundles_to_node_id"].items():
                 reserved[node].update(group["bundles"][bundle])
     return reserved
-
-
-def _select_cpus_and_gpus(resources: dict[str, Any]) -> dict[str, float]:
-    return {key: resources.get(key, 0.0) for key in ("CPU", "GPU")}
 
 
 def _get_device_id() -> str:

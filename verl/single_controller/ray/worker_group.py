@@ -6,6 +6,12 @@
     group = RayWorkerGroup(pool, RayClassWithInitArgs(ActorWorker, config))
     group.init_model()                                    # on both ranks
     out = group.compute_log_prob(data)                    # rows split, results concatenated
+
+Several roles can share processes, and so a device context::
+
+    both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
+                                        "ref": RayClassWithInitArgs(ActorWorker, config)})
+    groups = RayWorkerGroup(pool, both).spawn(["actor", "ref"])   # two groups, the same processes
 """
 
 import logging
@@ -20,9 +26,8 @@ import ray
 from ray.exceptions import RayError
 
 from verl.single_controller.base.decorator import Call, Collect
-from verl.single_controller.base.errors import WorkerError
-from verl.single_controller.base.worker_group import GroupFuture, WorkerGroup
-from verl.single_controller.ray.calls import are_done, gather_results, ray_get
+from verl.single_controller.base.worker_group import GroupFuture, WorkerError, WorkerGroup
+from verl.single_controller.ray.calls import gather_results, ray_get
 from verl.single_controller.ray.host import WorkerHost
 from verl.single_controller.ray.resource_pool import RayResourcePool
 
@@ -53,20 +58,35 @@ class RayClassWithInitArgs:
         self.roles: Mapping[str, RoleSpec] = {SOLE_ROLE: RoleSpec(_unwrap_class(cls), args, kwargs)}
         self.env_vars = dict(env_vars or {})
 
-    @classmethod
-    def from_roles(
-        cls, roles: Mapping[str, RoleSpec], env_vars: Mapping[str, str]
-    ) -> "RayClassWithInitArgs":
-        """Create the specification of several workers in one process."""
-        first_role = next(iter(roles.values()))
-        colocated = cls(first_role.worker_cls, env_vars=dict(env_vars))
-        colocated.roles = dict(roles)
-        return colocated
-
     @property
     def role_names(self) -> list[str]:
         """Names of the roles whose workers share processes; empty for a single worker."""
         return [role for role in self.roles if role != SOLE_ROLE]
+
+
+def create_colocated_worker_cls(
+    class_dict: Mapping[str, RayClassWithInitArgs],
+) -> RayClassWithInitArgs:
+    """Return an actor class with one worker per role; see ``RayWorkerGroup.spawn``."""
+    if not class_dict:
+        raise ValueError("create_colocated_worker_cls: class_dict is empty; it needs a role")
+    roles: dict[str, RoleSpec] = {}
+    env_vars: dict[str, str] = {}
+    for role, spec in class_dict.items():
+        differing = [
+            key for key, value in spec.env_vars.items() if env_vars.get(key, value) != value
+        ]
+        # A process has one environment: the value of the last role would silently apply.
+        if differing:
+            raise ValueError(
+                f"role {role!r} sets the environment variables {differing} to other values than "
+                "the roles that share its process; fix: use equal values, or do not colocate it"
+            )
+        env_vars.update(spec.env_vars)
+        roles[role] = spec.roles[SOLE_ROLE]
+    colocated = RayClassWithInitArgs(next(iter(roles.values())).worker_cls, env_vars=env_vars)
+    colocated.roles = roles
+    return colocated
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -101,15 +121,17 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """Return one group per role, named by the role, on the actors of this group.
-
-        Raises ``KeyError`` for a role that this group does not have.
-        """
+        """Return one group per role, named by the role, on the actors of this group."""
         groups: dict[str, RayWorkerGroup] = {}
         for role in prefix_set:
             if role not in self._roles:
                 raise KeyError(f"no role {role!r} in this group; allowed: {sorted(self._roles)}")
-            groups[role] = _RoleView(self, role)
+            # Do not call the constructor of RayWorkerGroup: it would start processes.
+            group = RayWorkerGroup.__new__(RayWorkerGroup)
+            worker_cls = self._roles[role].worker_cls
+            WorkerGroup.__init__(group, worker_cls, self.world_size, role, self.call_timeout_s)
+            group._role, group._roles, group._actors = role, self._roles, self._actors
+            groups[role] = group
         return groups
 
     @property
@@ -118,10 +140,7 @@ class RayWorkerGroup(WorkerGroup):
         return list(self._actors)
 
     def call_for_refs(self, method: str, *args: object) -> list[Any]:
-        """Start ``method`` on every rank; return the object references in rank order.
-
-        The results stay in Ray's object store.
-        """
+        """Start ``method`` on every rank; return the references to its results."""
         return [actor.call.remote(self._role, method, *args) for actor in self._actors]
 
     def kill(self) -> None:
@@ -131,18 +150,12 @@ class RayWorkerGroup(WorkerGroup):
         self._actors.clear()  # in place, because the groups of colocated roles share the list
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """Call ``close`` on the workers, wait at most ``timeout_s``, then end their processes.
-
-        A second call does nothing.
-        """
+        """Call ``close`` on the workers, wait at most ``timeout_s``, then end their processes."""
         if not self._actors:
             return
         try:
-            gather_results(
-                [actor.close.remote() for actor in self._actors],
-                timeout_s,
-                self._make_labels("close"),
-            )
+            closing = [actor.close.remote() for actor in self._actors]
+            gather_results(closing, timeout_s, self._make_labels("close"))
         except (WorkerError, RayError) as error:
             logger.warning("%s: closing the workers failed: %s", self.name, error)
         self.kill()
@@ -151,12 +164,9 @@ class RayWorkerGroup(WorkerGroup):
         # Set the environment before the workers start: imports of a worker's module may read it.
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
-        for slot in pool.reserve_slots():
-            self._actors.append(
-                actor_cls.options(
-                    scheduling_strategy=slot.scheduling_strategy, **resources
-                ).remote()
-            )
+        for strategy in pool.reserve_slots():
+            options = {"scheduling_strategy": strategy, **resources}
+            self._actors.append(actor_cls.options(**options).remote())
         refs = [actor.describe_location.remote() for actor in self._actors]
         self.placement = gather_results(
             refs, timeout_s, self._make_labels(f"start with {resources}")
@@ -180,9 +190,8 @@ class RayWorkerGroup(WorkerGroup):
                 actor.start.remote(role, role_spec.worker_cls, role_spec.args, role_spec.kwargs)
                 for actor in self._actors
             ]
-            gather_results(
-                refs, timeout_s, self._make_labels(f"{role_spec.worker_cls.__name__}.__init__")
-            )
+            labels = self._make_labels(f"{role_spec.worker_cls.__name__}.__init__")
+            gather_results(refs, timeout_s, labels)
 
     def _make_labels(self, method: str) -> list[str]:
         return [f"{self.name}[rank {rank}].{method}" for rank in range(self.world_size)]
@@ -198,32 +207,12 @@ class RayWorkerGroup(WorkerGroup):
                 f"method of a group that spawn({sorted(self._roles)}) returns"
             )
         labels = self._make_labels(method)[: len(calls)]
+        stored_calls = _store_shared_arguments(calls)
         refs = [
             actor.call.remote(self._role, method, *args, **kwargs)
-            for actor, (args, kwargs) in zip(
-                self._actors, _store_shared_arguments(calls), strict=False
-            )
+            for actor, (args, kwargs) in zip(self._actors, stored_calls, strict=False)
         ]
-        return GroupFuture(
-            lambda t: gather_results(refs, t, labels), lambda: are_done(refs), collect, timeout_s
-        )
-
-
-class _RoleView(RayWorkerGroup):
-    """Group of one role of a colocated group, created by ``spawn``."""
-
-    def __init__(self, host: RayWorkerGroup, role: str) -> None:
-        # Do not call the constructor of RayWorkerGroup: it would start processes.
-        WorkerGroup.__init__(
-            self,
-            host._roles[role].worker_cls,
-            host.world_size,
-            role,
-            host.call_timeout_s,
-        )
-        self._role = role
-        self._roles = host._roles
-        self._actors = host._actors
+        return GroupFuture(lambda t: gather_results(refs, t, labels), collect, timeout_s)
 
 
 def _unwrap_class(cls: object) -> type:
@@ -245,25 +234,23 @@ def _make_rank_environments(
     sockets = make_loopback_environment(address)
     environments = []
     for rank, place in enumerate(placement):
-        env = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(placement)),
-            "LOCAL_RANK": str(placed_ranks[place["node_id"]]),
-            "LOCAL_WORLD_SIZE": str(on_node[place["node_id"]]),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-        }
-        environments.append(env | sockets)
+        environments.append(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(len(placement)),
+                "LOCAL_RANK": str(placed_ranks[place["node_id"]]),
+                "LOCAL_WORLD_SIZE": str(on_node[place["node_id"]]),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+                **sockets,
+            }
+        )
         placed_ranks[place["node_id"]] += 1
     return environments
 
 
 def make_loopback_environment(address: str) -> dict[str, str]:
-    """Return the environment that limits collectives to the loopback interface.
-
-    It is empty unless the node's ``address`` is a loopback address. Without these variables the
-    collectives use the machine's external address.
-    """
+    """Return the environment that limits collectives to loopback, if ``address`` is 127.*."""
     if not address.startswith("127."):
         return {}
     name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
@@ -272,11 +259,12 @@ def make_loopback_environment(address: str) -> dict[str, str]:
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
     """Replace arguments that several ranks get by object references: they are serialised once."""
-    values: list[Any] = []
-    for args, kwargs in calls:
-        values += [
-            value for value in (*args, *kwargs.values()) if not isinstance(value, _CHEAP_TYPES)
-        ]
+    values = [
+        value
+        for args, kwargs in calls
+        for value in (*args, *kwargs.values())
+        if not isinstance(value, _CHEAP_TYPES)
+    ]
     counts = Counter(map(id, values))
     refs: dict[int, ray.ObjectRef] = {}
     for value in values:

@@ -35,11 +35,7 @@ SCORED_OVERRIDES = (
 
 
 def build_audit_args(args: Sequence[str]) -> list[str]:
-    """Return the command line ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``.
-
-    Raises:
-        ValueError: the first argument is not a run directory.
-    """
+    """Return ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``; else ``ValueError``."""
     if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]
@@ -49,26 +45,24 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
             f"RUN_DIR={args[0]!r}: there is no {CONFIG_FILE}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
+    # Imported when called: the import takes seconds.
+    from verl.utils.checkpoint import CheckpointManager
+
     if not TRUST_OVERRIDES & set(args):
         refuse_code_of_run(Path(CONFIG_FILE).stem, args[0], args[1:], PPOConfig, is_run=True)
+    # Load the newest checkpoint of the run, or else its initial policy.
+    newest = CheckpointManager(directory / "checkpoints").find_latest_valid()
+    policy_overrides = ["trainer.resume_mode=disable"]
+    if newest is not None:
+        policy_overrides = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG_FILE).stem),
         *SCORED_OVERRIDES,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
-        *_build_policy_overrides(directory),
+        *policy_overrides,
         *args[1:],
     ]
-
-
-def _build_policy_overrides(directory: Path) -> list[str]:
-    """Return overrides that load the newest checkpoint of the run, or else its initial policy."""
-    from verl.utils.checkpoint import CheckpointManager
-
-    newest = CheckpointManager(directory / "checkpoints").find_latest_valid()
-    if newest is None:
-        return ["trainer.resume_mode=disable"]
-    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
 
 
 def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
@@ -115,7 +109,7 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     """
     from rlvcr.settings import method_settings
     from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
-    from verl.trainer.launch.preflight import open_tasks
+    from verl.trainer.launch.preflight_prompts import open_tasks
 
     rlvcr = method_settings(cfg.algorithm)
     external_scores = (

@@ -17,8 +17,9 @@ from verl.models.token_scores import TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.preflight import inspect_environment
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
+from verl.trainer.launch.preflight_prompts import Counts, open_environment
+from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
@@ -31,23 +32,20 @@ LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 REWARD = "custom_reward_function.path"
 
 
-def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
-    """Return the problems of the dry run."""
-    return list(inspect_calls(cfg).problems)
-
-
 def inspect_calls(cfg: PPOConfig) -> Inspection:
     """Return the problems of the dry run, and facts about the tasks."""
     # With a tokenizer the earlier checks have opened the environment to measure prompts.
-    opened = inspect_environment(cfg) if find_tokenizer_directory(cfg) is None else Inspection()
-    problems = list(opened.problems)
+    counts: Counts = {}
+    problems: list[str] = []
+    if find_tokenizer_directory(cfg) is None:
+        problems += open_environment(cfg, counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
         problems += _find_grader_problems(cfg, data)
     problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
         problems += _find_learning_problems(cfg, data)
-    return Inspection(problems, opened.facts)
+    return Inspection(problems, counts)
 
 
 def make_dummy_rows() -> DataProto:
@@ -107,10 +105,7 @@ def _make_turn(is_success: bool) -> StepRecord:
 
 
 def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if grading a made-up answer to the first task fails.
-
-    Store the named reward parts of the answer in ``data``.
-    """
+    """Yield a problem if grading an answer fails; store its reward parts in ``data``."""
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
@@ -121,7 +116,7 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
         data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
     except Exception as error:  # may be user-provided code
         key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
-        why = f"a trial call on row {first_task['task_id']} failed: {_summarize_error(error)}"
+        why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
         yield build_problem(
             cfg, key, why, "a finite number for every answer", "correct the function"
         )
@@ -130,16 +125,13 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
 
 def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if the reward manager or the user-provided reward function fails on ``data``.
-
-    Add ``token_level_scores`` to ``data``.
-    """
+    """Yield a problem if the reward fails; add ``token_level_scores`` to ``data``."""
     scores = torch.zeros(ROWS, RESPONSE)
     try:
         scores = load_reward_manager(cfg)(data)
     except Exception as error:  # user-provided code
         key = REWARD if cfg.custom_reward_function.path else "reward_model.reward_manager"
-        why = f"a trial call on made-up rows failed: {_summarize_error(error)}"
+        why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
         yield build_problem(cfg, key, why, allowed, "correct the function")
     data.batch["token_level_scores"] = scores
@@ -184,9 +176,5 @@ def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
 
 
 def _describe_failure(cfg: PPOConfig, key: str, error: Exception, allowed: str) -> str:
-    why = f"a trial call on made-up rows failed: {_summarize_error(error)}"
+    why = f"a trial call on made-up rows failed: {summarize_error(error)}"
     return build_problem(cfg, key, why, allowed, "correct its code, or set another name")
-
-
-def _summarize_error(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

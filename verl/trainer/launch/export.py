@@ -29,7 +29,7 @@ from verl.workers.actor import PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedModel
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +40,6 @@ class ModelOrigin:
 
     path: str
     options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def lora_rank(self) -> int:
-        """Rank of the LoRA adapters; 0 without adapters."""
-        return int(self.options.get("lora_rank", 0))
 
 
 def export_checkpoint(cfg: ExportConfig) -> Path:
@@ -58,14 +53,25 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
     policy = find_policy(Path(cfg.checkpoint))
     origin = find_origin(cfg)
     _require_target(target, cfg, origin)
-    lm = _load_model(origin)
+    try:
+        lm = load_causal_lm(origin.path, **origin.options)
+    except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
+        fix = "fix: set model_path=DIR to the model from which the run started"
+        raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
     tied, scales = tied_names(lm), lora_scales(lm)
-    state = _read_policy_weights(policy, cfg)
+    try:
+        state = read_weights(policy)
+    except ValueError as error:
+        raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
     _require_fit(state, PolicyModel(lm), cfg)
     with publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
-            _require_adapters(origin)
+            if not origin.options.get("lora_rank"):
+                raise ConfigError(
+                    "lora='adapters': the run trained all weights (lora_rank=0) and has no "
+                    "adapters; allowed: merged; fix: set lora=merged"
+                )
             save_adapters(lm, _convert_dtype(state, cfg), PREFIX, directory, origin.path)
         else:
             if cfg.dtype:
@@ -81,21 +87,14 @@ def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> Non
     checkpoint = Path(cfg.checkpoint).resolve()
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, protected_paths)
-    # Protect the run directory above the checkpoint, or only the checkpoint if there is none.
+    # Protect the run directory above the checkpoint too, if there is one.
     runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
-    protected_parent = next(
-        (directory for directory in (*runs[:1], checkpoint) if _is_inside(target, directory)), None
-    )
-    if protected_parent is not None:
-        raise ConfigError(
-            f"target={cfg.target!r}: the directory is inside {protected_parent}, which belongs "
-            "to the run; "
-            "allowed: a directory outside of it; fix: set target=DIR"
-        )
-
-
-def _is_inside(path: Path, directory: Path) -> bool:
-    return path.resolve().is_relative_to(directory)
+    for directory in (*runs[:1], checkpoint):
+        if target.resolve().is_relative_to(directory):
+            raise ConfigError(
+                f"target={cfg.target!r}: the directory is inside {directory}, which belongs to the "
+                "run; allowed: a directory outside of it; fix: set target=DIR"
+            )
 
 
 def find_policy(checkpoint: Path) -> Path:
@@ -106,31 +105,25 @@ def find_policy(checkpoint: Path) -> Path:
     Raises:
         ConfigError: there is no policy, or the files differ from the manifest.
     """
-    for directory in (checkpoint / "actor", checkpoint):
-        if has_engine_state(directory):
-            _verify_manifest(checkpoint)
-            return directory
-    raise ConfigError(
-        f"checkpoint={str(checkpoint)!r}: the directory contains no policy; allowed: a checkpoint "
-        "of a run; fix: set checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
-    )
-
-
-def _verify_manifest(checkpoint: Path) -> None:
+    directories = (checkpoint / "actor", checkpoint)
+    policy = next((path for path in directories if has_engine_state(path)), None)
+    if policy is None:
+        raise ConfigError(
+            f"checkpoint={str(checkpoint)!r}: the directory contains no policy; allowed: a "
+            "checkpoint of a run; fix: set "
+            "checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
+        )
     # The directory of a role has no manifest; that of its parent lists its files.
     checkpoint_root = checkpoint.parent if checkpoint.name == "actor" else checkpoint
     try:
         verify_checkpoint(checkpoint_root)
     except CheckpointError as error:
         raise ConfigError(f"checkpoint={str(checkpoint_root)!r}: {error}") from error
+    return policy
 
 
 def find_origin(cfg: ExportConfig) -> ModelOrigin:
-    """Return the model from which the run of ``cfg.checkpoint`` started, by its ``config.yaml``.
-
-    Raises:
-        ConfigError: neither that file nor ``model_path`` names the model.
-    """
+    """Return the model from which the run started, by its ``config.yaml``, or ``model_path``."""
     section = _read_model_section(Path(cfg.checkpoint))
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:
@@ -160,21 +153,6 @@ def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
             policy = tree.get("actor_rollout_ref", tree)
             return policy.get("model") or {}
     return {}
-
-
-def _load_model(origin: ModelOrigin) -> "PreTrainedModel":
-    try:
-        return load_causal_lm(origin.path, **origin.options)
-    except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
-        fix = "fix: set model_path=DIR to the model from which the run started"
-        raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
-
-
-def _read_policy_weights(policy: Path, cfg: ExportConfig) -> dict[str, torch.Tensor]:
-    try:
-        return read_weights(policy)
-    except ValueError as error:
-        raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
 
 
 def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:
@@ -215,11 +193,3 @@ def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict
             f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
         )
     return converted
-
-
-def _require_adapters(origin: ModelOrigin) -> None:
-    if not origin.lora_rank:
-        raise ConfigError(
-            "lora='adapters': the run trained all weights (lora_rank=0) and has no adapters; "
-            "allowed: merged; fix: set lora=merged"
-        )

@@ -4,7 +4,10 @@ Importing this module adds the settings of the environments and of the method to
 It imports neither torch nor the environments; the functions do when they are called.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
 
 from agent_system.environments.config_rules import ENVIRONMENTS
 from rlvcr.config_checks import METHOD
@@ -13,11 +16,11 @@ from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
 from verl.config.problems import RegisteredNames
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings.unknown_keys import EQUIVALENT_SETTINGS
+from verl.config.settings.hints import EQUIVALENT_SETTINGS
 from verl.trainer.cli import Inspection
-from verl.trainer.launch.foreign_keys import FOREIGN_KEYS
 
 MODEL_PATH_KEY = "actor_rollout_ref.model.path"
+FOREIGN_KEYS_FILE = Path(__file__).with_name("foreign_keys.yaml")
 FILE_KEYS = ("data.train_files", "data.val_files")
 
 # Importing the config functions from here ensures that all sections are registered.
@@ -26,8 +29,8 @@ __all__ = [
     "collect_environment_names",
     "collect_registered_names",
     "default_config",
-    "find_sft_start_problems",
     "inspect_calls",
+    "inspect_sft_start",
     "inspect_start",
     "load_config",
     "read_config",
@@ -35,7 +38,7 @@ __all__ = [
 
 plugins.ENVIRONMENTS.append(ENVIRONMENTS)
 plugins.METHODS.append(METHOD)
-EQUIVALENT_SETTINGS.update(FOREIGN_KEYS)
+EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="utf-8")))
 
 
 def collect_registered_names() -> RegisteredNames:
@@ -58,10 +61,7 @@ def collect_environment_names() -> RegisteredNames:
 
 
 def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return problems and facts that need the environment, the tokenizer and the engine.
-
-    With ``elsewhere`` the run is for another machine, so that the devices of this one are ignored.
-    """
+    """Return problems and facts that need environment, tokenizer and engine."""
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, elsewhere)
@@ -85,8 +85,8 @@ def choose_config_name(overrides: Sequence[str]) -> str:
     return "ppo_trainer" if names_files or MODEL_PATH_KEY in values else "quickstart"
 
 
-def find_sft_start_problems(cfg: SFTConfig) -> Collection[str]:
+def inspect_sft_start(cfg: SFTConfig) -> Inspection:
     """Return problems with the files, the policy and the machine of a supervised run."""
     from verl.trainer.launch.preflight_sft import find_sft_problems
 
-    return find_sft_problems(cfg)
+    return Inspection(find_sft_problems(cfg))

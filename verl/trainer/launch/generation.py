@@ -1,33 +1,46 @@
 """Construction of ``main_generation``, which samples answers to the prompts of a file.
 
-rows ─▶ chat template ─▶ engine in this process ─▶ texts ─▶ rows with an additional column
+rows ─▶ checks ─▶ chat template ─▶ engine in this process
+    ─▶ each answer ─▶ NAME.partial.jsonl ─▶ all answers ─▶ NAME.jsonl, NAME.parquet
 """
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.plain_bridge import PlainBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from agent_system.tokens.tokenizer import is_chat_tokenizer
-from verl.config.checks.sampling import greedy_key
+from verl.config.checks.batch_sizes import greedy_key
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
-from verl.trainer.launch.answers import SUFFIXES, AnswerFile
-from verl.trainer.launch.preflight_weights import load_checked_tokenizer
-from verl.utils.files import require_new_file
-from verl.utils.message_rows import Message, read_prompt_messages, read_table
+from verl.trainer.launch.preflight_machine import find_write_problem
+from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
+from verl.utils import jsonl
+from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.files import add_path_to_errors, rename_aside, require_new_file
+from verl.utils.message_rows import DataRow, Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat
 from verl.utils.sampling import SamplingRequest, SamplingResult
 from verl.utils.seeds import derive_seed
 from verl.utils.watchdog import watch_run
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import ENGINES, create_engine, import_engine_class
+
+if TYPE_CHECKING:  # an optional format
+    import pyarrow
+
+logger = logging.getLogger(__name__)
+OUTPUT_KEY = "data.output_path"
+SUFFIXES = (".jsonl", ".parquet")
+ALLOWED_OUTPUT = "a file that can be created and written"
+Record = dict[str, Any]
 
 
 def run_generation(cfg: GenerationConfig) -> Path:
@@ -104,25 +117,18 @@ def _require_engine(name: str) -> None:
 
 def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
     rollout = cfg.rollout
-    engine_args = (rollout, policy, rollout.seed, rollout.num_threads)
+    arguments = (rollout.name, rollout, policy, rollout.seed, rollout.num_threads)
     try:
-        return create_engine(
-            rollout.name, *engine_args, trust_remote_code=cfg.model.trust_remote_code
-        )
+        return create_engine(*arguments, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # from the engine, its settings or the files of the model
         setting = f"model.path={cfg.model.path!r}"
         if rollout.name not in ENGINES:
             setting = f"rollout.name={rollout.name!r}"
         raise ConfigError(
             f"{setting}: the engine {rollout.name!r} cannot load the model: "
-            f"{_summarize_error(error)}; allowed: a model and settings that the engine supports; "
+            f"{summarize_error(error)}; allowed: a model and settings that the engine supports; "
             "fix: correct the model's files, or the keys of rollout"
         ) from error
-
-
-def _summarize_error(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 @contextlib.contextmanager
@@ -138,12 +144,7 @@ def _watch_generation(cfg: GenerationConfig, target: Path) -> Iterator[None]:
 
 
 def choose_output_path(cfg: GenerationConfig) -> Path:
-    """Return the path of the output file.
-
-    Raises:
-        ConfigError: the suffix is not supported, the path is that of the prompts, or the file
-            exists and ``data.overwrite`` is false.
-    """
+    """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
     source = Path(cfg.data.path).expanduser()
     output = cfg.data.output_path
     suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
@@ -167,9 +168,7 @@ def choose_output_path(cfg: GenerationConfig) -> Path:
 
 
 def encode_prompts(
-    cfg: GenerationConfig,
-    prompts: Sequence[Sequence[Message]],
-    bridge: ChatBridge | PlainBridge,
+    cfg: GenerationConfig, prompts: Sequence[Sequence[Message]], bridge: ChatBridge | PlainBridge
 ) -> list[list[int]]:
     """Return the token ids of every prompt, rendered with the chat template if there is one.
 
@@ -187,7 +186,7 @@ def encode_prompts(
         except ValueError as error:
             row = f"data.path={data.path!r}: row {len(encoded)}"
             raise ConfigError(
-                f"{row}: {_summarize_error(error)}; allowed: messages that the chat template of "
+                f"{row}: {summarize_error(error)}; allowed: messages that the chat template of "
                 f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
         encoded.append(ids)
@@ -203,11 +202,7 @@ def encode_prompts(
 
 
 def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
-    """Return the object that renders prompts and decodes answers, for chat or plain tokenizers.
-
-    Raises:
-        ConfigError: the chat template has no generation prompt.
-    """
+    """Return the object that renders prompts and decodes answers, for chat or plain tokenizers."""
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
     arguments = cfg.data.apply_chat_template_kwargs
@@ -222,10 +217,7 @@ def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | Pla
 
 
 def build_requests(cfg: GenerationConfig, prompts: Sequence[list[int]]) -> list[SamplingRequest]:
-    """Return ``n_samples`` requests per prompt, prompt by prompt.
-
-    The seed of a request depends only on ``rollout.seed`` and its prompt and sample numbers.
-    """
+    """Return ``n_samples`` requests per prompt, with seeds by prompt and sample number."""
     rollout = cfg.rollout
     return [
         SamplingRequest(
@@ -263,7 +255,154 @@ def sample_answers(
             for result in engine.step():
                 on_result(result)
                 num_done += 1
-            record_heartbeat(
-                "generation"
-            )  # report progress: one answer may take longer than the stall timeout
+            # Report progress: one answer may take longer than the stall timeout.
+            record_heartbeat("generation")
             progress.set_done(num_done)
+
+
+# ---- output file -----------------------------------------------------------------------------
+
+
+class AnswerFile:
+    """Output file with the prompt ``rows`` and their answers, and a partial file during sampling.
+
+    Answers are added in the new column ``column``. If a Parquet table cannot represent the rows,
+    the file is written as JSON lines, with a warning.
+
+    Raises:
+        ConfigError: the file cannot be written, ``column`` exists already, or JSON cannot represent
+            a cell.
+    """
+
+    def __init__(self, path: Path, rows: Sequence[DataRow], column: str) -> None:
+        self.column = column
+        for row in rows:
+            if column in row.cells:
+                fix = f"set data.response_key to a name not in {', '.join(map(str, row.cells))}"
+                raise row.make_error(column, "exists already", "a new column", fix)
+        if not column:
+            raise ConfigError(
+                "data.response_key='': the name is empty; allowed: a column name; fix: remove the "
+                "key to use its default"
+            )
+        why = _find_output_problem(path) or _find_output_problem(_make_partial_path(path))
+        if path.suffix == ".parquet" and find_spec("pyarrow") is None:
+            why = "writing Parquet needs pyarrow, which is not installed"
+        if why:
+            raise ConfigError(
+                f"{OUTPUT_KEY}={str(path)!r}: {why}; allowed: {ALLOWED_OUTPUT}; "
+                f"fix: {OUTPUT_KEY}=FILE"
+            )
+        self.path = path
+        self.records = [dict(row.cells) for row in rows]
+        if path.suffix == ".parquet":
+            self.path = _choose_table_path(path, self._add_answers([[""]] * len(rows)))
+        if self.path.suffix == ".jsonl":
+            self.records = [{name: row.read_cell(name) for name in row.cells} for row in rows]
+
+    @property
+    def partial_path(self) -> Path:
+        """Path of the partial file, which has the answers sampled until now."""
+        return _make_partial_path(self.path)
+
+    @contextlib.contextmanager
+    def keep_partial_answers(self) -> Iterator[None]:
+        """Return a context for ``append_answer``; on an error the partial file is kept."""
+        if self.partial_path.exists():
+            logger.warning("%s is now %s", self.partial_path, rename_aside(self.partial_path))
+        try:
+            yield
+        except BaseException:
+            if self.partial_path.exists():
+                logger.warning("the answers so far are in %s", self.partial_path)
+            raise
+        self.partial_path.unlink(missing_ok=True)
+
+    def append_answer(self, row: int, sample: int, text: str) -> None:
+        """Append ``text``, the answer ``sample`` to the prompt in ``row``, to the partial file."""
+        record = {"row": row, "sample": sample, self.column: text}
+        with (
+            add_path_to_errors(self.partial_path),
+            self.partial_path.open("a", encoding="utf-8") as file,
+        ):
+            file.write(jsonl.dumps(record) + "\n")
+
+    def write(self, answers: Sequence[list[str]]) -> None:
+        """Write the rows with their ``answers``. Raise ``ConfigError`` if that fails."""
+        records = self._add_answers(answers)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.suffix == ".jsonl":
+                jsonl.write(self.path, records)
+            else:
+                _write_table(self.path, build_table(records))
+        except OSError as error:
+            why = f"cannot be written: {error}; the answers are in {self.partial_path}"
+            allowed = "allowed: a file on a disk with free space; fix: free disk space, or set"
+            raise ConfigError(
+                f"{OUTPUT_KEY}={str(self.path)!r}: {why}; {allowed} {OUTPUT_KEY}=FILE"
+            ) from error
+
+    def _add_answers(self, answers: Sequence[list[str]]) -> list[Record]:
+        pairs = zip(self.records, answers, strict=True)
+        return [record | {self.column: answer} for record, answer in pairs]
+
+
+def _make_partial_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.partial.jsonl")
+
+
+def _find_output_problem(path: Path) -> str:
+    """Return the reason why no file can be written at ``path``; "" if one can be."""
+    try:
+        is_directory = path.is_dir()
+        path.exists()  # only this call raises for a name that is too long
+    except (OSError, ValueError) as error:
+        return f"it cannot be a file: {getattr(error, 'strerror', None) or error}"
+    return "it is a directory" if is_directory else find_write_problem(path.parent)
+
+
+def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
+    """Return ``path`` if a Parquet table can represent ``records``, else a path for JSON lines."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        empty_table = build_table(records).schema.empty_table()
+        pyarrow.parquet.write_table(empty_table, pyarrow.BufferOutputStream())
+    # ValueError: text with an unpaired surrogate. OverflowError: integer of more than 64 bits.
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        # The first of NAME.jsonl, NAME.1.jsonl, NAME.2.jsonl, ... that is free.
+        names = chain([path.stem], (f"{path.stem}.{number}" for number in count(1)))
+        paths = (path.with_name(f"{name}.jsonl") for name in names)
+        lines = next(candidate for candidate in paths if not candidate.exists())
+        why = " ".join(str(error).split())
+        logger.warning("Parquet cannot represent the rows (%s): they are written to %s", why, lines)
+        return lines
+    return path
+
+
+def build_table(records: Sequence[Record]) -> "pyarrow.Table":
+    """Return a table with the columns of all ``records``; empty dictionaries become null."""
+    import pyarrow
+
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = ([_make_storable(record.get(name)) for record in records] for name in names)
+    return pyarrow.table(dict(zip(names, map(pyarrow.array, columns), strict=True)))
+
+
+def _make_storable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _make_storable(item) for key, item in value.items()} or None
+    return [_make_storable(item) for item in value] if isinstance(value, list) else value
+
+
+def _write_table(path: Path, table: "pyarrow.Table") -> None:
+    import pyarrow.parquet
+
+    partial_path = path.with_name(f".{path.name}.partial")
+    try:
+        pyarrow.parquet.write_table(table, partial_path)
+        partial_path.replace(path)
+    finally:
+        partial_path.unlink(missing_ok=True)

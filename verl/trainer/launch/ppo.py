@@ -8,8 +8,6 @@ All checks that do not need the cluster run before Ray starts.
 
 import contextlib
 import logging
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,20 +22,14 @@ import rlvcr.report_sections  # noqa: F401  (console figures, report sections, v
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.multi_turn_rollout.prompt_fit import fit_prompts
+from agent_system.multi_turn_rollout.first_prompts import fit_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.checks.models import ALLOWED, fix_for_missing
-from verl.config.cold_start import cold_start_config, cold_start_name
-from verl.config.derive import (
-    engine_count,
-    max_engines_per_node,
-    resolve_weight_transfer,
-)
-from verl.config.memory import estimate_store_gb
-from verl.config.plan import describe_stand_in
-from verl.config.policy_size import read_policy_size
+from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
+from verl.config.memory import estimate_store_gb, read_policy_size
+from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
-from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema import PPOConfig
 from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings import ConfigError, Section
@@ -47,31 +39,27 @@ from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
 from verl.single_controller.ray.local import init_ray
-from verl.single_controller.ray.nodes import add_lost_nodes_to_errors
-from verl.single_controller.ray.stacks import collect_stacks_of_other_nodes
+from verl.single_controller.ray.nodes import add_lost_nodes_to_errors, collect_stacks_of_other_nodes
 from verl.single_controller.ray.worker_group import make_loopback_environment
-from verl.trainer.launch.placement import (
+from verl.trainer.launch.preflight_prompts import find_prompt_problems, open_tasks
+from verl.trainer.launch.preflight_weights import find_weight_problems
+from verl.trainer.launch.run_plan import (
+    RunPlan,
     choose_device,
+    collect_absolute_paths,
+    count_optimizer_steps,
     create_pools,
     find_placement_problems,
     get_worker_cpus,
     list_live_nodes,
 )
-from verl.trainer.launch.preflight import find_prompt_problems, open_tasks
-from verl.trainer.launch.preflight_weights import find_weight_problems
-from verl.trainer.launch.run_plan import RunPlan, collect_absolute_paths, count_optimizer_steps
-from verl.trainer.launch.sft import run_sft
-from verl.trainer.launch.sft_ranks import count_local_ranks
+from verl.trainer.ppo.credit import ModelRewards
 from verl.trainer.ppo.interfaces import RewardFunction
-from verl.trainer.ppo.model_reward import ModelRewards
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorkers
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.logging import setup_logging
-from verl.utils.processes import die_with_parent
-from verl.utils.progress import report_heartbeats
-from verl.utils.stacks import answer_with_stacks
-from verl.utils.threads import count_threads_per_process
+from verl.utils.processes import count_threads_per_process
 from verl.utils.watchdog import Watchdog
 from verl.workers.actor import ActorWorker
 from verl.workers.collectives import resolve_device
@@ -100,10 +88,7 @@ class TasksAndTokenizer:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training of ``cfg``, including the cold start of a missing policy and the report.
-
-    On ``KeyboardInterrupt`` end all started processes and raise it again.
-    """
+    """Run the training of ``cfg``, including the cold start of a missing policy and the report."""
     with open_run(cfg) as run:
         run.trainer.fit()
 
@@ -144,17 +129,17 @@ def prepare_config_and_tasks(
 ) -> tuple[PPOConfig, TasksAndTokenizer]:
     """Return the configuration of the processes of the run, and its tasks and tokenizer.
 
-    ``enter`` is called with the name of each stage of the start (``tasks``, ``policy``), which the
-    watchdog reports if the run stalls.
-
-    Raises:
-        ConfigError: tasks or policy are missing, or do not fit the configuration.
+    ``enter`` is called with each stage of the start, which the watchdog reports if the run stalls.
+    Raises ``ConfigError`` if tasks or policy are missing, or do not fit the configuration.
     """
     enter("tasks")
     envs, val_envs = open_environments(cfg)
     enter("policy")
     lacks_policy = is_policy_missing(cfg)
     if lacks_policy:
+        # Imported only here: no other part of a PPO run uses supervised training.
+        from verl.trainer.launch.sft import create_policy
+
         create_policy(cfg)
     models = pin_models(cfg)
     policy = cfg.actor_rollout_ref.model
@@ -180,41 +165,29 @@ def start_run(
     workers = start_workers(cfg, stack, collector)
     stack.callback(collector.close)
     checkpoints = CheckpointManager(
-        run.checkpoints,
-        cfg.trainer.max_actor_ckpt_to_keep,
-        background=cfg.trainer.async_save,
+        run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
     stack.callback(checkpoints.close)
     journal = Journal(run, cfg, tasks.tokenizer)
     stack.callback(journal.finish_run)
+    reward_fn: RewardFunction = load_reward_manager(cfg)
+    if workers.reward_group is not None:
+        reward_fn = ModelRewards(reward_fn, workers.reward_group, cfg.reward_model)
     trainer = RayPPOTrainer(
         config=cfg,
         workers=workers,
         collector=collector,
         envs=tasks.envs,
         val_envs=tasks.val_envs,
-        reward_fn=make_reward_function(cfg, workers),
+        reward_fn=reward_fn,
         journal=journal,
         checkpoints=checkpoints,
     )
     return OpenRun(trainer, collector)
 
 
-def make_reward_function(cfg: PPOConfig, workers: TrainingWorkers) -> RewardFunction:
-    """Return the reward function: environment or user function, plus the reward model if any."""
-    reward_manager = load_reward_manager(cfg)
-    group = workers.reward_group
-    return (
-        reward_manager if group is None else ModelRewards(reward_manager, group, cfg.reward_model)
-    )
-
-
 def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks.
-
-    Raises:
-        ConfigError: the environment has no tasks.
-    """
+    """Return the managers of training and validation tasks, or raise ``ConfigError``."""
     try:
         return open_tasks(cfg)
     except (ImportError, JavaMissing, OSError, ValueError) as error:
@@ -235,22 +208,19 @@ def is_policy_missing(cfg: PPOConfig) -> bool:
 
 
 def pin_models(cfg: PPOConfig) -> dict[str, str]:
-    """Return the models of the run by key, as absolute paths or with hub commits.
+    """Return the models of the run by key, as absolute paths or with commits: equal on all nodes.
 
-    Every node then loads the same files.
-
-    Raises:
-        ConfigError: a model is neither a directory nor on the hub, or its weights are invalid.
+    Raises ``ConfigError`` for a model that does not exist or has invalid weights.
     """
-    models: dict[str, ModelConfig | CriticModelConfig | RewardNetworkConfig] = {
-        "actor_rollout_ref.model.path": cfg.actor_rollout_ref.model
+    models: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
+        "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
     }
     if cfg.critic.enable:
-        models["critic.model.path"] = cfg.critic.model
+        models["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:
-        models["reward_model.model.path"] = cfg.reward_model.model
+        models["reward_model.model.path"] = (cfg.reward_model.model, "reward")
     resolved = {}
-    for key, model in models.items():
+    for key, (model, use) in models.items():
         path = str(model.path)
         try:
             resolved[key] = pin_revision(path)
@@ -259,67 +229,16 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
                 build_problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
             ) from error
         if not Path(path).is_dir():  # directories were checked with the config
-            raise_problems(_find_download_problems(key, model, resolved[key]))
+            downloaded = Path(model_directory(resolved[key]))
+            setting = f"{key}={path!r}"
+            raise_problems(find_weight_problems(setting, downloaded, model.trust_remote_code, use))
     return resolved
-
-
-def _find_download_problems(
-    key: str, model: ModelConfig | CriticModelConfig | RewardNetworkConfig, fetched: str
-) -> Iterator[str]:
-    """Yield problems of weights from the hub: missing files, or shapes unlike the config's."""
-    use: Use = "policy" if isinstance(model, ModelConfig) else "value"
-    use = "reward" if isinstance(model, RewardNetworkConfig) else use
-    directory = Path(model_directory(fetched))
-    yield from find_weight_problems(
-        f"{key}={str(model.path)!r}", directory, model.trust_remote_code, use
-    )
-
-
-def create_policy(cfg: PPOConfig) -> None:
-    """Create the policy with a supervised run in a subprocess.
-
-    Raises:
-        RuntimeError: the supervised run fails.
-    """
-    path = Path(str(cfg.actor_rollout_ref.model.path))
-    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
-    # spawn: a forked child would inherit locks of threads that it does not have.
-    process = multiprocessing.get_context("spawn").Process(
-        target=run_cold_start, args=(cold_start_config(cfg),)
-    )
-    process.start()
-    try:
-        process.join()
-    finally:
-        process.kill()  # on an interruption; incomplete files are not used
-        process.join()
-    if process.exitcode != 0 or not path.exists():
-        raise RuntimeError(
-            f"the cold start ended with exit status {process.exitcode} and wrote no policy to "
-            f"{path}; see its error above"
-        )
-
-
-def run_cold_start(cfg: SFTConfig) -> None:
-    """Run ``cfg`` in this subprocess, on at most the available GPUs.
-
-    The process ends with its parent and ignores Ctrl-C, which the parent handles.
-    """
-    die_with_parent()
-    answer_with_stacks("cold start")
-    report_heartbeats()
-    # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
 
 
 def start_workers(
     cfg: PPOConfig, stack: contextlib.ExitStack, collector: TrajectoryCollector
 ) -> TrainingWorkers:
-    """Start Ray, the rollout engines, the collector's workers and the training groups.
-
-    ``stack`` ends them in reverse order.
-    """
+    """Start Ray, engines, collector and groups; ``stack`` ends them in reverse order."""
     size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
     store = cfg.ray_init.object_store_gb or estimate_store_gb(cfg, size)
     try:
@@ -359,11 +278,8 @@ def start_workers(
 def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
     """Return the plan of a run on the nodes that Ray knows.
 
-    ``joined`` is True if the run uses a Ray cluster that it did not start. The GPUs are then those
-    that Ray reports.
-
-    Raises:
-        ConfigError: the workers do not fit on the nodes.
+    ``joined``: Ray was not started by the run, so its GPUs are those that Ray reports. Raises
+    ``ConfigError`` if the workers do not fit on the nodes.
     """
     nodes = list_live_nodes(ray.nodes())
     configured = cfg.trainer.device

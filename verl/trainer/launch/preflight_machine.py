@@ -54,17 +54,11 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
         why = f"this machine has {gpus}"
         fix = f"set {RANKS}={gpus}{_format_check_hint(cfg)}"
         yield build_problem(cfg, RANKS, why, f"{gpus} or fewer", fix)
-    elif (
-        device != "cpu"
-        and gpus
-        and isinstance(cfg, PPOConfig)
-        and engines_have_separate_gpus(cfg, "cuda")
-    ):
-        needed_gpus = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node + sum(
-            engine_gpus_by_node(cfg)
-        )
-        if gpus < needed_gpus:
-            why = f"training ranks and engines need {needed_gpus} GPUs, but this machine has {gpus}"
+    elif device != "cpu" and gpus and isinstance(cfg, PPOConfig):
+        ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
+        needed = ranks + sum(engine_gpus_by_node(cfg))
+        if engines_have_separate_gpus(cfg, "cuda") and gpus < needed:
+            why = f"training ranks and engines need {needed} GPUs, but this machine has {gpus}"
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
             yield build_problem(cfg, ENGINE_NODES, why, f"at most {gpus} GPUs with the ranks", fix)
 
@@ -175,14 +169,11 @@ def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
     address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":
         return
-    silent = (
-        [] if address == "auto" else list(_find_connection_problems(cfg.ray_init.address, address))
-    )
-    yield from silent or _find_relative_directory(cfg, address)
-
-
-def _find_relative_directory(cfg: PPOConfig, address: str) -> Iterator[str]:
-    """Yield a problem if the run directory of a run on a cluster is a relative path."""
+    if address != "auto":
+        problems = list(_find_connection_problems(cfg.ray_init.address, address))
+        yield from problems
+        if problems:
+            return
     directory = Path(value_at_path(cfg, RUN_DIR_KEY)).expanduser()
     if not directory.is_absolute():
         why = f"the workers of the cluster at {address} start in other directories"
@@ -197,11 +188,11 @@ def _find_connection_problems(configured: str | None, address: str) -> Iterator[
     ``configured`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
     """
     setting = f"RAY_ADDRESS={address!r} (environment variable)"
+    remedy = "unset RAY_ADDRESS"
     if configured:
         setting = f"ray_init.address={configured!r}"
-    fix = "run `ray start --head` there, or start Ray with the run: " + (
-        "set ray_init.address=null" if configured else "unset RAY_ADDRESS"
-    )
+        remedy = "set ray_init.address=null"
+    fix = f"run `ray start --head` there, or start Ray with the run: {remedy}"
     allowed = "host:port of a running cluster, or auto for that of this node"
     host, _, port = address.partition("://")[2].rpartition(":")
     if "://" not in address:

@@ -5,23 +5,22 @@ their download, before Ray starts.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.template import TemplateUnsupported
+from agent_system.tokens.tokenizer import is_chat_tokenizer
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
 from verl.config.checks.models import fix_for_missing
 from verl.config.cold_start import cold_start_config
-from verl.config.policy_size import read_policy_size
+from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
@@ -32,21 +31,25 @@ from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
 from verl.models.weights import Use
-from verl.trainer.launch.preflight_reward import find_reward_model_problems
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
     find_tie_problems,
     find_tokenizer_problems,
     find_weight_problems,
+    first_line,
+    load_tokenizer,
     read_vocabulary_size,
+    summarize_error,
 )
+from verl.utils.chat_template import TemplateUnsupported
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
 POLICY = "actor_rollout_ref.model"
 PATH = f"{POLICY}.path"
+REWARD_PATH = "reward_model.model.path"
 
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
@@ -81,10 +84,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
 def _find_config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
-    """Yield problems of the config, the overrides, the adapters and the weights of one model.
-
-    The config must describe a model that can compute log-probs of packed rows.
-    """
+    """Yield problems of the config, the overrides, the adapters and the weights of one model."""
     setting = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -92,10 +92,18 @@ def _find_config_problems(
         allowed = "a model that transformers supports"
         yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         return
+    section_key = f"{section}.override_config"
     unknown = [key for key in model.override_config if not hasattr(config, key)]
+    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
     for key in unknown:
-        yield _describe_unknown_override(section, key, model.override_config, config)
-    tied = list(find_tie_problems(f"{section}.override_config", model.override_config, config))
+        value = model.override_config[key]
+        similar_name = nearest_name(key, known_names)
+        fix = f"set {section_key}.{similar_name}={value}" if similar_name else "remove it"
+        yield (
+            f"{section_key}.{key}={value!r}: {type(config).__name__} has no such value"
+            f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
+        )
+    tied = list(find_tie_problems(section_key, model.override_config, config))
     yield from tied
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
@@ -113,24 +121,8 @@ def _find_config_problems(
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
-def _describe_unknown_override(
-    section: str, key: str, values: Mapping[str, object], config: "PreTrainedConfig"
-) -> str:
-    known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
-    similar_name = nearest_name(key, known_names)
-    section_key = f"{section}.override_config"
-    fix = f"set {section_key}.{similar_name}={values[key]}" if similar_name else "remove it"
-    return (
-        f"{section_key}.{key}={values[key]!r}: {type(config).__name__} has no such value"
-        f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
-    )
-
-
 def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
-    """Yield a problem if rows may be longer than the attention ``window`` of the model, in tokens.
-
-    Alternative texts that the method scores as continuations of a row count too.
-    """
+    """Yield a problem if rows and branches may exceed the attention ``window``, in tokens."""
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
     method = method_settings(cfg.algorithm)
@@ -158,11 +150,9 @@ def _find_lora_problems(
     key = f"{POLICY}.target_modules"
     module_names = linear_names(lm)
     for problem in target_problems(lm, model.target_modules):
-        suggestion = (
-            did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
-            if problem.unknown
-            else ""
-        )
+        suggestion = ""
+        if problem.unknown:
+            suggestion = did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
 
@@ -214,12 +204,15 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
     if cfg.actor_rollout_ref.model.path != path:
         setting = f"{PATH}={path!r}"
     try:
-        tokenizer = load_tokenizer(cfg, path)
+        tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
     except TOKENIZER_ERRORS as error:
-        why = str(error).strip().splitlines()[0] if str(error) else repr(error)
-        yield f"{setting}: cannot load its tokenizer: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
+        why = f"cannot load its tokenizer: {first_line(error)}"
+        yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
-    vocabulary = _read_policy_vocabulary(cfg, path) if fits else None
+    vocabulary = None
+    is_created = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
+    if fits and not is_created:
+        vocabulary = read_vocabulary_size(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
     problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
     if problems:
         yield from problems
@@ -236,42 +229,18 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
         )
         return
     if should_request_levels(cfg):
-        yield from _find_level_problems(setting, tokenizer)
-
-
-def _read_policy_vocabulary(cfg: PPOConfig, path: str) -> int | None:
-    """Return the number of rows of the policy's embedding; None if a cold start creates it."""
-    model = cfg.actor_rollout_ref.model
-    if cfg.cold_start.enable and model.path != path:
-        return None
-    return read_vocabulary_size(Path(path), model.trust_remote_code)
-
-
-def _find_level_problems(setting: str, tokenizer: PolicyTokenizer) -> Iterator[str]:
-    try:
-        LevelCodec(tokenizer)
-    except ValueError as error:
-        yield (
-            f"{setting}: {error}; allowed: a tokenizer in which each of the digits "
-            "1, 2, 3, 4 between <level> and </level> is a separate token; "
-            "fix: add these tokens to the tokenizer and train the policy with them"
-        )
-
-
-def load_tokenizer(cfg: PPOConfig, path: str) -> PolicyTokenizer:
-    """Load the tokenizer in the directory ``path``."""
-    # Imported when called: the import takes seconds.
-    from transformers import AutoTokenizer
-
-    trust = cfg.actor_rollout_ref.model.trust_remote_code
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        try:
+            LevelCodec(tokenizer)
+        except ValueError as error:
+            yield (
+                f"{setting}: {error}; allowed: a tokenizer in which each of the digits "
+                "1, 2, 3, 4 between <level> and </level> is a separate token; "
+                "fix: add these tokens to the tokenizer and train the policy with them"
+            )
 
 
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
-    """Return the directory of the policy's tokenizer, or of that for its cold start.
-
-    Return None if neither exists yet.
-    """
+    """Return the directory of the policy's tokenizer, or of that for its cold start, if any."""
     path = cfg.actor_rollout_ref.model.path
     if path is None:
         return None
@@ -283,3 +252,45 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     model = cold_start_config(cfg).model
     directories = [path for path in (model.tokenizer_path, model.path) if path]
     return next((path for path in directories if Path(path).is_dir()), None)
+
+
+# ---- reward model ----------------------------------------------------------------------------
+
+
+def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Yield problems of the reward model: it must exist, have one label and a chat template."""
+    model = cfg.reward_model.model
+    if not cfg.reward_model.enable or model.path is None:
+        return
+    key = REWARD_PATH
+    try:
+        directory = Path(description_directory(model.path))
+    except FileNotFoundError as error:
+        yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
+        return
+    try:
+        config = read_config(directory, model.trust_remote_code)
+        tokenizer = load_tokenizer(directory, model.trust_remote_code)
+    except TOKENIZER_ERRORS as error:
+        allowed = "a model and a tokenizer that transformers can load"
+        fix = "correct the files of the directory"
+        yield build_problem(cfg, key, summarize_error(error), allowed, fix)
+        return
+    architectures = config.architectures or []
+    why = ""
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        why = f"it is a {', '.join(architectures) or config.model_type}"
+    elif config.num_labels != 1:
+        why = f"it has {config.num_labels} labels"
+    elif Path(model.path).is_dir():
+        setting = f"{key}={model.path!r}"
+        yield from find_weight_problems(
+            setting, directory, model.trust_remote_code, "reward", config
+        )
+    if why:
+        allowed = "a model for sequence classification with one label"
+        yield build_problem(cfg, key, why, allowed, f"set {key} to such a model")
+    if not is_chat_tokenizer(tokenizer):
+        why = "its tokenizer has no chat template to render conversations"
+        fix = "put a chat_template.jinja into its directory"
+        yield build_problem(cfg, key, why, "a chat template", fix)

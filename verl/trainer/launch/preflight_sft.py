@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
 from verl.config.problems import build_problem
@@ -11,7 +10,7 @@ from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.trainer.launch.preflight_machine import find_machine_problems, find_write_problem
-from verl.trainer.launch.preflight_weights import find_tie_problems
+from verl.trainer.launch.preflight_weights import find_tie_problems, first_line, load_tokenizer
 from verl.trainer.launch.sft import (
     check_expert,
     check_save_path,
@@ -61,15 +60,10 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
             allowed = "a directory that can be created and written"
             yield build_problem(cfg, key, why, allowed, f"set {key}=DIR")
         elif key == SAVE_PATH:
-            yield from _find_replace_problems(cfg)
-
-
-def _find_replace_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Yield a problem if the directory at ``model.save_path`` cannot be replaced."""
-    try:
-        check_save_path(cfg)
-    except ConfigError as error:
-        yield from error.problems
+            try:
+                check_save_path(cfg)
+            except ConfigError as error:
+                yield from error.problems
 
 
 def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
@@ -83,7 +77,7 @@ def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
 
 
 def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]:
-    """Yield problems of the policy, its tokenizer and the tokenisation of the episodes."""
+    """Yield problems of the policy and its tokenizer."""
     if cfg.model.path:
         try:
             config = read_config(
@@ -91,28 +85,35 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             )
             unknown = [key for key in cfg.model.override_config if not hasattr(config, key)]
         except (OSError, ValueError) as error:
-            yield build_problem(cfg, PATH, _first_line(error), ALLOWED_MODEL, f"set {PATH}=DIR")
+            yield build_problem(cfg, PATH, first_line(error), ALLOWED_MODEL, f"set {PATH}=DIR")
             return
         for key in unknown:
             why = f"{type(config).__name__} has no value {key!r}"
             allowed = "values of the model's config"
             yield build_problem(cfg, "model.override_config", why, allowed, "remove it")
         yield from find_tie_problems("model.override_config", cfg.model.override_config, config)
-        policy_problems = list(find_start_policy_problems(cfg))
-        if policy_problems:
+        # A policy on the hub is checked after its download.
+        if Path(cfg.model.path).is_dir():
+            policy_problems = list(find_start_policy_problems(cfg, Path(cfg.model.path)))
             yield from policy_problems
-            return
+            if policy_problems:
+                return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
         yield build_problem(cfg, PATH, why, ALLOWED_MODEL, f"set {PATH}=DIR")
         return
+    path = cfg.model.tokenizer_path or cfg.model.path
+    if path:  # otherwise the tokenizer is created with the policy
+        yield from _find_tokenizer_problems(cfg, path, records)
+
+
+def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[str]:
+    """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
     key = TOKENIZER if cfg.model.tokenizer_path else PATH
-    if not (cfg.model.tokenizer_path or cfg.model.path):
-        return  # the tokenizer is created with the policy
     try:
-        tokenizer = _load_tokenizer(cfg)
+        tokenizer = load_tokenizer(description_directory(path), cfg.model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        why = f"cannot load its tokenizer: {_first_line(error)}"
+        why = f"cannot load its tokenizer: {first_line(error)}"
         fix = "put the tokenizer's files next to the weights"
         yield build_problem(cfg, key, why, "a tokenizer", fix)
         return
@@ -130,15 +131,3 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             make_rows(cfg, records, tokenizer)
     except ConfigError as error:
         yield from error.problems
-
-
-def _load_tokenizer(cfg: SFTConfig) -> Any:
-    # Imported when called: the import takes seconds.
-    from transformers import AutoTokenizer
-
-    directory = description_directory(str(cfg.model.tokenizer_path or cfg.model.path))
-    return AutoTokenizer.from_pretrained(directory, trust_remote_code=cfg.model.trust_remote_code)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

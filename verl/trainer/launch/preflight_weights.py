@@ -24,10 +24,7 @@ def find_weight_problems(
     use: Use = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[str]:
-    """Yield a problem if the weights in ``directory`` do not fit the model of its config.
-
-    ``setting`` is the ``key=value`` that names the directory, for the message.
-    """
+    """Yield a problem if the weights do not fit the model; ``setting`` is the ``key=value``."""
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
@@ -102,7 +99,7 @@ def find_policy_problems(
         config = read_config(directory, trust_remote_code)
     except (OSError, ValueError) as error:
         allowed = "a model that transformers supports"
-        yield f"{setting}: {_first_line(error)}; allowed: {allowed}; fix: restore its config.json"
+        yield f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json"
         return
     if is_comparable(config):
         yield from find_weight_problems(setting, directory, trust_remote_code, config=config)
@@ -114,9 +111,9 @@ def find_policy_problems(
     tokenizer_directory = tokenizer_directory or directory
     setting = tokenizer_setting or setting
     try:
-        tokenizer = _load_tokenizer(tokenizer_directory, trust_remote_code)
+        tokenizer = load_tokenizer(tokenizer_directory, trust_remote_code)
     except TOKENIZER_ERRORS as error:
-        why = f"cannot load its tokenizer: {_first_line(error)}"
+        why = f"cannot load its tokenizer: {first_line(error)}"
         yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
@@ -124,23 +121,26 @@ def find_policy_problems(
 
 
 def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: bool) -> Any:
-    """Return the tokenizer of the policy in ``directory``.
-
-    Raises:
-        ConfigError: the policy or its tokenizer has problems (``find_policy_problems``).
-    """
+    """Return the tokenizer of a policy, or raise ``ConfigError`` with its problems."""
     problems = list(find_policy_problems(setting, directory, trust_remote_code))
     if problems:
         raise ConfigError(problems)
-    return _load_tokenizer(directory, trust_remote_code)
+    return load_tokenizer(directory, trust_remote_code)
 
 
-def _load_tokenizer(directory: Path, trust_remote_code: bool) -> Any:
+def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
+    """Load the tokenizer in ``directory``; see ``TOKENIZER_ERRORS``."""
     # Imported when called: the import takes seconds.
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the first line of the message of ``error``."""
     return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+
+
+def summarize_error(error: Exception) -> str:
+    """Return the type and the first line of the message of ``error``."""
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]

@@ -8,6 +8,8 @@ history.
 """
 
 import logging
+import multiprocessing
+import signal
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,15 +26,15 @@ from agent_system.environments.experts.demonstrations import (
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from rlvcr.levels import TAGS
-from verl.config.schema import SFTConfig
+from verl.config.cold_start import cold_start_config, cold_start_name
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory
 from verl.models.new_policy import build_policy
 from verl.record.run_dir import RunDirectory
 from verl.trainer.launch.preflight_weights import find_policy_problems
-from verl.trainer.launch.sft_ranks import SFTJob, train_on_ranks
+from verl.trainer.launch.sft_ranks import SFTJob, count_local_ranks, train_on_ranks
 from verl.trainer.sft.rows import (
     AGENT_WEIGHT,
     PLACE_KEY,
@@ -42,12 +44,15 @@ from verl.trainer.sft.rows import (
     make_token_row,
     read_records,
 )
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.files import require_replaceable
 from verl.utils.logging import setup_logging
 from verl.utils.message_rows import Message
+from verl.utils.processes import available_cpus, die_with_parent
+from verl.utils.progress import report_heartbeats
 from verl.utils.seeds import derive_seed, seed_everything
+from verl.utils.stacks import answer_with_stacks
 from verl.utils.tables import read_rows
-from verl.utils.threads import available_cpus
 from verl.utils.watchdog import watch_run
 
 logger = logging.getLogger(__name__)
@@ -94,10 +99,39 @@ def run_sft(cfg: SFTConfig) -> Path:
     return save_path
 
 
+def create_policy(cfg: PPOConfig) -> None:
+    """Create the policy with a supervised run in a subprocess."""
+    path = Path(str(cfg.actor_rollout_ref.model.path))
+    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
+    # spawn: a forked child would inherit locks of threads that it does not have.
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_cold_start, args=(cold_start_config(cfg),)
+    )
+    process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()  # on an interruption; incomplete files are not used
+        process.join()
+    if process.exitcode != 0 or not path.exists():
+        raise RuntimeError(
+            f"the cold start ended with exit status {process.exitcode} and wrote no policy to "
+            f"{path}; see its error above"
+        )
+
+
+def run_cold_start(cfg: SFTConfig) -> None:
+    """Run ``cfg`` in this subprocess, which ends with its parent, on the available GPUs."""
+    die_with_parent()
+    answer_with_stacks("cold start")
+    report_heartbeats()
+    # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
+
+
 def check_save_path(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` if ``model.save_path`` must not be replaced, see
-    ``require_replaceable``.
-    """
+    """Raise ``ConfigError`` if ``model.save_path`` must not be replaced."""
     inputs = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
     keep = [Path(path) for path in inputs if path and Path(path).exists()]
     keep.append(Path(cfg.trainer.default_local_dir))
@@ -163,10 +197,7 @@ def check_expert(cfg: SFTConfig) -> None:
 
 
 def split_held_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
-    """Return training records and the last ``count`` records as held-out ones.
-
-    Records whose task is in the held-out records are removed from the training records.
-    """
+    """Return training records and the last ``count`` records, which share no task with them."""
     if not count:
         return records, []
     held_out = records[-count:]
@@ -200,16 +231,20 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
     Raises:
         ConfigError: the tokenizer or its chat template cannot render a record.
     """
+    data = cfg.data
     bridge = None
     probe = None
     for record in records:
         try:
+            if TOKENS_COLUMN in record:
+                yield _make_checked_token_row(record, len(tokenizer))
+                continue
             # Create these on first use: records of token ids need no chat template.
-            if TOKENS_COLUMN not in record:
-                probe = probe or probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
-                _check_probe(probe, record[cfg.data.messages_key])
-                bridge = bridge or ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
-            yield _encode_record(cfg, record, bridge, len(tokenizer))
+            probe = probe or probe_template(tokenizer, data.apply_chat_template_kwargs)
+            bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
+            messages = record[data.messages_key]
+            _check_probe(probe, messages)
+            yield encode_episode(bridge, messages, data.env_loss_weight, data.max_length)
         except TemplateUnsupported as error:
             raise ConfigError(
                 f"model.path={cfg.model.path!r}: {error}; allowed: a chat template that renders "
@@ -236,19 +271,13 @@ def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
         raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
-def _encode_record(
-    cfg: SFTConfig, record: Record, bridge: ChatBridge | None, vocabulary: int
-) -> SFTRow | None:
-    """Return the row of ``record``; None if it does not fit."""
-    if bridge is None or TOKENS_COLUMN in record:
-        row = make_token_row(record)
-        if max(row.input_ids) >= vocabulary:
-            raise ValueError(
-                f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
-            )
-        return row
-    messages = record[cfg.data.messages_key]
-    return encode_episode(bridge, messages, cfg.data.env_loss_weight, cfg.data.max_length)
+def _make_checked_token_row(record: Record, vocabulary: int) -> SFTRow:
+    row = make_token_row(record)
+    if max(row.input_ids) >= vocabulary:
+        raise ValueError(
+            f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
+        )
+    return row
 
 
 def encode_episode(
@@ -288,11 +317,7 @@ def encode_episode(
 
 
 def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
-    """Yield each assistant message with the following user message, or None at the end.
-
-    Raises:
-        ValueError: assistant and user messages do not alternate.
-    """
+    """Yield each assistant message with the user message after it; None at the end."""
     roles = [message["role"] for message in messages]
     if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
         raise ValueError(
@@ -305,37 +330,27 @@ def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message 
 # ---------------------------------------------------------------------- the policy
 
 
-def find_start_policy_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Yield problems of the initial policy if it is a directory.
-
-    A policy on the hub is checked after its download.
-    """
-    if cfg.model.path and Path(cfg.model.path).is_dir():
-        yield from _find_policy_problems(cfg, Path(cfg.model.path))
-
-
-def _find_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]:
+    """Yield problems of the initial policy in ``directory`` and of its tokenizer."""
     path = cfg.model.tokenizer_path
-    setting = f"model.path={cfg.model.path!r}"
-    trust = cfg.model.trust_remote_code
-    tokenizer_directory = Path(path) if path else None
-    tokenizer_setting = f"model.tokenizer_path={path!r}" if path else ""
-    yield from find_policy_problems(
-        setting, directory, trust, tokenizer_directory, tokenizer_setting
+    return find_policy_problems(
+        f"model.path={cfg.model.path!r}",
+        directory,
+        cfg.model.trust_remote_code,
+        tokenizer_directory=Path(path) if path else None,
+        tokenizer_setting=f"model.tokenizer_path={path!r}" if path else "",
     )
 
 
 def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
     """Return the directory of the initial policy: ``model.path``, or a new policy in ``scratch``.
 
-    A new policy gets a new tokenizer for the texts of ``records``.
-
-    Raises:
-        ConfigError: the policy at ``model.path`` has problems.
+    A new policy gets a new tokenizer for the texts of ``records``. Raises ``ConfigError`` if the
+    policy at ``model.path`` has problems.
     """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
-        problems = list(_find_policy_problems(cfg, directory))
+        problems = list(find_start_policy_problems(cfg, directory))
         if problems:
             raise ConfigError(problems)
         return directory

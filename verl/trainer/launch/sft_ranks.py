@@ -23,22 +23,22 @@ from verl.config.schema import SFTConfig
 from verl.models.export import save_hf, tied_names, to_hf_names
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
-from verl.trainer.sft.progress import SFTProgress
+from verl.record.tracking import Tracking
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import publish_directory
 from verl.utils.logging import setup_logging
-from verl.utils.processes import die_with_parent
-from verl.utils.progress import report_heartbeats
+from verl.utils.processes import available_cpus, die_with_parent
+from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import answer_with_stacks
-from verl.utils.threads import available_cpus
 from verl.workers.collectives import TIMEOUT, backend_of, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
 logger = logging.getLogger(__name__)
+MAX_RECORDS = 400  # approximate lines of metrics.jsonl, without those of held-out losses
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,8 @@ def count_local_ranks(cfg: SFTConfig) -> int:
 def train_on_ranks(job: SFTJob, ranks: int) -> Path:
     """Train on ``ranks`` devices of this machine and return the policy's directory.
 
-    A single rank runs in this process, several run in subprocesses.
-
-    Raises:
-        RuntimeError: there are fewer devices than ``ranks``.
-        torch.multiprocessing.spawn.ProcessRaisedException: a rank failed.
+    A single rank runs in this process, several run in subprocesses. Raises ``RuntimeError`` if
+    there are fewer devices than ``ranks``.
     """
     if ranks == 1:
         return train_and_save(job)
@@ -116,10 +113,7 @@ def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
 
 
 def train_and_save(job: SFTJob) -> Path:
-    """Run this rank's part of the training of ``job`` and return ``model.save_path``.
-
-    Rank 0 writes the policy there.
-    """
+    """Run this rank's part of ``job`` and return ``model.save_path``, which rank 0 writes."""
     cfg = job.cfg
     trainer = cfg.trainer
     lengths = [len(row) for row in job.rows]
@@ -162,10 +156,14 @@ def train_and_save(job: SFTJob) -> Path:
     )
     loop.resume(find_checkpoint(cfg, checkpoints))
     parameters = sum(p.numel() for p in engine.module.parameters())
-    sizes = (f"{len(lengths):,}", f"{sum(lengths):,}", f"{len(batches):,}")
-    line = "%s rows, %s tokens, %s optimizer steps, %.1f million parameters"
-    logger.info(line, *sizes, parameters / 1e6)
-    _run_training_loop(job, loop)
+    sizes = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
+    logger.info("%s, %.1f million parameters", sizes, parameters / 1e6)
+    if get_rank() > 0:
+        loop.fit(lambda _step: None)
+    else:  # show the steps and record their metrics
+        checkpoints.set_aside_later_checkpoints(loop.step)
+        with SFTProgress(cfg, job.run_dir, total=len(batches), first=loop.step) as progress:
+            loop.fit(progress.on_step)
     weights = to_hf_names(full_weights(engine), "lm.", {}, tied)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
@@ -175,26 +173,51 @@ def train_and_save(job: SFTJob) -> Path:
     return save_path
 
 
-def _run_training_loop(job: SFTJob, loop: SFTTrainer) -> None:
-    """Take all optimizer steps. Rank 0 shows them and records their metrics."""
-    if get_rank() > 0:
-        loop.fit(_ignore_step)
-        return
-    if loop.checkpoints is not None:
-        loop.checkpoints.set_aside_later_checkpoints(loop.step)
-    with SFTProgress(job.cfg, job.run_dir, total=len(loop.batches), first=loop.step) as progress:
-        loop.fit(progress.on_step)
+class SFTProgress:
+    """Recorder of the steps of ``SFTTrainer.fit``. Use it as a context manager."""
 
+    def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
+        trainer = cfg.trainer
+        # The console output of ``Tracking`` is for rollouts. The progress bar below replaces it.
+        services = [name for name in trainer.logger if name != "console"]
+        names = (trainer.project_name, trainer.experiment_name)
+        self.tracking = Tracking(*names, services, cfg, run_dir, resume_step=first or None)
+        self.total = total
+        self.tokens = 0.0
+        self.every = max(1, total // MAX_RECORDS)
+        self.progress: Progress | None = None
+        if "console" in trainer.logger:
+            self.progress = Progress("imitating", total, "steps", first=first)
 
-def _ignore_step(_record: OptimizerStep) -> None:
-    pass
+    def on_step(self, record: OptimizerStep) -> None:
+        """Show one step and write its metrics, for about ``MAX_RECORDS`` steps."""
+        # The watchdog needs this report of progress also if no progress bar is shown.
+        record_heartbeat("imitating")
+        metrics = record.metrics | {"training/global_step": float(record.step)}
+        self.tokens += metrics.get("perf/tokens", 0.0)
+        metrics["perf/total_num_tokens"] = self.tokens
+        evaluated = "val/loss" in metrics
+        if record.is_last or evaluated or record.step % self.every == 0:
+            self.tracking.log(metrics, record.step)
+        if self.progress is not None and "train/loss" in metrics:
+            self.progress.set_done(record.step, f"loss {metrics['train/loss']:.3f}")
+        if evaluated:
+            loss = metrics["val/loss"]
+            agent = metrics.get("val/agent_loss", float("nan"))
+            line = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
+            logger.info(line, record.step, self.total, loss, agent)
+
+    def __enter__(self) -> "SFTProgress":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.progress is not None:
+            self.progress.close()
+        self.tracking.finish()
 
 
 def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
-    """Return the checkpoint to resume from, or None for a fresh start.
-
-    It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
-    """
+    """Return the checkpoint to resume from: that of the config, or the newest valid one."""
     path = cfg.trainer.resume_from_path
     if cfg.trainer.resume_mode == "resume_path" and path is not None:
         return Path(path)
@@ -208,10 +231,7 @@ def save_policy(
     target: Path,
     overwrite: bool = False,
 ) -> Path:
-    """Write the Hugging Face directory ``target`` atomically, replacing an older one.
-
-    With ``overwrite`` it may also replace a directory that this program did not write.
-    """
+    """Write the Hugging Face directory ``target`` atomically, replacing an older one."""
     with publish_directory(target, overwrite) as directory:
         save_hf(lm, weights, directory, source=None)
         tokenizer.save_pretrained(directory)

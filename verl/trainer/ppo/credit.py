@@ -1,23 +1,125 @@
-"""Rewards and advantages of a batch of rows, computed in the driver."""
+"""Rollout correction, rewards and advantages of a batch of rows, computed in the driver."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from verl.algos import (
+    CorrectionRule,
     KLController,
+    compute_correction_weights,
+    compute_mismatch_metrics,
     find_missing_inputs,
     get_adv_estimator_fn,
     kl_penalty,
     number_keys,
 )
 from verl.config.schema import PPOConfig
+from verl.config.schema.critic import RewardModelConfig
 from verl.config.settings import value_at_path
-from verl.protocol import DataProto
+from verl.protocol import DataProto, object_array
+from verl.records import CORRECTION_WEIGHTS, MESSAGES, MODEL_SCORES, REWARD_PARTS
+from verl.single_controller.ray import RayWorkerGroup
+from verl.trainer.ppo.interfaces import RewardFunction
 from verl.utils.torch_functional import find_last_selected
 
 BASELINE_COLUMN = "reward_baselines"  # column [B]: return of the group's greedy trajectory
+MODEL_PART = "model"  # key of the model's score in the column of named reward parts
+
+
+def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
+    """Return ``rollout_corr/...`` metrics from ``old_log_probs`` and ``rollout_log_probs``.
+
+    Add ``rollout_is_weights`` [B, R] to ``batch`` if ``algorithm.rollout_correction`` enables
+    importance weights or rejection.
+    """
+    if config.env.allow_retokenized:
+        return {}  # some tokens have no rollout log-probs
+    rows_of = config.algorithm.row_weight == "trajectory"
+    names = batch.non_tensor_batch["traj_uid"] if rows_of else range(len(batch))
+    columns = (
+        batch.batch["old_log_probs"],
+        batch.batch["rollout_log_probs"],
+        batch.batch["response_mask"],
+        number_keys(names),
+    )
+    metrics = compute_mismatch_metrics(*columns)
+    section = config.algorithm.rollout_correction
+    correction = CorrectionRule(
+        weight_level=section.rollout_is,
+        largest_weight=section.rollout_is_threshold,
+        reject_level=section.rollout_rs,
+        accept_from=section.rollout_rs_threshold_lower,
+        accept_to=section.rollout_rs_threshold,
+    )
+    if correction.weight_level or correction.reject_level:
+        weights, measured = compute_correction_weights(*columns, correction)
+        batch.batch[CORRECTION_WEIGHTS] = weights.float()
+        metrics |= measured
+    return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRewards:
+    """Weighted sum of rule-based rewards and the scores of a reward model.
+
+    ``token_level_scores`` are those of the rule-based reward function ``rules``, times
+    ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
+    trajectory. The score is added to the named reward parts as ``model``.
+    """
+
+    rules: RewardFunction
+    group: RayWorkerGroup
+    config: RewardModelConfig
+
+    def __call__(self, data: DataProto) -> torch.Tensor:
+        """Return ``token_level_scores`` [B, R]."""
+        scores = self.config.rule_weight * self.rules(data)
+        scored = self.group.compute_rm_score(data.select([], [MESSAGES], []))
+        outcomes = broadcast_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
+        rows, last_columns = find_last_selected(data.batch["response_mask"])
+        scores[rows, last_columns] += self.config.weight * outcomes[rows]
+        named = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
+        data.non_tensor_batch[REWARD_PARTS] = object_array(
+            [
+                {**row_parts, MODEL_PART: score}
+                for row_parts, score in zip(named, outcomes.tolist(), strict=True)
+            ]
+        )
+        return scores
+
+    def step_rewards(self, data: DataProto) -> np.ndarray:
+        """Return for each row [B] the rule-based rewards of its turns, times ``rule_weight``.
+
+        The score of the reward model belongs to the trajectory and is not included.
+        """
+        weight = self.config.rule_weight
+        rewards = self.rules.step_rewards(data)
+        return object_array([[weight * reward for reward in row] for row in rewards])
+
+
+def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
+    """Return ``scores`` [B] with the finite score of each trajectory on all of its rows.
+
+    In ``scores`` one row of each trajectory is a number and the others are NaN.
+
+    Raises:
+        ValueError: a trajectory has no finite score. It must not count as 0.
+    """
+    outcome: dict[str, float] = {}
+    for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
+        if np.isfinite(score):
+            outcome[str(trajectory)] = score
+    absent = [str(trajectory) for trajectory in trajectories if str(trajectory) not in outcome]
+    if absent:
+        raise ValueError(
+            f"reward_model: trajectory {absent[0]} has no finite score; allowed: a finite number "
+            "for every trajectory; fix: set another reward_model.model.path, or "
+            "reward_model.dtype=float32"
+        )
+    return torch.tensor([outcome[str(trajectory)] for trajectory in trajectories])
 
 
 def uses_greedy_baseline(config: PPOConfig) -> bool:
@@ -26,10 +128,7 @@ def uses_greedy_baseline(config: PPOConfig) -> bool:
 
 
 def collect_greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
-    """Return the return of each group's greedy trajectory by uid. Omit failed trajectories.
-
-    ``scores`` are the ``token_level_scores`` [B, R] of the rows of ``greedy``.
-    """
+    """Return the sum of ``scores`` [B, R] of each greedy trajectory that did not fail, by uid."""
     columns = greedy.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
     return {uid: total for uid, aborted, total in rows if not aborted}

@@ -1,17 +1,26 @@
-"""Metrics of one training step or validation: pure functions of a batch."""
+"""Metrics of one training step or validation, and warnings about steps that learn little."""
 
+import logging
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 
+from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
-from verl.utils.repeated_answers import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
-from verl.utils.statistics import rate_interval
+from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k, rate_interval
+
+logger = logging.getLogger(__name__)
+NEARLY_ALL = 0.95
+TRUNCATED_TURNS = "rollout/truncated_length"
+FULL_ROWS = "rollout/truncated_budget"
+WITHOUT_ADVANTAGE = "critic/rows_without_advantage"
+EQUAL_GROUPS = "critic/groups_of_equal_returns"
 
 
 def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
@@ -19,11 +28,8 @@ def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
     if values.numel() == 0:
         return {}
     values = values.float()
-    return {
-        f"{name}/mean": values.mean().item(),
-        f"{name}/max": values.max().item(),
-        f"{name}/min": values.min().item(),
-    }
+    summary = {"mean": values.mean(), "max": values.max(), "min": values.min()}
+    return {f"{name}/{statistic}": value.item() for statistic, value in summary.items()}
 
 
 def compute_data_metrics(batch: DataProto) -> dict[str, float]:
@@ -62,24 +68,18 @@ def compute_named_rewards(batch: DataProto) -> dict[str, float]:
 
 
 def compute_info_metrics(batch: DataProto) -> dict[str, float]:
-    """Return ``env/<name>/mean`` of the numbers in the environment's ``info``.
-
-    The mean is over the last values of the graded trajectories that have the number.
-    """
+    """Return ``env/<name>/mean`` of the environment's numbers, over the graded trajectories."""
     by_name = _collect_values_by_name(batch, INFO_NUMBERS)
     return {f"env/{name}/mean": sum(values) / len(values) for name, values in by_name.items()}
 
 
 def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return the values under each key of the dictionaries in column ``name``.
-
-    Each trajectory that did not fail contributes one dictionary.
-    """
-    column = batch.non_tensor_batch.get(name)
-    values: dict[str, list[float]] = {}
-    for row_values in [] if column is None else column[find_graded_rows(batch)]:
-        for key, value in row_values.items():
-            values.setdefault(key, []).append(value)
+    """Return the values by key of the dictionaries in column ``name`` of graded trajectories."""
+    values: dict[str, list[float]] = defaultdict(list)
+    if name in batch.non_tensor_batch:
+        for row_values in batch.non_tensor_batch[name][find_graded_rows(batch)]:
+            for key, value in row_values.items():
+                values[key].append(value)
     return values
 
 
@@ -129,6 +129,26 @@ def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -
     }
 
 
+def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
+    """Return the share of rows without advantage and the share of groups of equal returns.
+
+    A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
+    trajectory do not count; the second metric is omitted if there are no others.
+    """
+    sampled = batch.batch["response_mask"].bool()
+    has_advantage = ((batch.batch["advantages"] != 0) & sampled).any(-1).float()
+    metrics = {WITHOUT_ADVANTAGE: 1.0 - has_advantage.mean().item()}
+    fields = batch.non_tensor_batch
+    rewards = batch.batch["token_level_rewards"].sum(-1).tolist()
+    groups: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for uid, trajectory, reward in zip(fields["uid"], fields["traj_uid"], rewards, strict=True):
+        groups[str(uid)][str(trajectory)] += reward
+    ranges = [np.ptp(list(returns.values())) for returns in groups.values() if len(returns) > 1]
+    if ranges:
+        metrics[EQUAL_GROUPS] = sum(width == 0 for width in ranges) / len(ranges)
+    return metrics
+
+
 def find_first_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory, in order of appearance."""
     _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
@@ -137,11 +157,7 @@ def find_first_rows(batch: DataProto) -> np.ndarray:
 
 
 def find_graded_rows(batch: DataProto) -> np.ndarray:
-    """Return the index of the first row of every trajectory that did not fail.
-
-    A trajectory has failed if its environment or engine had an error (column ``aborted``). It is
-    excluded from success rates.
-    """
+    """Return the first row of every trajectory that did not fail (column ``aborted``)."""
     rows = find_first_rows(batch)
     aborted_flags = batch.non_tensor_batch.get("aborted")
     return rows if aborted_flags is None else rows[~aborted_flags[rows].astype(bool)]
@@ -168,7 +184,10 @@ def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     is_success = fields["won"][rows].astype(float)
     # Resample tasks, because trajectories of one task are not independent of each other.
     low, high = rate_interval(average_per_task(is_success, fields["uid"][rows]))
-    sampled = count_trajectory_tokens(batch)
+    sampled: Counter[str] = Counter()
+    row_tokens = batch.batch["response_mask"].sum(-1).tolist()
+    for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
+        sampled[trajectory] += tokens
     result |= {
         "val/success_rate": float(is_success.mean()),
         "val/success_rate_low": low,
@@ -209,14 +228,14 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
     their number, and is omitted if all tasks have k trajectories.
     """
     fields = batch.non_tensor_batch
-    task_rows: dict[str, list[int]] = {}
+    task_rows: dict[str, list[int]] = defaultdict(list)
     for row in rows.tolist():
-        task_rows.setdefault(str(fields["uid"][row]), []).append(row)
+        task_rows[str(fields["uid"][row])].append(row)
     n = max(map(len, task_rows.values()), default=0)
     if n < 2:
         return {}
     votes = collect_answers(batch)
-    per_task: dict[str, list[float]] = {}
+    per_task: dict[str, list[float]] = defaultdict(list)
     for members in task_rows.values():
         is_success = [float(fields["won"][row]) for row in members]
         returns = [float(fields["episode_rewards"][row]) for row in members]
@@ -224,13 +243,9 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
         for k in list_powers_up_to(n):
             if k > len(members):
                 continue
-            of_task = {
-                "pass": pass_at_k(len(members), int(sum(is_success)), k),
-                "best": best_at_k(returns, k),
-                "maj": maj_at_k(answers, is_success, k),
-            }
-            for metric_kind, value in of_task.items():
-                per_task.setdefault(f"val/{metric_kind}@{k}", []).append(value)
+            per_task[f"val/pass@{k}"].append(pass_at_k(len(members), int(sum(is_success)), k))
+            per_task[f"val/best@{k}"].append(best_at_k(returns, k))
+            per_task[f"val/maj@{k}"].append(maj_at_k(answers, is_success, k))
     fewer = {
         f"val/tasks@{name.partition('@')[2]}": float(len(values))
         for name, values in per_task.items()
@@ -240,10 +255,7 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
-    """Return the answer by trajectory: column ``answer`` of the environment, else the last action.
-
-    Trajectories with neither are omitted.
-    """
+    """Return the answer by trajectory: column ``answer``, else the last action if there is one."""
     answers = collect_last_actions(batch)
     columns = batch.non_tensor_batch
     if ANSWER in columns:
@@ -271,32 +283,18 @@ def average_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
     return np.bincount(task, weights=values) / np.bincount(task)
 
 
-def count_trajectory_tokens(batch: DataProto) -> dict[str, float]:
-    """Return the number of sampled tokens by trajectory, summed over its rows."""
-    counts: dict[str, float] = {}
-    per_row = batch.batch["response_mask"].sum(-1).tolist()
-    for trajectory, count in zip(batch.non_tensor_batch["traj_uid"], per_row, strict=True):
-        counts[trajectory] = counts.get(trajectory, 0.0) + count
-    return counts
-
-
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
     """Return ``metrics`` with each list (values of micro-batches, ranks or parts) as one number.
 
     The first of ``max``, ``min`` and ``sum`` in the words of the name is applied, for example to
     ``perf/max_memory_gb`` and ``loss_sum``. Other lists are averaged. Numbers are unchanged.
     """
-    return {key: _reduce_value(key, value) for key, value in metrics.items()}
-
-
-def _reduce_value(name: str, value: float | list[float]) -> float:
-    if not isinstance(value, list):
-        return float(value)
-    words = re.split(r"[/_]", name)
-    reduction = next(
-        (reduction_name for reduction_name in REDUCTIONS if reduction_name in words), "mean"
-    )
-    return float(REDUCTIONS[reduction](value))
+    reduced = {}
+    for key, value in metrics.items():
+        words = re.split(r"[/_]", key)
+        reduce = next((REDUCTIONS[name] for name in REDUCTIONS if name in words), _average_values)
+        reduced[key] = float(reduce(value) if isinstance(value, list) else value)
+    return reduced
 
 
 def _average_values(values: list[float]) -> float:
@@ -304,9 +302,70 @@ def _average_values(values: list[float]) -> float:
     return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 
-REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
-    "max": max,
-    "min": min,
-    "sum": math.fsum,
-    "mean": _average_values,
-}
+REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "sum": math.fsum}
+
+
+# ---- warnings --------------------------------------------------------------------------------
+
+
+class StepWarnings:
+    """Counter of steps that learn little: turns truncated, rows full, or no advantages."""
+
+    def __init__(self, config: PPOConfig) -> None:
+        self.config = config
+        self.steps = 0
+        self.counts: Counter[str] = Counter()
+
+    def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Count the kinds of warnings that the metrics of ``step`` cause; log each new kind."""
+        self.steps += 1
+        for warning_kind, message in self._find_messages(metrics).items():
+            self.counts[warning_kind] += 1
+            if self.counts[warning_kind] == 1:
+                logger.warning("step %d: %s", step, message)
+
+    def close(self) -> None:
+        """Log the number of steps with each kind of warning that occurred more than once."""
+        for warning_kind, count in self.counts.items():
+            if count > 1:
+                logger.warning("%s in %d of %d steps", warning_kind, count, self.steps)
+
+    def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
+        messages = {}
+        truncated = metrics.get(TRUNCATED_TURNS, 0.0)
+        if truncated >= NEARLY_ALL:
+            why = f"{truncated:.0%} of the trajectories ended with a truncated turn"
+            messages["turns were truncated"] = f"{why}: raise {self._format_turn_limit()}"
+        full = metrics.get(FULL_ROWS, 0.0)
+        if full >= NEARLY_ALL:
+            why = f"{full:.0%} of the trajectories ended because their row was full"
+            messages["rows were full"] = f"{why}: raise {self._format_row_limit()}"
+        if metrics.get(WITHOUT_ADVANTAGE) == 1.0:
+            messages["no row had an advantage"] = self._explain_no_advantage(metrics)
+        return messages
+
+    def _format_turn_limit(self) -> str:
+        limit = self.config.env.max_turn_tokens
+        response_limit = self.config.data.max_response_length
+        response = f"data.max_response_length={response_limit}"
+        if limit == response_limit:
+            return f"{response}, which is the upper limit of env.max_turn_tokens"
+        return f"env.max_turn_tokens={limit}"
+
+    def _format_row_limit(self) -> str:
+        data = self.config.data
+        if self.config.env.history == "append":
+            return f"data.max_response_length={data.max_response_length}"
+        return f"data.max_prompt_length={data.max_prompt_length}"
+
+    def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:
+        why = "no row had an advantage"
+        if metrics.get(EQUAL_GROUPS) == 1.0:
+            why = "all returns of each group were equal"
+        size = self.config.env.rollout.n
+        batch = self.config.data.train_batch_size
+        return (
+            f"{why}, so rewards gave no gradient: raise env.rollout.n={size} or "
+            f"data.train_batch_size={batch}, use tasks that the policy solves sometimes, or start "
+            "from a policy that solves these sometimes"
+        )

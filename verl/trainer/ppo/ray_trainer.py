@@ -17,32 +17,29 @@ from verl.algos import PriceController, compute_row_shares, get_kl_controller
 from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
+from verl.record.journal import Journal
 from verl.records import BRANCHES, PRICE_MULTIPLIER, WrittenFiles
 from verl.trainer.ppo import metrics as M
-from verl.trainer.ppo.correction import correct_rollout
 from verl.trainer.ppo.credit import (
     add_reward_baselines,
     apply_kl_penalty,
     collect_greedy_returns,
     compute_advantage,
+    correct_rollout,
     uses_greedy_baseline,
 )
-from verl.trainer.ppo.interfaces import (
-    Checkpoints,
-    Collector,
-    RewardFunction,
-    RolloutGroup,
-    StepJournal,
-    TaskSource,
-    TrainerWorkers,
-)
+from verl.trainer.ppo.interfaces import Collector, RewardFunction, RolloutGroup, TaskSource
 from verl.trainer.ppo.minibatch_sharding import balance_rows, shard_minibatches
-from verl.trainer.ppo.resources import ResourcePoolManager, Role
-from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
-from verl.trainer.ppo.weight_sync import has_updated_weights
+from verl.trainer.ppo.resources import (
+    ResourcePoolManager,
+    Role,
+    TrainingWorkers,
+    has_updated_weights,
+)
 from verl.utils.background import BackgroundCall
-from verl.utils.timing import Stopwatch
+from verl.utils.checkpoint import CheckpointManager
 from verl.utils.torch_functional import masked_mean
+from verl.utils.waits import Stopwatch
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage"]
 logger = logging.getLogger(__name__)
@@ -92,13 +89,13 @@ class RayPPOTrainer(Generic[TasksT]):
     def __init__(
         self,
         config: PPOConfig,
-        workers: TrainerWorkers,
+        workers: TrainingWorkers,
         collector: Collector[TasksT],
         envs: TasksT,
         val_envs: TasksT,
         reward_fn: RewardFunction,
-        journal: StepJournal,
-        checkpoints: Checkpoints,
+        journal: Journal,
+        checkpoints: CheckpointManager,
     ) -> None:
         self.config = config
         self.workers = workers
@@ -116,7 +113,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.has_new_weights = False  # the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
-        self.step_warnings = StepWarnings(config)
+        self.step_warnings = M.StepWarnings(config)
         self.price_controller = PriceController(config.algorithm.success_tolerance)
         control = config.algorithm.kl_ctrl
         self.kl_ctrl = get_kl_controller(
@@ -150,9 +147,7 @@ class RayPPOTrainer(Generic[TasksT]):
 
     @property
     def total_steps(self) -> int:
-        """Training steps of the run: ``trainer.total_training_steps``, by default epochs times
-        batches per epoch.
-        """
+        """Training steps of the run; by default epochs times batches per epoch."""
         return count_training_steps(self.config, len(self.envs.task_list))
 
     def prepare(self) -> None:
@@ -163,10 +158,7 @@ class RayPPOTrainer(Generic[TasksT]):
         self.sync_weights()
 
     def prepare_and_validate(self) -> None:
-        """Prepare the run, validate the initial policy if configured, and log its metrics.
-
-        With ``trainer.val_only`` the loop of ``fit`` takes no step.
-        """
+        """Prepare the run, validate the initial policy if configured, and log its metrics."""
         self.prepare()
         trainer = self.config.trainer
         if trainer.val_only or (trainer.val_before_train and self.global_step == 0):
@@ -201,13 +193,8 @@ class RayPPOTrainer(Generic[TasksT]):
         return True
 
     def find_checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from, or None for a fresh start.
-
-        It is ``trainer.resume_from_path`` (``resume_path``), or the newest valid one (``auto``).
-        """
+        """Return the checkpoint to resume from: that of the config, or the newest valid one."""
         trainer = self.config.trainer
-        if trainer.resume_mode == "disable":
-            return None
         if trainer.resume_mode == "resume_path":
             if trainer.resume_from_path is None:
                 raise ValueError(
@@ -215,7 +202,7 @@ class RayPPOTrainer(Generic[TasksT]):
                     "trainer.resume_from_path"
                 )
             return Path(trainer.resume_from_path)
-        return self.checkpoints.find_latest_valid()
+        return self.checkpoints.find_latest_valid() if trainer.resume_mode == "auto" else None
 
     # ------------------------------------------------------------------ stages of a step
 
@@ -243,10 +230,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> DataProto:
-        """Add the return of a greedy trajectory per group.
-
-        Drop groups whose greedy trajectory fails twice.
-        """
+        """Add the return of a greedy trajectory per group; drop groups where it fails twice."""
         remaining = tasks[tasks.non_tensor_batch["member"] == 0]
         returns: dict[str, float] = {}
         for _ in range(2):
@@ -318,10 +302,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def compute_rewards(self, batch: DataProto) -> DataProto:
-        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards``.
-
-        The latter are the scores, minus the KL penalty with ``algorithm.use_kl_in_reward``.
-        """
+        """Add ``token_level_scores``, ``step_rewards`` and ``token_level_rewards`` (minus KL)."""
         with self.clock.measure_part("reward"):
             batch.batch["token_level_scores"] = self.reward_fn(batch)
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
@@ -339,7 +320,7 @@ class RayPPOTrainer(Generic[TasksT]):
             batch = compute_advantage(batch, self.config)
             self.metrics |= batch.meta_info.pop("metrics", {})
             self.add_row_shares(batch)
-        self.metrics |= M.compute_data_metrics(batch) | compute_signal_metrics(batch)
+        self.metrics |= M.compute_data_metrics(batch) | M.compute_signal_metrics(batch)
         return batch
 
     def add_row_shares(self, batch: DataProto) -> None:
@@ -383,10 +364,7 @@ class RayPPOTrainer(Generic[TasksT]):
             self.workers.wake_engines()
 
     def sync_weights(self) -> None:
-        """Send the policy's weights to every engine and verify that they were received.
-
-        Wait for the end of the prefetched rollout first.
-        """
+        """Wait for the prefetched rollout, send the weights to every engine and verify them."""
         if self.prefetched is not None:
             with self.clock.measure_part("wait_for_plays"):
                 self.prefetched.wait()
@@ -429,10 +407,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def save(self) -> None:
-        """Start to write an atomic checkpoint: weights, optimizer, schedule, counters.
-
-        With ``trainer.async_save`` it is written during the next steps.
-        """
+        """Start to write an atomic checkpoint: weights, optimizer, schedule, counters."""
         with self.clock.measure_part("save_checkpoint"):
             state = {
                 "global_step": self.global_step,

@@ -12,25 +12,23 @@ from verl.protocol import DataProto
 from verl.records import WeightFingerprints, WrittenFiles
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.calls import gather_results
-from verl.trainer.ppo.interfaces import (
-    ActorGroup,
-    CriticGroup,
-    ReferenceGroup,
-    RewardGroup,
-)
 from verl.trainer.ppo.minibatch_sharding import (
     FORWARD_COLUMNS,
     SCORE_REQUEST_COLUMNS,
     score_on_ranks,
     select_columns,
 )
-from verl.trainer.ppo.weight_sync import verify_weights_changed, verify_weights_received
 from verl.workers.rollout.base import EnginePart
 from verl.workers.rollout.engine_calls import SYNC_TIMEOUT_S, call_engines
 
 logger = logging.getLogger(__name__)
 WRITE_TIMEOUT_S = 3600.0  # for all ranks to write their shards
 POLL_INTERVAL_S = 0.2  # between two polls of the ranks
+SHOWN_NAMES = 3  # largest number of tensor names in a message
+
+
+class WeightSyncError(RuntimeError):
+    """Weights that differ from those sent, or that did not change although they were updated."""
 
 
 class Role(Enum):
@@ -45,11 +43,9 @@ class Role(Enum):
 
 @dataclass
 class ResourcePoolManager:
-    """Named pools of devices, and the assignment of roles to pools.
+    """Named pools of devices, and the pool of each role. Roles of one pool share its devices.
 
-    ``resource_pool_spec`` maps a pool's name to its processes per node, for example
-    ``{"global_pool": [8, 8]}``. ``mapping`` maps a role to the name of a pool. Roles of one pool
-    share its devices.
+    ``resource_pool_spec`` has the processes per node of each pool: ``{"global_pool": [8, 8]}``.
     """
 
     resource_pool_spec: dict[str, list[int]]
@@ -71,10 +67,7 @@ class ResourcePoolManager:
             )
 
     def reserve_pools(self) -> None:
-        """Reserve the devices of all pools now.
-
-        Pools that need the most devices of one node come first, because the fewest nodes fit them.
-        """
+        """Reserve all pools now, first those with the most devices on one node."""
         pools = self.resource_pool_dict.values()
         for pool in sorted(pools, key=lambda pool: max(pool.process_on_nodes), reverse=True):
             pool.reserve_slots()
@@ -93,42 +86,32 @@ class ResourcePoolManager:
             pool.shutdown()
 
 
+@dataclass(eq=False)
 class TrainingWorkers:
     """Worker groups and rollout engines of a run, and the calls of the trainer to them.
 
     Args:
-        actor: group that trains the policy.
+        actor_group: group that trains the policy (``verl.workers.actor.ActorWorker``).
         rollout_workers: handles of the rollout workers.
-        ref: group with the frozen reference policy.
-        critic: group that trains the value function.
+        reference_group: group with the frozen reference policy.
+        critic_group: group that trains the value function.
         balanced: assign the rows of forward passes to ranks by their numbers of tokens.
-        reward_model: group that scores trajectories.
+        reward_group: group that scores trajectories.
         weight_transfer: path of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
     """
 
-    def __init__(
-        self,
-        actor_group: ActorGroup,
-        rollout_workers: Sequence[Any],
-        reference_group: ReferenceGroup | None = None,
-        critic_group: CriticGroup | None = None,
-        balanced: bool = True,
-        reward_group: RewardGroup | None = None,
-        weight_transfer: str = "store",
-        engines_sleep: bool = True,
-    ) -> None:
-        self.actor_group = actor_group
-        self.rollout_workers = rollout_workers
-        self.reference_group = reference_group
-        self.critic_group = critic_group
-        self.balanced = balanced
-        self.reward_group = reward_group
-        self.weight_transfer = weight_transfer
-        self.engines_sleep = engines_sleep
-        self._engine_totals: dict[str, float] = {}
-        self._asleep = False
-        self._last_sent: WeightFingerprints | None = None
+    actor_group: RayWorkerGroup
+    rollout_workers: Sequence[Any]
+    reference_group: RayWorkerGroup | None = None
+    critic_group: RayWorkerGroup | None = None
+    balanced: bool = True
+    reward_group: RayWorkerGroup | None = None
+    weight_transfer: str = "store"
+    engines_sleep: bool = True
+    _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
+    _asleep: bool = field(default=False, init=False)
+    _last_sent: WeightFingerprints | None = field(default=None, init=False)
 
     @classmethod
     def start(
@@ -143,9 +126,6 @@ class TrainingWorkers:
 
         Roles that share processes start as one group. Engines load at the same time as the groups,
         or before them if they share GPUs.
-
-        Raises:
-            TypeError: the worker class of a role lacks a method that the trainer calls.
         """
         engines_share_devices = pools.share_pool(Role.Actor, Role.Rollout)
         engines_first = engines_share_devices and pools.use_gpu
@@ -158,30 +138,17 @@ class TrainingWorkers:
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
             role_map = group.spawn(spec.role_names)
             groups |= {Role(name): subgroup for name, subgroup in role_map.items()} or {role: group}
-        actor = groups[Role.Actor]
-        ref = groups.get(Role.RefPolicy)
-        critic = groups.get(Role.Critic)
-        reward_model = groups.get(Role.RewardModel)
-        # Groups get their methods when they start. Check that each has those of its role.
-        if not isinstance(actor, ActorGroup):
-            raise TypeError(f"{actor.worker_cls.__name__} lacks methods of an ActorGroup")
-        if ref is not None and not isinstance(ref, ReferenceGroup):
-            raise TypeError(f"{ref.worker_cls.__name__} lacks methods of a ReferenceGroup")
-        if critic is not None and not isinstance(critic, CriticGroup):
-            raise TypeError(f"{critic.worker_cls.__name__} lacks methods of a CriticGroup")
-        if reward_model is not None and not isinstance(reward_model, RewardGroup):
-            raise TypeError(f"{reward_model.worker_cls.__name__} lacks methods of a RewardGroup")
         # Load one group at a time: rank 0 has a whole model in host memory while it loads.
         for group in groups.values():
             group.submit("init_model").get()
         call_engines(rollout_workers, "wait_until_ready")
         workers = cls(
-            actor,
+            groups[Role.Actor],
             rollout_workers,
-            ref,
-            critic,
+            groups.get(Role.RefPolicy),
+            groups.get(Role.Critic),
             balanced,
-            reward_model,
+            groups.get(Role.RewardModel),
             weight_transfer,
             engines_sleep=engines_share_devices,
         )
@@ -200,45 +167,35 @@ class TrainingWorkers:
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Return old log-probs and entropies of rows, and the results of their score requests."""
-        return self._call_on_ranks(
-            self.actor_group.compute_log_prob,
-            select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS),
-        )
+        columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
+        return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Return log-probs under the reference policy. Raise ``ValueError`` if there is none."""
         if self.reference_group is None:
             raise ValueError("this run has no reference policy")
-        return self._call_on_ranks(
-            self.reference_group.compute_ref_log_prob, select_columns(data, FORWARD_COLUMNS, ())
-        )
+        columns = select_columns(data, FORWARD_COLUMNS, ())
+        return self._call_on_ranks(self.reference_group.compute_ref_log_prob, columns)
 
     def compute_values(self, data: DataProto) -> DataProto:
         """Return values of the tokens of rows. Raise ``ValueError`` if there is no critic."""
         if self.critic_group is None:
             raise ValueError("this run has no critic")
-        return self._call_on_ranks(
-            self.critic_group.compute_values, select_columns(data, FORWARD_COLUMNS, ())
-        )
+        columns = select_columns(data, FORWARD_COLUMNS, ())
+        return self._call_on_ranks(self.critic_group.compute_values, columns)
 
     def _call_on_ranks(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
         return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
 
     def sleep_engines(self) -> None:
-        """Free the device memory of the engines, with their weights, for the training groups.
-
-        Engines that share no GPU with the groups stay awake.
-        """
+        """Free the device memory of the engines for the groups, if they share devices."""
         if self._asleep or not self.engines_sleep:
             return
         call_engines(self.rollout_workers, "sleep", 2)
         self._asleep = True
 
     def wake_engines(self) -> None:
-        """Allocate the memory for weights in sleeping engines.
-
-        ``sync_weights`` sends the weights and allocates the memory for the KV cache.
-        """
+        """Allocate the memory for weights in sleeping engines."""
         self._wake_part("weights")
 
     def sync_weights(self, version: int, updated: bool = False) -> None:
@@ -344,3 +301,43 @@ class TrainingWorkers:
         for group in (self.actor_group, self.reference_group, self.critic_group, self.reward_group):
             if group is not None:
                 group.shutdown(max(0.1, deadline - time.monotonic()))
+
+
+# ---- checks after every weight sync. A failed check ends the run: if the rollout engines had other
+# ---- weights than the trainer, all later results would be wrong without any other sign.
+
+
+def verify_weights_received(
+    fingerprints: WeightFingerprints, received: Sequence[Mapping[str, int]], version: int
+) -> None:
+    """Raise ``WeightSyncError`` unless every engine ``received`` weights with ``fingerprints``."""
+    for worker_index, engine in enumerate(received):
+        bad_names = [
+            name for name, value in fingerprints.sent_weights.items() if engine.get(name) != value
+        ]
+        if bad_names:
+            raise WeightSyncError(
+                f"rollout worker {worker_index} did not receive version {version} of the weights: "
+                f"{len(bad_names)} of {len(fingerprints.sent_weights)} are missing or differ from "
+                f"those that were sent, for example {', '.join(bad_names[:SHOWN_NAMES])}; it would "
+                "generate with an older policy"
+            )
+
+
+def verify_weights_changed(
+    before: WeightFingerprints | None, after: WeightFingerprints, version: int
+) -> None:
+    """Raise ``WeightSyncError`` if an update with a gradient changed no weight."""
+    if before is not None and before.master_weights == after.master_weights:
+        raise WeightSyncError(
+            f"the optimizer took a step with a gradient before version {version}, but no weight "
+            "of the rollout engines has changed: the step, the adapters or the learning rate have "
+            "no effect; see actor/grad_norm and actor/lr"
+        )
+
+
+def has_updated_weights(metrics: Mapping[str, float]) -> bool:
+    """Return True if a policy update with these ``actor/`` metrics changed weights."""
+    steps = metrics.get("actor/optimizer_steps", 0.0)
+    idle = metrics.get("actor/skipped_steps", 0.0) + metrics.get("actor/zero_steps", 0.0)
+    return steps > idle and metrics.get("actor/lr", 0.0) > 0.0

@@ -138,9 +138,7 @@ def compute_paired_difference(
 def compare_outcomes(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/<name>/...`` of every outcome, and those of
-    ``compute_differences`` from ``baseline``.
-    """
+    """Return ``<prefix>/<name>/...``: metrics of outcomes, and differences from ``baseline``."""
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         metrics |= compute_outcome_metrics(outcome, f"{prefix}/{name}")

@@ -23,10 +23,7 @@ AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
 @dataclass(frozen=True, slots=True)
 class SFTRow:
-    """Token ids of one sequence, and the loss weight of each token.
-
-    The first token is never a target.
-    """
+    """Token ids of one sequence, and the loss weight of each token except the first."""
 
     input_ids: tuple[int, ...]
     loss_weights: tuple[float, ...]

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -26,6 +26,8 @@ from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
+LOSS_PARTS = ("loss", "weight", "agent_loss", "agent_tokens")
+LossSums = dict[str, float]  # sums of LOSS_PARTS over the micro-batches of this rank
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class OptimizerStep:
     is_last: bool
 
 
+@dataclass(eq=False)
 class SFTTrainer:
     """Trainer that minimises the weighted mean of ``-log p(token)`` over rows.
 
@@ -57,26 +60,15 @@ class SFTTrainer:
         checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
-    def __init__(
-        self,
-        engine: TrainEngine,
-        rows: Sequence[SFTRow],
-        batches: Sequence[list[int]],
-        val_rows: Sequence[SFTRow] = (),
-        max_tokens: int = 16384,
-        test_freq: int = -1,
-        save_freq: int = -1,
-        checkpoints: CheckpointManager | None = None,
-    ) -> None:
-        self.engine = engine
-        self.rows = rows
-        self.batches = batches
-        self.val_rows = val_rows
-        self.max_tokens = max_tokens
-        self.test_freq = test_freq
-        self.save_freq = save_freq
-        self.checkpoints = checkpoints
-        self.step = 0
+    engine: TrainEngine
+    rows: Sequence[SFTRow]
+    batches: Sequence[list[int]]
+    val_rows: Sequence[SFTRow] = ()
+    max_tokens: int = 16384
+    test_freq: int = -1
+    save_freq: int = -1
+    checkpoints: CheckpointManager | None = None
+    step: int = field(default=0, init=False)
 
     def resume(self, directory: Path | None) -> None:
         """Load the checkpoint in ``directory``. Do nothing for None."""
@@ -86,11 +78,7 @@ class SFTTrainer:
             logger.info("resumed from %s at step %d", directory, self.step)
 
     def fit(self, on_step: Callable[[OptimizerStep], None]) -> None:
-        """Take the remaining steps and call ``on_step`` after each.
-
-        A run that starts from the beginning calls ``on_step`` with step 0 and its held-out loss
-        first.
-        """
+        """Take the remaining steps. Call ``on_step`` after each, in a new run also before them."""
         if self.step == 0:
             on_step(OptimizerStep(0, self.evaluate(), is_last=False))
         while self.step < len(self.batches):
@@ -107,11 +95,10 @@ class SFTTrainer:
         """Write a checkpoint of the current step. All ranks must call it."""
         if self.checkpoints is None:
             raise ValueError("save_freq > 0 needs checkpoints; fix: pass a CheckpointManager")
-        if get_rank() > 0:
+        if get_rank() == 0:
+            self.checkpoints.save(self.step, self._write_engine, {"global_step": self.step})
+        else:
             self._write_engine(Path())
-            return
-        state = {"global_step": self.step}
-        self.checkpoints.save(self.step, self._write_engine, state)
 
     def _write_engine(self, directory: Path) -> None:
         # Only rank 0 knows the directory, into which every rank has to write.
@@ -143,7 +130,7 @@ class SFTTrainer:
                 self.engine.backward(loss_share, is_last_micro_batch=pass_number == len(row_lists))
             report = self.engine.step()
             self.engine.check_finite_weights()
-        return sums.compute_means("train") | {
+        return compute_mean_losses(sums, "train") | {
             "train/grad_norm": report.grad_norm,
             "train/lr": report.lr,
             "train/skipped": float(report.skipped),
@@ -152,20 +139,16 @@ class SFTTrainer:
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """Return the micro-batches of this rank's part of ``rows``.
-
-        Every rank gets the same number; the last ones may be empty.
-        """
-        rank_rows = [
-            rows[i] for i in assign_rows([len(row) for row in rows], world_size())[get_rank()]
-        ]
+        """Return the micro-batches of this rank's rows: as many as on all ranks, maybe empty."""
+        rows_per_rank = assign_rows([len(row) for row in rows], world_size())
+        rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
         empty_batches = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
-    def _sum_losses(self, rows: Sequence[SFTRow], sums: "LossSums") -> torch.Tensor:
+    def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSums) -> torch.Tensor:
         """Return the sum over tokens of ``weight * -log p``; add losses and weights to ``sums``."""
         device = self.engine.device
         packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
@@ -182,63 +165,36 @@ class SFTTrainer:
         weights = weights[weighted_positions]
         loss = -scores.log_probs
         is_agent_token = weights >= AGENT_WEIGHT
-        loss_terms = {
-            "loss": (weights * loss).sum(),
-            "weight": weights.sum(),
-            "agent_loss": loss[is_agent_token].sum(),
-            "agent_tokens": is_agent_token.sum(),
-        }
-        sums.add({name: float(value.detach()) for name, value in loss_terms.items()})
-        return loss_terms["loss"]
+        loss_sum = (weights * loss).sum()
+        terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
+        for name, value in zip(LOSS_PARTS, terms, strict=True):
+            sums[name] = sums.get(name, 0.0) + value.item()
+        return loss_sum
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Return ``val/loss`` (weighted mean) and ``val/agent_loss`` (mean over agent tokens).
-
-        They are computed on the held-out rows, in nats per token.
-        """
+        """Return held-out ``val/loss`` and ``val/agent_loss`` (agent tokens) in nats per token."""
         if not self.val_rows:
             return {}
         sums = LossSums()
         with self.engine.model_on_device():
             for batch in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
                 self._sum_losses(batch or self.val_rows[:1], sums if batch else LossSums())
-        return sums.compute_means("val")
+        return compute_mean_losses(sums, "val")
 
 
-class LossSums:
-    """Sums of losses and weights over the micro-batches of this rank."""
-
-    def __init__(self) -> None:
-        names: list[str] = ["loss", "weight", "agent_loss", "agent_tokens"]
-        self._sums = dict.fromkeys(names, 0.0)
-
-    def add(self, parts: Mapping[str, float]) -> None:
-        """Add the sums ``parts`` of one micro-batch."""
-        for name, value in parts.items():
-            self._sums[name] += value
-
-    def get_sum(self, name: str) -> float:
-        """Return one sum: ``loss``, ``weight``, ``agent_loss`` or ``agent_tokens``."""
-        return self._sums[name]
-
-    def compute_means(self, prefix: str) -> dict[str, float]:
-        """Return ``<prefix>/loss`` and ``<prefix>/agent_loss`` over all ranks; a collective call.
-
-        The latter is omitted if there are no agent tokens.
-        """
-        global_sums = dict(zip(self._sums, sum_over_ranks(list(self._sums.values())), strict=True))
-        means = {f"{prefix}/loss": global_sums["loss"] / global_sums["weight"]}
-        if global_sums["agent_tokens"]:
-            means[f"{prefix}/agent_loss"] = global_sums["agent_loss"] / global_sums["agent_tokens"]
-        return means
+def compute_mean_losses(sums: LossSums, prefix: str) -> dict[str, float]:
+    """Return ``<prefix>/loss`` and ``/agent_loss`` (if any) over all ranks; a collective call."""
+    rank_sums = [sums.get(name, 0.0) for name in LOSS_PARTS]
+    loss, weight, agent_loss, agent_tokens = sum_over_ranks(rank_sums)
+    means = {f"{prefix}/loss": loss / weight}
+    if agent_tokens:
+        means[f"{prefix}/agent_loss"] = agent_loss / agent_tokens
+    return means
 
 
 def assign_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the row indices of each of ``ranks``, with about equal numbers of tokens.
-
-    With one rank the order is unchanged. With fewer rows than ranks, some ranks get none.
-    """
+    """Return the row indices of each rank, with about equal numbers of tokens; maybe none."""
     if ranks == 1:
         return [list(range(len(lengths)))]
     rank_rows: list[list[int]] = [[] for _ in range(ranks)]

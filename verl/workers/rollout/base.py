@@ -7,12 +7,10 @@ first.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from verl.utils.end_tokens import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult
 
 if TYPE_CHECKING:
@@ -45,12 +43,8 @@ class RolloutEngine(Protocol):
     the batch affect them only by floating-point rounding.
     """
 
+    gives_logprobs: bool  # class attribute: results have log-probs; training refuses others
     policy_version: int  # of the weights in the engine; 0 for weights from disk
-
-    @property
-    def gives_logprobs(self) -> bool:
-        """True if results have log-probs (a class attribute). Training refuses other engines."""
-        ...
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request.
@@ -134,16 +128,9 @@ class ReceivingEngine(RolloutEngine, Protocol):
 
 
 class StopTokenizer(Protocol):
-    """Interface of tokenizers that the engines use."""
+    """Interface of tokenizers that ``StopRules`` uses."""
 
-    @property
-    def eos_token_id(self) -> object:
-        """Id of the end-of-turn token, None if there is none."""
-        ...
-
-    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of ``text``."""
-        ...
+    def encode(self, text: str, /, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(
         self,
@@ -152,9 +139,7 @@ class StopTokenizer(Protocol):
         *,
         skip_special_tokens: bool = ...,
         clean_up_tokenization_spaces: bool = ...,
-    ) -> str | list[str]:
-        """Return the text of ``token_ids``, or a list for a batch."""
-        ...
+    ) -> str | list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +163,8 @@ class StopRules:
 
         Raises ``ValueError`` for an empty stop string.
         """
-        if stop not in self._plans:
-            self._plans[stop] = self._make_plan(stop)
-        return self._plans[stop]
-
-    def _make_plan(self, stop: tuple[str, ...]) -> StopPlan:
+        if stop in self._plans:
+            return self._plans[stop]
         if "" in stop:
             raise ValueError("a stop string is empty; allowed: strings of at least one character")
         singles = set(self._end_ids)
@@ -194,7 +176,8 @@ class StopRules:
                 singles.add(ids[0])
             else:
                 strings.append(text)
-        return StopPlan(frozenset(singles), tuple(strings))
+        self._plans[stop] = StopPlan(frozenset(singles), tuple(strings))
+        return self._plans[stop]
 
     def completes_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
@@ -207,14 +190,6 @@ class StopRules:
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return any(text in tail for text in stop_plan.strings)
-
-
-def end_token_ids(model_path: str | Path, tokenizer: StopTokenizer) -> frozenset[int]:
-    """Return the ids that end a turn of the policy in ``model_path``.
-
-    See ``verl.utils.end_tokens``.
-    """
-    return find_end_ids(tokenizer, model_path)
 
 
 def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

@@ -24,10 +24,7 @@ _OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
 class EngineClass(Protocol):
     """Interface of the classes in the registry: a constructor of a ``RolloutEngine``."""
 
-    @property
-    def gives_logprobs(self) -> bool:
-        """True if results have log-probs, which training needs."""
-        ...
+    gives_logprobs: bool
 
     def __call__(
         self,
@@ -38,7 +35,7 @@ class EngineClass(Protocol):
         num_threads: int | None,
         trust_remote_code: bool,
     ) -> RolloutEngine:
-        """Load the model at ``model_path`` and return an engine that accepts requests."""
+        """Load the model at ``model_path``; ``config`` is ``actor_rollout_ref.rollout``."""
         ...
 
 
@@ -73,13 +70,12 @@ def create_engine(
     num_threads: int | None = None,
     trust_remote_code: bool = False,
 ) -> RolloutEngine:
-    """Start the engine ``name``; ``config`` is the section ``actor_rollout_ref.rollout``.
+    """Start the engine ``name``. The arguments are those of ``EngineClass``.
 
     Raises ``ValueError`` for an unknown name, and ``ImportError`` with the extra to install if the
     engine is not installed.
     """
-    engine_class = import_engine_class(name)
-    return engine_class(
+    return import_engine_class(name)(
         config, model_path, seed=seed, num_threads=num_threads, trust_remote_code=trust_remote_code
     )
 

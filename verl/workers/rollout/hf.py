@@ -10,32 +10,34 @@ policy more time than decoding. Therefore a few new rows wait some steps for oth
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
+from verl.utils.chat_template import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
     EngineError,
     EnginePart,
     RequestSeeds,
+    RolloutEngine,
     SleepLevel,
     StopPlan,
     StopRules,
     StopTokenizer,
     Weights,
     check_request,
-    end_token_ids,
 )
 from verl.workers.rollout.token_sampling import sample_tokens, uniform_numbers
 
@@ -55,6 +57,10 @@ class _Row:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        return self.request.request_id
+
 
 @dataclass(slots=True)
 class _Prefixes:
@@ -67,8 +73,8 @@ class _Prefixes:
     mask: torch.Tensor
 
 
-class HFEngine:
-    """``RolloutEngine`` on transformers. ``config`` is the section ``actor_rollout_ref.rollout``.
+class HFEngine(RolloutEngine):
+    """Rollout engine on transformers.
 
     Every step samples one token per running request. Waiting requests join within a few steps, as
     long as at most ``max_num_seqs`` requests run.
@@ -97,7 +103,7 @@ class HFEngine:
             # Compute logits as the trainer does. nn.Module calls ``forward`` of the instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        stop_rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
+        stop_rules = StopRules(tokenizer, find_end_ids(tokenizer, model_path))
         self._set_up(model, stop_rules, seed, config.max_num_seqs, config.max_model_len)
 
     @classmethod
@@ -147,13 +153,11 @@ class HFEngine:
         return self._model_or_none
 
     def add(self, request: SamplingRequest) -> None:
-        """Queue a request. Raises ``ValueError`` for a request that can never be served."""
         check_request(request, self._max_model_len, self._vocab_size)
         stop_plan = self._rules.get_plan(tuple(request.stop))
         self._waiting.append(_Row(request, stop_plan, self._seeds.seed_of(request)))
 
     def has_work(self) -> bool:
-        """Return True if any request is unfinished."""
         return bool(self._waiting or self._rows)
 
     def step(self) -> list[SamplingResult]:
@@ -177,22 +181,19 @@ class HFEngine:
             if reason is None:
                 unfinished.append(index)
             else:
-                results.append(self._make_result(row, reason))
+                results.append(
+                    SamplingResult(
+                        row.name, row.token_ids, row.logprobs, reason, self.policy_version
+                    )
+                )
         if results:
             self._keep_rows(unfinished)
         return results
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Discard waiting and running requests without results."""
         aborted_ids = set(request_ids)
-        self._waiting = deque(
-            row for row in self._waiting if row.request.request_id not in aborted_ids
-        )
-        keep = [
-            index
-            for index, row in enumerate(self._rows)
-            if row.request.request_id not in aborted_ids
-        ]
+        self._waiting = deque(row for row in self._waiting if row.name not in aborted_ids)
+        keep = [index for index, row in enumerate(self._rows) if row.name not in aborted_ids]
         if len(keep) < len(self._rows):
             self._keep_rows(keep)
 
@@ -204,7 +205,7 @@ class HFEngine:
         if self.has_work():
             num_requests = len(self._rows) + len(self._waiting)
             raise EngineError(f"weights cannot change while {num_requests} requests are unfinished")
-        parameters = dict(self._open_model.named_parameters(remove_duplicate=False))
+        parameters = self.held_weights()
         # by memory address: tied parameters are one weight with several names
         missing_names = {parameter.data_ptr(): name for name, parameter in parameters.items()}
         with torch.no_grad():
@@ -222,28 +223,26 @@ class HFEngine:
         return dict(self._open_model.named_parameters(remove_duplicate=False))
 
     def sleep(self, level: SleepLevel = 1) -> None:
-        """Move the model to host memory; level 2 discards its weights. No effect on CPU."""
         if self._device.type == "cpu":
             return
         if level == 2:
-            self._shapes = free_weights(self._open_model)
+            for name, parameter in self._open_model.named_parameters():
+                self._shapes[name] = parameter.shape
+                parameter.data = parameter.new_empty(0)
         _move_model(self._open_model, "cpu")
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # otherwise this process would keep the freed memory
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Move the model back to the device and allocate discarded weights.
-
-        ``part="kv_cache"`` has no effect, because the cache only exists while rows run.
-        """
-        if part == "kv_cache":
+        if part == "kv_cache":  # the cache exists only while rows run
             return
         _move_model(self._open_model, self._device)
-        allocate_weights(self._open_model, self._shapes)
+        for name, shape in self._shapes.items():
+            parameter = self._open_model.get_parameter(name)
+            parameter.data = parameter.new_empty(shape)
         self._shapes = {}
 
     def close(self) -> None:
-        """Free the model and discard all requests."""
         self._model_or_none = None
         self._prefixes = None
         self._rows = []
@@ -270,40 +269,37 @@ class HFEngine:
         assert prefixes is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
         prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last_tokens)], dim=1)
-        position = prefixes.mask.sum(dim=1, keepdim=True) - 1
-        out = self._open_model(
-            input_ids=last_tokens,
-            attention_mask=prefixes.mask,
-            position_ids=position,
-            past_key_values=prefixes.cache,
-            use_cache=True,
-        )
-        return out.logits[:, -1].float()
+        return self._run_model(last_tokens, prefixes)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
-        width = max(len(row.request.prompt_ids) for row in rows)
-        ids: list[list[int]] = []
-        mask_rows: list[list[int]] = []
-        for row in rows:
-            prompt = row.request.prompt_ids
-            # Left padding, so that the next token of every row has the same column.
-            padding = [0] * (width - len(prompt))
-            ids.append(padding + prompt)
-            mask_rows.append(padding + [1] * len(prompt))
-        mask = torch.tensor(mask_rows, device=self._device)
-        # padding gets position 0; it is masked, so its position has no effect
-        position = (mask.cumsum(dim=1) - 1).clamp_(min=0)
-        cache = DynamicCache()
+        prompts = [torch.tensor(row.request.prompt_ids) for row in rows]
+        masks = [torch.ones_like(prompt) for prompt in prompts]
+        # Left padding, so that the next token of every row has the same column.
+        ids, mask = (
+            pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
+            for tensors in (prompts, masks)
+        )
+        prefixes = _Prefixes(DynamicCache(), mask)
+        logits = self._run_model(ids, prefixes)
+        self._join(rows, prefixes)
+        return logits
+
+    def _run_model(self, ids: torch.Tensor, prefixes: _Prefixes) -> torch.Tensor:
+        """Return the logits [B, V] after ``ids`` [B, N], the last tokens of ``prefixes.mask``.
+
+        The cache of ``prefixes`` gets their keys and values.
+        """
+        # Padding gets position 0. It is masked, so its position has no effect.
+        positions = (prefixes.mask.cumsum(dim=1) - 1).clamp_(min=0)
         out = self._open_model(
-            input_ids=torch.tensor(ids, device=self._device),
-            attention_mask=mask,
-            position_ids=position,
-            past_key_values=cache,
+            input_ids=ids,
+            attention_mask=prefixes.mask,
+            position_ids=positions[:, -ids.shape[1] :],
+            past_key_values=prefixes.cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        self._join(rows, _Prefixes(cache, mask))
         return out.logits[:, -1].float()
 
     def _join(self, rows: list[_Row], new: _Prefixes) -> None:
@@ -342,11 +338,10 @@ class HFEngine:
     def _sample(self, logits: torch.Tensor) -> None:
         """Sample a token per row from ``logits`` [B, V]; append it and its log-prob to the row."""
         requests = [row.request for row in self._rows]
-        temperature = torch.tensor(
-            [request.temperature for request in requests], device=self._device
+        temperature, top_p, top_k = (
+            torch.tensor([getattr(request, name) for request in requests], device=self._device)
+            for name in ("temperature", "top_p", "top_k")
         )
-        top_p = torch.tensor([request.top_p for request in requests], device=self._device)
-        top_k = torch.tensor([request.top_k for request in requests], device=self._device)
         uniform = uniform_numbers(
             np.array([row.seed for row in self._rows], dtype=np.uint64),
             np.array([len(row.token_ids) for row in self._rows]),
@@ -366,30 +361,9 @@ class HFEngine:
         is_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
         return StopReason.LENGTH if is_full or len(ids) >= row.request.max_tokens else None
 
-    def _make_result(self, row: _Row, reason: StopReason) -> SamplingResult:
-        return SamplingResult(
-            row.request.request_id, row.token_ids, row.logprobs, reason, self.policy_version
-        )
-
 
 def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
-    model.to(device)
-
-
-def free_weights(model: torch.nn.Module) -> dict[str, torch.Size]:
-    """Free the memory of all weights of ``model`` and return their shapes by name."""
-    shapes: dict[str, torch.Size] = {}
-    for name, parameter in model.named_parameters():
-        shapes[name] = parameter.shape
-        parameter.data = parameter.new_empty(0)
-    return shapes
-
-
-def allocate_weights(model: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
-    """Allocate uninitialised memory for the weights named in ``shapes``."""
-    for name, shape in shapes.items():
-        parameter = model.get_parameter(name)
-        parameter.data = parameter.new_empty(shape)
+    model.to(device)  # type checkers do not accept the signature of ``PreTrainedModel.to``
 
 
 def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:

@@ -2,7 +2,7 @@
 
 On CPU, ``vllm_cpu`` replaces the sampler and corrects the weight reload. On CUDA, weights may be
 sent from the devices of the training ranks. With tensor parallelism, one worker process per device
-holds a part of the weights (``vllm_worker``).
+holds a part of the weights (``weight_receipt``).
 """
 
 import logging
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
+from verl.utils.chat_template import find_end_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
     GREEDY_BELOW,
     EngineError,
     EnginePart,
+    ReceivingEngine,
     RequestSeeds,
     SleepLevel,
     StopRules,
     Weights,
     check_request,
-    end_token_ids,
 )
 
 if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
@@ -43,8 +44,8 @@ CPU_BLOCK_SIZE = 32  # tokens, the unit of prefix reuse; the CPU kernels need a 
 _REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
-class VLLMEngine:
-    """``RolloutEngine`` on vLLM. ``config`` is the section ``actor_rollout_ref.rollout``."""
+class VLLMEngine(ReceivingEngine):
+    """Rollout engine on vLLM, with continuous batching and prefix reuse."""
 
     gives_logprobs = True
 
@@ -64,7 +65,7 @@ class VLLMEngine:
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because the tokenizer type of vLLM lacks methods that tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
-        self._rules = StopRules(tokenizer, end_token_ids(model_path, tokenizer))
+        self._rules = StopRules(tokenizer, find_end_ids(tokenizer, model_path))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
         self._max_model_len = model_config.max_model_len
@@ -74,11 +75,9 @@ class VLLMEngine:
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        """Return True if any request is unfinished."""
         return bool(self._requests)
 
     def add(self, request: SamplingRequest) -> None:
-        """Queue a request. Raises ``ValueError`` for a request that can never be served."""
         from vllm.inputs.engine import tokens_input
 
         check_request(request, self._max_model_len, self._vocab_size)
@@ -96,7 +95,6 @@ class VLLMEngine:
             self._sampler.register_request(internal, seed)
 
     def step(self) -> list[SamplingResult]:
-        """Advance all running requests by one engine step and return finished results."""
         from vllm.outputs import RequestOutput
 
         outputs = self._engine.step()
@@ -104,7 +102,6 @@ class VLLMEngine:
         return [self._make_result(output) for output in sampled if output.finished]
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Discard waiting and running requests without results."""
         internal = [self._requests.pop(name) for name in request_ids if name in self._requests]
         self._engine.abort_request(internal, internal=True)
         if self._sampler is not None:
@@ -112,10 +109,6 @@ class VLLMEngine:
                 self._sampler.remove_request(name)
 
     def update_weights(self, weights: Weights, version: int) -> None:
-        """Load full weights in place and clear the prefix cache.
-
-        Raises ``EngineError`` while requests run.
-        """
         self._refuse_while_running()
         dtype = self._engine.vllm_config.model_config.dtype
         # A generator converts one weight at a time, so there is never a second copy of all weights.
@@ -128,28 +121,21 @@ class VLLMEngine:
         self._begin_version(version)
 
     def connect(self, info: Mapping[str, object]) -> None:
-        """Prepare for weight transfers by vLLM's ``weight_transfer_config``."""
         self._call_workers("init_weight_transfer_engine", init_info=info)
 
     def begin_update(self) -> None:
-        """Begin an update in chunks. Raises ``EngineError`` while requests run."""
-        from verl.workers.rollout.vllm_worker import start_recording
+        from verl.workers.rollout.weight_receipt import start_recording
 
         self._refuse_while_running()
         self._engine.collective_rpc(start_recording)
         self._call_workers("start_weight_update")
 
     def receive(self, info: Mapping[str, object]) -> None:
-        """Load one chunk of weights. Each device receives all of it and loads its own part."""
+        # Each device receives the whole chunk and loads its own part.
         self._call_workers("update_weights", update_info=info)
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update, clear the prefix cache and return weight checksums by name.
-
-        Raises ``EngineError`` if a device does not hold the received weights, and if devices
-        received different weights.
-        """
-        from verl.workers.rollout.vllm_worker import finish_recording
+        from verl.workers.rollout.weight_receipt import finish_recording
 
         self._call_workers("finish_weight_update")
         first_checksums, *other_checksums = self._engine.collective_rpc(finish_recording)
@@ -170,21 +156,14 @@ class VLLMEngine:
         return dict(self._model_runner().get_model().named_parameters())
 
     def sleep(self, level: SleepLevel = 1) -> None:
-        """Free device memory on CUDA: level 1 keeps the weights in host memory, level 2 discards
-        them.
-
-        No effect on CPU or with ``free_cache_engine=false``.
-        """
-        if self._can_sleep:
+        if self._can_sleep:  # not on CPU, and not with free_cache_engine=false
             self._engine.sleep(level=level)
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate the memory freed by ``sleep``, for one part or for all."""
         if self._can_sleep:
             self._engine.wake_up(tags=None if part is None else [part])
 
     def close(self) -> None:
-        """Discard all requests and shut down the engine core of vLLM."""
         self._requests.clear()
         self._engine.engine_core.shutdown()
 

@@ -1,14 +1,18 @@
 """Check that an engine holds the weights that were sent to it."""
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from verl.utils.fingerprint import compute_fingerprint
-from verl.workers.rollout.base import EngineError, Weights
+from verl.workers.rollout.base import EngineError, RolloutEngine, Weights
 
+if TYPE_CHECKING:  # vLLM is optional
+    from vllm.v1.worker.worker_base import WorkerBase
+
+RECEIPT_ATTRIBUTE = "_verl_arrival"
 SHOWN = 3  # largest number of weight names in an error message
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
 Values: TypeAlias = np.ndarray | torch.Tensor
@@ -69,3 +73,57 @@ class WeightReceipt:
                 f"that can be read back differ from them: {', '.join(stale[:SHOWN])}"
             )
         return len(readable)
+
+
+def load_and_verify_weights(
+    engine: RolloutEngine, weights: Weights, version: int
+) -> dict[str, int]:
+    """Load ``weights`` into ``engine``, verify them and return their checksums by name.
+
+    Only weights that the engine can return are verified. Raises ``EngineError`` if one differs.
+    """
+    read_held_weights = engine.held_weights if hasattr(engine, "held_weights") else dict
+    receipt = WeightReceipt(read_held_weights())
+    engine.update_weights(receipt.record_weights(weights), version)
+    receipt.verify_held(read_held_weights())
+    return receipt.received
+
+
+# ---- for vLLM: ``collective_rpc`` calls these in the worker of each device, maybe another process
+
+
+def start_recording(worker: "WorkerBase") -> None:
+    """Begin to record the checksum of every weight that is loaded into the model."""
+    from vllm.distributed import (
+        get_tensor_model_parallel_rank,
+        get_tensor_model_parallel_world_size,
+    )
+
+    model = worker.get_model()
+    receipt = WeightReceipt(
+        dict(model.named_parameters()),
+        get_tensor_model_parallel_rank(),
+        get_tensor_model_parallel_world_size(),
+    )
+    load = cast(Callable[[Weights], object], model.load_weights)
+
+    def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        return load(receipt.record_weights(weights))
+
+    # Set on the instance, where vLLM looks up the method for every chunk.
+    model.__dict__ |= {RECEIPT_ATTRIBUTE: receipt, "load_weights": load_recorded}
+
+
+def finish_recording(worker: "WorkerBase") -> dict[str, int]:
+    """Finish recording and return a checksum of each received weight, by name.
+
+    Raises ``EngineError`` if the model does not hold the received weights, or if
+    ``start_recording`` was not called.
+    """
+    model = worker.get_model()
+    receipt: WeightReceipt | None = model.__dict__.pop(RECEIPT_ATTRIBUTE, None)
+    if receipt is None:
+        raise EngineError("finish_update was called without begin_update")
+    del model.__dict__["load_weights"]
+    receipt.verify_held(dict(model.named_parameters()))
+    return receipt.received

@@ -15,18 +15,24 @@ import logging
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.stacks import answer_with_stacks
-from verl.workers.rollout.base import EngineError, RolloutEngine
+from verl.workers.rollout.base import (
+    EngineError,
+    EnginePart,
+    ReceivingEngine,
+    RolloutEngine,
+    SleepLevel,
+    Weights,
+)
 from verl.workers.rollout.engine_registry import start_engine
-from verl.workers.rollout.exclusive_calls import ExclusiveCalls
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -51,7 +57,7 @@ class _ClientResults:
     filled: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class RolloutWorker(ExclusiveCalls):
+class RolloutWorker:
     """Asynchronous Ray actor that serves one rollout engine to any number of clients.
 
     ``config`` is the section ``actor_rollout_ref``. ``engine`` replaces the configured engine in
@@ -182,6 +188,70 @@ class RolloutWorker(ExclusiveCalls):
                 await asyncio.wait_for(self._in_thread(self._started_engine.close), CLOSE_TIMEOUT_S)
         self._thread.shutdown(wait=False)
 
+    # ---- calls to an idle engine: they wait for running requests, and new requests wait for them.
+    # They raise ``EngineError`` if requests still run after the request timeout.
+
+    async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
+        """Load new weights and return a checksum of each one that the engine received, by name.
+
+        Raises ``EngineError`` if the engine does not hold the new weights afterwards.
+        """
+        # Imported here because it loads torch. The engine must set environment variables before.
+        from verl.workers.rollout.weight_receipt import load_and_verify_weights
+
+        async with self._exclusive_access("update_weights"):
+            return await self._in_thread(
+                load_and_verify_weights, self._started_engine, weights, version
+            )
+
+    async def connect(self, info: Mapping[str, object]) -> None:
+        """Prepare a ``ReceivingEngine`` for weight transfers."""
+        async with self._exclusive_access("connect"):
+            await self._in_thread(self._receiving_engine.connect, info)
+
+    async def begin_update(self) -> None:
+        """Begin an update in chunks. New requests wait for ``finish_update``."""
+        await self._pause_requests("begin_update")
+        try:
+            await self._in_thread(self._receiving_engine.begin_update)
+        except BaseException:
+            self._resume_requests()
+            raise
+
+    async def receive(self, info: Mapping[str, object]) -> None:
+        """Load one chunk of the weights."""
+        await self._in_thread(self._receiving_engine.receive, info)
+
+    async def finish_update(self, version: int) -> dict[str, int]:
+        """Complete the update in chunks; see ``ReceivingEngine.finish_update``."""
+        try:
+            return await self._in_thread(self._receiving_engine.finish_update, version)
+        finally:
+            self._resume_requests()
+
+    async def sleep(self, level: SleepLevel = 1) -> None:
+        """Free accelerator memory; see ``RolloutEngine.sleep``."""
+        async with self._exclusive_access("sleep"):
+            await self._in_thread(self._started_engine.sleep, level)
+
+    async def wake(self, part: EnginePart | None = None) -> None:
+        """Allocate accelerator memory again, for one part or for all."""
+        async with self._exclusive_access("wake"):
+            await self._in_thread(self._started_engine.wake, part)
+
+    @contextlib.asynccontextmanager
+    async def _exclusive_access(self, purpose: str) -> AsyncIterator[None]:
+        await self._pause_requests(purpose)
+        try:
+            yield
+        finally:
+            self._resume_requests()
+
+    @property
+    def _receiving_engine(self) -> ReceivingEngine:
+        # Not checked here: only callers whose engine is a ReceivingEngine may use it.
+        return cast(ReceivingEngine, self._started_engine)
+
     # ---- in the event loop
 
     def _queue_requests(self, requests: Sequence[SamplingRequest]) -> None:
@@ -191,6 +261,10 @@ class RolloutWorker(ExclusiveCalls):
             self._work.set()
 
     async def _pause_requests(self, purpose: str) -> None:
+        """Delay new requests and wait until none runs.
+
+        A second call waits until the first has called ``_resume_requests``.
+        """
         await self.wait_until_ready()
         self._check_alive()
         self._pauses += 1

@@ -37,7 +37,11 @@ class AgentEnv:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=NAME)
         self._task: Task = {}
         self._seed = 0
-        _exclude_loopback_from_proxies()
+        # A client must not send its API key to a proxy, so exclude the loopback addresses.
+        for name in ("NO_PROXY", "no_proxy"):
+            hosts = [host for host in os.environ.get(name, "").split(",") if host]
+            if LOOPBACK not in hosts:
+                os.environ[name] = ",".join([*hosts, LOOPBACK])
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Store ``task`` and ``seed``. The observation is empty: the agent writes the prompts."""
@@ -70,14 +74,6 @@ class AgentEnv:
             post_reward(address["base_url"], address["api_key"], reward)
 
 
-def _exclude_loopback_from_proxies() -> None:
-    """Add the loopback addresses to ``NO_PROXY``: a client must not send its API key to a proxy."""
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = [host for host in os.environ.get(name, "").split(",") if host]
-        if LOOPBACK not in hosts:
-            os.environ[name] = ",".join([*hosts, LOOPBACK])
-
-
 def _load_user_function(settings: AgentSettings, key: str) -> Callable[..., Any]:
     import_path = getattr(settings, key)
     config_key = f"env.{NAME}.{key}"
@@ -95,24 +91,13 @@ def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
     return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 
 
-def make_prompts(settings: AgentSettings) -> SingleTurnPrompts:
-    """Return prompts that add no text: the agent writes all messages."""
-    del settings  # without effect here
-    return SingleTurnPrompts()
-
-
-def accept_text(text: str) -> tuple[str, bool]:
-    """Return the unchanged text: the agent interprets the replies."""
-    return text, True
-
-
 PACKAGE = EnvPackage(
     name=NAME,
     settings=AgentSettings,
     make=AgentEnv,  # pyright: ignore[reportArgumentType]  a step may be a coroutine
     tasks=list_tasks,
-    prompts=make_prompts,
-    project=accept_text,
+    prompts=lambda _settings: SingleTurnPrompts(),  # the agent writes all messages
+    project=lambda text: (text, True),  # the agent interprets the replies
     stop=(),
     runs_agent=True,
 )

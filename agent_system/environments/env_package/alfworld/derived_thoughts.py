@@ -15,11 +15,7 @@ the expert names the kind of the state and the lowest sufficient level.
 
 from dataclasses import dataclass, replace
 
-from agent_system.environments.env_package.alfworld.expert import (
-    TOOL_CLASSES,
-    AlfworldExpert,
-    class_of,
-)
+from agent_system.environments.env_package.alfworld.expert import AlfworldExpert, class_of
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
@@ -73,19 +69,15 @@ class DerivedThoughtsExpert(AlfworldExpert):
             and not decision.is_invalid
         ):
             thoughts[4] = replace(thoughts[4], action=right_actions.actions[0])
-        needed_level = NEEDED_LEVELS[right_actions.kind]
         return replace(
             decision,
             thoughts=thoughts,
-            needed_level=needed_level,
+            needed_level=NEEDED_LEVELS[right_actions.kind],
             right_actions=right_actions.actions,
         )
 
     def find_right_actions(self) -> RightActions:
-        """Return all right actions in the current state.
-
-        They depend on the observations only, not on random choices of the expert.
-        """
+        """Return all right actions in this state. They depend on the observations only."""
         location = self.location
         if location in self.closed:
             return RightActions("open", (f"open {location}",))
@@ -95,10 +87,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
             return self._right_actions_for_object(self.goal.object_class, "take {} from {}")
         if class_of(self.held) != self.goal.object_class:
             return RightActions("put", (f"move {self.held} to {location}",))
-        tool = TOOL_CLASSES.get(self.goal.task_type)
-        if tool and not self.is_treated:
+        if self.needed_tool:
             return self._right_actions_at(
-                tool, "use", f"{self.goal.task_type} {self.held} with {{}}"
+                self.needed_tool, "use", f"{self.goal.task_type} {self.held} with {{}}"
             )
         if self.goal.lamp_class:
             return self._right_actions_for_object(self.goal.lamp_class, "use {}")
@@ -115,29 +106,21 @@ class DerivedThoughtsExpert(AlfworldExpert):
         candidates = self._seen_objects(object_class)
         names = [name for name, receptacle in candidates if receptacle == self.location]
         if names:
-            situation = "take" if self.held is None else "use"
-            return RightActions(
-                situation, tuple(action_template.format(name, self.location) for name in names)
-            )
+            actions = tuple(action_template.format(name, self.location) for name in names)
+            return RightActions("take" if self.held is None else "use", actions)
         if candidates:
-            return RightActions(
-                "return", tuple(dict.fromkeys(f"go to {place}" for _, place in candidates))
-            )
-        unseen = [place for place in self.room if place not in self.seen]
-        likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
-        elsewhere = [place for place in self.room if place != self.location]
-        # All receptacles were visited without success: going to any other one is right.
-        destinations = likely or unseen or elsewhere or self.room
-        situation = "search" if self.seen else "begin"
-        return RightActions(situation, tuple(f"go to {place}" for place in destinations))
+            receptacles = dict.fromkeys(receptacle for _, receptacle in candidates)
+            return RightActions("return", tuple(f"go to {place}" for place in receptacles))
+        # If all receptacles were visited without success, going to any other one is right.
+        return RightActions(
+            "search" if self.seen else "begin",
+            tuple(f"go to {place}" for place in self._list_search_places()),
+        )
 
     def _right_actions_at(
         self, receptacle_class: str, kind: str, action_template: str
     ) -> RightActions:
-        """Return ``action_template`` at the agent's location if its class is ``receptacle_class``.
-
-        Otherwise return the moves that go to a receptacle of that class.
-        """
+        """Return ``action_template`` at a receptacle of the class, else the moves to one."""
         targets = self._target_receptacles(receptacle_class)
         if self.location in targets:
             return RightActions(kind, (action_template.format(self.location),))
@@ -153,12 +136,25 @@ class DerivedThoughtsExpert(AlfworldExpert):
             return [self.last_target]
         return [receptacle for receptacle in self.room if class_of(receptacle) == receptacle_class]
 
+    def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
+        """Return the objects of the base class in another order.
+
+        Objects at the agent's location come first, then those at other receptacles in room order.
+        Within a receptacle the order is that of the engine's text: descending numbers.
+        """
+
+        def sort_key(candidate: tuple[str, str]) -> tuple[bool, int, int]:
+            name, place = candidate
+            number = int(name.rsplit(" ", 1)[1])
+            return place != self.location, self.room.index(place), -number
+
+        return sorted(super()._seen_objects(object_class), key=sort_key)
+
     def _choose_action(self) -> Decision:
         right_actions = self.find_right_actions()
-        searches = right_actions.kind in SEARCH_KINDS
-        return Decision(
-            self.rng.choice(right_actions.actions) if searches else right_actions.actions[0]
-        )
+        if right_actions.kind in SEARCH_KINDS:
+            return Decision(self.rng.choice(right_actions.actions))
+        return Decision(right_actions.actions[0])
 
     # Parts of the thoughts
 
@@ -168,24 +164,16 @@ class DerivedThoughtsExpert(AlfworldExpert):
 
     def _describe_target(self) -> str:
         if self.held is not None and not self.goal.lamp_class:
-            targets = self._target_receptacles(self._next_receptacle_class())
+            # The tool comes before the target receptacle.
+            targets = self._target_receptacles(self.needed_tool or self.goal.receptacle_class)
             return f"to {self.location if self.location in targets else targets[0]}"
         object_class = self.goal.object_class if self.held is None else self.goal.lamp_class
-        candidates = self._seen_objects(object_class)
-        return (
-            f"{candidates[0][0]} in {candidates[0][1]}" if candidates else f"{object_class} unseen"
-        )
-
-    def _next_receptacle_class(self) -> str:
-        """Return the class of the receptacle that the held object goes to next."""
-        tool = TOOL_CLASSES.get(self.goal.task_type)
-        return tool if tool and not self.is_treated else self.goal.receptacle_class
+        for name, receptacle in self._seen_objects(object_class):
+            return f"{name} in {receptacle}"
+        return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:
-        """Return the receptacles with ``done``, ``goal`` or ``left``, such as ``desk 1 done``.
-
-        The list ends with the first receptacle that was not visited (``left``).
-        """
+        """Return ``done``, ``goal`` or ``left`` by receptacle, up to the first ``left``."""
         visit_notes = []
         for receptacle in self.room:
             if receptacle in self.seen:
@@ -195,26 +183,3 @@ class DerivedThoughtsExpert(AlfworldExpert):
             else:
                 return ", ".join([*visit_notes, f"{receptacle} left"])
         return ", ".join(visit_notes)
-
-    def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return (object, receptacle) for the seen objects of the class that are not yet at a
-        target receptacle.
-
-        Objects at the agent's location come first, then those at other receptacles in room order.
-        Within a receptacle the order is that of the engine's text: descending numbers.
-        """
-        order = sorted(
-            self.seen, key=lambda place: (place != self.location, self.room.index(place))
-        )
-        return [
-            (name, place)
-            for place in order
-            for name in sorted(self.seen[place], key=_instance_number, reverse=True)
-            if class_of(name) == object_class
-            and name not in self.placed
-            and class_of(place) != self.goal.receptacle_class
-        ]
-
-
-def _instance_number(name: str) -> int:
-    return int(name.rsplit(" ", 1)[1])

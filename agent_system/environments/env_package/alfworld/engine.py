@@ -22,16 +22,14 @@ from textworld.envs import PddlEnv
 from textworld.envs.pddl.logic import Atom, PddlState
 
 from agent_system.environments.env_package.alfworld.grammar import MemoLogic
-from agent_system.environments.env_package.alfworld.planner import load_planner
-from agent_system.environments.env_package.alfworld.translation import (
+from agent_system.environments.env_package.alfworld.planner import (
     Translation,
+    load_planner,
     load_translation,
 )
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 MAX_CACHED_FACTS = 200_000  # facts cached over all games, about 0.5 kB each
-
-
 # Each engine has its own copy of the planner library, which holds the state of its game. Copies
 # are reused and never unloaded: loading a copy after unloading another crashes the process.
 _idle_libraries: list[Any] = []
@@ -62,35 +60,24 @@ class Engine:
 
     def reset(self) -> EngineOutput:
         """Start the loaded game and return its first output."""
-        state = self._env.reset()
-        return EngineOutput(
-            strip_banner(state.feedback),
-            tuple(state["admissible_commands"]),
-            bool(state["won"]),
-            True,
-        )
+        return self._make_output(self._env.reset(), is_valid=True)
 
     def step(self, command: str) -> EngineOutput:
         """Run one command. The text is "Nothing happens." if the command is not admissible."""
         state, _, _ = self._env.step(command)
-        is_valid = self._env.last_action is not None
-        return EngineOutput(
-            strip_banner(state.feedback),
-            tuple(state["admissible_commands"]),
-            bool(state["won"]),
-            is_valid,
-        )
+        return self._make_output(state, is_valid=self._env._last_action is not None)
+
+    def _make_output(self, state: Any, is_valid: bool) -> EngineOutput:
+        commands = tuple(state["admissible_commands"])
+        return EngineOutput(strip_banner(state.feedback), commands, bool(state["won"]), is_valid)
 
     def list_facts(self, names: frozenset[str]) -> list[str]:
-        """Return the facts of the current state whose predicate is in ``names`` (lower case).
-
-        The texts are sorted and use readable object names.
-        """
+        """Return the current facts with a predicate in ``names``, sorted, with readable names."""
         # Facts name objects by symbols such as ``mug_bar__plus_01_dot_20``. Use the readable names.
-        entities = self._env._entity_infos
+        readable_names = self._env._names
         return sorted(
             " ".join(
-                [fact.name, *(entities[variable.name].name.strip() for variable in fact.arguments)]
+                [fact.name, *(readable_names[variable.name].strip() for variable in fact.arguments)]
             )
             for fact in self._env._pddl_state.facts
             if fact.name in names
@@ -122,11 +109,10 @@ class MemoPddlEnv(PddlEnv):
             # TextWorld caches all facts of all games without a limit. Facts are compared by value,
             # so clearing the cache is safe.
             _memento_cache.clear()
-        self._game_data = filename_or_data
-        self.walkthrough = filename_or_data.get("walkthrough")
-        self._logic = MemoLogic(filename_or_data["pddl_domain"], filename_or_data["grammar"])
+        domain = filename_or_data["pddl_domain"]
+        self._logic = MemoLogic(domain, filename_or_data["grammar"])
         self._translation = load_translation(
-            filename_or_data["pddl_domain"], filename_or_data["pddl_problem"], self._translations
+            domain, filename_or_data["pddl_problem"], self._translations
         )
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
@@ -136,11 +122,6 @@ class MemoPddlEnv(PddlEnv):
             info.name = names.demangle_alfred_name(info.id)
         self._names = {key: info.name for key, info in self._entity_infos.items()}
         self._commands: dict[int, str] = {}
-
-    @property
-    def last_action(self):
-        """The action of the last command, or None if nothing happened."""
-        return self._last_action
 
     def reset(self):
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
@@ -153,11 +134,10 @@ class MemoPddlEnv(PddlEnv):
         return self.state
 
     def _make_context(self, mapping: dict) -> dict[str, Any]:
-        variables = {
-            placeholder.name: self._entity_infos[variable.name]
-            for placeholder, variable in mapping.items()
-        }
         entities = self._entity_infos
+        variables = {
+            placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
+        }
         return {
             "state": self._pddl_state,
             "variables": variables,
@@ -178,9 +158,7 @@ class MemoPddlEnv(PddlEnv):
         self.state["admissible_commands"] = sorted(set(commands))
 
     def _make_command(self, action) -> str:
-        """Return the command text of an operator. It is cached per game, because names and
-        furniture never change.
-        """
+        """Return the command text of an operator, cached per game: names never change."""
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._make_context(action.mapping)
         )
@@ -246,10 +224,7 @@ class MemoState(PddlState):
         return actions
 
     def _read_operator(self, number: int) -> tuple[str, Any]:
-        """Return name and action object of planner operator ``number``.
-
-        They do not depend on the state, so they are cached in the translation.
-        """
+        """Return label and action of an operator, cached: they do not depend on the state."""
         label = self._operators[number].name
         name, *arguments = label.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])

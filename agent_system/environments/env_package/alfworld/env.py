@@ -9,10 +9,7 @@ from agent_system.environments.env_package.alfworld.derived_thoughts import (
     DerivedThoughtsExpert,
 )
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
-from agent_system.environments.env_package.alfworld.store import (
-    load_game,
-    translations_folder,
-)
+from agent_system.environments.env_package.alfworld.store import load_game, translations_folder
 
 if TYPE_CHECKING:
     from agent_system.environments.env_package.alfworld.engine import EngineOutput
@@ -48,11 +45,8 @@ class AlfworldEnv:
         self._tracker: DerivedThoughtsExpert | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task`` and return the first observation.
-
-        ``seed`` has no effect: the engine is deterministic, so a task has one start state.
-        """
-        del seed  # the task determines the start
+        """Start ``task`` and return the first observation."""
+        del seed  # the engine is deterministic, so a task has one start state
         if self._loaded_task_id != task["task_id"]:
             # Clear first: after a failed load, a later reset must not use the previous game.
             self._loaded_task_id = None
@@ -65,10 +59,7 @@ class AlfworldEnv:
         return self._add_labels(self._make_observation(output))
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Run the command ``action`` and return observation, reward, done and info.
-
-        ``done`` is True when the task is solved.
-        """
+        """Run the command ``action``. The episode is done when the task is solved."""
         output = self._engine.step(action)
         observation = self._make_observation(output)
         if self._tracker is not None:
@@ -78,11 +69,8 @@ class AlfworldEnv:
 
     def _make_observation(self, output: "EngineOutput") -> Observation:
         # Start positions are fixed by the task, so only the moved objects distinguish states.
-        moved_facts = [
-            fact
-            for fact in self._engine.list_facts(LOCATION_PREDICATES)
-            if fact not in self._start_facts
-        ]
+        locations = self._engine.list_facts(LOCATION_PREDICATES)
+        moved_facts = [fact for fact in locations if fact not in self._start_facts]
         anchor = "; ".join(self._engine.list_facts(CHANGING_PREDICATES) + moved_facts)
         info = {
             "won": output.won,

@@ -13,71 +13,36 @@ Noise makes demonstrations imperfect in two ways:
 
 import random
 import re
-from dataclasses import dataclass
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.alfworld.prompts import extract_task
+from agent_system.environments.env_package.alfworld.settings import TaskGoal
 from agent_system.environments.expert_protocol import Decision, Noise
 
 _OBJECT_NAME = re.compile(r"an? ([a-z]+ \d+)")
 # Patterns must match the full sentence, so that exactly one pattern matches each task sentence.
-_SENTENCES = (
-    (
-        "light",
-        re.compile(r"(?:look at|examine the) (?P<object>\w+) (?:under|with) the (?P<lamp>\w+)"),
-    ),
-    ("two", re.compile(r"(?:put|find) two (?P<object>\w+) (?:and put them )?in (?P<place>\w+)")),
-    (
-        "clean",
-        re.compile(r"(?:put a clean|clean some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)"),
-    ),
-    (
-        "heat",
-        re.compile(r"(?:put a hot|heat some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)"),
-    ),
-    (
-        "cool",
-        re.compile(r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)"),
-    ),
-    ("pick", re.compile(r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)")),
-)
+_SENTENCES = {
+    "light": r"(?:look at|examine the) (?P<object>\w+) (?:under|with) the (?P<lamp>\w+)",
+    "two": r"(?:put|find) two (?P<object>\w+) (?:and put them )?in (?P<place>\w+)",
+    "clean": r"(?:put a clean|clean some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)",
+    "heat": r"(?:put a hot|heat some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)",
+    "cool": r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)",
+    "pick": r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)",
+}
 # Receptacle classes for invalid actions: the expert goes to one that the room does not have.
 _FURNITURE = (
-    "bed",
-    "cabinet",
-    "countertop",
-    "desk",
-    "drawer",
-    "dresser",
-    "fridge",
-    "shelf",
-    "sidetable",
-    "toilet",
+    *("bed", "cabinet", "countertop", "desk", "drawer", "dresser"),
+    *("fridge", "shelf", "sidetable", "toilet"),
 )
 TOOL_CLASSES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
-@dataclass(frozen=True, slots=True)
-class TaskGoal:
-    """Parsed task sentence: task type, and classes of the object, the target receptacle and the
-    lamp ("" if the task has none).
-    """
-
-    task_type: str
-    object_class: str
-    receptacle_class: str
-    lamp_class: str
-
-
 def parse_task(sentence: str) -> TaskGoal:
-    """Parse a task sentence made from the templates of the alfworld wheel.
-
-    Raises ``ValueError`` for any other sentence.
-    """
-    for task_type, pattern in _SENTENCES:
-        match = pattern.fullmatch(sentence)
+    """Parse a task sentence of the wheel's templates. Raises ``ValueError`` for any other one."""
+    for task_type, pattern in _SENTENCES.items():
+        match = re.fullmatch(pattern, sentence)
         if match:
-            fields = match.groupdict()
+            fields = match.groupdict("")
             return TaskGoal(
                 task_type, fields["object"], fields.get("place", ""), fields.get("lamp", "")
             )
@@ -107,6 +72,11 @@ class AlfworldExpert:
         self.is_treated = False
         self.last_target: str | None = None  # receptacle of the object that was placed last
         self.failed_action = ""  # the last action, if the answer was "Nothing happens."
+
+    @property
+    def needed_tool(self) -> str:
+        """Class of the tool that the held object still needs; "" if it needs none."""
+        return "" if self.is_treated else TOOL_CLASSES.get(self.goal.task_type, "")
 
     def act(self) -> Decision:
         """Return the next action. Noise may replace it by a useless or an invalid one."""
@@ -156,97 +126,79 @@ class AlfworldExpert:
     # Decisions without noise
 
     def _choose_action(self) -> Decision:
-        if self.location in self.closed:
-            return self._make_decision(
-                f"open {self.location}", f"{self.location} closed", f"open {self.location}"
-            )
-        if self.location is not None and self.location not in self.seen:
-            return self._make_decision(
-                f"examine {self.location}", f"at {self.location}", f"examine {self.location}"
-            )
+        place = self.location
+        if place in self.closed:
+            return self._make_decision(f"open {place}", f"{place} closed", f"open {place}")
+        if place is not None and place not in self.seen:
+            return self._make_decision(f"examine {place}", f"at {place}", f"examine {place}")
+        goal = self.goal
         if self.held is None:
-            return self._fetch_object()
-        tool = TOOL_CLASSES.get(self.goal.task_type)
-        if tool and not self.is_treated:
-            receptacle = self._choose_receptacle(tool)
-            use = f"{self.goal.task_type} {self.held} with {receptacle}"
-            return (
-                self._make_decision(use, f"hold {self.held}", use)
-                if self.location == receptacle
-                else self._go_to(receptacle, use)
+            return self._act_on_object(
+                goal.object_class, "take {} from {}", f"need {goal.object_class}"
             )
-        if self.goal.lamp_class:
-            return self._use_lamp()
-        receptacle = (
-            self.location
-            if self.location is not None and class_of(self.location) == self.goal.receptacle_class
-            else self._choose_receptacle(self.goal.receptacle_class)
-        )
-        put = f"move {self.held} to {receptacle}"
-        return (
-            self._make_decision(put, f"hold {self.held}", put)
-            if self.location == receptacle
-            else self._go_to(receptacle, put)
-        )
+        if self.needed_tool:
+            receptacle = self._choose_receptacle(self.needed_tool)
+            action = f"{goal.task_type} {self.held} with {receptacle}"
+        elif goal.lamp_class:
+            return self._act_on_object(
+                goal.lamp_class, "use {}", f"hold {self.held} need {goal.lamp_class}"
+            )
+        elif place is not None and class_of(place) == goal.receptacle_class:
+            receptacle = place
+            action = f"move {self.held} to {receptacle}"
+        else:
+            receptacle = self._choose_receptacle(goal.receptacle_class)
+            action = f"move {self.held} to {receptacle}"
+        return self._act_at(receptacle, action, f"hold {self.held}")
 
-    def _fetch_object(self) -> Decision:
-        # Objects that are already at the target are skipped.
-        candidate = self._find_object(self.goal.object_class)
-        if candidate is None:
-            return self._search_receptacles(f"need {self.goal.object_class}")
-        name, receptacle = candidate
-        take = f"take {name} from {receptacle}"
-        situation = f"{name} in {receptacle}"
-        return (
-            self._make_decision(take, situation, take)
-            if self.location == receptacle
-            else self._go_to(receptacle, take, situation)
-        )
+    def _act_on_object(self, object_class: str, action_template: str, need: str) -> Decision:
+        """Return the action on a seen object of the class, or a move towards it.
 
-    def _use_lamp(self) -> Decision:
-        candidate = self._find_object(self.goal.lamp_class)
-        if candidate is None:
-            return self._search_receptacles(f"hold {self.held} need {self.goal.lamp_class}")
-        lamp, receptacle = candidate
-        use = f"use {lamp}"
-        situation = f"{lamp} in {receptacle}"
-        return (
-            self._make_decision(use, situation, use)
-            if self.location == receptacle
-            else self._go_to(receptacle, use, situation)
-        )
-
-    def _find_object(self, object_class: str) -> tuple[str, str] | None:
-        """Return an object of class ``object_class`` and its receptacle, or None.
-
-        Objects at the target are skipped. The agent's location is searched first, then the other
-        receptacles in the order of the first visits.
+        Without one, search a receptacle, with ``need`` as situation. The agent's location is
+        preferred, then the receptacles in the order of the first visits.
         """
-        # The sort is stable: the other receptacles keep the order of the first visits.
-        for receptacle in sorted(self.seen, key=lambda name: name != self.location):
-            for name in sorted(self.seen[receptacle]):
-                if (
-                    class_of(name) == object_class
-                    and name not in self.placed
-                    and class_of(receptacle) != self.goal.receptacle_class
-                ):
-                    return name, receptacle
-        return None
+        candidates = self._seen_objects(object_class)
+        if not candidates:
+            place = self.rng.choice(self._list_search_places())
+            return self._go_to(place, f"look for {object_class}", need)
+        # ``min`` returns the first of equal candidates.
+        name, receptacle = min(candidates, key=lambda candidate: candidate[1] != self.location)
+        action = action_template.format(name, receptacle)
+        return self._act_at(receptacle, action, f"{name} in {receptacle}")
 
-    def _search_receptacles(self, situation: str) -> Decision:
-        """Return a move to a random receptacle whose content is unknown.
+    def _act_at(self, receptacle: str, action: str, situation: str) -> Decision:
+        """Return ``action`` if the agent is at ``receptacle``, else the move to it."""
+        if self.location == receptacle:
+            return self._make_decision(action, situation, action)
+        return self._go_to(receptacle, action, situation)
 
-        Receptacles of the target class are chosen only if no other is left.
+    def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
+        """Return (object, receptacle) for the seen objects of the class that are not at a target.
+
+        The receptacles are in the order of the first visits, the objects of each in alphabetical
+        order.
+        """
+        return [
+            (name, receptacle)
+            for receptacle in self.seen
+            for name in sorted(self.seen[receptacle])
+            if class_of(name) == object_class
+            and name not in self.placed
+            and class_of(receptacle) != self.goal.receptacle_class
+        ]
+
+    def _list_search_places(self) -> list[str]:
+        """Return the receptacles to search: those with unknown content.
+
+        Receptacles of the target class are among them only if no other is left. If all were
+        visited, return those where the agent is not.
         """
         unseen = [receptacle for receptacle in self.room if receptacle not in self.seen]
         likely = [place for place in unseen if class_of(place) != self.goal.receptacle_class]
-        elsewhere = [place for place in self.room if place != self.location]
-        place = self.rng.choice(likely or unseen or elsewhere or self.room)
-        return self._go_to(
-            place,
-            f"look for {self.goal.lamp_class if self.held else self.goal.object_class}",
-            situation,
-        )
+        return likely or unseen or self._list_other_places() or self.room
+
+    def _list_other_places(self) -> list[str]:
+        return [receptacle for receptacle in self.room if receptacle != self.location]
 
     def _choose_receptacle(self, receptacle_class: str) -> str:
         """Return a receptacle of the class ``receptacle_class``.
@@ -264,28 +216,27 @@ class AlfworldExpert:
         opened = [place for place in candidates if place in self.seen]
         return self.rng.choice(opened or candidates)
 
-    def _go_to(self, place: str, next_action: str, situation: str | None = None) -> Decision:
-        situation = f"hold {self.held}" if situation is None else situation
+    def _go_to(self, place: str, next_action: str, situation: str) -> Decision:
         return self._make_decision(f"go to {place}", situation, f"go to {place} then {next_action}")
 
     def _make_decision(self, action: str, situation: str, plan: str) -> Decision:
-        tried = (
-            f"tried {', '.join(self.seen) or 'nothing'}"
-            if self.held is None
-            else f"took from {self.origin}"
-        )
-        return Decision(
-            action, situation, f"failed {self.failed_action}" if self.failed_action else tried, plan
-        )
+        if self.failed_action:
+            tried = f"failed {self.failed_action}"
+        elif self.held is None:
+            tried = f"tried {', '.join(self.seen) or 'nothing'}"
+        else:
+            tried = f"took from {self.origin}"
+        return Decision(action, situation, tried, plan)
+
+    # Noise
 
     def _useless_action(self, decision: Decision) -> Decision:
         """Return a random valid action that does not advance the task."""
         options = ["look", "inventory"]
         if self.location is not None:
-            options += [f"examine {self.location}"]
-        elsewhere = [receptacle for receptacle in self.room if receptacle != self.location]
-        if elsewhere:
-            options += [f"go to {self.rng.choice(elsewhere)}"]
+            options.append(f"examine {self.location}")
+        if elsewhere := self._list_other_places():
+            options.append(f"go to {self.rng.choice(elsewhere)}")
         action = self.rng.choice(options)
         return Decision(action, decision.situation, decision.tried, action, is_useless=True)
 
@@ -296,28 +247,19 @@ class AlfworldExpert:
         object at a wrong place.
         """
         absent = [name for name in _FURNITURE if name not in map(class_of, self.room)]
-        options = [f"go to {self.rng.choice(absent)} 1"] + (
-            [f"go to {self.location}"] if self.location is not None else []
-        )
+        options = [f"go to {self.rng.choice(absent)} 1"]
+        if self.location is not None:
+            options.append(f"go to {self.location}")
         if self.held is not None:
-            elsewhere = [
-                other_receptacle
-                for other_receptacle in self.room
-                if other_receptacle != self.location
-            ] or self.room
+            elsewhere = self._list_other_places() or self.room
             options.append(f"move {self.held} to {self.rng.choice(elsewhere)}")
         else:
-            receptacle = self._receptacle_without_object(self.location or self.room[0])
-            options.append(f"take {self.goal.object_class} 1 from {receptacle}")
+            object_class = self.goal.object_class
+            receptacle = self.location or self.room[0]
+            others = [other for other in self.room if other != receptacle]
+            # If an object of the class was seen here, taking one would succeed.
+            if others and object_class in map(class_of, self.seen.get(receptacle, ())):
+                receptacle = self.rng.choice(others)
+            options.append(f"take {object_class} 1 from {receptacle}")
         action = self.rng.choice(options)
         return Decision(action, decision.situation, decision.tried, action, is_invalid=True)
-
-    def _receptacle_without_object(self, here: str) -> str:
-        """Return a receptacle from which taking the object fails: ``here``, or another one if an
-        object of the class was seen at ``here``.
-        """
-        lies_here = any(
-            class_of(name) == self.goal.object_class for name in self.seen.get(here, ())
-        )
-        other_receptacles = [receptacle for receptacle in self.room if receptacle != here]
-        return self.rng.choice(other_receptacles) if lies_here and other_receptacles else here

@@ -46,10 +46,7 @@ class UnsafeGame(ValueError):
 
 @functools.lru_cache(maxsize=1024)
 def _compile_expression(expression: str) -> Any:
-    """Compile an expression of a game's file.
-
-    Raises ``UnsafeGame`` for calls, private attributes and all nodes outside the allowed types.
-    """
+    """Compile an expression of a game's file. Raises ``UnsafeGame`` for forbidden syntax."""
     tree = ast.parse(expression.strip(), filename="<grammar>", mode="eval")
     for node in ast.walk(tree):
         is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_")
@@ -126,21 +123,14 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
         if not rules:
             raise textgen.CSGUnknownSymbolError(symbol)
         for rule in rules:
-            if not rule.condition or has_match(rule.condition, context):
+            if not rule.condition:
+                return rule
+            query = parse_query(rule.condition)
+            assignments = context["state"].all_assignments(query, context["mapping"])
+            # Stop at the first assignment of objects that makes the condition true.
+            if any(True for _ in assignments):
                 return rule
         raise IndexError(f"no rule of #{symbol}# applies")
-
-
-def has_match(condition: str, context: dict[str, Any]) -> bool:
-    """Return True if some assignment of objects to variables makes ``condition`` true in the state
-    of ``context``.
-    """
-    return (
-        next(
-            iter(context["state"].all_assignments(parse_query(condition), context["mapping"])), None
-        )
-        is not None
-    )
 
 
 def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:

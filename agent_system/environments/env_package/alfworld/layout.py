@@ -1,15 +1,14 @@
 """Floor plans, receptacles and object classes, read from the installed alfworld wheel.
 
-Only the wheel's data modules and JSON files are read. ``alfworld.info`` is not imported, because
-the import creates a cache folder and sets ``ALFWORLD_DATA``.
+Only the wheel's data modules and files are read. They are imported on first use, because importing
+``alfworld`` creates a cache folder and sets ``ALFWORLD_DATA``.
 """
 
 import functools
-import importlib.util
 import json
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
+from importlib import resources
 
 LAMPS = ("DeskLamp", "FloorLamp")
 BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
@@ -37,15 +36,13 @@ class FloorPlan:
     classes: tuple[str, ...]
 
 
-@functools.cache
 def load_constants():
     """Import the wheel's module with its tables of classes, properties and scene splits."""
-    from alfworld.gen import constants as module
+    from alfworld.gen import constants
 
-    return module
+    return constants
 
 
-@functools.cache
 def load_goals() -> dict[str, dict]:
     """Return the wheel's goal library: PDDL goal and task sentences by official task type."""
     from alfworld.gen import goal_library
@@ -54,24 +51,9 @@ def load_goals() -> dict[str, dict]:
 
 
 @functools.cache
-def wheel_folder() -> Path:
-    """Return the folder of the installed ``alfworld`` package.
-
-    Raises ``ModuleNotFoundError`` if it is not installed.
-    """
-    spec = importlib.util.find_spec("alfworld")
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError("No module named 'alfworld'", name="alfworld")
-    return Path(spec.origin).parent
-
-
-@functools.cache
 def load_domain_and_grammar() -> tuple[str, str]:
-    """Return the PDDL domain and the text grammar that all games share.
-
-    The task sentence in the grammar is the placeholder ``UNKNOWN GOAL``.
-    """
-    data = wheel_folder() / "data"
+    """Return the PDDL domain and the text grammar of all games, with the task ``UNKNOWN GOAL``."""
+    data = resources.files("alfworld") / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
 
@@ -90,26 +72,24 @@ def list_scenes(task_type: str, held_out: bool) -> list[int]:
 def load_floor_plan(number: int) -> FloorPlan:
     """Return the floor plan of scene ``number``.
 
-    If the scene file has no pose of the agent for a receptacle class, the floor plan contains one
-    receptacle of that class at a separate location.
+    A receptacle class without a pose of the agent in the scene file gets one receptacle at a
+    separate location.
     """
-    layouts = wheel_folder() / "gen" / "layouts"
+    layouts = resources.files("alfworld") / "gen" / "layouts"
     poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
     classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
     receptacles = []
     for identifier, (x, z, rotation, horizon) in poses.items():
-        cls = receptacle_class(identifier)
+        # The engine reads the class from the id: ``Sink|..|SinkBasin`` is a ``SinkBasin``.
+        cls = identifier.split("|", 1)[0] + ("Basin" if identifier.endswith("Basin") else "")
         if is_furniture(cls):
             # Poses are in metres and degrees. As in ALFRED, location ids use quarters of a metre
             # and quarter turns.
             location_id = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
             receptacles.append(Receptacle(identifier, cls, location_id))
     posed = {receptacle.cls for receptacle in receptacles}
-    missing_classes = [
-        cls
-        for cls in classes
-        if is_furniture(cls) and cls not in posed and cls not in BASINS.values()
-    ]
+    excluded = posed.union(BASINS.values())
+    missing_classes = [cls for cls in classes if is_furniture(cls) and cls not in excluded]
     for index, cls in enumerate(missing_classes):
         # The engine makes the name "sinkbasin" of the id "Sink|..|SinkBasin". An id that starts
         # with "SinkBasin" would get the name "sinkbasinbasin".
@@ -117,17 +97,8 @@ def load_floor_plan(number: int) -> FloorPlan:
         identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
         # The x coordinates differ, so that no two of them share a location.
         receptacles.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
-    return FloorPlan(
-        number, tuple(sorted(receptacles, key=lambda receptacle: receptacle.id)), tuple(classes)
-    )
-
-
-def receptacle_class(identifier: str) -> str:
-    """Return the class that the engine reads from an id: ``Sink|..|SinkBasin`` is a
-    ``SinkBasin``.
-    """
-    stem = identifier.split("|", 1)[0]
-    return f"{stem}Basin" if identifier.endswith("Basin") else stem
+    receptacles.sort(key=lambda receptacle: receptacle.id)
+    return FloorPlan(number, tuple(receptacles), tuple(classes))
 
 
 def is_furniture(cls: str) -> bool:
@@ -141,17 +112,6 @@ def can_contain(receptacle_cls: str, object_cls: str) -> bool:
     return object_cls in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
 
 
-def list_portable_classes(floor_plan: FloorPlan) -> list[str]:
-    """Return the object classes of the scene that the agent can take, sorted."""
-    fixed = load_constants().RECEPTACLES - load_constants().MOVABLE_RECEPTACLES_SET
-    held = set().union(
-        *(load_constants().VAL_RECEPTACLE_OBJECTS[r.cls] for r in floor_plan.receptacles)
-    )
-    return [
-        cls for cls in floor_plan.classes if cls in held and cls not in fixed and cls not in LAMPS
-    ]
-
-
 def list_words() -> list[str]:
     """Return the names of all classes, and the numbers 1 to 30, each with a leading space."""
     table = load_constants()
@@ -160,21 +120,16 @@ def list_words() -> list[str]:
 
 
 def list_receptacle_names(max_receptacles: int) -> list[str]:
-    """Return all receptacle names (``desk 1``) that are possible in rooms of at most ``most``
-    receptacles, each with a leading space.
+    """Return all receptacle names (``desk 1``) that are possible in rooms of at most
+    ``max_receptacles`` receptacles, each with a leading space.
     """
-    plans = [load_floor_plan(number) for number in sorted(list_all_scenes())]
+    table = load_constants()
     max_counts: Counter[str] = Counter()
-    for floor_plan in plans:
-        max_counts |= Counter(receptacle.cls.lower() for receptacle in floor_plan.receptacles)
+    for number in {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}:
+        receptacles = load_floor_plan(number).receptacles
+        max_counts |= Counter(receptacle.cls.lower() for receptacle in receptacles)
     return [
         f" {name} {number}"
         for name, count in sorted(max_counts.items())
         for number in range(1, min(count, max_receptacles) + 1)
     ]
-
-
-def list_all_scenes() -> set[int]:
-    """Return the numbers of the training and test scenes."""
-    table = load_constants()
-    return {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}

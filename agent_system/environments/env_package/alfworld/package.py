@@ -1,23 +1,31 @@
 """ALFWorld as an environment package: ``env.env_name=alfworld``."""
 
-from agent_system.environments.env import Env
-from agent_system.environments.env_package.alfworld.demonstrations import EXPERT
+from importlib import metadata
+from typing import Any
+
+from agent_system.environments.env import Task
+from agent_system.environments.env_package.alfworld import games, layout
+from agent_system.environments.env_package.alfworld.derived_thoughts import DerivedThoughtsExpert
 from agent_system.environments.env_package.alfworld.env import AlfworldEnv
-from agent_system.environments.env_package.alfworld.projection import project_command
+from agent_system.environments.env_package.alfworld.expert import AlfworldExpert
 from agent_system.environments.env_package.alfworld.prompts import (
     CompactAlfworldPrompts,
     FullAlfworldPrompts,
     ObservationLogPrompts,
+    project_command,
 )
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
-from agent_system.environments.env_package.alfworld.store import list_tasks
+from agent_system.environments.env_package.alfworld.store import list_generated_tasks, list_tasks
+from agent_system.environments.expert_protocol import EpisodeStart, Expert
+from agent_system.environments.experts.demonstrations import MAX_STEPS
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 
-
-def make_env(settings: AlfworldSettings) -> Env:
-    """Return a new environment that runs in the calling process."""
-    return AlfworldEnv(settings)
+VERSION = 2  # of the demonstrations: increase it when the code changes them for equal settings
+DERIVED_THOUGHTS_VERSION = 1  # as ``VERSION``, for env.alfworld.thoughts=carried
+# Settings that change an episode. The others set folders and the numbers of games.
+EPISODE_SETTINGS = {"task_types", "receptacles", "objects", "seed", "prompt"}
+EPISODES_PER_GAME = 3  # several, because translating a new game takes as long as ten episodes
 
 
 def make_prompts(settings: AlfworldSettings) -> Prompts:
@@ -27,10 +35,60 @@ def make_prompts(settings: AlfworldSettings) -> Prompts:
     return ObservationLogPrompts() if settings.thoughts == "carried" else CompactAlfworldPrompts()
 
 
+def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
+    """Return True if ``env.alfworld.thoughts=carried``. Decisions then have a ``needed_level``."""
+    return settings.thoughts == "carried"
+
+
+def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
+    """Return an expert for one episode. It knows only the first observation of the game."""
+    derives_thoughts = uses_derived_thoughts(episode.settings)
+    expert_class = DerivedThoughtsExpert if derives_thoughts else AlfworldExpert
+    return expert_class(episode.first.text, episode.rng, episode.noise)
+
+
+def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
+    """Return ``count`` tasks with generated games, for any value of ``settings.source``.
+
+    The games use training floor plans, but they are not among the training tasks.
+    """
+    return list_generated_tasks(settings, "demo", count=count)
+
+
+def demonstration_key(settings: AlfworldSettings) -> list[Any]:
+    """Return the versions and the settings that change a demonstration episode."""
+    episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
+    episode_settings["max_steps"] = settings.max_steps or MAX_STEPS
+    versions = [VERSION, games.GENERATOR_VERSION, EPISODES_PER_GAME, metadata.version("alfworld")]
+    # Appended only for ``carried``, so that the names of ``announced`` files stay valid.
+    if uses_derived_thoughts(settings):
+        versions += ["carried", DERIVED_THOUGHTS_VERSION]
+    return [*versions, episode_settings]
+
+
+def list_receptacle_tokens(settings: AlfworldSettings) -> list[str]:
+    """Return receptacle names for the tokenizer, one token each, if ``thoughts=carried``.
+
+    To find a receptacle in the prompt, the policy then has to match a single token.
+    """
+    if not uses_derived_thoughts(settings):
+        return []
+    return layout.list_receptacle_names(settings.receptacles[1])
+
+
+EXPERT = Expert(
+    start_expert,
+    tasks=demonstration_tasks,
+    episodes_per_task=EPISODES_PER_GAME,
+    key=demonstration_key,
+    words=layout.list_words,
+    symbols=list_receptacle_tokens,
+    names_needed_level=uses_derived_thoughts,
+)
 PACKAGE = EnvPackage(
     name="alfworld",
     settings=AlfworldSettings,
-    make=make_env,
+    make=AlfworldEnv,
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_command,

@@ -1,5 +1,7 @@
-"""Prompts of ALFWorld: ``compact`` for small policies trained on demonstrations, ``full`` for chat
-models.
+"""Prompts of ALFWorld, and the projection of model text to a command.
+
+There are ``compact`` prompts for small policies trained on demonstrations, and ``full`` ones for
+chat models.
 
 ``compact`` contains only the task and the observation, in few tokens and with all names. The policy
 learns the answer format from demonstrations, so the plain and the four-level variant are equal.
@@ -14,6 +16,7 @@ from agent_system.environments import chat_prompts
 from agent_system.environments.env import Observation
 from rlvcr.levels import merge_level_prompts
 
+MAX_COMMAND_LENGTH = 120  # characters; the longest command the engine knows has about 60
 _ROOM = re.compile(
     r"You are in the middle of a room\. Looking quickly around you, you see (.*?)\.\s*", re.DOTALL
 )
@@ -61,9 +64,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return task and room, the last observations with the action after each, and the present
-        observation.
-        """
+        """Return task and room, the last observations with their actions, and the present one."""
         del levels  # both variants are equal
         lines = [shorten_first_text(first.text)]
         for text, action in history:
@@ -84,9 +85,7 @@ class ObservationLogPrompts(CompactAlfworldPrompts):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return task and room, ``read:`` with the earlier observations, and ``now:`` with the
-        present one.
-        """
+        """Return task and room, ``read:`` earlier observations, and ``now:`` the present one."""
         del levels  # both variants are equal
         earlier_texts = [shorten_text(text) for text, _ in history if text != first.text]
         lines = [shorten_first_text(first.text)]
@@ -117,15 +116,16 @@ LEVEL_TEXTS = {
 }
 
 
-class FullAlfworldPrompts:
+class FullAlfworldPrompts(chat_prompts.ChatPrompts):
     """Prompts for chat models: instructions, answer format and admissible actions.
 
     ``texts`` replaces the descriptions of levels, by level.
     """
 
-    asks_for_levels = shows_level_prompts = True
+    shows_level_prompts = True
 
     def __init__(self, texts: Mapping[int, str] | None = None) -> None:
+        super().__init__(FULL_SYSTEM, example="")
         lines = [
             f"{level}: {text}" for level, text in merge_level_prompts(texts, LEVEL_TEXTS).items()
         ]
@@ -134,15 +134,6 @@ class FullAlfworldPrompts:
     def system(self, levels: bool) -> str | None:
         """Return the instructions and the answer format."""
         return f"{FULL_SYSTEM}\n\n{self._levels if levels else FULL_FORMAT}"
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """Return the first text of the game and the possible actions."""
-        del levels  # both variants are equal
-        return f"{observation.text}\n{self._list_actions(observation)}"
-
-    def turn(self, observation: Observation) -> str:
-        """Return the engine's answer and the possible actions."""
-        return f"{observation.text}\n{self._list_actions(observation)}"
 
     def window(
         self,
@@ -155,20 +146,33 @@ class FullAlfworldPrompts:
         del levels  # both variants are equal
         paragraphs = [first.text]
         if history:
-            turns = [
-                f"You saw: {text}\nYou did: {action}"
-                for text, action in history
-                if text != first.text
-            ]
-            opening = [f"You did: {action}" for seen, action in history if seen == first.text]
-            paragraphs += ["Your most recent turns:", *opening, *turns]
+            paragraphs.append("Your most recent turns:")
+        for text, action in history:
+            if text != first.text:
+                paragraphs.append(f"You saw: {text}")
+            paragraphs.append(f"You did: {action}")
         if observation.text != first.text:
             paragraphs.append(f"Now you see: {observation.text}")
-        return "\n".join([*paragraphs, self._list_actions(observation)])
+        return self._with_actions("\n".join(paragraphs), observation)
 
-    def _list_actions(self, observation: Observation) -> str:
+    def _with_actions(self, text: str, observation: Observation) -> str:
         # ``help`` changes nothing and would only cost tokens.
         actions = [
             action for action in observation.info.get("admissible_actions", ()) if action != "help"
         ]
-        return "Possible actions: " + ", ".join(actions) if actions else ""
+        return f"{text}\nPossible actions: {', '.join(actions)}" if actions else f"{text}\n"
+
+
+def project_command(text: str) -> tuple[str, bool]:
+    """Return the command inside ``<action>..</action>``, and True if the text is well formed.
+
+    Like ``chat_prompts.project_action``, but in lower case and without a final full stop. Text that
+    is not well formed still gives a command, which the engine may reject.
+
+    >>> project_command("<action>Go to desk 1.</action>")
+    ('go to desk 1', True)
+    """
+    action, well_formed = chat_prompts.project_action(text)
+    command = action.lower().rstrip(".")
+    is_command = 0 < len(command) <= MAX_COMMAND_LENGTH and "<" not in command
+    return command[:MAX_COMMAND_LENGTH], well_formed and is_command

@@ -1,6 +1,7 @@
-"""Settings of ``env.alfworld`` and the names of the six task types."""
+"""Settings of ``env.alfworld``, and the six task types."""
 
 import os
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, ValidationInfo, field_validator
@@ -18,17 +19,24 @@ TASK_TYPES = {
     "two": "pick_two_obj_and_place",
 }
 SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
-EVAL_SPLITS = {
-    "eval_in_distribution": "valid_seen",
-    "eval_out_of_distribution": "valid_unseen",
-}
+EVAL_SPLITS = {"eval_in_distribution": "valid_seen", "eval_out_of_distribution": "valid_unseen"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGoal:
+    """Goal of a game: short task type and classes of object, target receptacle and lamp.
+
+    The receptacle is "" for ``light``, the lamp is "" for the other task types.
+    """
+
+    task_type: str
+    object_class: str
+    receptacle_class: str
+    lamp_class: str
 
 
 def _to_short_names(names: object) -> object:
-    """Replace official task types by short names: ``pick_and_place_simple`` gives ``pick``.
-
-    Short names and invalid values are returned unchanged. Pydantic reports invalid values.
-    """
+    """Replace official task types by short names. Pydantic reports the invalid ones."""
     name_list = [names] if isinstance(names, str) else names
     if isinstance(name_list, list | tuple):
         return tuple(SHORT_NAMES.get(name, name) for name in name_list)
@@ -120,10 +128,7 @@ class AlfworldSettings(EnvSettings):
         return f"rooms generated here, in place of ALFWorld's games ({why})"
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of generated games in ``split``.
-
-        Return None for official games, whose number is known only after their folder was read.
-        """
+        """Return the number of generated games in ``split``; None for official games."""
         if not self.uses_generated_games:
             return None
         return self.val_games if split == "val" else self.train_games

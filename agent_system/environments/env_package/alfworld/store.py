@@ -1,17 +1,16 @@
 """Games on disk and their task lists.
 
 ``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line.
-``index.json`` in the same folder holds the byte offset and the content hash of each line. A split
-is written once, into a temporary folder that is then renamed. Later runs with the same settings
-reuse it. A task contains the number of its game, so a worker reads one game and not the whole file.
+``index.json`` in the same folder holds the byte offset and the content hash of each line. It is
+written last, and later runs with the same settings reuse both files. A task contains the number of
+its game, so a worker reads one game and not the whole file.
 """
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games
 from agent_system.environments.env_package.alfworld.settings import SHORT_NAMES, AlfworldSettings
+from verl.utils.files import atomic_write
 from verl.utils.progress import Progress
 
 OFFICIAL_FOLDER = "json_2.1.1"
@@ -32,16 +32,14 @@ class DamagedAlfworldGame(ValueError):
 def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """Return the tasks of ``split`` (``train`` or ``val``) in a stable order.
 
-    A task is ``{task_id, data_source, kind, source, ...}``. A generated task also has ``split``,
-    ``count``, ``index`` and ``hash``. An official task has the ``path`` of its game. The
-    ``data_source`` of generated games is ``alfworld_generated/<kind>``, because they are not the
-    official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if official
-    games are required and missing.
+    The ``data_source`` of generated games is ``alfworld_generated/<kind>``, because they are not
+    the official splits. Raises ``ValueError`` for another split, and ``FileNotFoundError`` if
+    official games are required and missing.
     """
     if split not in ("train", "val"):
         raise ValueError(f"alfworld has no split {split!r}; allowed: train, val")
-    folder = official_folder()
-    if settings.source == "official" or (settings.source == "auto" and folder is not None):
+    is_installed = official_folder() is not None
+    if settings.source == "official" or (settings.source == "auto" and is_installed):
         return list_official_tasks(settings, split)
     return list_generated_tasks(settings, split)
 
@@ -57,7 +55,7 @@ def list_generated_tasks(
     ``count`` overrides the number of games in the settings. All splits except ``val`` use the
     training floor plans.
     """
-    index = GeneratedGames(settings, split, count).read_index()
+    entries = GeneratedGames(settings, split, count).read_index()
     return [
         {
             "task_id": f"alfworld_generated/{split}/{entry['kind']}/{entry['hash']}",
@@ -65,11 +63,11 @@ def list_generated_tasks(
             "kind": entry["kind"],
             "source": "generated",
             "split": split,
-            "count": len(index["games"]),
+            "count": len(entries),
             "index": game_index,
             "hash": entry["hash"],
         }
-        for game_index, entry in enumerate(index["games"])
+        for game_index, entry in enumerate(entries)
     ]
 
 
@@ -88,7 +86,7 @@ class GeneratedGames:
             return self.count
         return self.settings.val_games if self.split == "val" else self.settings.train_games
 
-    @property
+    @functools.cached_property
     def split_folder(self) -> Path:
         """Folder of the split. Its name has a hash of all settings that affect the games."""
         key = {
@@ -105,32 +103,14 @@ class GeneratedGames:
         name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
         return _data_dir(self.settings) / "generated" / f"{self.split}-{name}"
 
-    def read_index(self) -> dict[str, Any]:
-        """Return ``{"hash", "games": [{hash, kind, scene, start, length}]}`` of the split, after
-        writing it if it does not exist.
-        """
-        return _read_index(self.ensure_written())
-
-    def ensure_written(self) -> Path:
-        """Write the split if it does not exist, and return its folder.
-
-        Several processes may do this at once.
+    def read_index(self) -> list[dict[str, Any]]:
+        """Return ``{hash, kind, scene, start, length}`` of each game, after writing the split if it
+        does not exist. Several processes may write it at once: they write the same content.
         """
         folder = self.split_folder
-        if (folder / "index.json").exists():
-            return folder
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        try:
-            self._write_split(temporary)
-            os.rename(temporary, folder)
-        except OSError:
-            # Another process may have written the same games first.
-            if not (folder / "index.json").exists():
-                raise
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        return folder
+        if not (folder / "index.json").exists():
+            self._write_split(folder)
+        return _read_index(folder)
 
     def _write_split(self, folder: Path) -> None:
         lines = []
@@ -139,55 +119,37 @@ class GeneratedGames:
         with Progress(f"ALFWorld, {self.split}", self.game_count, "games") as progress:
             for game_index in range(self.game_count):
                 game = games.generate(self.settings, self.split, game_index)
-                line = json.dumps(game).encode() + b"\n"
+                line = json.dumps(game) + "\n"  # ASCII only, so a character is a byte
                 entry = {key: game[key] for key in ("hash", "kind", "scene")}
                 entries.append({**entry, "start": byte_offset, "length": len(line)})
                 lines.append(line)
                 byte_offset += len(line)
                 progress.add_done()
-        digest = hashlib.blake2b(
-            "".join(entry["hash"] for entry in entries).encode(), digest_size=16
-        ).hexdigest()
-        # Write both files to the disk before the rename makes them visible.
-        _write_synced(folder / "games.jsonl", b"".join(lines))
-        _write_synced(
-            folder / "index.json", json.dumps({"hash": digest, "games": entries}).encode()
-        )
+        with atomic_write(folder / "games.jsonl") as file:
+            file.writelines(lines)
+        with atomic_write(folder / "index.json") as file:
+            json.dump({"games": entries}, file)
 
     def read_game(self, number: int) -> dict[str, Any]:
-        """Return game ``number``. Raises ``DamagedAlfworldGame`` if its content does not match its
-        hash.
-        """
-        folder = self.ensure_written()
-        entry = _read_index(folder)["games"][number]
-        with open(folder / "games.jsonl", "rb") as file:
+        """Return game ``number``. Raises ``DamagedAlfworldGame`` if it does not match its hash."""
+        entry = self.read_index()[number]
+        with open(self.split_folder / "games.jsonl", "rb") as file:
             file.seek(entry["start"])
             line = file.read(entry["length"])
-        try:
+        with contextlib.suppress(ValueError, KeyError):
             game = json.loads(line)
-            is_intact = games.content_hash(game) == entry["hash"]
-        except (ValueError, KeyError):
-            game = None
-            is_intact = False
-        if game is None or not is_intact:
-            raise DamagedAlfworldGame(
-                f"game {number} of {folder} does not match its hash; fix: delete the folder, and "
-                "the next run generates it again"
-            )
-        return game
+            if games.content_hash(game) == entry["hash"]:
+                return game
+        raise DamagedAlfworldGame(
+            f"game {number} of {self.split_folder} does not match its hash; fix: delete the "
+            "folder, and the next run generates it again"
+        )
 
 
 # Cached: a worker reads many games of few splits.
 @functools.lru_cache(maxsize=8)
-def _read_index(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "index.json").read_text())
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _read_index(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "index.json").read_text())["games"]
 
 
 def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
@@ -197,13 +159,7 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     ``FileNotFoundError`` if official games are missing.
     """
     if task["source"] == "official":
-        root = official_folder()
-        if root is None:
-            raise FileNotFoundError(
-                f"official ALFWorld games: $ALFWORLD_DATA contains no folder {OFFICIAL_FOLDER} "
-                "with games; fix: run alfworld-download"
-            )
-        return json.loads((root / task["path"]).read_text())
+        return json.loads((_require_official_folder() / task["path"]).read_text())
     store = GeneratedGames(settings, task["split"], task["count"])
     game = store.read_game(task["index"])
     if game["hash"] != task["hash"]:
@@ -223,39 +179,25 @@ def _data_dir(settings: AlfworldSettings) -> Path:
     return Path(settings.data_dir).expanduser().absolute()
 
 
-def export_game(game: dict[str, Any], root: Path) -> Path:
-    """Write a generated game in the official folder layout, for other ALFWorld tools.
-
-    Return the path of its ``game.tw-pddl``.
-    """
-    goal_params = game["traj"]["pddl_params"]
-    names = [
-        goal_params["object_target"],
-        goal_params["toggle_target"] or "None",
-        goal_params["parent_target"] or "None",
-    ]
-    folder = (
-        root
-        / f"{game['traj']['task_type']}-{'-'.join(names)}-{game['scene']}"
-        / f"trial_{game['hash']}"
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
-    (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
-    return folder / "game.tw-pddl"
-
-
 # Official games
 
 
 def official_folder() -> Path | None:
-    """Return ``$ALFWORLD_DATA/json_2.1.1`` if it has the folder ``train``, else None.
-
-    ``alfworld-download`` creates it.
-    """
+    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None without games."""
     root = os.environ.get("ALFWORLD_DATA")
     folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
     return folder if folder is not None and (folder / "train").is_dir() else None
+
+
+def _require_official_folder() -> Path:
+    folder = official_folder()
+    if folder is None:
+        raise FileNotFoundError(
+            "env.alfworld.source=official needs the folder "
+            f"$ALFWORLD_DATA/{OFFICIAL_FOLDER}/train, which does not exist; fix: run "
+            "alfworld-download, or set env.alfworld.source=generated"
+        )
+    return folder
 
 
 def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
@@ -265,27 +207,21 @@ def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     official loader, games with movable receptacles, slicing or no known solution are excluded.
     Raises ``FileNotFoundError`` if the games are missing.
     """
-    root = official_folder()
-    if root is None:
-        raise FileNotFoundError(
-            "env.alfworld.source=official needs the folder "
-            f"$ALFWORLD_DATA/{OFFICIAL_FOLDER}/train, which does not exist; fix: run "
-            "alfworld-download, or set env.alfworld.source=generated"
-        )
+    root = _require_official_folder()
     name = "train" if split == "train" else settings.official_split
     official = []
     for path in sorted((root / name).rglob("game.tw-pddl")):
         task_type = SHORT_NAMES.get(_official_type(path))
         # Games without the key ``solvable`` were never solved. They are excluded too.
         if task_type in settings.task_types and json.loads(path.read_text()).get("solvable"):
-            relative_path = path.relative_to(root).as_posix()
+            relative_path = path.relative_to(root)
             official.append(
                 {
-                    "task_id": f"alfworld/{relative_path.removesuffix('/game.tw-pddl')}",
+                    "task_id": f"alfworld/{relative_path.parent.as_posix()}",
                     "data_source": f"alfworld/{task_type}",
                     "kind": task_type,
                     "source": "official",
-                    "path": relative_path,
+                    "path": relative_path.as_posix(),
                 }
             )
     return official

@@ -129,11 +129,9 @@ def _read_mark(marked: str, is_box: bool, layers: int) -> ExtractedAnswer:
     A box (``\\boxed``) without inner marks is not split into sentences: ``5!`` is a factorial.
     """
     is_whole = is_box and _last_mark(marked) is None
-    inner_answer = (
-        None
-        if is_whole or not layers or len(marked) > MAX_WHOLE_TEXT
-        else _extract_from(marked, layers - 1)
-    )
+    inner_answer = None
+    if layers and len(marked) <= MAX_WHOLE_TEXT and not is_whole:
+        inner_answer = _extract_from(marked, layers - 1)
     if inner_answer is None:
         return ExtractedAnswer((marked,), is_marked=True)
     readings = dict.fromkeys((marked, *inner_answer.readings))
@@ -142,8 +140,18 @@ def _read_mark(marked: str, is_box: bool, layers: int) -> ExtractedAnswer:
 
 def _last_mark(text: str) -> tuple[str, bool] | None:
     """Return the content of the mark that ends last, and True if it is a box. None: no mark."""
-    marks = [(end, content, False) for end, content in _find_tagged(text)]
-    marks += [(end, inside, True) for end, inside in _find_boxed(text)]
+    marks = [
+        (end, text[start : end - 1], True)
+        for start, end, is_box in _find_braces(text)
+        if is_box and end is not None
+    ]
+    content_start = None
+    for tag in _ANSWER_TAG.finditer(text):
+        if not tag[1]:
+            content_start = tag.end()
+        elif content_start is not None:
+            marks.append((tag.end(), text[content_start : tag.start()], False))
+            content_start = None
     marks += [(match.end(), match[1], True) for match in _BOXED_WORD.finditer(text)]
     end = len(text.rstrip())
     marks += [
@@ -152,24 +160,6 @@ def _last_mark(text: str) -> tuple[str, bool] | None:
         if match[1].strip() and match.end() >= end
     ]
     return max(marks)[1:] if marks else None
-
-
-def _find_tagged(text: str) -> Iterator[tuple[int, str]]:
-    """Yield end and content of each closed ``<answer>``."""
-    content_start = None
-    for tag in _ANSWER_TAG.finditer(text):
-        if not tag[1]:
-            content_start = tag.end()
-        elif content_start is not None:
-            yield tag.end(), text[content_start : tag.start()]
-            content_start = None
-
-
-def _find_boxed(text: str) -> Iterator[tuple[int, str]]:
-    """Yield end and content of each closed ``\\boxed``."""
-    for start, end, is_box in _find_braces(text):
-        if is_box and end is not None:
-            yield end, text[start : end - 1]
 
 
 def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
@@ -219,33 +209,22 @@ def _read_sentence(line: str) -> ExtractedAnswer:
 
 
 def _read_end(text: str) -> ExtractedAnswer | None:
-    text = _REMARK.sub(
-        "", _FENCE.sub("", text[-MAX_WHOLE_TEXT:] if len(text) > MAX_WHOLE_TEXT else text)
-    ).strip()
+    text = _REMARK.sub("", _FENCE.sub("", text[-MAX_WHOLE_TEXT:])).strip()
     if not text:
         return None
     line = text.rsplit("\n", 1)[-1].strip()[-MAX_LINE:]
     sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
     last_sentence = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
     readings = [text, line, last_sentence]
-    clauses = _TURN.split(last_sentence)
-    if not _DENIED.search(clauses[-1]) and not re.search(r"\bor\b", clauses[-1]):
+    numbers: tuple[str, ...] = ()
+    last_clause = _TURN.split(last_sentence)[-1]
+    if not _DENIED.search(last_clause) and not re.search(r"\bor\b", last_clause):
         readings.append(_LEAD.sub("", last_sentence))
         readings += [
             next(filter(None, match.groups())) for match in [*_MATH.finditer(last_sentence)][-1:]
         ]
-        numbers = tuple(_last_number(last_sentence))
-    else:
-        numbers = ()
+        # The text from the last number to the end, unless it is part of a formula or of a choice.
+        for match in [*_NUMBER.finditer(last_sentence)][-1:]:
+            if not _OPERATOR.search(last_sentence[: match.start()]):
+                numbers = (last_sentence[match.start() :],)
     return ExtractedAnswer(tuple(dict.fromkeys(readings)), numbers=numbers)
-
-
-def _last_number(sentence: str) -> Iterator[str]:
-    """Yield one text: ``sentence`` from its last number to the end.
-
-    Yield nothing if the number is part of a formula or of a choice.
-    """
-    numbers = [*_NUMBER.finditer(sentence)][-1:]
-    for match in numbers:
-        if not _OPERATOR.search(sentence[: match.start()]):
-            yield sentence[match.start() :]

@@ -14,7 +14,6 @@ from agent_system.environments.env_package.dataset.answer_text import fold_words
 from agent_system.environments.env_package.dataset.answers import ExtractedAnswer, extract_answer
 from agent_system.environments.env_package.dataset.formula_size import is_too_large
 from agent_system.environments.env_package.dataset.written_numbers import (
-    WrittenNumber,
     is_same_number,
     read_number,
 )
@@ -70,7 +69,8 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     if any(fold_words(one) == fold_words(gold) for one in given_texts):
         return True
     if fold_words(gold) in _VERDICTS:
-        return any(_read_verdict(one) == fold_words(gold) for one in given_texts)
+        verdicts = [match[1] for one in given_texts if (match := _VERDICT.fullmatch(one))]
+        return fold_words(gold) in map(str.casefold, verdicts)
     if _is_written_number(gold):
         numbers = [*given_texts, *map(normalize_answer, answer.numbers)]
         return any(_equals_number(one, gold) for one in numbers)
@@ -114,11 +114,6 @@ def _named_option(given: str, may_be_small: bool) -> str | None:
     return letter.casefold() if is_option else None
 
 
-def _read_verdict(given: str) -> str | None:
-    match = _VERDICT.fullmatch(given)
-    return match[1].casefold() if match else None
-
-
 def _is_written_number(gold: str) -> bool:
     number = None if _DATE.search(gold) else read_number(gold)
     # A number before a capitalised word is part of a name, such as "50 Cent".
@@ -136,42 +131,37 @@ def _equals_number(given: str, gold: str) -> bool:
         return is_same_number(given_number, truth)
     # A root or a power, such as sqrt(2), is accepted. An unevaluated calculation (1 + 2) is not.
     is_closed = _CLOSED_FORM.search(answer_text) and not _TO_CALCULATE.search(answer_text)
-    return bool(is_closed) and _equal_in_value(answer_text, _as_fraction(truth))
-
-
-def _as_fraction(number: WrittenNumber) -> str:
-    return f"\\frac{{{number.value.numerator}}}{{{number.value.denominator}}}"
+    fraction = f"\\frac{{{truth.value.numerator}}}{{{truth.value.denominator}}}"
+    return bool(is_closed) and _equal_in_value(answer_text, fraction)
 
 
 def _is_formula(gold: str) -> bool:
     if _COMMAND.search(gold):
         return True
+    if not gold.isascii() or _DATE.search(gold) or not _FORMULA_SIGN.search(gold):
+        return False
     words = re.findall(r"[A-Za-z]+", gold)
-    only_known_names = all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
-    return (
-        only_known_names
-        and gold.isascii()
-        and bool(_FORMULA_SIGN.search(gold))
-        and not _DATE.search(gold)
-    )
+    return all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
 
 
 def _same_formula(given: str, gold: str, layers: int) -> bool:
-    if _remove_spaces(given) == _remove_spaces(gold):
+    if "".join(given.split()) == "".join(gold.split()):
         return True
     given_list, gold_list = _split_list(given), _split_list(gold)
     if gold_list is None or not layers:
         return _same_element(given, gold)
-    if (
-        given_list is None
-        or len(given_list[1]) != len(gold_list[1])
-        or not _same_brackets(given_list, gold_list)
-    ):
+    if given_list is None or not _same_brackets(given_list, gold_list):
         return False
-    if gold_list[0] in ("", "{"):
-        return _same_set(given_list[1], gold_list[1], layers - 1)
-    pairs = zip(given_list[1], gold_list[1], strict=True)
-    return all(_same_formula(given_item, gold_item, layers - 1) for given_item, gold_item in pairs)
+    brackets, gold_members = gold_list
+    given_members = given_list[1]
+    if len(given_members) != len(gold_members):
+        return False
+    if brackets in ("", "{"):
+        return _same_set(given_members, gold_members, layers - 1)
+    return all(
+        _same_formula(given_member, gold_member, layers - 1)
+        for given_member, gold_member in zip(given_members, gold_members, strict=True)
+    )
 
 
 def _same_element(given: str, gold: str) -> bool:
@@ -246,18 +236,12 @@ def _same_words(given: str, gold: str) -> bool:
     if label is None:
         return False
     letter = (label[1] or label[2]).casefold()
+    label_text = fold_words(label[3])
     given_label = _LABELLED.fullmatch(given)
     if given_label is not None:
-        return (given_label[1] or given_label[2]).casefold() == letter and fold_words(
-            given_label[3]
-        ) == fold_words(label[3])
-    return _named_option(given, may_be_small=False) == letter or fold_words(given) == fold_words(
-        label[3]
-    )
-
-
-def _remove_spaces(text: str) -> str:
-    return re.sub(r"\s+", "", text)
+        given_letter = (given_label[1] or given_label[2]).casefold()
+        return given_letter == letter and fold_words(given_label[3]) == label_text
+    return _named_option(given, may_be_small=False) == letter or fold_words(given) == label_text
 
 
 def _equal_in_value(given: str, gold: str) -> bool:

@@ -101,12 +101,6 @@ def _read_exponent(text: str, start: int) -> str:
 
 
 def _exponent_continues(text: str, place: int) -> bool:
-    behind = text[place + 1 :].lstrip()[:2]
-    return (
-        behind[:1] in ("^", "!")
-        or behind == "**"
-        or (
-            text[place] in "-+^*"
-            or (text[place].isdigit() and text[place + 1 : place + 2].isdigit())
-        )
-    )
+    is_inside_number = text[place].isdigit() and text[place + 1 : place + 2].isdigit()
+    behind = text[place + 1 :].lstrip()
+    return is_inside_number or text[place] in "-+^*" or behind.startswith(("^", "!", "**"))

@@ -4,14 +4,16 @@ The grader of the package extracts the answer (``answers``) and compares it acco
 the ground truth (``comparison``).
 """
 
-from collections.abc import Callable, Mapping
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env_package.dataset.answer_text import normalize_answer
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
-from agent_system.environments.env_package.dataset.ground_truths import read_truths
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.reward_manager.custom import load_function
@@ -24,7 +26,13 @@ from agent_system.reward_manager.scores import (
 )
 from verl.utils.limits import time_limit
 
-__all__ = ["Grade", "Grader", "NoGrade", "compare_with_truth", "read_grade"]
+# Keys of a ground truth that is a dictionary of accepted answers. A dictionary with other keys
+# needs a user-provided grader.
+ALIASES = (
+    *("answer", "answers", "target", "targets", "value", "text", "aliases"),
+    *("normalized_value", "normalized_aliases"),
+)
+_FIX = "fix: custom_reward_function.path=FILE (env.dataset.reward.path), or a column ground_truth"
 
 
 class NoGrade(ValueError):
@@ -50,15 +58,11 @@ class Grader:
         self._weights = reward.weights
         self._grade: Callable[..., Any] = compare_with_truth
         if reward.path is not None:
-            self._grade = load_function(
-                reward.path, reward.name or "compute_score", "env.dataset.reward"
-            )
+            name = reward.name or "compute_score"
+            self._grade = load_function(reward.path, name, "env.dataset.reward")
 
     def __call__(self, task: Task, solution: str) -> Grade:
-        """Return the grade of ``solution``. A coroutine of the grader is awaited.
-
-        Raises ``NoGrade`` and the exceptions of the grader.
-        """
+        """Return the grade of ``solution``. Raises ``NoGrade`` and the exceptions of the grader."""
         returned = self._grade(
             data_source=task["data_source"],
             solution_str=solution,
@@ -90,33 +94,21 @@ def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None 
         }
     except ValueError as error:
         raise NoGrade(f"{error}; allowed: finite numbers") from error
-    if weights:
-        scores["score"] = _weighted_score(scores, weights, context)
-    if "score" not in scores:
-        raise NoGrade(
-            f"{context}; allowed: a finite number, or a dictionary with one as score; fix: return "
-            "such a value, or name the rewards of the dictionary in reward_model.weights"
-        )
-    is_success = is_full(scores["score"])
-    if "acc" in rewards:
-        is_success = _read_flag(rewards["acc"], context)
+    try:
+        if weights:
+            scores["score"] = weighted_sum(scores, weights, context)
+        if "score" not in scores:
+            raise NoGrade(
+                f"{context}; allowed: a finite number, or a dictionary with one as score; fix: "
+                "return such a value, or name the rewards of the dictionary in "
+                "reward_model.weights"
+            )
+        is_success = is_full(scores["score"])
+        if "acc" in rewards:
+            is_success = read_flag(rewards["acc"], f"{context}, 'acc'")
+    except ValueError as error:
+        raise NoGrade(str(error)) from error
     return Grade(scores["score"], is_success, scores if isinstance(returned, Mapping) else {})
-
-
-def _read_flag(value: Any, context: str) -> bool:
-    try:
-        return read_flag(value, f"{context}, 'acc'")
-    except ValueError as error:
-        raise NoGrade(str(error)) from error
-
-
-def _weighted_score(
-    parts: Mapping[str, float], weights: Mapping[str, float], context: str
-) -> float:
-    try:
-        return weighted_sum(parts, weights, context)
-    except ValueError as error:
-        raise NoGrade(str(error)) from error
 
 
 def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
@@ -147,3 +139,60 @@ def compare_with_truth(
         raise NoGrade(f"data_source {data_source!r}: {error}") from error
     answer = extract_answer(solution_str)
     return float(answer is not None and any(is_right(answer, truth) for truth in truths))
+
+
+def read_truths(ground_truth: Any) -> list[str]:
+    """Return the accepted answers as texts. An answer is right if it equals one of them.
+
+    A list contains alternative answers, and so does a dictionary with keys in ``ALIASES``. Raises
+    ``ValueError`` if there is no ground truth, or one that cannot be compared with a text.
+
+    >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})
+    ['Paris', 'City of Light']
+    """
+    truths = list(_accepted_texts(ground_truth))
+    if not truths or not all(map(normalize_answer, truths)):
+        raise ValueError(
+            f"ground_truth={_quote_value(ground_truth)} is no ground truth; allowed: a text, a "
+            f"number, or a list of them; {_FIX}"
+        )
+    return list(dict.fromkeys(truths))
+
+
+def _accepted_texts(truth: Any) -> Iterator[str]:
+    if isinstance(truth, Mapping):
+        unknown = [key for key in truth if key not in ALIASES]
+        if unknown or not truth:
+            raise ValueError(
+                f"ground_truth={_quote_value(truth)}: an answer cannot be compared with a "
+                f"dictionary with {unknown[:1] or 'no keys'}; allowed: the keys "
+                f"{', '.join(sorted(ALIASES))}; {_FIX}"
+            )
+        for value in truth.values():
+            yield from _accepted_texts(value)
+    elif isinstance(truth, (list, tuple)):
+        for alias in truth:
+            if isinstance(alias, (list, tuple, Mapping)):
+                raise ValueError(
+                    f"ground_truth={_quote_value(truth)} contains {_quote_value(alias)}; allowed: "
+                    f"a list of texts and numbers; {_FIX}"
+                )
+            yield from _accepted_texts(alias)
+    elif isinstance(truth, bool):
+        # For the JSON value true, accept the words "true" and "yes".
+        yield from (("true", "yes") if truth else ("false", "no"))
+    elif isinstance(truth, float) and not math.isfinite(truth):
+        yield ""
+    elif isinstance(truth, str) and truth.lstrip().startswith("{"):
+        try:
+            parsed = json.loads(truth)
+        except (ValueError, RecursionError):
+            yield truth
+        else:
+            yield from _accepted_texts(parsed)
+    else:
+        yield "" if truth is None else str(truth)
+
+
+def _quote_value(value: Any) -> str:
+    return f"{str(value)[:80]!r}"

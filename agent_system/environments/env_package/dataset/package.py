@@ -30,10 +30,7 @@ class DatasetEnv:
         return first_observation(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode.
-
-        Raises ``NoGrade``, ``TimeLimit`` and the exceptions of the grader.
-        """
+        """Grade the answer and end the episode. Raises as ``grade_step``."""
         return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
@@ -46,9 +43,7 @@ class DatasetEnv:
 
 
 def first_observation(task: Task) -> Observation:
-    """Return an observation with the text of the row's last message. The earlier messages are its
-    ``opening``.
-    """
+    """Return the text of the row's last message, with the earlier messages as ``opening``."""
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 
@@ -57,12 +52,6 @@ def replace_text(task: Task, text: str) -> Task:
     """Return ``task`` with ``text`` as the content of its last message."""
     *opening, last_message = task["messages"]
     return {**task, "messages": [*opening, {**last_message, "content": text}]}
-
-
-def make_prompts(settings: DatasetSettings) -> SingleTurnPrompts:
-    """Return prompts that show only the messages of a row, for all settings."""
-    del settings  # without effect
-    return SingleTurnPrompts()
 
 
 def project_answer(text: str) -> tuple[str, bool]:
@@ -76,7 +65,7 @@ PACKAGE = EnvPackage(
     settings=DatasetSettings,
     make=DatasetEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda _: SingleTurnPrompts(),
     project=project_answer,
     stop=(),
     executes_cut_turns=True,

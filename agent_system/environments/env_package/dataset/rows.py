@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_system.environments.env import Task
-from agent_system.environments.env_package.dataset.ground_truths import read_truths
+from agent_system.environments.env_package.dataset.grading import read_truths
 from agent_system.environments.env_package.dataset.settings import DatasetSettings
 from agent_system.reward_manager.custom import load_function
 from verl.utils.message_rows import BadRow, DataRow, read_prompt_messages, read_table
-
-__all__ = ["NAME", "BadRow", "list_tasks"]
 
 NAME = "dataset"
 SUPPORTED_STYLES = (None, "", "rule", "model")  # supported values of reward_model["style"]
@@ -73,23 +71,29 @@ def _rows_of_class(settings: DatasetSettings, files: list[str]) -> Iterator[Data
 def _make_task(row: DataRow, place: str, settings: DatasetSettings) -> Task:
     messages = read_prompt_messages(row, settings.prompt_key, "data.prompt_key")
     source = row.read_cell(settings.reward_fn_key)
+    if source in (None, ""):
+        # The name of the file without suffix, or of the class, that the row comes from.
+        source = Path(row.source.partition("=")[2].strip("'\"")).stem
     truth = _ground_truth(row)
     if settings.reward.path is None:
-        _require_comparable(row, truth)
+        # The grader of the package must be able to compare an answer with the ground truth.
+        try:
+            read_truths(truth)
+        except ValueError as error:
+            why = f"or reward_model.ground_truth holds {str(truth)[:80]!r}"
+            allowed = "a text, a number, a list of these, or a dictionary of aliases"
+            columns = ", ".join(map(str, row.cells))
+            fix = (
+                f"one of the columns {columns} under that name, or custom_reward_function.path=FILE"
+            )
+            raise row.make_error("ground_truth", why, allowed, fix) from error
     return {
         "task_id": f"{NAME}/{place}",
-        "data_source": _origin_name(row) if source in (None, "") else str(source),
+        "data_source": str(source),
         "messages": messages,
         "ground_truth": truth,
         "extra_info": row.read_object("extra_info") or {},
     }
-
-
-def _origin_name(row: DataRow) -> str:
-    """Return the default of ``data_source``: the name of the file without suffix, or of the class,
-    that the row comes from.
-    """
-    return Path(row.source.partition("=")[2].strip("'\"")).stem
 
 
 def _ground_truth(row: DataRow) -> Any:
@@ -98,22 +102,7 @@ def _ground_truth(row: DataRow) -> Any:
     if reward_model.get("style") not in SUPPORTED_STYLES:
         why = f"has the style {reward_model['style']!r}"
         known_styles = ", ".join(style for style in SUPPORTED_STYLES if style)
-        raise row.make_error(
-            "reward_model", why, known_styles, "grade with custom_reward_function.path=FILE"
-        )
+        fix = "grade with custom_reward_function.path=FILE"
+        raise row.make_error("reward_model", why, known_styles, fix)
     truth = reward_model.get("ground_truth")
     return row.read_cell("ground_truth") if truth is None else truth
-
-
-def _require_comparable(row: DataRow, truth: Any) -> None:
-    """Raise ``BadRow`` if the grader of the package cannot compare an answer with ``truth``."""
-    try:
-        read_truths(truth)
-    except ValueError as error:
-        columns = ", ".join(map(str, row.cells))
-        raise row.make_error(
-            "ground_truth",
-            f"or reward_model.ground_truth holds {str(truth)[:80]!r}",
-            "a text, a number, a list of these, or a dictionary of aliases",
-            f"one of the columns {columns} under that name, or custom_reward_function.path=FILE",
-        ) from error

@@ -120,14 +120,10 @@ def _read_digits(text: str) -> WrittenNumber | None:
 
 
 def _read_fraction(parts: dict[str, str | None]) -> Fraction | None:
-    numerator_digits = parts["top"] or parts["t"] or parts["above"] or ""
-    denominator_digits = parts["bottom"] or parts["b"] or parts["below"] or ""
-    whole_digits = parts["whole"] or parts["mixed"] or "0"
-    return (
-        int(whole_digits) + Fraction(int(numerator_digits), int(denominator_digits))
-        if int(denominator_digits)
-        else None
-    )
+    numerator = int(parts["top"] or parts["t"] or parts["above"] or "")
+    denominator = int(parts["bottom"] or parts["b"] or parts["below"] or "")
+    whole = int(parts["whole"] or parts["mixed"] or "0")
+    return whole + Fraction(numerator, denominator) if denominator else None
 
 
 def _read_decimal(parts: dict[str, str | None]) -> Fraction | None:
@@ -155,7 +151,9 @@ def _read_unit(rest: str, money: str) -> tuple[int, str] | None:
     if unit is None:
         return None
     currency = UNITS.get(money, "")
-    return (scale, unit or currency) if not (unit and currency and unit != currency) else None
+    if unit and currency and unit != currency:
+        return None
+    return scale, unit or currency
 
 
 def _normalize_unit(text: str, is_apart: bool) -> str | None:
@@ -205,11 +203,8 @@ def _read_words(text: str) -> WrittenNumber | None:
 
 def _tens_precede_ones(words: list[str]) -> bool:
     """Return True if tens precede ones, as in "twenty one". "one two" are two numbers."""
-    for word, next_word in pairwise(words):
-        if (
-            word in _SMALL
-            and next_word in _SMALL
-            and not (word in _TENS and 0 < _SMALL[next_word] < 10)
-        ):
-            return False
-    return True
+    return all(
+        word in _TENS and 0 < _SMALL[next_word] < 10
+        for word, next_word in pairwise(words)
+        if word in _SMALL and next_word in _SMALL
+    )

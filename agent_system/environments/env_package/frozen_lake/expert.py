@@ -3,19 +3,18 @@
 It ignores that ice is slippery, so it may fall into a hole. Demonstrations drop such episodes.
 """
 
-import random
 from collections.abc import Iterator
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.frozen_lake.drawing import (
+from agent_system.environments.env_package.frozen_lake.prompts import (
     GOAL,
     HERE,
     HOLE,
-    MOVE_OFFSETS,
+    MOVES,
     Cell,
     read_drawing,
 )
-from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
 
 MAX_CELLS = 400  # larger than the number of cells of the largest lake
@@ -24,14 +23,11 @@ MAX_CELLS = 400  # larger than the number of cells of the largest lake
 class LakeExpert:
     """Expert of one episode. It reads the map of the lake from the text of observations."""
 
-    def __init__(self, first_observation: Observation, rng: random.Random, noise: Noise) -> None:
-        self.rng = rng
-        self.noise = noise
+    def __init__(self, episode: EpisodeStart) -> None:
+        self.rng = episode.rng
+        self.noise = episode.noise
         self.tried = LastAction()
-        self.cells: dict[Cell, str] = {}
-        self.position = (0, 0)
-        self.possible_moves: list[str] = []
-        self._read_observation(first_observation)
+        self._read_observation(episode.first)
 
     def act(self) -> Decision:
         """Return the next move. ``Decision.situation`` lists the moves that avoid all holes."""
@@ -50,7 +46,7 @@ class LakeExpert:
             for move, cell in safe_moves.items()
             if len(self._shortest_path(cell) or ()) >= len(path)
         ]
-        impossible = [move for move in MOVE_OFFSETS if move not in self.possible_moves]
+        impossible = [move for move in MOVES if move not in self.possible_moves]
         return add_noise(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
@@ -65,7 +61,7 @@ class LakeExpert:
         )
 
     def _safe_moves(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
-        for move, (down, right) in MOVE_OFFSETS.items():
+        for move, (down, right) in MOVES.items():
             next_cell = (cell[0] + down, cell[1] + right)
             # Cells outside the lake are treated as holes: the path must not enter them.
             if self.cells.get(next_cell, HOLE) != HOLE:
@@ -74,12 +70,7 @@ class LakeExpert:
     def _read_observation(self, observation: Observation) -> None:
         _, self.cells = read_drawing(observation.text)
         self.position = next(cell for cell, sign in self.cells.items() if sign == HERE)
-        self.possible_moves = list(observation.info["admissible_actions"])
+        self.possible_moves: list[str] = observation.info["admissible_actions"]
 
 
-def start_expert(episode: EpisodeStart) -> LakeExpert:
-    """Return an expert that has read the first observation."""
-    return LakeExpert(episode.first, episode.rng, episode.noise)
-
-
-EXPERT = Expert(start_expert)
+EXPERT = Expert(LakeExpert)

@@ -10,6 +10,8 @@ from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, 
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
+    HERE,
+    MOVES,
     describe_with_map,
     shorten_observation,
 )
@@ -18,12 +20,6 @@ from agent_system.environments.package import EnvPackage
 from verl.utils.seeds import derive_seed
 
 NAME = "frozen_lake"
-MOVES = {
-    "left": (rules.LEFT, 0, -1),
-    "down": (rules.DOWN, 1, 0),
-    "right": (rules.RIGHT, 0, 1),
-    "up": (rules.UP, -1, 0),
-}
 RULES = """\
 You cross a frozen lake, one cell per move: left, down, right or up. P is you, \
 . is ice, O is a hole, G is the goal.
@@ -71,15 +67,11 @@ class FrozenLakeText:
         if action not in self._possible_moves():
             observation = self._make_observation("That is not possible here.\n")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        _, reward, done, _, _ = self._lake.step(MOVES[action][0])
+        _, reward, done, _, _ = self._lake.step(list(MOVES).index(action))
         won = bool(reward > 0)
         message = "You reached the goal.\n" if won else "You fell into a hole.\n" if done else ""
-        return (
-            self._make_observation(message),
-            float(reward),
-            bool(done),
-            {"won": won, "is_action_valid": True},
-        )
+        info = {"won": won, "is_action_valid": True}
+        return self._make_observation(message), float(reward), bool(done), info
 
     def close(self) -> None:
         """Do nothing: no resources are in use."""
@@ -88,28 +80,26 @@ class FrozenLakeText:
         return divmod(int(self._lake.s), len(self._map))
 
     def _possible_moves(self) -> list[str]:
-        row, column = self._agent_cell()
-        size = len(self._map)
-        inside_moves = {
-            m
-            for m, (_, down, right) in MOVES.items()
-            if 0 <= row + down < size and 0 <= column + right < size
-        }
         # On slippery ice the agent may move sideways instead. A move off the lake can then change
         # its cell.
-        return [move for move in MOVES if self.settings.slippery or move in inside_moves]
+        if self.settings.slippery:
+            return list(MOVES)
+        row, column = self._agent_cell()
+        cells = range(len(self._map))
+        return [
+            move
+            for move, (down, right) in MOVES.items()
+            if row + down in cells and column + right in cells
+        ]
 
     def _make_observation(self, message: str) -> Observation:
         row, column = self._agent_cell()
         cells = [list(line.translate(DRAWING_SIGNS)) for line in self._map]
-        cells[row][column] = "P"
+        cells[row][column] = HERE
         drawing = "\n".join(" ".join(line) for line in cells)
         anchor = f"{'/'.join(self._map)} {row},{column}"
-        return Observation(
-            f"{message}{drawing}",
-            anchor=anchor,
-            info={"admissible_actions": self._possible_moves()},
-        )
+        info = {"admissible_actions": self._possible_moves()}
+        return Observation(f"{message}{drawing}", anchor=anchor, info=info)
 
 
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
@@ -120,10 +110,7 @@ def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
 
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Return distinct maps, each with a path to the goal.
-
-    There are fewer than the settings ask for if the lake is too small.
-    """
+    """Return distinct maps with a path to the goal. A small lake has fewer than asked for."""
     maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}

@@ -4,15 +4,27 @@ The map never changes, so it is drawn only at the start. Later observations give
 the four neighbouring cells.
 """
 
-from agent_system.environments.env_package.frozen_lake.drawing import (
-    GOAL,
-    HERE,
-    HOLE,
-    MOVE_OFFSETS,
-    read_drawing,
-)
-
+Cell = tuple[int, int]
+HERE = "P"
+HOLE = "O"
+GOAL = "G"
+# Offset of each move: rows down, columns to the right. In the order of gymnasium's action numbers.
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 _NAMES = {HOLE: "hole", GOAL: "goal"}
+
+
+def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
+    """Return the text above the drawing, with its line break, and the sign of every cell."""
+    lines = text.splitlines()
+    # Lines of the drawing consist of single signs. Other lines contain longer words.
+    drawing_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
+    cells = {
+        (row, column): sign
+        for row, line in enumerate(drawing_lines)
+        for column, sign in enumerate(line.split())
+    }
+    text_above = "".join(f"{line}\n" for line in lines if line not in drawing_lines)
+    return text_above, cells
 
 
 def describe_with_map(text: str) -> str:
@@ -28,7 +40,7 @@ def shorten_observation(text: str) -> str:
     if position is None:
         return text
     around = []
-    for direction, (down, right) in MOVE_OFFSETS.items():
+    for direction, (down, right) in MOVES.items():
         sign = cells.get((position[0] + down, position[1] + right))
         around.append(f"{direction} {'edge' if sign is None else _NAMES.get(sign, 'ice')}")
     return f"{text_above}{position[0]} {position[1]}: {', '.join(around)}"

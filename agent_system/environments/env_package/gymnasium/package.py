@@ -11,16 +11,11 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env_package.gymnasium import worlds
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
-from agent_system.environments.env_package.gymnasium.worlds import (
-    NAME,
-    known_ids,
-    make_description,
-    make_world,
-)
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_MASK
+from agent_system.environments.tasks import SEED_MASK, number_range
 from verl.utils.seeds import derive_seed
 
 
@@ -38,8 +33,8 @@ class GymnasiumEnv:
 
         self._generator = numpy.random.default_rng
         self.settings = settings
-        self.world = make_world(settings)
-        self.description = make_description(settings)
+        self.world = worlds.make_world(settings)
+        self.description = worlds.make_description(settings)
         self.action_numbers = {
             name.lower(): number for number, name in enumerate(self.description.actions)
         }
@@ -67,37 +62,30 @@ class GymnasiumEnv:
         action_number = self.action_numbers.get(action.strip().lower())
         if action_number is None:
             message = f"There is no such action. Actions: {', '.join(self.description.actions)}.\n"
-            return (
-                self._make_observation(message),
-                0.0,
-                False,
-                {"won": False, "is_action_valid": False},
-            )
+            info = {"won": False, "is_action_valid": False}
+            return self._make_observation(message), 0.0, False, info
         self._observation, gym_reward, is_terminated, is_truncated, self._info = self.world.step(
             action_number
         )
         self.steps += 1
         self.score += float(gym_reward)
+        needs_survival = self.description.success_condition == "survival"
         has_survived = is_truncated or (
-            self._needs_survival and self.steps >= (self.settings.max_steps or 0) > 0
+            needs_survival and self.steps >= (self.settings.max_steps or 0) > 0
         )
         done = bool(is_terminated or has_survived)
-        won = done and self._is_success(float(gym_reward), bool(is_terminated))
+        if needs_survival:
+            won = done and not is_terminated
+        else:
+            won = bool(is_terminated) and (
+                self.description.success_condition == "end" or float(gym_reward) > 0
+            )
         reward = float(gym_reward) if self.settings.reward == "gym" else float(won)
         info = {"won": won, "is_action_valid": True, "score": self.score}
         return self._make_observation(""), reward, done, info
 
     def close(self) -> None:
         self.world.close()
-
-    @property
-    def _needs_survival(self) -> bool:
-        return self.description.success_condition == "survival"
-
-    def _is_success(self, gym_reward: float, is_terminated: bool) -> bool:
-        if self._needs_survival:
-            return not is_terminated
-        return is_terminated and (self.description.success_condition == "end" or gym_reward > 0)
 
     def _make_observation(self, message: str) -> Observation:
         text = self.description.describe(self._observation, self._info, self.world)
@@ -121,32 +109,30 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
     If an environment has a single start state, tasks of both splits start in it. Only their seeds
     differ.
     """
-    first_seed = 0 if split == "val" else settings.val_tasks
-    count = settings.val_tasks if split == "val" else settings.train_tasks
-    source = f"{NAME}/{settings.env_id}"
+    source = f"{worlds.NAME}/{settings.env_id}"
     return [
         {
             "task_id": f"{source}/{task_number}",
             "data_source": source,
-            "reset_seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
+            "reset_seed": derive_seed(worlds.NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in range(first_seed, first_seed + count)
+        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
     ]
 
 
 def make_prompts(settings: GymnasiumSettings) -> Prompts:
     """Return prompts with the rules and the names of the actions."""
-    description = make_description(settings)
+    description = worlds.make_description(settings)
     rules = f"{description.rules}\nActions: {', '.join(description.actions)}."
     return ChatPrompts(rules, description.actions[0], list_actions=settings.list_actions)
 
 
 PACKAGE = EnvPackage(
-    name=NAME,
+    name=worlds.NAME,
     settings=GymnasiumSettings,
     make=GymnasiumEnv,
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    variants=known_ids,
+    variants=worlds.known_ids,
 )

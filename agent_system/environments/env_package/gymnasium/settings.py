@@ -42,5 +42,4 @@ class GymnasiumSettings(EnvSettings):
     """seed of the start states of both splits"""
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of start states of ``split``."""
         return self.val_tasks if split == "val" else self.train_tasks

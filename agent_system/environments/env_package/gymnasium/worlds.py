@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from agent_system.environments.env_package.gymnasium.grid_view import grid_description
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.env_package.gymnasium.text_descriptions import (
+    TOY_DESCRIPTIONS,
     DescribeFunction,
-    GymnasiumWorld,
     TextDescription,
+    grid_description,
 )
-from agent_system.environments.env_package.gymnasium.toy_text import TOY_DESCRIPTIONS
 from agent_system.reward_manager.custom import load_function
 from verl.config.settings.hints import did_you_mean
 
@@ -54,12 +53,10 @@ def known_ids() -> list[str]:
     ]
 
 
-def make_world(settings: GymnasiumSettings) -> GymnasiumWorld:
+def make_world(settings: GymnasiumSettings) -> Any:
     """Build the environment that ``settings`` name.
 
-    Raises:
-        NoTextVersion: Gymnasium cannot build it, or its actions are not discrete.
-        ModuleNotFoundError: It needs minigrid, which is not installed.
+    Raises ``NoTextVersion`` if Gymnasium cannot build it, or if its actions are not discrete.
     """
     import gymnasium
 
@@ -96,7 +93,10 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
     actions, first_action = int(world.action_space.n), int(world.action_space.start)
     space = world.observation_space
     world.close()
-    known_description = _known_description(settings.env_id, actions)
+    if settings.env_id.startswith(GRIDS):
+        known_description = grid_description(actions)
+    else:
+        known_description = TOY_DESCRIPTIONS.get(settings.env_id)
     names = settings.actions or (
         known_description.actions if known_description else list(map(str, range(actions)))
     )
@@ -109,7 +109,10 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
     base = known_description or TextDescription(
         _describe_as_numbers, names, f"You act in the environment {settings.env_id}."
     )
-    describe = _load_describe_function(settings) or base.describe
+    describe: DescribeFunction = base.describe
+    if settings.describe.path is not None:
+        name = settings.describe.name or "describe"
+        describe = load_function(settings.describe.path, name, f"env.{NAME}.describe")
     if describe is _describe_as_numbers and not _is_describable(space):
         raise NoTextVersion(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are {space}; allowed: "
@@ -122,20 +125,7 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
     )
 
 
-def _known_description(env_id: str, actions: int) -> TextDescription | None:
-    return grid_description(actions) if env_id.startswith(GRIDS) else TOY_DESCRIPTIONS.get(env_id)
-
-
-def _load_describe_function(settings: GymnasiumSettings) -> DescribeFunction | None:
-    user_function = settings.describe
-    if user_function.path is None:
-        return None
-    return load_function(
-        user_function.path, user_function.name or "describe", f"env.{NAME}.describe"
-    )
-
-
-def _describe_as_numbers(observation: Any, info: Mapping[str, Any], world: GymnasiumWorld) -> str:
+def _describe_as_numbers(observation: Any, info: Mapping[str, Any], world: Any) -> str:
     del info, world  # only the observation is shown
     return _format_numbers(observation)
 

@@ -4,7 +4,7 @@ Tasks alternate between the parts in proportion to their weights, independent of
 tasks. Success is reported per data source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from agent_system.environments.env import Env, Observation, Step, Task
@@ -38,7 +38,6 @@ class MixtureEnv:
         self._part = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start the part's task in the environment of that part."""
         self._part = task["part"]
         if self._part not in self._environments:
             settings = part_settings(self.settings, self._part)
@@ -48,7 +47,6 @@ class MixtureEnv:
         )
 
     def step(self, action: str) -> Step:
-        """Apply ``action`` in the environment of the current task."""
         observation, reward, done, info = await_if_needed(
             self._environments[self._part].step(action)
         )
@@ -68,7 +66,11 @@ class MixturePrompts:
     """Prompts that delegate to the prompts of an observation's part."""
 
     def __init__(self, settings: MixtureSettings) -> None:
-        self._parts = {part: self._prompts_of(settings, part) for part in settings.part_weights}
+        texts = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
+        self._parts = {
+            part: get_package(part).prompts(part_settings(settings, part).model_copy(update=texts))
+            for part in settings.part_weights
+        }
         # The prompts of a mixture can ask for levels only if those of all parts can.
         self.asks_for_levels = all(prompts.asks_for_levels for prompts in self._parts.values())
         self.shows_level_prompts = all(map(shows_level_prompts, self._parts.values()))
@@ -97,32 +99,22 @@ class MixturePrompts:
     ) -> str:
         return self.of(first).window(first, history, observation, levels)
 
-    @staticmethod
-    def _prompts_of(settings: MixtureSettings, part: str) -> Prompts:
-        settings_of_part = part_settings(settings, part)
-        if settings.level_prompts:
-            settings_of_part = settings_of_part.model_copy(
-                update={"level_prompts": settings.level_prompts}
-            )
-        return get_package(part).prompts(settings_of_part)
-
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
     """Return the tasks of all parts, interleaved so that the first tasks are from every part."""
-    tasks_by_part = {part: _tasks_of(settings, part, split) for part in settings.part_weights}
+    tasks_by_part: dict[str, list[Task]] = {
+        part: [
+            {
+                "task_id": f"{NAME}/{part}/{task['task_id']}",
+                "data_source": task["data_source"],
+                "part": part,
+                "task": task,
+            }
+            for task in get_package(part).tasks(part_settings(settings, part), split)
+        ]
+        for part in settings.part_weights
+    }
     return interleave_parts(tasks_by_part, settings.part_weights)
-
-
-def _tasks_of(settings: MixtureSettings, part: str, split: str) -> list[Task]:
-    return [
-        {
-            "task_id": f"{NAME}/{part}/{task['task_id']}",
-            "data_source": task["data_source"],
-            "part": part,
-            "task": task,
-        }
-        for task in get_package(part).tasks(part_settings(settings, part), split)
-    ]
 
 
 def image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
@@ -139,24 +131,17 @@ def _stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stop_strings))
 
 
-def _keep_text(text: str) -> tuple[str, bool]:
-    """Return the unchanged text. The task's part projects it (``EnvPackage.package_for_task``)."""
-    return text, True
-
-
-def _part_weights(settings: MixtureSettings) -> Mapping[str, int]:
-    return settings.part_weights
-
-
 PACKAGE = EnvPackage(
     name=NAME,
     settings=MixtureSettings,
     make=MixtureEnv,
     tasks=list_tasks,
     prompts=MixturePrompts,
-    project=_keep_text,
+    project=lambda text: (text, True),  # the task's part projects it (``package_for_task``)
     images=image_setting,
     mixture=Mixture(
-        weights=_part_weights, package_of=lambda task: get_package(task["part"]), stop=_stop_strings
+        weights=lambda settings: settings.part_weights,
+        package_of=lambda task: get_package(task["part"]),
+        stop=_stop_strings,
     ),
 )

@@ -1,5 +1,6 @@
 """Settings of the config section ``env.mixture``."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,21 +14,7 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
-
-
-def _parse_weighted_part(part: Any) -> tuple[str, int]:
-    """Return name and weight of an entry ``NAME`` or ``NAME=WEIGHT``. Raises ``ValueError``."""
-    name, equals, weight = part.partition("=") if isinstance(part, str) else ("", "", "")
-    digits = weight.strip()
-    is_valid_weight = (
-        digits.isascii() and digits.isdecimal() and int(digits) > 0 if equals else True
-    )
-    if not name.strip() or not is_valid_weight:
-        raise ValueError(
-            f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
-            'fix: ["frozen_lake=2", "sokoban"]'
-        )
-    return name.strip(), int(digits) if equals else 1
+_WEIGHTED_PART = re.compile(r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?")  # NAME=WEIGHT
 
 
 class MixtureSettings(EnvSettings):
@@ -55,12 +42,18 @@ class MixtureSettings(EnvSettings):
             return parts
         weights: dict[str, Any] = {}
         for part in parts:
-            name, weight = _parse_weighted_part(part)
+            match = _WEIGHTED_PART.fullmatch(part) if isinstance(part, str) else None
+            if match is None:
+                raise ValueError(
+                    f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
+                    'fix: ["frozen_lake=2", "sokoban"]'
+                )
+            name, weight = match.groups()
             if name in weights:
                 raise ValueError(
                     f"{name!r} occurs twice; allowed: each environment once; fix: remove one entry"
                 )
-            weights[name] = weight
+            weights[name] = int(weight or 1)
         return weights
 
     @field_validator("parts")
@@ -77,7 +70,6 @@ class MixtureSettings(EnvSettings):
 
     @property
     def part_weights(self) -> Mapping[str, int]:
-        """Weights of the parts by name."""
         return DEFAULT_PARTS if self.parts is None else self.parts
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
@@ -86,7 +78,12 @@ class MixtureSettings(EnvSettings):
         They are read from the sections of the parts in ``env``. Raises ``ConfigError`` for unknown
         keys and ``UnknownEnvironment``.
         """
-        settings_by_part = {part: self._settings_of(part, env) for part in self.part_weights}
+        settings_by_part: dict[str, dict[str, Any]] = {}
+        for part in self.part_weights:
+            part_keys = {"env_name": part, "kwargs": self.kwargs.get(part, {})}
+            limits = {"max_steps": self.max_steps, "seed": self.seed}
+            settings = env_settings(env.model_copy(update=part_keys | limits))
+            settings_by_part[part] = settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(update={"kwargs": settings_by_part})
 
     def memory_limit_gb(self) -> float | None:
@@ -96,9 +93,3 @@ class MixtureSettings(EnvSettings):
         ]
         limits = [part.memory_limit_gb() for part in part_settings]
         return max((limit for limit in limits if limit is not None), default=None)
-
-    def _settings_of(self, part: str, env: "EnvConfig") -> dict[str, Any]:
-        named = {"env_name": part, "kwargs": self.kwargs.get(part, {})}
-        limits = {"max_steps": self.max_steps, "seed": self.seed}
-        section = env.model_copy(update=named | limits)
-        return env_settings(section).model_dump(mode="json", exclude_none=True)

@@ -1,16 +1,13 @@
 """Expert for the number line: jumps of 3 until the target is less than 3 away, then steps of 1."""
 
-import random
 import re
 
 from agent_system.environments.env import Observation
-from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise
 
-# The expert reads observations, not the environment: a policy must be able to imitate it from
-# observations alone.
-_POSITIONS = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
-_MOVE_LENGTHS = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
+MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
+POSITIONS = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 
 
 def moves_to_target(distance: int) -> list[str]:
@@ -25,15 +22,17 @@ def moves_to_target(distance: int) -> list[str]:
 
 
 class LineExpert:
-    """Expert of one episode. It reads its position and the target from observations."""
+    """Expert of one episode.
 
-    def __init__(self, first_observation: Observation, rng: random.Random, noise: Noise) -> None:
-        self.rng = rng
-        self.noise = noise
+    It reads observations, not the environment: a policy must be able to imitate it from
+    observations alone.
+    """
+
+    def __init__(self, episode: EpisodeStart) -> None:
+        self.rng = episode.rng
+        self.noise = episode.noise
         self.tried = LastAction()
-        self.distance = 0
-        self.possible_moves: list[str] = []
-        self._read_observation(first_observation)
+        self._read_observation(episode.first)
 
     def act(self) -> Decision:
         """Return the next move. ``Decision.situation`` states distance and side of the target."""
@@ -48,9 +47,9 @@ class LineExpert:
         useless = [
             move
             for move in self.possible_moves
-            if len(moves_to_target(self.distance - _MOVE_LENGTHS[move])) >= len(moves)
+            if len(moves_to_target(self.distance - MOVES[move])) >= len(moves)
         ]
-        impossible = [move for move in _MOVE_LENGTHS if move not in self.possible_moves]
+        impossible = [move for move in MOVES if move not in self.possible_moves]
         return add_noise(decision, self.rng, self.noise, useless, impossible)
 
     def observe(self, action: str, observation: Observation) -> None:
@@ -60,20 +59,15 @@ class LineExpert:
         self.tried.add(action, worked=self.distance != old_distance)
 
     def _read_observation(self, observation: Observation) -> None:
-        match = _POSITIONS.search(observation.text)
+        match = POSITIONS.search(observation.text)
         if match is None:
             raise ValueError(
                 f"observation {observation.text!r}: expected 'You are at N. The target is N.'"
             )
         position, target = map(int, match.groups())
         self.distance = target - position
-        self.possible_moves = list(observation.info["admissible_actions"])
-
-
-def start_expert(episode: EpisodeStart) -> LineExpert:
-    """Return an expert that has read the first observation."""
-    return LineExpert(episode.first, episode.rng, episode.noise)
+        self.possible_moves: list[str] = observation.info["admissible_actions"]
 
 
 # ``words``: numbers that a new tokenizer encodes as one token each.
-EXPERT = Expert(start_expert, words=lambda: [f" {number}" for number in range(31)])
+EXPERT = Expert(LineExpert, words=lambda: [f" {number}" for number in range(31)])

@@ -8,16 +8,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agent_system.environments.chat_prompts import CompactPrompts
+from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.number_line.expert import EXPERT
-from agent_system.environments.env_package.number_line.prompts import shorten_observation
+from agent_system.environments.env_package.number_line.expert import EXPERT, MOVES, POSITIONS
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
 from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns
-MOVES = {"left": -1, "right": 1, "jump left": -3, "jump right": 3}
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 RULES = """You stand on a number line. Reach the target number.
 Moves: left (-1), right (+1), jump left (-3), jump right (+3)."""
@@ -46,15 +44,12 @@ class NumberLineEnv:
     def __init__(self, settings: LineSettings) -> None:
         self.size = settings.size
         self.max_steps = settings.max_steps or MAX_STEPS
-        self.position = 0
-        self.target = 0
-        self.steps = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start an episode on the number ``task["start"]``."""
         del seed  # nothing is random
-        self.position = task["start"]
-        self.target = task["target"]
+        self.position: int = task["start"]
+        self.target: int = task["target"]
         self.steps = 0
         return self._make_observation("")
 
@@ -68,13 +63,9 @@ class NumberLineEnv:
         self.position = goal if is_valid else self.position
         self.steps += 1
         won = self.position == self.target
+        observation = self._make_observation("" if is_valid else "Nothing happens. ")
         info = {"won": won, "is_action_valid": is_valid}
-        return (
-            self._make_observation("" if is_valid else "Nothing happens. "),
-            float(won),
-            won or self.steps >= self.max_steps,
-            info,
-        )
+        return observation, float(won), won or self.steps >= self.max_steps, info
 
     def close(self) -> None:
         """Do nothing: no resources are in use."""
@@ -82,36 +73,26 @@ class NumberLineEnv:
     def _make_observation(self, prefix: str) -> Observation:
         text = f"{prefix}You are at {self.position}. The target is {self.target}."
         possible = [move for move, by in MOVES.items() if 0 <= self.position + by <= self.size]
-        return Observation(
-            text, anchor=f"{self.position}->{self.target}", info={"admissible_actions": possible}
-        )
+        anchor = f"{self.position}->{self.target}"
+        return Observation(text, anchor=anchor, info={"admissible_actions": possible})
 
 
-class NumberLinePrompts:
+class NumberLinePrompts(ChatPrompts):
     """Prompts with the rules in the system message and plain observations after it.
 
     Only the answer format differs between prompts with and without thinking levels.
     """
 
-    asks_for_levels = True
     shows_level_prompts = True
 
     def __init__(self, settings: LineSettings) -> None:
+        super().__init__(RULES, example="right")
         texts = merge_level_prompts(settings.level_prompts, LEVEL_TEXTS)
         self._levels = LEVELS.format(*texts.values())
 
     def system(self, levels: bool) -> str | None:
         """Return the rules and the answer format."""
         return f"{RULES}\n{self._levels if levels else PLAIN}"
-
-    def first(self, observation: Observation, levels: bool) -> str:
-        """Return the unchanged text of the observation."""
-        del levels  # both variants are equal
-        return observation.text
-
-    def turn(self, observation: Observation) -> str:
-        """Return the unchanged text of the observation."""
-        return observation.text
 
     def window(
         self,
@@ -124,6 +105,19 @@ class NumberLinePrompts:
         del first, levels  # not needed here
         past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
         return f"{past_turns}{observation.text}"
+
+
+def shorten_observation(text: str) -> str:
+    """Return position, distance and side of the target: ``at 3, target 13 right``.
+
+    The short text is for policies that cannot subtract.
+    """
+    match = POSITIONS.search(text)
+    if match is None:
+        return text
+    position, target = map(int, match.groups())
+    side = "right" if target > position else "left"
+    return f"{text[: match.start()]}at {position}, target {abs(target - position)} {side}"
 
 
 def list_tasks(settings: LineSettings, split: str) -> list[Task]:
@@ -142,18 +136,13 @@ def list_tasks(settings: LineSettings, split: str) -> list[Task]:
 
 def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact prompts with positions only."""
-    return (
-        CompactPrompts(shorten_observation)
-        if settings.prompt == "compact"
-        else NumberLinePrompts(settings)
-    )
+    if settings.prompt == "compact":
+        return CompactPrompts(shorten_observation)
+    return NumberLinePrompts(settings)
 
 
 def project_move(text: str) -> tuple[str, bool]:
-    """Return the last tagged action in ``text`` and True.
-
-    Without a tag, return the end of the text and False.
-    """
+    """Return the last tagged action and True; without a tag, the end of the text and False."""
     actions = ACTION.findall(text)
     # An action is expected at the end of the text. Every move is shorter than 40 characters.
     return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)

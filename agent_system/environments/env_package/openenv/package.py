@@ -1,25 +1,145 @@
-"""Text version of OpenEnv environments.
+"""Text version of OpenEnv environments, in this process or on a server.
 
 A task is a seed, which is sent to the environment's ``reset``. It depends on the environment which
-part of an episode the seed determines.
+part of an episode the seed determines. A server exchanges JSON messages over a WebSocket at
+``/ws``::
+
+    {"type": "reset", "data": {"seed": 3}}           {"type": "step", "data": {"message": "look"}}
+    {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": false}}
+    {"type": "error", "data": {"message": "...", "code": "VALIDATION_ERROR"}}
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.openenv.sessions import (
-    NAME,
-    InvalidAction,
-    open_session,
-)
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
+from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_MASK
+from agent_system.environments.tasks import SEED_MASK, number_range
+from agent_system.reward_manager.custom import load_import_path
 from verl.utils.seeds import derive_seed
+
+NAME = "openenv"
+MAX_BYTES = 64 * 1024 * 1024
+# Attributes of an observation that are not part of its content.
+_RESULT_FIELDS = ("done", "reward", "metadata")
+
+
+class InvalidAction(ValueError):
+    """Error for an action with missing or invalid fields. The message states the reason."""
+
+
+class ServerFailed(RuntimeError):
+    """The server answered with an error or an unreadable message, or did not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionResult:
+    """Result of a reset or a step."""
+
+    observation: dict[str, Any]
+    reward: float
+    done: bool
+
+
+class LocalSession:
+    """Session with an instance of the environment's class in this process."""
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        if settings.action is None:
+            raise ValueError(
+                f"env.{NAME}.action=null with env.{NAME}.environment={settings.environment!r}; "
+                f"allowed: the class of its actions; fix: env.{NAME}.action=MODULE:CLASS"
+            )
+        self._action = load_import_path(settings.action, f"env.{NAME}.action")
+        environment_class = load_import_path(settings.environment or "", f"env.{NAME}.environment")
+        self._env = environment_class(**settings.options)
+
+    def reset(self, options: Mapping[str, Any]) -> SessionResult:
+        return _session_result(await_if_needed(self._env.reset(**options)))
+
+    def step(self, action: Mapping[str, Any]) -> SessionResult:
+        """Apply the fields of one action. Raises ``InvalidAction``."""
+        try:
+            parsed_action = self._action.model_validate(dict(action))
+        except ValidationError as error:
+            raise InvalidAction(str(error)) from error
+        return _session_result(await_if_needed(self._env.step(parsed_action)))
+
+    def close(self) -> None:
+        close_env = getattr(self._env, "close", None)
+        if close_env is not None:
+            close_env()
+
+
+def _session_result(observation: Any) -> SessionResult:
+    fields = observation.model_dump(mode="json", exclude=set(_RESULT_FIELDS))
+    return SessionResult(fields, float(observation.reward or 0.0), bool(observation.done))
+
+
+class ServerSession:
+    """Session with a server. It connects at the first reset, and again after a failure."""
+
+    def __init__(self, settings: OpenEnvSettings) -> None:
+        self._url = _socket_url(settings.url or "")
+        self._timeout_s = settings.timeout_s
+        self._socket: Any = None
+
+    def reset(self, options: Mapping[str, Any]) -> SessionResult:
+        """Start an episode. Raises ``ServerFailed``, and ``OSError`` if no server listens."""
+        if self._socket is None:
+            from websockets.sync.client import connect
+
+            # Use no proxy: the user has configured the address of the server itself.
+            self._socket = connect(
+                self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None
+            )
+        return self._send_request({"type": "reset", "data": dict(options)})
+
+    def step(self, action: Mapping[str, Any]) -> SessionResult:
+        """Apply one action. Raises ``InvalidAction`` and ``ServerFailed``."""
+        return self._send_request({"type": "step", "data": dict(action)})
+
+    def close(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
+    def _send_request(self, message: dict[str, Any]) -> SessionResult:
+        if self._socket is None:
+            raise ServerFailed("step was called without a connection: call reset first")
+        try:
+            self._socket.send(json.dumps(message))
+            answer = json.loads(self._socket.recv(timeout=self._timeout_s))
+            answer_type, data = answer["type"], answer["data"]
+            if answer_type == "observation":
+                reward = float(data.get("reward") or 0.0)
+                return SessionResult(data["observation"], reward, bool(data.get("done")))
+        except Exception as error:  # the environment boundary
+            self.close()
+            raise ServerFailed(f"{self._url}: {error!r}") from error
+        if answer_type == "error" and data.get("code") == "VALIDATION_ERROR":
+            raise InvalidAction(str(data.get("message")))
+        self.close()
+        raise ServerFailed(f"{self._url}: {str(answer)[:300]}")
+
+
+def _socket_url(url: str) -> str:
+    """Convert a URL such as ``http://host:1`` to ``ws://host:1/ws``."""
+    scheme, _, host_and_path = url.rstrip("/").partition("://")
+    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+    if scheme not in schemes or not host_and_path:
+        raise ValueError(
+            f"env.{NAME}.url={url!r}; allowed: {', '.join(f'{known}://...' for known in schemes)}; "
+            f"fix: env.{NAME}.url=http://127.0.0.1:8000"
+        )
+    return f"{schemes[scheme]}://{host_and_path}/ws"
 
 
 class OpenEnvEnv:
@@ -29,11 +149,17 @@ class OpenEnvEnv:
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self.settings = settings
-        self._session = open_session(settings)
+        if (settings.url is None) == (settings.environment is None):
+            raise ValueError(
+                f"env.{NAME}.url={settings.url!r} and env.{NAME}.environment="
+                f"{settings.environment!r}; allowed: one of them; fix: env.{NAME}.url="
+                "http://127.0.0.1:8000"
+            )
+        session_type = LocalSession if settings.url is None else ServerSession
+        self._session = session_type(settings)
         self._last_text = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode with the seed of ``task``."""
         del seed  # the seed of the task is used instead
         session_result = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
         self._last_text = self._observation_text(session_result.observation)
@@ -50,12 +176,8 @@ class OpenEnvEnv:
         self._last_text = self._observation_text(session_result.observation)
         won = session_result.done and session_result.reward > 0
         reward = float(won) if self.settings.reward == "won" else session_result.reward
-        return (
-            Observation(self._last_text),
-            reward,
-            session_result.done,
-            {"won": won, "is_action_valid": True},
-        )
+        info = {"won": won, "is_action_valid": True}
+        return Observation(self._last_text), reward, session_result.done, info
 
     def close(self) -> None:
         self._session.close()
@@ -85,21 +207,14 @@ class OpenEnvEnv:
 
 def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
     """Return seeds by number. Validation has the first numbers, training those after them."""
-    first_seed = 0 if split == "val" else settings.val_tasks
-    count = settings.val_tasks if split == "val" else settings.train_tasks
     return [
         {
             "task_id": f"{NAME}/{settings.source}/{task_number}",
             "data_source": settings.source,
             "seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in range(first_seed, first_seed + count)
+        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
     ]
-
-
-def make_prompts(settings: OpenEnvSettings) -> Prompts:
-    """Return prompts with the rules of the settings."""
-    return ChatPrompts(settings.rules, settings.example, keep_first=True)
 
 
 PACKAGE = EnvPackage(
@@ -107,6 +222,6 @@ PACKAGE = EnvPackage(
     settings=OpenEnvSettings,
     make=OpenEnvEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda settings: ChatPrompts(settings.rules, settings.example, keep_first=True),
     project=project_action,
 )

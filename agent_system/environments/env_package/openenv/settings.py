@@ -43,5 +43,4 @@ class OpenEnvSettings(EnvSettings):
     """seed from which the seeds of both splits are derived"""
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of seeds of ``split``."""
         return self.val_tasks if split == "val" else self.train_tasks

@@ -14,13 +14,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from agent_system.environments.env_package.reasoning_gym.formulas import (
-    UnreadableFormula,
-    exact_value,
-    integers_in,
-    parse_formula,
-    parse_list,
-)
+from agent_system.environments.env_package.reasoning_gym import formulas
 from agent_system.reward_manager.scores import ROUNDING
 
 Entry = Mapping[str, Any]
@@ -40,6 +34,9 @@ PROPOSITION = re.compile(
 # A number that is not finite, as float(), complex(), Decimal() and JSON read it. One letter i or j
 # may follow.
 NOT_FINITE = re.compile(r"(?<![^\W\d_])s?(?:nan\d*|inf(?:inity)?)[ij]?(?![^\W\d_])", re.IGNORECASE)
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?=\d)")
+_SPACED_DIGITS = re.compile(r"(?<=\d) (?=\d)")
+_PREAMBLE = re.compile(r"^[^:\n]{20,}:\s*")  # "State the final answer to the following problem: "
 NUMBER = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 
@@ -59,7 +56,7 @@ def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
             if prepared is None:
                 return None
             answer = prepared
-    except (UnreadableFormula, ZeroDivisionError):
+    except (formulas.UnreadableFormula, ZeroDivisionError):
         return None
     return answer
 
@@ -75,6 +72,19 @@ def find_right_answer(entry: Entry) -> str | None:
     if "possible_answer" in metadata:
         return json.dumps(metadata["possible_answer"])
     return metadata.get("example_answer") or metadata.get("example_correct_answer")
+
+
+def separate_digits(text: str) -> str:
+    """Separate digits and drop the sentence before a colon: ``12 + 3 =`` gives ``1 2 + 3 =``.
+
+    It is for policies whose vocabulary does not contain all numbers.
+    """
+    return _BETWEEN_DIGITS.sub(" ", _PREAMBLE.sub("", text))
+
+
+def join_digits(text: str) -> str:
+    """Join digits that are separated by one space: ``1 5`` gives ``15``."""
+    return _SPACED_DIGITS.sub("", text)
 
 
 def convert_grade(grade: object) -> float:
@@ -109,7 +119,7 @@ def _parse_number(text: str) -> float:
 
 
 def _read_arithmetic(answer: str, _entry: Entry) -> str:
-    return ast.unparse(parse_formula(answer))
+    return ast.unparse(formulas.parse_formula(answer))
 
 
 def _read_algebra(answer: str, entry: Entry) -> str:
@@ -117,7 +127,7 @@ def _read_algebra(answer: str, entry: Entry) -> str:
     # ``Integral``, so that function is allowed only if the generator's answer contains it.
     is_oracle = answer.strip() == str(entry.get("answer", "")).strip()
     return ast.unparse(
-        parse_formula(
+        formulas.parse_formula(
             answer, ALGEBRA_NAMES, ALGEBRA_FUNCTIONS | ({"Integral"} if is_oracle else set())
         )
     )
@@ -126,14 +136,15 @@ def _read_algebra(answer: str, entry: Entry) -> str:
 def _read_twenty_four(answer: str, entry: Entry) -> str | None:
     # The grader of this generator truncates the value to an integer, and it does not check that the
     # four given numbers are used.
-    formula = parse_formula(answer)
-    uses_given_numbers = integers_in(formula) == sorted(entry["metadata"]["numbers"])
-    return ast.unparse(formula) if uses_given_numbers and exact_value(formula) == 24 else None
+    formula = formulas.parse_formula(answer)
+    uses_given_numbers = formulas.integers_in(formula) == sorted(entry["metadata"]["numbers"])
+    is_right = uses_given_numbers and formulas.exact_value(formula) == 24
+    return ast.unparse(formula) if is_right else None
 
 
 def _read_coin_flip(answer: str, entry: Entry) -> str | None:
     # The grader of this generator accepts a prefix of the right text: "0" and "0.1" for "0.125".
-    value = exact_value(parse_formula(answer.replace(",", "")))
+    value = formulas.exact_value(formulas.parse_formula(answer.replace(",", "")))
     is_close = abs(value - Fraction(str(entry["answer"]))) <= PROBABILITY_TOLERANCE
     return str(entry["answer"]) if is_close else None
 
@@ -144,7 +155,7 @@ def _read_list_or_exact(answer: str, entry: Entry) -> str:
         str(entry.get("answer", "")).strip(),
         *entry.get("metadata", {}).get("valid_answers", ()),
     }
-    return answer.strip() if answer.strip() in right_texts else repr(parse_list(answer))
+    return answer.strip() if answer.strip() in right_texts else repr(formulas.parse_list(answer))
 
 
 def _read_proposition(answer: str, _entry: Entry) -> str | None:

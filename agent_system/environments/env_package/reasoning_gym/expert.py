@@ -6,17 +6,10 @@ that answer without thinking. Demonstrations include wrong answers, so that RL c
 """
 
 import random
-from typing import Any
 
-from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.reasoning_gym.answers import find_right_answer
-from agent_system.environments.env_package.reasoning_gym.questions import (
-    WITHOUT_ANSWER,
-    load_questions,
-)
-from agent_system.environments.env_package.reasoning_gym.questions import list_tasks as questions
+from agent_system.environments.env import Observation
+from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.env_package.reasoning_gym.spelling import separate_digits
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import add_noise
 
@@ -28,9 +21,9 @@ class AnswerExpert:
 
     def __init__(self, start: EpisodeStart[ReasoningGymSettings]) -> None:
         self.start = start
-        entry = load_questions(start.settings)[start.task["number"]]
+        entry = questions.load_questions(start.settings)[start.task["number"]]
         self.separates_digits = start.settings.prompt == "compact"
-        self.answer = find_right_answer(entry) or ""
+        self.answer = answers.find_right_answer(entry) or ""
 
     def act(self) -> Decision:
         """Return the right answer. At random (noise), one of its digits is changed."""
@@ -43,7 +36,7 @@ class AnswerExpert:
         """Do nothing: an answer ends the episode, so this method is never called."""
 
     def _format_answer(self, answer: str) -> str:
-        return separate_digits(answer) if self.separates_digits else answer
+        return answers.separate_digits(answer) if self.separates_digits else answer
 
 
 def change_one_digit(answer: str, rng: random.Random) -> str:
@@ -56,27 +49,19 @@ def change_one_digit(answer: str, rng: random.Random) -> str:
     return f"{answer[:place]}{new_digit}{answer[place + 1 :]}"
 
 
-def list_demonstration_tasks(settings: ReasoningGymSettings, count: int) -> list[Task]:
-    """Return at most ``count`` training questions."""
-    return questions(settings.model_copy(update={"train_tasks": count}), "train")
-
-
-def demonstration_key(settings: ReasoningGymSettings) -> list[Any]:
-    """Return all settings that change demonstrations: all except the limits of grading."""
-    return ["reasoning_gym", 1, settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"})]
-
-
-def has_right_answers(settings: ReasoningGymSettings) -> bool:
-    """Return True if the generator gives right answers."""
-    return settings.task not in WITHOUT_ANSWER
-
-
 EXPERT = Expert(
     AnswerExpert,
     levels=(),
-    tasks=list_demonstration_tasks,
+    tasks=lambda settings, count: questions.list_tasks(
+        settings.model_copy(update={"train_tasks": count}), "train"
+    ),
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_unsuccessful=True,
-    key=demonstration_key,
-    knows_solution=has_right_answers,
+    # All settings that change demonstrations: all except the limits of grading.
+    key=lambda settings: [
+        questions.NAME,
+        1,
+        settings.model_dump(mode="json", exclude={"grade_s", "memory_gb"}),
+    ],
+    knows_solution=lambda settings: settings.task not in questions.WITHOUT_ANSWER,
 )

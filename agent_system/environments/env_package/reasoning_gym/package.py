@@ -9,26 +9,10 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import CompactPrompts, SingleTurnPrompts
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.reasoning_gym.answers import (
-    convert_grade,
-    prepare_answer,
-)
+from agent_system.environments.env_package.reasoning_gym import answers, questions
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
-from agent_system.environments.env_package.reasoning_gym.questions import (
-    NAME,
-    UNLISTED,
-    WITHOUT_ANSWER,
-    list_generators,
-    list_tasks,
-    load_questions,
-)
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.env_package.reasoning_gym.spelling import (
-    join_digits,
-    separate_digits,
-)
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 from rlvcr.levels import render_level_instructions
 from verl.utils.limits import time_limit
@@ -61,35 +45,34 @@ class ReasoningGymEnv:
     def __init__(self, settings: ReasoningGymSettings) -> None:
         self.settings = settings
         self.separates_digits = settings.prompt == "compact"
-        self.questions = load_questions(settings)
+        self.questions = questions.load_questions(settings)
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode with question ``task["number"]``."""
         del seed  # the number determines the question
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Grade the answer and end the episode. Raises ``TimeLimit``."""
-        answer = join_digits(action) if self.separates_digits else action
+        answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
-        grade = 0.0
-        prepared = prepare_answer(answer, self.settings.task, self.entry) if answer else None
-        if prepared is not None:
-            grade = self._grade_answer(prepared)
+        grade = self._grade_answer(answer) if answer else 0.0
         won = is_full(grade)
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade_answer(self, answer: str) -> float:
+        prepared = answers.prepare_answer(answer, self.settings.task, self.entry)
+        if prepared is None:
+            return 0.0
         with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
             try:
-                return convert_grade(self.questions.score_answer(answer, self.entry))
+                return answers.convert_grade(self.questions.score_answer(prepared, self.entry))
             except GRADER_ERRORS:
                 return 0.0
 
     def close(self) -> None:
-        """Do nothing: no resources are in use."""
+        pass  # no resources are in use
 
 
 class QuestionPrompts(SingleTurnPrompts):
@@ -98,13 +81,7 @@ class QuestionPrompts(SingleTurnPrompts):
     asks_for_levels = True
 
     def system(self, levels: bool) -> str | None:
-        """Return the answer format as system message."""
         return render_level_instructions() if levels else PLAIN_FORMAT
-
-
-def make_prompts(settings: ReasoningGymSettings) -> Prompts:
-    """Return prompts with question and answer format, or compact prompts with separate digits."""
-    return CompactPrompts(separate_digits) if settings.prompt == "compact" else QuestionPrompts()
 
 
 def project_answer(text: str) -> tuple[str, bool]:
@@ -114,15 +91,19 @@ def project_answer(text: str) -> tuple[str, bool]:
 
 
 PACKAGE = EnvPackage(
-    name=NAME,
+    name=questions.NAME,
     settings=ReasoningGymSettings,
     make=ReasoningGymEnv,
-    tasks=list_tasks,
-    prompts=make_prompts,
+    tasks=questions.list_tasks,
+    prompts=lambda settings: (
+        CompactPrompts(answers.separate_digits)
+        if settings.prompt == "compact"
+        else QuestionPrompts()
+    ),
     project=project_answer,
     stop=("</action>", "</answer>"),
     expert=EXPERT,
-    variants=list_generators,
-    unlisted=lambda: UNLISTED,
-    without_oracle=WITHOUT_ANSWER,
+    variants=questions.list_generators,
+    unlisted=lambda: questions.UNLISTED,
+    without_oracle=questions.WITHOUT_ANSWER,
 )

@@ -11,16 +11,16 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from agent_system.environments.tasks import number_range
 from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
-QUESTIONS_PER_TASK = (
-    4  # questions generated per training question; some are dropped, because generators repeat them
-)
+# Questions generated per training question. Some are dropped, because generators repeat them.
+QUESTIONS_PER_TASK = 4
 _SLOW = "a question takes seconds to generate, and a run needs hundreds"
 _HASHED = "its questions depend on Python's hash seed, which differs between processes"
 # Generators that are not listed as variants, with the reason.
@@ -32,60 +32,44 @@ UNLISTED = {
     "ransom_note": _HASHED,
     "zebra_puzzles": _SLOW,
 }
-
-
 # Generators that state no right answer. Their graders simulate the actions in an answer.
 WITHOUT_ANSWER = ("boxnet", "rush_hour")
 
 
-class Questions(Protocol):
-    """Protocol with the methods of reasoning-gym's data sets that this package uses."""
-
-    def __getitem__(self, number: int, /) -> dict[str, Any]: ...
-    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
-
-
-class _SeededQuestions:
-    """Questions that depend only on their number.
+class Questions:
+    """Data set of reasoning-gym whose questions depend only on their number.
 
     Some generators also use Python's global random generator, so it is seeded for each question.
     """
 
-    def __init__(self, questions: Questions) -> None:
-        self._questions = questions
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
 
     def __getitem__(self, number: int, /) -> dict[str, Any]:
         random_state = random.getstate()
         random.seed(number)
         try:
-            return self._questions[number]
+            return self._dataset[number]
         finally:
             random.setstate(random_state)
 
-    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+    def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
         """Return the grade of ``answer`` to ``entry``, from 0 to 1."""
-        return self._questions.score_answer(answer, entry)
+        return self._dataset.score_answer(answer, entry)
 
 
 def load_questions(settings: ReasoningGymSettings) -> Questions:
     """Return the data set that ``settings`` describe.
 
-    Raises:
-        ModuleNotFoundError: reasoning-gym is not installed.
-        ValueError: The generator does not exist, or it does not accept these options.
+    Raises ``ValueError`` if the generator does not exist, or does not accept these options.
     """
     size = settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
-    options = settings.options.get(settings.task, {})
-    return _create_questions(
-        settings.task, json.dumps(options, sort_keys=True), size, settings.task_seed
-    )
+    options = json.dumps(settings.options.get(settings.task, {}), sort_keys=True)
+    return _create_questions(settings.task, options, size, settings.task_seed)
 
 
 def list_generators() -> list[str]:
-    """Return the names of reasoning-gym's generators without those of ``UNLISTED``.
-
-    Raises ``ModuleNotFoundError``.
-    """
+    """Return the names of reasoning-gym's generators without those of ``UNLISTED``."""
     return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
@@ -112,7 +96,7 @@ def _create_questions(task: str, options_json: str, size: int, seed: int) -> Que
 
     options = json.loads(options_json)
     try:
-        return _SeededQuestions(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
+        return Questions(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
     except (TypeError, AssertionError, ValueError) as error:
         known_options = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
         raise ValueError(
@@ -130,27 +114,22 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     questions = load_questions(settings)
     val_questions = _first_questions(questions, settings.val_tasks)
     if split == "val":
-        first_numbers = _first_occurrences(val_questions)
-        return _balance_answers(
-            [
-                (_make_task(settings, question_number), val_questions[question_number].answer)
-                for question_number in first_numbers
-            ]
-        )
-    known_questions = {val_question.question for val_question in val_questions.values()}
+        # By question, so that repeated questions are dropped: task and answer.
+        distinct: dict[str, tuple[Task, str]] = {}
+        for number, (question, answer) in enumerate(val_questions):
+            distinct.setdefault(question, (_make_task(settings, number), answer))
+        return _balance_answers(list(distinct.values()))
+    known_questions = {question for question, _ in val_questions}
     tasks_and_answers: list[tuple[Task, str]] = []
     counts: Counter[str] = Counter()
-    for number in range(
-        settings.val_tasks, settings.val_tasks + QUESTIONS_PER_TASK * settings.train_tasks
+    for number in number_range(
+        split, QUESTIONS_PER_TASK * settings.train_tasks, settings.val_tasks
     ):
-        question = _read_question(questions, number)
-        if (
-            question.question in known_questions
-            or 2 * counts[question.answer] >= settings.train_tasks + 1
-        ):
+        question, answer = _read_question(questions, number)
+        if question in known_questions or 2 * counts[answer] >= settings.train_tasks + 1:
             continue
-        counts[question.answer] += 1
-        tasks_and_answers.append((_make_task(settings, number), question.answer))
+        counts[answer] += 1
+        tasks_and_answers.append((_make_task(settings, number), answer))
         if len(tasks_and_answers) == settings.train_tasks:
             break
     return _balance_answers(tasks_and_answers)
@@ -172,30 +151,15 @@ def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task
     return kept_tasks[::-1]
 
 
-class QuestionAndAnswer(NamedTuple):
-    """Question and right answer, as texts."""
-
-    question: str
-    answer: str
-
-
-def _read_question(questions: Questions, number: int) -> QuestionAndAnswer:
+def _read_question(questions: Questions, number: int) -> tuple[str, str]:
     entry = questions[number]
-    return QuestionAndAnswer(entry["question"], str(entry.get("answer")))
+    return entry["question"], str(entry.get("answer"))
 
 
 @lru_cache(maxsize=4)
-def _first_questions(questions: Questions, count: int) -> Mapping[int, QuestionAndAnswer]:
-    """Return the first ``count`` questions by number, which are the validation questions."""
-    return {number: _read_question(questions, number) for number in range(count)}
-
-
-def _first_occurrences(questions: Mapping[int, QuestionAndAnswer]) -> list[int]:
-    """Return the numbers of the questions that do not repeat an earlier one."""
-    number_by_question: dict[str, int] = {}
-    for question_number, question_and_answer in questions.items():
-        number_by_question.setdefault(question_and_answer.question, question_number)
-    return sorted(number_by_question.values())
+def _first_questions(questions: Questions, count: int) -> list[tuple[str, str]]:
+    """Return the first ``count`` questions, which are the validation questions."""
+    return [_read_question(questions, number) for number in range(count)]
 
 
 def _make_task(settings: ReasoningGymSettings, number: int) -> Task:

@@ -50,5 +50,4 @@ class ReasoningGymSettings(GradedSettings):
         return SLOW_TASK_COUNTS | {key: value for key, value in values.items() if value is not None}
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the maximum number of questions of ``split``."""
         return self.val_tasks if split == "val" else self.train_tasks

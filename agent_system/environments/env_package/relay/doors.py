@@ -1,16 +1,26 @@
 """Doors, the puzzles of this environment. A door is a cycle of places with one arrow from each to
 the next, listed in random order, a start place, and the number of arrows to follow.
 
-The text of a door is ``d+3 a>b f>c ...``: follow three arrows from ``d``.
+The text of a door is ``d+3 a>b f>c ...``: follow three arrows from ``d``. Observations describe it
+in sentences.
 """
 
+import hashlib
 import random
+import re
 import string
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
+from agent_system.environments.env import Task
+from agent_system.environments.env_package.relay.settings import RelaySettings
+from verl.utils.seeds import derive_seed
+
+NAME = "relay"
 VAL_SHARE = 4  # one door in four belongs to the validation split
+_DOOR = re.compile(r"Door \d+ of \d+\. Arrows: (.*)\. You are at ([a-z])\. Go (\d+) arrows on\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,29 @@ def needed_level(count: int, hops: Sequence[int]) -> int:
     return len(hops)
 
 
+def describe_door(door: Door, number: int, doors: int) -> str:
+    """Return the sentences of door ``number`` of ``doors``."""
+    return (
+        f"Door {number} of {doors}. Arrows: {' '.join(door.arrows)}. "
+        f"You are at {door.place}. Go {door.hops} arrows on."
+    )
+
+
+def parse_door(text: str) -> Door:
+    """Parse the sentences of a door in ``text``. Raises ``ValueError`` if there are none."""
+    match = _DOOR.search(text)
+    if match is None:
+        raise ValueError(f"text {text!r}: expected 'Door N of N. Arrows: ...'")
+    arrows, place, hops = match.groups()
+    return Door(place, int(hops), tuple(arrows.split()))
+
+
+def shorten_observation(text: str) -> str:
+    """Return the short form of a door, ``d+3 a>b f>c ...``: the question, then the arrows."""
+    match = _DOOR.search(text)
+    return text if match is None else f"{text[: match.start()]}{parse_door(text)}"
+
+
 def draw_doors(
     places: tuple[int, int], most_hops: int, seed: int, is_validation: bool
 ) -> Iterator[Door]:
@@ -95,3 +128,31 @@ def draw_doors(
         door = Door(rng.choice(cycle), rng.randint(0, most_hops), tuple(arrows))
         if door.is_validation == is_validation:
             yield door
+
+
+def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
+    """Return the episodes of ``split``. The splits have no door in common."""
+    count = settings.val_tasks if split == "val" else settings.train_tasks
+    return draw_tasks(settings, split, count, settings.doors)
+
+
+def draw_tasks(
+    settings: RelaySettings, purpose: str, count: int, doors: int, shortest: int | None = None
+) -> list[Task]:
+    """Return ``count`` episodes of ``doors`` doors each, drawn from ``task_seed``.
+
+    The purpose ``val`` gets validation doors, every other purpose training doors. Cycles have
+    ``shortest`` to ``settings.places`` places. None: exactly ``settings.places``.
+    """
+    drawn_doors = draw_doors(
+        (settings.places if shortest is None else shortest, settings.places),
+        settings.hops[-1],
+        derive_seed(NAME, settings.task_seed, purpose),
+        is_validation=purpose == "val",
+    )
+    tasks = []
+    for _ in range(count):
+        door_texts = [str(door) for door in islice(drawn_doors, doors)]
+        digest = hashlib.blake2b("\n".join(door_texts).encode(), digest_size=8).hexdigest()
+        tasks.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": door_texts})
+    return tasks

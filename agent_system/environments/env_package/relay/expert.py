@@ -6,16 +6,18 @@ highest level start at a wrong place and lead to a wrong action. Such failed epi
 demonstrated as well.
 """
 
-import random
 import string
 from itertools import permutations
 from typing import Any
 
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.relay.doors import needed_level
-from agent_system.environments.env_package.relay.prompts import parse_door
+from agent_system.environments.env_package.relay.doors import (
+    NAME,
+    draw_tasks,
+    needed_level,
+    parse_door,
+)
 from agent_system.environments.env_package.relay.settings import RelaySettings
-from agent_system.environments.env_package.relay.tasks import draw_tasks
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
 from rlvcr.levels import LEVELS
 
@@ -23,12 +25,10 @@ from rlvcr.levels import LEVELS
 class RelayExpert:
     """Expert in one episode. It reads doors from observations."""
 
-    def __init__(
-        self, settings: RelaySettings, first_observation: Observation, rng: random.Random
-    ) -> None:
-        self.settings = settings
-        self.rng = rng
-        self.door = parse_door(first_observation.text)
+    def __init__(self, episode: EpisodeStart[RelaySettings]) -> None:
+        self.settings = episode.settings
+        self.rng = episode.rng
+        self.door = parse_door(episode.first.text)
 
     def act(self) -> Decision:
         """Return the place that opens the door, with the thought of each level."""
@@ -40,11 +40,8 @@ class RelayExpert:
         }
         if self.rng.random() < self.settings.wrong_thought_share:
             thoughts[LEVELS[-1]] = self._wrong_thought()
-        return Decision(
-            self.door.goal_place,
-            thoughts=thoughts,
-            needed_level=needed_level(self.door.hops, hops),
-        )
+        level = needed_level(self.door.hops, hops)
+        return Decision(self.door.goal_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the next door from ``observation``."""
@@ -65,11 +62,6 @@ def write_chain(chain: list[str]) -> str:
     return " ".join(f"{step_number}={place}" for step_number, place in enumerate(chain, start=1))
 
 
-def start_expert(episode: EpisodeStart[RelaySettings]) -> RelayExpert:
-    """Return an expert that has read the first door."""
-    return RelayExpert(episode.settings, episode.first, episode.rng)
-
-
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
     """Return episodes for demonstrations, of training doors with a separate seed.
 
@@ -81,7 +73,9 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
 
 def demonstration_key(settings: RelaySettings) -> list[Any]:
     """Return all settings that change a demonstration, which are all except ``doors``."""
-    shaping = (
+    return [
+        NAME,
+        EXPERT.version,
         settings.demonstrated_doors,
         settings.places,
         settings.shortest_cycle,
@@ -89,8 +83,7 @@ def demonstration_key(settings: RelaySettings) -> list[Any]:
         settings.wrong_thought_share,
         settings.task_seed,
         settings.prompt,
-    )
-    return ["relay", EXPERT.version, *shaping]
+    ]
 
 
 def list_token_symbols(settings: RelaySettings) -> list[str]:
@@ -108,17 +101,11 @@ def list_token_symbols(settings: RelaySettings) -> list[str]:
     return [*arrows, *questions, *hops]
 
 
-def knows_needed_levels(settings: RelaySettings) -> bool:
-    """Return True: the number of arrows of a door determines the required level."""
-    del settings  # without effect here
-    return True
-
-
 EXPERT = Expert(
-    start_expert,
+    RelayExpert,
     tasks=list_demonstration_tasks,
     key=demonstration_key,
     symbols=list_token_symbols,
     keeps_unsuccessful=True,
-    names_needed_level=knows_needed_levels,
+    names_needed_level=lambda _: True,  # by the number of arrows of a door
 )

@@ -9,11 +9,16 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.relay.doors import Door, needed_level
+from agent_system.environments.env_package.relay.doors import (
+    NAME,
+    Door,
+    describe_door,
+    list_tasks,
+    needed_level,
+    shorten_observation,
+)
 from agent_system.environments.env_package.relay.expert import EXPERT
-from agent_system.environments.env_package.relay.prompts import describe_door, shorten_observation
 from agent_system.environments.env_package.relay.settings import RelaySettings
-from agent_system.environments.env_package.relay.tasks import NAME, list_tasks
 from agent_system.environments.package import EnvPackage
 
 RULES = """\
@@ -52,16 +57,13 @@ class RelayEnv:
             observation = self._make_observation("There is no such place. ")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
         if action != door.goal_place:
-            final_observation = Observation(f"{action} is wrong: you are lost.", anchor="lost")
-            return final_observation, 0.0, True, {"won": False, "is_action_valid": True}
+            observation = Observation(f"{action} is wrong: you are lost.", anchor="lost")
+            return observation, 0.0, True, {"won": False, "is_action_valid": True}
         self._passed += 1
-        won = self._passed == len(self._doors)
-        ahead = (
-            Observation("All doors are passed.", anchor="won")
-            if won
-            else self._make_observation("")
-        )
-        return ahead, float(won), won, {"won": won, "is_action_valid": True}
+        if self._passed < len(self._doors):
+            return self._make_observation(""), 0.0, False, {"won": False, "is_action_valid": True}
+        observation = Observation("All doors are passed.", anchor="won")
+        return observation, 1.0, True, {"won": True, "is_action_valid": True}
 
     def close(self) -> None:
         """Do nothing: no resources are in use."""

@@ -13,13 +13,12 @@ from typing import Any
 from agent_system.environments import jvm
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.scienceworld.settings import ScienceWorldSettings
-from agent_system.environments.env_package.scienceworld.variations import (
+from agent_system.environments.env_package.scienceworld.settings import (
     VARIATIONS,
+    ScienceWorldSettings,
     split_variations,
 )
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 from agent_system.reward_manager.scores import is_full
 
 NAME = "scienceworld"
@@ -67,7 +66,6 @@ class ScienceWorldEnv:
         self._score = 0.0
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode of ``task`` in the simulator."""
         del seed  # the task determines the episode
         self._load_task(task)
         self._score = 0.0
@@ -102,7 +100,6 @@ class ScienceWorldEnv:
         return list(self._server.getGoldActionSequence())
 
     def close(self) -> None:
-        """Free the simulator and release the JVM."""
         if self._server is not None:
             # Release the object: the JVM would otherwise keep the simulator in memory.
             self._jvm.release_object(self._server)
@@ -121,18 +118,14 @@ class ScienceWorldEnv:
         anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
-            valid_entries = json.loads(self._server.getValidActionObjectCombinationsJSON())[
-                "validActions"
-            ]
-            info["admissible_actions"] = sorted(
-                {entry["action"] for entry in valid_entries} - {REFUSED_COMMAND}
-            )
+            combinations = json.loads(self._server.getValidActionObjectCombinationsJSON())
+            valid_actions = {entry["action"] for entry in combinations["validActions"]}
+            info["admissible_actions"] = sorted(valid_actions - {REFUSED_COMMAND})
         return Observation(text.strip(), anchor=anchor, info=info)
 
 
 def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
     """Return the variations of the chosen experiments in ``split``. Raises ``JavaMissing``."""
-
     import scienceworld  # noqa: F401  (report a missing package before anything starts)
 
     jvm.find_java(NAME)
@@ -149,20 +142,13 @@ def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
     ]
 
 
-def make_prompts(settings: ScienceWorldSettings) -> Prompts:
-    """Return prompts with rules and kinds of actions.
-
-    With ``list_actions`` they also show the valid actions in each turn.
-    """
-    list_actions = settings.list_actions
-    return ChatPrompts(RULES, "open door to kitchen", list_actions=list_actions, keep_first=True)
-
-
 PACKAGE = EnvPackage(
     name=NAME,
     settings=ScienceWorldSettings,
     make=ScienceWorldEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda settings: ChatPrompts(
+        RULES, "open door to kitchen", list_actions=settings.list_actions, keep_first=True
+    ),
     project=project_action,
 )

@@ -1,11 +1,12 @@
 """Settings of the config section ``env.scienceworld``."""
 
-from typing import Annotated, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Literal
 
+import yaml
 from annotated_types import Ge
 from pydantic import field_validator
 
-from agent_system.environments.env_package.scienceworld.variations import VARIATIONS
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings.hints import did_you_mean
 
@@ -18,7 +19,21 @@ Simplification = Literal[
     "selfWateringFlowerPots",
     "noElectricalAction",
 ]
-SIMPLIFICATIONS: tuple[Simplification, ...] = get_args(Simplification)
+# Number of variations of each kind of experiment.
+VARIATIONS: dict[str, int] = yaml.safe_load(
+    Path(__file__).with_name("variations.yaml").read_text(encoding="utf-8")
+)
+
+
+def split_variations(name: str, part: str) -> range:
+    """Return the variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
+    count = VARIATIONS[name]
+    quarter = count // 4
+    # Use the simulator's consecutive ranges instead of a hash, so that results are comparable with
+    # published ones. The remainder of the division by four goes to ``test``.
+    if part == "train":
+        return range(2 * quarter)
+    return range(2 * quarter, 3 * quarter) if part == "dev" else range(3 * quarter, count)
 
 
 class ScienceWorldSettings(EnvSettings):

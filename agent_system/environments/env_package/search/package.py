@@ -12,7 +12,6 @@ from agent_system.environments.env_package.search.retrieval import (
     LocalRetriever,
     Passage,
     RemoteRetriever,
-    Retriever,
 )
 from agent_system.environments.env_package.search.settings import SearchSettings
 from agent_system.environments.env_package.search.world import build_world
@@ -32,13 +31,6 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 VAL_SHARE = 5  # the questions about one subject in five belong to the validation split
 
 
-def make_retriever(settings: SearchSettings) -> Retriever:
-    """Build the retriever that ``settings`` name: local BM25, or a server."""
-    if settings.search_url is None:
-        return LocalRetriever()
-    return RemoteRetriever(settings.search_url, settings.timeout, 1 + settings.retries)
-
-
 class SearchEnv:
     """Environment that is solved by the exact answer. An answer ends the episode.
 
@@ -51,12 +43,14 @@ class SearchEnv:
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
-        self._retriever = make_retriever(settings)
+        self._retriever: LocalRetriever | RemoteRetriever = LocalRetriever()
+        if settings.search_url is not None:
+            attempts = 1 + settings.retries
+            self._retriever = RemoteRetriever(settings.search_url, settings.timeout, attempts)
         self._task: Task = {}
         self._seen_titles: set[str] = set()
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode with the question ``task["question"]``."""
         del seed  # nothing is random
         self._task = task
         self._seen_titles = set()
@@ -66,29 +60,20 @@ class SearchEnv:
         """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
         match = ACTION.fullmatch(action.strip())
         verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
+        info = {"won": False, "is_action_valid": bool(text)}
         if not text:
             message = "That is no action. Write search[words to look for] or answer[your answer]."
-            return (
-                self._make_observation(message),
-                0.0,
-                False,
-                {"won": False, "is_action_valid": False},
-            )
+            return self._make_observation(message), 0.0, False, info
         if verb == "search":
             passages = self._retriever.search(text, self.settings.topk)
             self._seen_titles.update(title for title, _ in passages)
-            return (
-                self._make_observation(self._format_passages(passages)),
-                0.0,
-                False,
-                {"won": False, "is_action_valid": True},
-            )
-        won = exact_match(text, self._task["answers"])
-        reward = (
-            compute_f1(text, self._task["answers"]) if self.settings.reward == "f1" else float(won)
-        )
-        message = "That is right." if won else "That is not the answer."
-        return self._make_observation(message), reward, True, {"won": won, "is_action_valid": True}
+            return self._make_observation(self._format_passages(passages)), 0.0, False, info
+        answers = self._task["answers"]
+        info["won"] = exact_match(text, answers)
+        uses_f1 = self.settings.reward == "f1"
+        reward = compute_f1(text, answers) if uses_f1 else float(info["won"])
+        message = "That is right." if info["won"] else "That is not the answer."
+        return self._make_observation(message), reward, True, info
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``: the searches for the answer, then the answer."""
@@ -96,7 +81,7 @@ class SearchEnv:
         return [*searches, f"answer[{task['answers'][0]}]"]
 
     def close(self) -> None:
-        """Do nothing: no resources are in use."""
+        pass  # no resources are in use
 
     def _format_passages(self, passages: list[Passage]) -> str:
         lines = [
@@ -108,11 +93,8 @@ class SearchEnv:
     def _make_observation(self, text: str) -> Observation:
         # Sort the titles, because their order does not matter for what the agent knows.
         anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen_titles))}"
-        return Observation(
-            text,
-            anchor=anchor,
-            info={"admissible_actions": ["search[<words>]", "answer[<answer>]"]},
-        )
+        info = {"admissible_actions": ["search[<words>]", "answer[<answer>]"]}
+        return Observation(text, anchor=anchor, info=info)
 
 
 def normalize_answer(text: str) -> str:
@@ -147,12 +129,6 @@ def compute_f1(given: str, answers: list[str]) -> float:
         )
 
     return max(map(score_answer, answers), default=0.0)
-
-
-def make_prompts(settings: SearchSettings) -> ChatPrompts:
-    """Return prompts that explain search and answer. Window prompts repeat the question."""
-    del settings  # without effect here
-    return ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True)
 
 
 def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
@@ -196,24 +172,21 @@ def _task_of_row(row: DataRow) -> Task:
         _unwrap_target(env_kwargs.get("ground_truth")),
     )
     answers = answers if isinstance(answers, list) else [answers]
-    if not answers or not all(
-        isinstance(answer, (str, int, float)) and str(answer) for answer in answers
-    ):
+    are_texts = [isinstance(answer, (str, int, float)) and str(answer) for answer in answers]
+    if not answers or not all(are_texts):
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
         raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
+    source = _first_value(row.read_cell("data_source"), env_kwargs.get("data_source"), NAME)
     return {
         # As above: ``check_disjoint`` detects a question that is in both files.
         "task_id": f"{NAME}/{question}",
-        "data_source": str(
-            _first_value(row.read_cell("data_source"), env_kwargs.get("data_source"), NAME)
-        ),
+        "data_source": str(source),
         "question": question,
         "answers": list(map(str, answers)),
     }
 
 
 def _first_value(*values: Any) -> Any:
-    """Return the first of ``values`` that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 
@@ -226,6 +199,7 @@ PACKAGE = EnvPackage(
     settings=SearchSettings,
     make=SearchEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    # Window prompts repeat the question.
+    prompts=lambda _settings: ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True),
     project=project_action,
 )

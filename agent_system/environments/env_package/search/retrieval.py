@@ -2,7 +2,7 @@
 
 import json
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from agent_system.environments.bm25 import KeywordIndex
 from agent_system.environments.env_package.search.world import build_world
@@ -17,14 +17,6 @@ class RetrievalError(RuntimeError):
     """The retrieval server returned no passages. The message has its address and the reason."""
 
 
-class Retriever(Protocol):
-    """Interface of search engines for passages."""
-
-    def search(self, query: str, topk: int) -> list[Passage]:
-        """Return the ``topk`` best passages for ``query``, best first."""
-        ...
-
-
 @lru_cache(maxsize=1)
 def _load_index() -> tuple[list[Passage], KeywordIndex]:
     # Index the titles too, because questions contain them.
@@ -36,6 +28,7 @@ class LocalRetriever:
     """BM25 over the documents of ``world``. All instances of a process share the index."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
+        """Return the ``topk`` best passages for ``query``, best first."""
         passages, index = _load_index()
         return [passages[position] for position in index.find_top(query, topk)]
 

@@ -84,7 +84,6 @@ def _draw_value(source: str, entity: Entity, words: dict, world: dict, rng: rand
 
 
 def _follow_path(entity: Entity, path: str) -> list[Any]:
-    """Return the entity and the values along ``path``, a dotted list of fields."""
     values = [entity]
     for field in path.split("."):
         values.append(values[-1][field])

@@ -14,10 +14,6 @@ TABLES = Path(__file__).with_name("catalogue.json")
 ATTRIBUTES_PER_PRODUCT = 4  # attributes of a product: two are in its title, all are in its features
 VALUES_PER_OPTION = 3  # values of an option of a product
 WANTED_ATTRIBUTES = 2  # attributes that a goal asks for
-# The score is multiplied by one of these factors, depending on the kind of the bought product.
-ANY_KIND = 0.1
-SAME_DEPARTMENT = 0.5
-SAME_KIND = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,18 +33,15 @@ class Product:
 def make_catalogue(count: int) -> dict[str, Product]:
     """Return the first ``count`` products by id. Their kinds alternate."""
     tables = json.loads(TABLES.read_text(encoding="utf-8"))
-    return {
-        product.item_id: product
-        for product in (_draw_product(tables, product_number) for product_number in range(count))
-    }
+    products = [_draw_product(tables, number) for number in range(count)]
+    return {product.item_id: product for product in products}
 
 
 @lru_cache(maxsize=4)
 def _build_index(count: int) -> tuple[list[Product], KeywordIndex]:
     products = list(make_catalogue(count).values())
-    return products, KeywordIndex(
-        [" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products]
-    )
+    texts = [" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products]
+    return products, KeywordIndex(texts)
 
 
 def find_products(count: int, query: str, limit: int) -> list[Product]:
@@ -85,8 +78,6 @@ def make_goal(product: Product, number: int) -> dict[str, Any]:
     options = {name: rng.choice(values) for name, values in product.options.items()}
     # A multiple of 10 that is at most 30 dollars above the price.
     max_price = (int(product.price) // 10 + rng.randint(1, 3)) * 10
-    color = options["color"]
-    size = options["size"]
     return {
         "item_id": product.item_id,
         "kind": product.kind,
@@ -95,8 +86,8 @@ def make_goal(product: Product, number: int) -> dict[str, Any]:
         "options": options,
         "max_price": max_price,
         "instruction": (
-            f"Find me a {product.kind}, {' and '.join(attributes)}, in color {color} "
-            f"and size {size}, at a price lower than {max_price} dollars."
+            f"Find me a {product.kind}, {' and '.join(attributes)}, in color {options['color']} "
+            f"and size {options['size']}, at a price lower than {max_price} dollars."
         ),
     }
 
@@ -116,7 +107,5 @@ def score_purchase(bought: Product, chosen_options: dict[str, str], wish: dict[s
     # The price is one more wish.
     fulfilled_share = fulfilled / (len(wish["attributes"]) + len(wish["options"]) + 1)
     if bought.kind == wish["kind"]:
-        return SAME_KIND * fulfilled_share
-    return (
-        SAME_DEPARTMENT if bought.department == wish["department"] else ANY_KIND
-    ) * fulfilled_share
+        return fulfilled_share
+    return (0.5 if bought.department == wish["department"] else 0.1) * fulfilled_share

@@ -5,12 +5,7 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.shop.catalogue import (
-    find_products,
-    make_catalogue,
-    make_goal,
-    score_purchase,
-)
+from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
 from agent_system.environments.package import EnvPackage
@@ -54,29 +49,26 @@ class ShopEnv:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Search or click. ``click[buy now]`` ends the episode with the reward."""
         match = ACTION.fullmatch(action.strip())
-        verb, target = (
-            (match.group(1).lower(), " ".join(match.group(2).lower().split()))
-            if match
-            else ("", "")
-        )
+        verb, target = match.groups() if match else ("", "")
+        verb, target = verb.lower(), " ".join(target.lower().split())
         if verb == "click" and target == BUY and BUY in self._page.clickable_targets():
-            reward = score_purchase(self._page.current_product, dict(self._page.chosen), self._goal)
-            observation = Observation(
-                f"You bought {self._page.current_product.title}.",
-                anchor=f"{self._make_anchor()} | bought",
-            )
+            product = self._page.current_product
+            reward = catalogue.score_purchase(product, dict(self._page.chosen), self._goal)
+            anchor = f"{self._make_anchor()} | bought"
+            observation = Observation(f"You bought {product.title}.", anchor=anchor)
             return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
         is_valid = self._apply_action(verb, target)
-        observation = self._make_observation(
-            "" if is_valid else "That cannot be done on this page.\n"
-        )
+        message = "" if is_valid else "That cannot be done on this page.\n"
+        observation = self._make_observation(message)
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def gold_path(self, task: Task) -> list[str]:
         """Return actions that solve ``task``, or none if the search does not find its product."""
         wish = task["goal"]
         search_words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
-        products = find_products(self.settings.products, search_words, self.settings.results)
+        products = catalogue.find_products(
+            self.settings.products, search_words, self.settings.results
+        )
         product_ids = [product.item_id for product in products]
         if wish["item_id"] not in product_ids:
             return []
@@ -89,30 +81,25 @@ class ShopEnv:
         if verb == "click" and target in self._page.clickable_targets():
             self._page = self._page.click_target(target)
         elif verb == "search" and target and self._page.name == "home":
-            results = tuple(find_products(self.settings.products, target, self.settings.results))
+            results = tuple(
+                catalogue.find_products(self.settings.products, target, self.settings.results)
+            )
             self._page = Page("results", target, results, self.settings.page_size)
         else:
             return False
         return True
 
     def close(self) -> None:
-        """Do nothing: no resources are in use."""
+        pass  # no resources are in use
 
     def _make_anchor(self) -> str:
         return f"{self._goal['instruction']} | {self._page.anchor_text()}"
 
     def _make_observation(self, message: str = "") -> Observation:
         text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.page_text()}"
-        actions = [f"click[{target}]" for target in self._page.clickable_targets()] or [
-            "search[<words>]"
-        ]
-        return Observation(text, anchor=self._make_anchor(), info={"admissible_actions": actions})
-
-
-def make_prompts(settings: ShopSettings) -> ChatPrompts:
-    """Return prompts that explain the shop and list the actions of every page."""
-    del settings  # without effect here
-    return ChatPrompts(RULES, example="search[blue rain jacket]", list_actions=True)
+        clicks = [f"click[{target}]" for target in self._page.clickable_targets()]
+        info = {"admissible_actions": clicks or ["search[<words>]"]}
+        return Observation(text, anchor=self._make_anchor(), info=info)
 
 
 def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
@@ -121,9 +108,9 @@ def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
     Validation has the goals of one product in five.
     """
     wishes: dict[str, tuple[str, dict[str, Any]]] = {}
-    for product in make_catalogue(settings.products).values():
+    for product in catalogue.make_catalogue(settings.products).values():
         for goal_index in range(settings.goals_per_product):
-            wish = make_goal(product, goal_index)
+            wish = catalogue.make_goal(product, goal_index)
             # Two goals may have the same instruction. Keep the first one.
             wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", wish))
     return [
@@ -139,6 +126,8 @@ PACKAGE = EnvPackage(
     settings=ShopSettings,
     make=ShopEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda _settings: ChatPrompts(
+        RULES, example="search[blue rain jacket]", list_actions=True
+    ),
     project=project_action,
 )

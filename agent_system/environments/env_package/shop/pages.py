@@ -29,7 +29,6 @@ class Page:
 
     @property
     def page_products(self) -> tuple[Product, ...]:
-        """Products of this page of results."""
         return self.results[self.number * self.page_size : (self.number + 1) * self.page_size]
 
     @property
@@ -46,21 +45,12 @@ class Page:
         if self.name == "results":
             further = [NEXT] if (self.number + 1) * self.page_size < len(self.results) else []
             earlier = [BACK] if self.number else []
-            return [
-                SEARCH,
-                *earlier,
-                *further,
-                *(product.item_id for product in self.page_products),
-            ]
+            products = [product.item_id for product in self.page_products]
+            return [SEARCH, *earlier, *further, *products]
         if self.name in DETAILS:
             return [SEARCH, BACK]
-        return [
-            SEARCH,
-            BACK,
-            *DETAILS,
-            *(value for values in self.current_product.options.values() for value in values),
-            BUY,
-        ]
+        options = [value for values in self.current_product.options.values() for value in values]
+        return [SEARCH, BACK, *DETAILS, *options, BUY]
 
     def click_target(self, target: str) -> "Page":
         """Return the page after a click on ``target``, one of ``clickable_targets`` except BUY."""
@@ -68,8 +58,10 @@ class Page:
             return Page(page_size=self.page_size)
         if target == NEXT:
             return replace(self, number=self.number + 1)
+        if target == BACK and self.name == "results":
+            return replace(self, number=self.number - 1)
         if target == BACK:
-            return self._previous_page()
+            return replace(self, name="item" if self.name in DETAILS else "results")
         if target in DETAILS:
             return replace(self, name=target)
         if self.name == "results":
@@ -82,11 +74,6 @@ class Page:
         # Sort the options, so that the order of clicks does not change ``anchor_text``.
         return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
 
-    def _previous_page(self) -> "Page":
-        if self.name == "results":
-            return replace(self, number=self.number - 1)
-        return replace(self, name="item" if self.name in DETAILS else "results")
-
     def page_text(self) -> str:
         """Return the text of the page below the instruction."""
         if self.name == "home":
@@ -94,26 +81,23 @@ class Page:
         if self.name == "results":
             # A search without results still has one page.
             pages = max(1, -(-len(self.results) // self.page_size))
-            lines = [
+            lines = [f"Page {self.number + 1} of {pages}, {len(self.results)} products"]
+            lines += [
                 f"{product.item_id}: {product.title}, ${product.price:.2f}"
                 for product in self.page_products
             ]
-            return "\n".join(
-                [f"Page {self.number + 1} of {pages}, {len(self.results)} products", *lines]
-            )
+            return "\n".join(lines)
         product = self.current_product
         if self.name == "description":
             return f"Description: {product.title}. Department: {product.department}."
         if self.name == "features":
             return f"Features of {product.title}: {', '.join(product.attributes)}."
         chosen_values = dict(self.chosen)
-        lines = []
+        lines = [product.title, f"price: ${product.price:.2f}"]
         for option, values in product.options.items():
             choice = f" (chosen: {chosen_values[option]})" if option in chosen_values else ""
             lines.append(f"{option}: {', '.join(values)}{choice}")
-        return "\n".join(
-            [self.current_product.title, f"price: ${self.current_product.price:.2f}", *lines]
-        )
+        return "\n".join(lines)
 
     def anchor_text(self) -> str:
         """Return text that identifies the page, independent of the path to it."""

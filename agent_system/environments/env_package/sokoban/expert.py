@@ -4,13 +4,15 @@ The search visits at most ``MAX_STATES`` states. If it fails, as in large rooms 
 expert follows the stored solution of the level, and makes no random moves (noise).
 """
 
-import random
-from collections.abc import Iterator
-
-from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, State, shift_cell
+from agent_system.environments.env import Observation
+from agent_system.environments.env_package.sokoban.levels import (
+    MOVES,
+    SokobanRoom,
+    State,
+    shift_cell,
+)
 from agent_system.environments.env_package.sokoban.prompts import describe_offset
-from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Noise
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
 
 MAX_STATES = 20_000  # states that one search visits at most, which takes about a second
@@ -20,23 +22,18 @@ MAX_SHOWN_MOVES = 6  # next moves of the plan that a thought lists
 class SokobanExpert:
     """Expert of one episode. It reads the level from ``Observation.state``, also in image mode."""
 
-    def __init__(
-        self, task: Task, first_observation: Observation, rng: random.Random, noise: Noise
-    ) -> None:
-        self.rng = rng
-        self.noise = noise
+    def __init__(self, episode: EpisodeStart) -> None:
+        self.rng = episode.rng
+        self.noise = episode.noise
         self.tried = LastAction()
-        self.floor: set[Cell] = set()
-        self.targets: tuple[Cell, ...] = ()
-        self.state: State = ((0, 0), ())
-        self._read_state(first_observation)
+        self.room, self.state = SokobanRoom.parse_level(episode.first.state)
         solution = self._find_solution(self.state)
         self.has_searched_plan = solution is not None
-        self.plan = list(task["solution"]) if solution is None else solution
+        self.plan = list(episode.task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
         """Return the next move of the plan, with the next push and the cell to push from."""
-        states_by_move = dict(self._next_states(self.state))
+        states_by_move = dict(self.room.next_states(self.state))
         decision = Decision(
             action=self.plan[0],
             situation=self._next_push(),
@@ -53,7 +50,7 @@ class SokobanExpert:
     def observe(self, action: str, observation: Observation) -> None:
         """Read the new state, and advance the plan or search a new one."""
         previous_state = self.state
-        self._read_state(observation)
+        _, self.state = SokobanRoom.parse_level(observation.state)
         is_changed = self.state != previous_state
         self.tried.add(action, worked=is_changed)
         if is_changed and action == self.plan[0]:
@@ -87,42 +84,7 @@ class SokobanExpert:
         ]
 
     def _find_solution(self, state: State) -> list[str] | None:
-        return find_shortest_path(state, self._next_states, self._is_solved, MAX_STATES)
-
-    def _is_solved(self, state: State) -> bool:
-        return all(box in self.targets for box in state[1])
-
-    def _next_states(self, state: State) -> Iterator[tuple[str, State]]:
-        agent, boxes = state
-        for move, step in MOVES.items():
-            ahead = shift_cell(agent, step)
-            if ahead not in self.floor:
-                continue
-            if ahead not in boxes:
-                yield move, (ahead, boxes)
-                continue
-            behind = shift_cell(ahead, step)
-            if behind in self.floor and behind not in boxes:
-                # Boxes are interchangeable. Sort them, so that equal positions are equal states.
-                pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
-                yield move, (ahead, pushed)
-
-    def _read_state(self, observation: Observation) -> None:
-        cells = {
-            (row, column): sign
-            for row, line in enumerate(observation.state.split("\n"))
-            for column, sign in enumerate(line)
-        }
-        self.floor = {cell for cell, sign in cells.items() if sign != "#"}
-        self.targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
-        agent = next(cell for cell, sign in cells.items() if sign in "@+")
-        boxes = tuple(sorted(cell for cell, sign in cells.items() if sign in "$*"))
-        self.state = (agent, boxes)
+        return find_shortest_path(state, self.room.next_states, self.room.is_solved, MAX_STATES)
 
 
-def start_expert(episode: EpisodeStart) -> SokobanExpert:
-    """Return an expert for one episode, which has read the first observation."""
-    return SokobanExpert(episode.task, episode.first, episode.rng, episode.noise)
-
-
-EXPERT = Expert(start_expert, version=2)
+EXPERT = Expert(SokobanExpert, version=2)

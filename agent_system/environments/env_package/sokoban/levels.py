@@ -6,6 +6,7 @@ solvable. A state is ``(agent cell, box cells)``, and a cell is ``(row, column)`
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
@@ -26,6 +27,71 @@ MAX_FAILED_ROOMS = 300  # consecutive rooms without a new level after which the 
 def shift_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
     """Return the cell that is ``times`` steps of ``step`` away from ``cell``."""
     return cell[0] + times * step[0], cell[1] + times * step[1]
+
+
+@dataclass(frozen=True)
+class SokobanRoom:
+    """Room of a level, which does not change: rows and columns, floor cells, target cells."""
+
+    size: tuple[int, int]
+    floor: set[Cell]
+    targets: tuple[Cell, ...]
+
+    @classmethod
+    def parse_level(cls, level: str) -> tuple["SokobanRoom", State]:
+        """Return room and state of a level in the format of ``format_level``."""
+        rows = level.split("\n")
+        signs = {
+            (row, column): sign for row, line in enumerate(rows) for column, sign in enumerate(line)
+        }
+        floor = {cell for cell, sign in signs.items() if sign != WALL}
+        targets = tuple(cell for cell, sign in signs.items() if sign in ".*+")
+        agent = next(cell for cell, sign in signs.items() if sign in "@+")
+        boxes = tuple(cell for cell, sign in signs.items() if sign in "$*")
+        return cls((len(rows), max(map(len, rows))), floor, targets), (agent, boxes)
+
+    def format_level(self, state: State) -> str:
+        """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
+        agent, boxes = state
+
+        def sign_of(cell: Cell) -> str:
+            is_target = cell in self.targets
+            if cell not in self.floor:
+                return WALL
+            if cell in boxes:
+                return BOX_ON_TARGET if is_target else BOX
+            if cell == agent:
+                return AGENT_ON_TARGET if is_target else AGENT
+            return TARGET if is_target else FLOOR
+
+        height, width = self.size
+        return "\n".join(
+            "".join(sign_of((row, column)) for column in range(width)) for row in range(height)
+        )
+
+    def next_states(self, state: State) -> Iterator[tuple[str, State]]:
+        """Yield each possible move with the state that it leads to."""
+        agent, boxes = state
+        for move, step in MOVES.items():
+            ahead = shift_cell(agent, step)
+            if ahead not in self.floor:
+                continue
+            if ahead not in boxes:
+                yield move, (ahead, boxes)
+                continue
+            behind = shift_cell(ahead, step)
+            if behind in self.floor and behind not in boxes:
+                # Boxes are interchangeable. Sort them, so that equal positions are equal states.
+                pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
+                yield move, (ahead, pushed)
+
+    def count_placed_boxes(self, state: State) -> int:
+        """Return the number of boxes on targets."""
+        return sum(box in self.targets for box in state[1])
+
+    def is_solved(self, state: State) -> bool:
+        """Return True if every box is on a target."""
+        return self.count_placed_boxes(state) == len(state[1])
 
 
 @lru_cache(maxsize=4)
@@ -80,28 +146,12 @@ def make_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list
     # Choose the number of moves first, then a state. Most states need many moves, so a uniform
     # choice among states would rarely give an easy level.
     state = rng.choice(rng.choice(start_layers))
-    return format_level(settings.dim_room, floor, targets, state), list(
-        _follow_moves(state, next_moves)
-    )
-
-
-def format_level(
-    size: tuple[int, int], floor: set[Cell], targets: tuple[Cell, ...], state: State
-) -> str:
-    """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
-    agent, boxes = state
-
-    def sign_of(cell: Cell) -> str:
-        if cell not in floor:
-            return WALL
-        occupant_index = 2 if cell in boxes else 1 if cell == agent else 0
-        return ((FLOOR, AGENT, BOX), (TARGET, AGENT_ON_TARGET, BOX_ON_TARGET))[cell in targets][
-            occupant_index
-        ]
-
-    return "\n".join(
-        "".join(sign_of((row, column)) for column in range(size[1])) for row in range(size[0])
-    )
+    level = SokobanRoom(settings.dim_room, floor, targets).format_level(state)
+    solution = []
+    while (step := next_moves[state]) is not None:
+        move, state = step
+        solution.append(move)
+    return level, solution
 
 
 def canonical_level(level: str) -> str:
@@ -146,24 +196,19 @@ def _search_backwards(
     layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
     next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
     for _ in range(depth):
-        layers.append([])
+        layer: list[State] = []
+        layers.append(layer)
         for state in layers[-2]:
             if len(next_moves) >= MAX_STATES:
                 return layers, next_moves
-            layers[-1] += _add_predecessors(floor, state, next_moves)
+            new_states = {
+                earlier: (move, state)
+                for move, earlier in _earlier_states(floor, state)
+                if earlier not in next_moves
+            }
+            next_moves |= new_states
+            layer += new_states
     return layers, next_moves
-
-
-def _add_predecessors(floor: set[Cell], state: State, next_moves: dict) -> list[State]:
-    """Return the states from which one move leads to ``state`` and that are not in ``next_moves``,
-    and add them to it.
-    """
-    added = []
-    for move, previous_state in _earlier_states(floor, state):
-        if previous_state not in next_moves:
-            next_moves[previous_state] = (move, state)
-            added.append(previous_state)
-    return added
 
 
 def _earlier_states(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
@@ -178,9 +223,3 @@ def _earlier_states(floor: set[Cell], state: State) -> Iterator[tuple[str, State
         # A push backwards is a pull: the agent steps back, and the box in front of it follows.
         if ahead in boxes:
             yield move, (came_from, tuple(sorted(agent if box == ahead else box for box in boxes)))
-
-
-def _follow_moves(state: State, next_moves: dict) -> Iterator[str]:
-    while (step := next_moves[state]) is not None:
-        move, state = step
-        yield move

@@ -12,12 +12,9 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
-    MOVES,
-    Cell,
+    SokobanRoom,
     canonical_level,
-    format_level,
     generate_levels,
-    shift_cell,
 )
 from agent_system.environments.env_package.sokoban.prompts import describe_map, describe_with_map
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
@@ -50,77 +47,38 @@ class SokobanEnv:
 
     def __init__(self, settings: SokobanSettings) -> None:
         self.settings = settings
-        self._size = (0, 0)
-        self._floor: set[Cell] = set()
-        self._targets: tuple[Cell, ...] = ()
-        self._agent: Cell = (0, 0)
-        self._boxes: frozenset[Cell] = frozenset()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task["level"]``. ``seed`` has no effect: the level is deterministic."""
         del seed  # the task determines the episode
-        cells = {
-            (r, c): sign
-            for r, line in enumerate(task["level"].split("\n"))
-            for c, sign in enumerate(line)
-        }
-        self._size = (1 + max(row for row, _ in cells), 1 + max(column for _, column in cells))
-        self._floor = {cell for cell, sign in cells.items() if sign != "#"}
-        self._targets = tuple(cell for cell, sign in cells.items() if sign in ".*+")
-        self._boxes = frozenset(cell for cell, sign in cells.items() if sign in "$*")
-        self._agent = next(cell for cell, sign in cells.items() if sign in "@+")
+        self.room, self.state = SokobanRoom.parse_level(task["level"])
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Move the agent by ``up``, ``down``, ``left`` or ``right``.
-
-        ``SokobanSettings.reward`` defines the reward.
-        """
+        """Move the agent. ``SokobanSettings.reward`` defines the reward."""
         action = action.strip().lower()
-        is_valid = action in MOVES and self._can_move(MOVES[action])
-        # Count before the move: the reward is for boxes that this move puts on or off targets.
-        placed_before = self._count_placed_boxes()
-        if is_valid:
-            ahead = shift_cell(self._agent, MOVES[action])
-            if ahead in self._boxes:
-                self._boxes = self._boxes - {ahead} | {shift_cell(ahead, MOVES[action])}
-            self._agent = ahead
-        won = self._count_placed_boxes() == len(self._boxes)
+        states_by_move = dict(self.room.next_states(self.state))
+        is_valid = action in states_by_move
+        placed_before = self.room.count_placed_boxes(self.state)
+        self.state = states_by_move.get(action, self.state)
+        won = self.room.is_solved(self.state)
         message = "Every box is on a target.\n" if won else "" if is_valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
-            reward = -0.1 + self._count_placed_boxes() - placed_before + 10.0 * won
-        return (
-            self._make_observation(message),
-            reward,
-            won,
-            {"won": won, "is_action_valid": is_valid},
-        )
+            placed = self.room.count_placed_boxes(self.state)
+            reward = -0.1 + placed - placed_before + 10.0 * won
+        info = {"won": won, "is_action_valid": is_valid}
+        return self._make_observation(message), reward, won, info
 
     def close(self) -> None:
         """Do nothing: the environment holds no resources."""
 
-    def _count_placed_boxes(self) -> int:
-        return sum(box in self._targets for box in self._boxes)
-
-    def _can_move(self, step: Cell) -> bool:
-        ahead = shift_cell(self._agent, step)
-        behind = shift_cell(self._agent, step, 2)
-        return ahead in self._floor and (
-            ahead not in self._boxes or behind in self._floor - self._boxes
-        )
-
     def _make_observation(self, message: str) -> Observation:
-        level = format_level(
-            self._size, self._floor, self._targets, (self._agent, tuple(self._boxes))
-        )
-        info = {
-            "admissible_actions": [move for move, step in MOVES.items() if self._can_move(step)]
-        }
+        level = self.room.format_level(self.state)
+        info = {"admissible_actions": [move for move, _ in self.room.next_states(self.state)]}
         if self.settings.shows_images:
-            return Observation(
-                message + IMAGE, render.render_image(level, self.settings.tile), level, info
-            )
+            image = render.render_image(level, self.settings.tile)
+            return Observation(message + IMAGE, image, level, info)
         return Observation(message + render.render_text(level), anchor=level, info=info)
 
 
@@ -146,10 +104,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return key, value and text-mode value of the setting that makes observations images.
-
-    Return None in text mode. See ``EnvPackage.images``.
-    """
+    """Return key, value and text-mode value of the image setting; None in text mode."""
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 

@@ -16,22 +16,11 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Step, Task
-from agent_system.environments.env_package.textarena.games import (
-    GAMES,
-    game_of,
-    game_remarks,
-    listed_games,
-    unlisted_games,
-)
-from agent_system.environments.env_package.textarena.opponent import (
-    GAME_ERRORS,
-    is_rule_violated,
-    load_opponent,
-    random_move,
-)
+from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
+from agent_system.environments.tasks import number_range
 from agent_system.reward_manager.scores import is_full
 from verl.utils.seeds import derive_seed
 
@@ -44,7 +33,6 @@ RULES_AGAINST = """\
 You play a game in text against an opponent. Its rules come first; each turn you see what \
 happened since your last one. Write one move a turn, as the rules say, inside the action tags. A \
 move against the rules is refused; two in a row lose the game."""
-GAME_SPEAKER = -1  # speaker id of the game in TextArena's observations
 STARTS_PER_TASK = 20  # starts drawn per task, because small games repeat starts
 MAX_OPPONENT_MOVES = 50  # maximum number of opponent moves between two moves of the policy
 
@@ -63,13 +51,14 @@ class TextArenaEnv:
 
         self._make = textarena.make
         self.settings = settings
-        self.game_entry = game_of(settings.game)
-        game_options = {key: getattr(settings, key) for key in self.game_entry.options}
+        self.game_entry = games.game_of(settings.game)
         self._options = {
-            k: v if v is not None else self.game_entry.defaults[k] for k, v in game_options.items()
+            key: self.game_entry.defaults[key] if value is None else value
+            for key in self.game_entry.options
+            for value in [getattr(settings, key)]
         }
         self.max_turns = settings.max_turns or self.game_entry.defaults.get("max_turns")
-        self.opponent = load_opponent(settings)
+        self.opponent = opponent.load_opponent(settings)
         self.game: Any = None
         self.seat = 0
         self._opponent_rng = random.Random()
@@ -101,16 +90,21 @@ class TextArenaEnv:
         # TextArena reads only text in brackets, which a policy may forget.
         move = action if "[" in action else f"[{action}]"
         with self._use_game_random_state():
-            if not self._step_game(move):
-                return self._end_unreadable_game()
+            try:
+                self.game.step(move)
+            except opponent.GAME_ERRORS:
+                # The state of the game may be inconsistent, so the episode ends.
+                info = {"won": False, "is_action_valid": False, "score": 0.0}
+                observation = Observation("The game cannot read this move: it is lost.", info=info)
+                return observation, 0.0, True, info
             state = self.game.state
             # The first invalid move is refused. A second one in a row ends the game.
-            is_violation = is_rule_violated(state, self.seat)
+            is_violation = opponent.is_rule_violated(state, self.seat)
             self.turns += not is_violation
             if not is_violation:
                 self._move_opponent()
         is_over = state.done
-        score = self._final_score() if is_over else 0.0
+        score = _as_score((state.rewards or {}).get(self.seat)) if is_over else 0.0
         won = is_over and not is_violation and self._is_success(score)
         done = is_over or self.turns >= (self.max_turns or self.turns + 1)
         observation = self._make_observation(
@@ -119,27 +113,13 @@ class TextArenaEnv:
         observation.info |= {"won": won, "is_action_valid": not is_violation, "score": score}
         return observation, float(won), done, observation.info
 
-    def _step_game(self, move: str) -> bool:
-        """Step the game. Return False if it raises because it cannot read the move."""
-        try:
-            self.game.step(move)
-        except GAME_ERRORS:
-            return False
-        return True
-
-    def _end_unreadable_game(self) -> Step:
-        """End a game that raised an error: its state may be inconsistent."""
-        observation = Observation("The game cannot read this move: it is lost.")
-        observation.info |= {"won": False, "is_action_valid": False, "score": 0.0}
-        return observation, 0.0, True, observation.info
-
     def start_hash(self) -> str:
         """Return a hash (12 hexadecimal digits) of the game state. Call it after ``reset``."""
         text = json.dumps(self.game.state.game_state, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
     def close(self) -> None:
-        """Do nothing: no resources are in use."""
+        pass  # no resources are in use
 
     def _count_seats(self) -> int:
         with self._use_game_random_state():
@@ -178,13 +158,10 @@ class TextArenaEnv:
             if self.opponent is not None:
                 move = self.opponent(text, self._opponent_rng)
             else:
-                move = random_move(
+                move = opponent.random_move(
                     self.game, [*self._opponent_texts, self.game_entry.hints], self._opponent_rng
                 )
             self.game.step(move)
-
-    def _final_score(self) -> float:
-        return _as_score((self.game.state.rewards or {}).get(self.seat))
 
     def _is_success(self, score: float) -> bool:
         if self.seat_count == 1:
@@ -228,9 +205,10 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
 
     Raises ``ValueError`` if the game is not available.
     """
-    game_of(settings.game)
-    if settings.game not in GAMES:
-        return _tasks_by_seed(settings, split)
+    games.game_of(settings.game)
+    if settings.game not in games.GAMES:
+        numbers = number_range(split, settings.train_games, settings.val_games)
+        return [_make_task(settings, number, str(number)) for number in numbers]
     env = TextArenaEnv(settings)
     task_count = settings.val_games if split == "val" else settings.train_games
     tasks_by_hash: dict[str, Task] = {}
@@ -244,33 +222,23 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
         # Choose the split by the content of a start. Different numbers often give the same start,
         # which would then be in both splits.
         if (int(name, 16) % 4 == 0) == (split == "val"):
-            tasks_by_hash.setdefault(name, _make_task(settings, name, start_number))
+            tasks_by_hash.setdefault(name, _make_task(settings, start_number, name))
         if len(tasks_by_hash) == task_count:
             break
     return list(tasks_by_hash.values())
 
 
-def _tasks_by_seed(settings: TextArenaSettings, split: str) -> list[Task]:
-    first_number = 0 if split == "val" else settings.val_games
-    count = settings.val_games if split == "val" else settings.train_games
-    return [
-        _make_task(settings, str(task_number), task_number)
-        for task_number in range(first_number, first_number + count)
-    ]
-
-
-def _make_task(settings: TextArenaSettings, name: str, number: int) -> Task:
+def _make_task(settings: TextArenaSettings, number: int, name: str) -> Task:
     source = f"{NAME}/{settings.game}"
     return {"task_id": f"{source}/{name}", "data_source": source, "number": number}
 
 
 def make_prompts(settings: TextArenaSettings) -> Prompts:
-    """Return prompts that explain how to write a move. The first observation gives the rules."""
+    # The first observation gives the rules of the game.
     env = TextArenaEnv(settings)
     rules = RULES_ALONE if env.seat_count == 1 else RULES_AGAINST
-    return ChatPrompts(
-        rules, env.game_entry.example, list_actions=settings.list_actions, keep_first=True
-    )
+    example = env.game_entry.example
+    return ChatPrompts(rules, example, list_actions=settings.list_actions, keep_first=True)
 
 
 PACKAGE = EnvPackage(
@@ -280,7 +248,7 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    variants=listed_games,
-    unlisted=unlisted_games,
-    remarks=game_remarks,
+    variants=games.listed_games,
+    unlisted=games.unlisted_games,
+    remarks=games.game_remarks,
 )

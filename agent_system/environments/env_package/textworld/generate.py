@@ -9,13 +9,13 @@ import functools
 import hashlib
 import json
 import multiprocessing
-import os
 import sys
 from collections.abc import Callable, Collection
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
 GAMES_PER_TASK = 4  # games generated per game that is needed, because they may be equal
@@ -58,11 +58,9 @@ def write_game(job: tuple[str, int], spec: dict[str, Any], folder: Path) -> str:
     name = content_hash(Game.deserialize(data))
     path = folder / f"{name}.json"
     if not path.exists():
-        # Several processes may write the same game: each uses a separate temporary file, and the
-        # renamed files are equal.
-        temporary = folder / f".{name}.{os.getpid()}.tmp"
-        temporary.write_text(json.dumps(data, sort_keys=True))
-        os.replace(temporary, path)
+        # Several processes may write the same game: the files are equal.
+        with atomic_write(path) as file:
+            json.dump(data, file, sort_keys=True)
     return name
 
 

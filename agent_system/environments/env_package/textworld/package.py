@@ -12,17 +12,15 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.textworld.settings import TextWorldSettings
 from agent_system.environments.env_package.textworld.store import GameStore
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 
 NAME = "textworld"
-COOKING = ("recipe", "take", "go", "open", "cook", "cut", "drop")
 # By kind of game: the settings that change it. Only these are part of the hash that names the
 # stored games. With other settings in the hash, the same games would be made again.
 GAME_SETTINGS = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
     "simple": ("rewards", "goal"),
-    "cooking": COOKING,
+    "cooking": ("recipe", "take", "go", "open", "cook", "cut", "drop"),
 }
 RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
@@ -72,7 +70,6 @@ class TextWorldEnv:
         self._loaded_game: str | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode of the game of ``task``."""
         del seed  # the task determines the episode
         # Load a game once: the members of a group often use the same game one after the other.
         if self._loaded_game != task["game"]:
@@ -107,7 +104,6 @@ class TextWorldEnv:
         return observation, reward, bool(done), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return commands that solve ``task``, in order."""
         return self._store.gold_path(task["game"])
 
     def close(self) -> None:
@@ -147,18 +143,14 @@ def list_tasks(settings: TextWorldSettings, split: str) -> list[Task]:
     return [{"task_id": f"{source}/{name}", "data_source": source, "game": name} for name in names]
 
 
-def make_prompts(settings: TextWorldSettings) -> Prompts:
-    """Return prompts with rules and, unless ``list_actions`` is false, the possible commands."""
-    list_actions = settings.list_actions
-    return ChatPrompts(RULES, "open wooden door", list_actions=list_actions, keep_first=True)
-
-
 PACKAGE = EnvPackage(
     name=NAME,
     settings=TextWorldSettings,
     make=TextWorldEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda settings: ChatPrompts(
+        RULES, "open wooden door", list_actions=settings.list_actions, keep_first=True
+    ),
     project=project_action,
     variants=TextWorldSettings.list_variants,
 )

@@ -20,8 +20,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from verl.utils.files import atomic_write
+from verl.utils.processes import available_cpus
 from verl.utils.progress import Progress
-from verl.utils.threads import available_cpus
 
 logger = logging.getLogger(__name__)
 STORE_VERSION = 1  # increase it when the same settings give other games
@@ -58,7 +59,7 @@ class GameStore:
             self.games.mkdir(parents=True, exist_ok=True)
             with _file_lock(index.with_suffix(".lock")):
                 if not index.exists():
-                    _write_atomically(index, json.dumps(self._make_games()))
+                    self._make_games(index)
         return json.loads(index.read_text())[split]
 
     def compiled_path(self, name: str) -> Path:
@@ -74,26 +75,23 @@ class GameStore:
         return path
 
     def gold_path(self, name: str) -> list[str]:
-        """Return commands that solve game ``name``."""
         return json.loads((self.games / f"{name}.json").read_text())["metadata"]["walkthrough"]
 
     def _settings_hash(self) -> str:
         # The version of the library is included, because another version may give other games.
         shape = [STORE_VERSION, metadata.version("textworld"), self.spec, self.counts]
-        return hashlib.blake2b(
-            json.dumps(shape, sort_keys=True).encode(), digest_size=8
-        ).hexdigest()
+        text = json.dumps(shape, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def _make_games(self) -> dict[str, list[str]]:
+    def _make_games(self, index: Path) -> None:
+        """Make the games in a new process, whose progress is the number of new files. Write their
+        hashes to ``index``.
+
+        Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
+        """
         logger.info("TextWorld: making %s games of kind %s.", self.counts, self.spec["game"])
-        processes = available_cpus()
-        arguments = [
-            str(self.games),
-            json.dumps(self.spec),
-            json.dumps(self.counts),
-            str(processes),
-        ]
-        command = [sys.executable, "-m", MODULE, *arguments]
+        texts = [json.dumps(self.spec), json.dumps(self.counts), str(available_cpus())]
+        command = [sys.executable, "-m", MODULE, str(self.games), *texts]
         # Use a new process, because the hash seed of a running interpreter cannot be changed.
         environ = {
             **os.environ,
@@ -101,35 +99,23 @@ class GameStore:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
-        result = self._run_process(command, environ)
-        if result.returncode != 0:
-            raise RuntimeError(
-                f"TextWorld failed to make games for {self.spec}:\n{result.stderr[-2000:]}"
-            )
-        # The library also prints on standard output, before the last line.
-        return json.loads(result.stdout.splitlines()[-1])
-
-    def _run_process(
-        self, command: list[str], environ: dict[str, str]
-    ) -> subprocess.CompletedProcess[str]:
-        """Run ``command`` and show its progress, which is the number of new files.
-
-        Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
-        """
-        games_before = self._count_games()
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
         with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
             try:
-                output, errors = self._wait_for_process(process, progress, games_before)
+                output, errors = self._wait_for_process(process, progress)
             finally:
                 process.kill()  # without effect if the process has ended
-        return subprocess.CompletedProcess(command, process.returncode, output, errors)
+        if process.returncode != 0:
+            raise RuntimeError(f"TextWorld failed to make games for {self.spec}:\n{errors[-2000:]}")
+        # The library also prints on standard output, before the last line.
+        with atomic_write(index) as file:
+            file.write(output.splitlines()[-1])
 
     def _wait_for_process(
-        self, process: subprocess.Popen[str], progress: Progress, games_before: int
+        self, process: subprocess.Popen[str], progress: Progress
     ) -> tuple[str, str]:
-        """Wait for ``process`` and return its standard output and standard error."""
+        games_before = self._count_games()
         deadline = time.monotonic() + MAX_MAKE_S
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -151,11 +137,10 @@ class GameStore:
         source = self.games / f"{name}.json"
         try:
             game = Game.deserialize(json.loads(source.read_text()))
-            intact = content_hash(game) == name
+            game = game if content_hash(game) == name else None
         except (ValueError, KeyError, OSError):
             game = None
-            intact = False
-        if game is None or not intact:
+        if game is None:
             raise DamagedStore(
                 f"{source} is damaged or missing: delete {self.root}, then the games are made again"
             )
@@ -167,12 +152,6 @@ class GameStore:
             options.file_ext = ".z8"
             compile_game(game, options)
             os.replace(options.path, self.games / f"{name}.z8")
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager

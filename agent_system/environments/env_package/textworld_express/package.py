@@ -23,7 +23,6 @@ from agent_system.environments.env_package.textworld_express.settings import (
     TextWorldExpressSettings,
 )
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.prompts import Prompts
 
 NAME = "textworld_express"
 UNSHARED_GAMES = ("sorting",)
@@ -55,7 +54,6 @@ class TextWorldExpressEnv:
         self._possible: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start an episode of the game of ``task``."""
         del seed  # the task determines the episode
         state = self._start_game(task)
         self._score = 0.0
@@ -105,9 +103,8 @@ class TextWorldExpressEnv:
         content |= {key: state[key] for key in ("observation", "look", "inventory")}
         if rooms:
             self._visit_rooms(state, content)
-        return hashlib.blake2b(
-            json.dumps(content, sort_keys=True).encode(), digest_size=8
-        ).hexdigest()
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def is_ambiguous(self, task: Task) -> bool:
         """Return True if two possible actions at the start of ``task`` have the same text.
@@ -125,22 +122,17 @@ class TextWorldExpressEnv:
         Return the moves that lead back to this room.
         """
         # Open all doors first, so that every room is reached and described with open doors.
-        doors = [
-            f"open door to {way}"
-            for way in OPPOSITE_DIRECTIONS
-            if f"open door to {way}" in state["validActions"]
-        ]
+        doors = [f"open door to {way}" for way in OPPOSITE_DIRECTIONS]
+        doors = [action for action in doors if action in state["validActions"]]
         state = self._apply_actions(doors) if doors else state
         seen[_room_name(state)] = state["look"]
         moves_back: list[str] = []  # moves back to this room, done before the next direction
         for way in OPPOSITE_DIRECTIONS:
             if way != back and f"move {way}" in state["validActions"]:
                 next_state = self._apply_actions([*moves_back, f"move {way}"])
-                moves_back = (
-                    []
-                    if _room_name(next_state) in seen
-                    else self._visit_rooms(next_state, seen, OPPOSITE_DIRECTIONS[way])
-                )
+                moves_back = []
+                if _room_name(next_state) not in seen:
+                    moves_back = self._visit_rooms(next_state, seen, OPPOSITE_DIRECTIONS[way])
                 moves_back.append(f"move {OPPOSITE_DIRECTIONS[way]}")
         return moves_back
 
@@ -148,7 +140,6 @@ class TextWorldExpressEnv:
         return [json.loads(self._server.stepJSON(action)) for action in actions][-1]
 
     def close(self) -> None:
-        """Free the game and release the JVM."""
         if self._server is not None:
             self._jvm.release_object(self._server)
             jvm.release_jvm(self._jvm)
@@ -160,9 +151,8 @@ class TextWorldExpressEnv:
         if game != self._loaded:
             complaint = self._server.load(*game)
             if complaint:
-                raise ValueError(
-                    f"env.{NAME}: game {game[0]!r} with params {game[1]!r}: {complaint}"
-                )
+                why = f"game {game[0]!r} with params {game[1]!r}: {complaint}"
+                raise ValueError(f"env.{NAME}: {why}")
             self._loaded = game
         return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
 
@@ -184,7 +174,6 @@ def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
 
     Raises ``JavaMissing``, and ``ValueError`` if the game does not know ``params``.
     """
-
     import textworld_express  # noqa: F401  (report a missing package before anything starts)
 
     jvm.find_java(NAME)
@@ -227,18 +216,14 @@ def _distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]
     }
 
 
-def make_prompts(settings: TextWorldExpressSettings) -> Prompts:
-    """Return prompts with rules and, unless ``list_actions`` is false, the possible actions."""
-    list_actions = settings.list_actions
-    return ChatPrompts(RULES, "open fridge", list_actions=list_actions, keep_first=True)
-
-
 PACKAGE = EnvPackage(
     name=NAME,
     settings=TextWorldExpressSettings,
     make=TextWorldExpressEnv,
     tasks=list_tasks,
-    prompts=make_prompts,
+    prompts=lambda settings: ChatPrompts(
+        RULES, "open fridge", list_actions=settings.list_actions, keep_first=True
+    ),
     project=project_action,
     variants=TextWorldExpressSettings.list_variants,
 )

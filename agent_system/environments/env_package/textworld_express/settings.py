@@ -1,7 +1,7 @@
 """Settings of the config section ``env.textworld_express``."""
 
 import re
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 from pydantic import field_validator
@@ -18,7 +18,6 @@ Game = Literal[
     "simonsays",
     "peckingorder",
 ]
-GAMES: tuple[Game, ...] = get_args(Game)
 PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 
 

@@ -44,7 +44,6 @@ def project_calls(text: str) -> tuple[str, bool]:
 
 
 def find_calls(action: str) -> list[str]:
-    """Return the text of each call in ``action``."""
     return [content.strip() for content in _CALL.findall(action)]
 
 
@@ -73,11 +72,11 @@ def format_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def format_response(key: str, name: str | None, value: Any, longest: int) -> str:
-    """Return one result in the format that the model reads, cut to ``longest`` characters.
-
-    ``key`` is ``result`` or ``error``.
+def format_response(name: str | None, result: Any, error: str | None, longest: int) -> str:
+    """Return one result or error in the format that the model reads, cut to ``longest``
+    characters.
     """
+    key, value = ("result", result) if error is None else ("error", error)
     value_text = json.dumps(value, default=str) if not isinstance(value, str) else value
     if len(value_text) > longest:
         value = f"{value_text[:longest]} ... ({len(value_text) - longest} characters cut)"

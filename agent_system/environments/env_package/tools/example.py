@@ -1,6 +1,6 @@
 """Example of tool use: a random price list, a lookup, a calculator, and questions.
 
-All data is generated from seeds, without downloads. A hash of the pair of items decides the split
+All data is generated from seeds and ``example.yaml``. A hash of the pair of items decides the split
 of a question, so the item pairs of validation never occur in training.
 
 The docstrings and errors of ``lookup`` and ``calculator`` are shown to the policy.
@@ -11,18 +11,17 @@ import operator
 import random
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.tools.settings import ToolsSettings
 from verl.utils.seeds import derive_seed
 
 DATA_SOURCE = "tools/shelf"
-ITEMS = (
-    "lamp", "chair", "kettle", "rope", "mirror", "basket", "drum", "ladder", "candle", "blanket",
-    "hammer", "bucket", "clock", "flute", "helmet", "jar", "anchor", "brush", "saddle", "lantern",
-    "shovel", "needle", "compass", "pillow", "barrel", "bell", "carpet", "kite", "mask", "stool",
-)  # fmt: skip
+_TABLES = yaml.safe_load(Path(__file__).with_name("example.yaml").read_text(encoding="utf-8"))
 VAL_DIVISOR = 5  # one pair of items in five is held out
 MAX_EXPRESSION_LENGTH = 200  # characters of an expression
 MAX_VALUE = 10**12  # absolute value of intermediate results
@@ -47,7 +46,7 @@ def item_table() -> dict[str, dict[str, int]]:
             "weight": 10 * draw.randrange(2, 99),
             "stock": draw.randrange(2, 40),
         }
-        for item in ITEMS
+        for item in _TABLES["items"]
     }
 
 
@@ -95,7 +94,7 @@ def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
     while len(tasks_by_id) < task_count and attempt < last_new + 1000:
         draw = random.Random(derive_seed(DATA_SOURCE, settings.task_seed, split, attempt))
         attempt += 1
-        first, second = draw.sample(ITEMS, 2)
+        first, second = draw.sample(_TABLES["items"], 2)
         held_out = derive_seed(DATA_SOURCE, "pair", *sorted((first, second))) % VAL_DIVISOR == 0
         if held_out != (split == "val"):
             continue
@@ -107,31 +106,19 @@ def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
 
 
 def _make_question(rng: random.Random, first: str, second: str) -> Task:
-    count, count_2 = rng.randrange(2, 10), rng.randrange(2, 10)
-    first_item, second_item = item_table()[first], item_table()[second]
-    template_number = rng.randrange(3)
-    if template_number == 0:
-        question = (
-            f"What do {count} of the item {first} and {count_2} of the item {second} cost together?"
-        )
-        steps = [(first, "price"), (second, "price")]
-        expression = f"{count} * {first_item['price']} + {count_2} * {second_item['price']}"
-    elif template_number == 1:
-        question = f"How many grams do {count} of the item {first} and one {second} weigh together?"
-        steps = [(first, "weight"), (second, "weight")]
-        expression = f"{count} * {first_item['weight']} + {second_item['weight']}"
-    else:
-        question = (
-            f"What is the whole stock of the item {first} worth, and {count_2} of {second} with it?"
-        )
-        steps = [(first, "price"), (first, "stock"), (second, "price")]
-        expression = (
-            f"{first_item['price']} * {first_item['stock']} + {count_2} * {second_item['price']}"
-        )
+    n, m = rng.randrange(2, 10), rng.randrange(2, 10)
+    number = rng.randrange(len(_TABLES["questions"]))
+    template = _TABLES["questions"][number]
+    names = {"first": first, "second": second}
+    items = {"a": item_table()[first], "b": item_table()[second]}
+    expression = template["expression"].format(n=n, m=m, **items)
     return {
-        "task_id": f"{DATA_SOURCE}/{template_number}-{first}-{second}-{count}-{count_2}",
+        "task_id": f"{DATA_SOURCE}/{number}-{first}-{second}-{n}-{m}",
         "data_source": DATA_SOURCE,
-        "messages": [{"role": "user", "content": question}],
+        "messages": [{"role": "user", "content": template["text"].format(n=n, m=m, **names)}],
         "ground_truth": str(calculator(expression)),
-        "extra_info": {"lookups": [list(step) for step in steps], "sum": expression},
+        "extra_info": {
+            "lookups": [one.format(**names).split() for one in template["lookups"]],
+            "sum": expression,
+        },
     }

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from agent_system.environments.env_package.tools.settings import McpServer
-from agent_system.environments.env_package.tools.toolbox import function_schema
+from agent_system.environments.env_package.tools.toolbox import Tool
 from verl.utils.limits import lift_memory_limit
 
 T = TypeVar("T")
@@ -21,17 +21,12 @@ class McpToolError(RuntimeError):
     """The server answered with an error, or did not answer in time."""
 
 
-class McpTool:
+class McpTool(Tool):
     """Tool of an MCP server. The server validates the arguments."""
 
     def __init__(self, server: "McpConnection", name: str, description: str, schema: Any) -> None:
-        self.name = name
-        self.openai_schema = function_schema(name, description, schema)
+        super().__init__(name, description, schema)
         self._server = server
-
-    def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return ``arguments`` unchanged: the server validates them."""
-        return arguments
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool on its server. Raises ``McpToolError``."""

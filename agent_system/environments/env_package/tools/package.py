@@ -14,25 +14,9 @@ from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, grade_step
 from agent_system.environments.env_package.dataset.rows import list_tasks as tasks_of_files
-from agent_system.environments.env_package.tools import example
-from agent_system.environments.env_package.tools.calls import (
-    BadCall,
-    Call,
-    find_calls,
-    format_call,
-    format_response,
-    parse_call,
-    project_calls,
-)
+from agent_system.environments.env_package.tools import calls, example, toolbox
 from agent_system.environments.env_package.tools.mcp_tools import McpConnection
 from agent_system.environments.env_package.tools.settings import ToolsSettings
-from agent_system.environments.env_package.tools.toolbox import (
-    CallOutcome,
-    PythonTool,
-    Tool,
-    load_tools,
-    run_calls,
-)
 from agent_system.environments.package import EnvPackage
 from rlvcr.levels import render_level_instructions
 
@@ -51,17 +35,19 @@ know the answer, write it without a call: <answer>42</answer>"""
 class Toolbox:
     """All tools of the settings, and the connections to their MCP servers.
 
-    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tools`` and
+    Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tool`` and
     ``McpConnection``.
     """
 
     def __init__(self, settings: ToolsSettings) -> None:
         self.servers: list[McpConnection] = []
-        self.tools: dict[str, Tool] = {}
-        python_tools = load_tools(settings)
+        self.tools: dict[str, toolbox.Tool] = {}
+        python_tools = [
+            toolbox.load_tool(import_path, settings) for import_path in settings.functions
+        ]
         if not python_tools and not settings.mcp_servers:
             python_tools = [
-                PythonTool(function, settings.schemas.get(function.__name__))
+                toolbox.PythonTool(function, settings.schemas.get(function.__name__))
                 for function in example.FUNCTIONS
             ]
         try:
@@ -74,17 +60,15 @@ class Toolbox:
             raise
 
     def close(self) -> None:
-        """Stop the MCP servers of this toolbox."""
         for server in self.servers:
             server.close()
         self.servers = []
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:
-        """Schemas of all tools in the OpenAI format."""
         return [tool.openai_schema for tool in self.tools.values()]
 
-    def _add_tools(self, tools: Sequence[Tool]) -> None:
+    def _add_tools(self, tools: Sequence[toolbox.Tool]) -> None:
         for tool in tools:
             if tool.name in self.tools:
                 raise ValueError(
@@ -124,15 +108,14 @@ class ToolsEnv:
 
         Raises the exceptions of ``grade_step``.
         """
-        call_texts = find_calls(action)
+        call_texts = calls.find_calls(action)
         if not call_texts:
             return grade_step(self.grader, self.task, action, self.settings.grade_s)
         outcomes = self._run_written_calls(call_texts)
-        max_chars = self.settings.max_chars
         responses = [
-            format_response("error", outcome.name, outcome.error, max_chars)
-            if outcome.error is not None
-            else format_response("result", outcome.name, outcome.value, max_chars)
+            calls.format_response(
+                outcome.name, outcome.value, outcome.error, self.settings.max_chars
+            )
             for outcome in outcomes
         ]
         is_valid = all(outcome.is_valid for outcome in outcomes)
@@ -141,28 +124,23 @@ class ToolsEnv:
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def close(self) -> None:
-        """Stop the MCP servers of the toolbox."""
         self.toolbox.close()
 
-    def _run_written_calls(self, call_texts: Sequence[str]) -> list[CallOutcome]:
+    def _run_written_calls(self, call_texts: Sequence[str]) -> list[toolbox.CallOutcome]:
         """Run the calls and return one outcome per call, in order."""
         max_calls = self.settings.max_calls
-        entries: list[CallOutcome | Call] = []
-        for index, text in enumerate(call_texts):
-            if index >= max_calls:
-                entries.append(
-                    CallOutcome(
-                        None, error=f"more than {max_calls} calls in one turn", is_valid=False
-                    )
-                )
-                continue
+        entries: list[toolbox.CallOutcome | calls.Call] = []
+        for text in call_texts[:max_calls]:
             try:
-                entries.append(parse_call(text))
-            except BadCall as error:
-                entries.append(CallOutcome(None, error=str(error), is_valid=False))
-        calls = [entry for entry in entries if isinstance(entry, Call)]
-        results = iter(run_calls(self.toolbox.tools, calls, self.settings.call_timeout_s))
-        return [next(results) if isinstance(entry, Call) else entry for entry in entries]
+                entries.append(calls.parse_call(text))
+            except calls.BadCall as error:
+                entries.append(toolbox.CallOutcome(None, error=str(error), is_valid=False))
+        parsed = [entry for entry in entries if isinstance(entry, calls.Call)]
+        results = iter(toolbox.run_calls(self.toolbox.tools, parsed, self.settings.call_timeout_s))
+        outcomes = [next(results) if isinstance(entry, calls.Call) else entry for entry in entries]
+        refusal = f"more than {max_calls} calls in one turn"
+        num_refused = len(call_texts) - len(outcomes)
+        return outcomes + [toolbox.CallOutcome(None, error=refusal, is_valid=False)] * num_refused
 
 
 def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
@@ -196,7 +174,7 @@ def system_instructions(settings: ToolsSettings, levels: bool) -> str:
     )
     if not levels:
         return text
-    example_call = f"<action>{format_call('NAME')}</action>"
+    example_call = f"<action>{calls.format_call('NAME')}</action>"
     return (
         f"{text}\n\n{render_level_instructions()}\nCalls and the answer are actions: {example_call}"
     )
@@ -216,6 +194,6 @@ PACKAGE = EnvPackage(
     make=ToolsEnv,
     tasks=list_tasks,
     prompts=ToolPrompts,
-    project=project_calls,
+    project=calls.project_calls,
     stop=("</action>", "<tool_response>"),
 )

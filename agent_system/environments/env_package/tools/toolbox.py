@@ -2,9 +2,10 @@
 
 import inspect
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
@@ -15,53 +16,39 @@ from agent_system.reward_manager.custom import load_import_path
 FUNCTIONS_KEY = "env.tools.functions"
 
 
-class Tool(Protocol):
-    """Protocol of a tool that the model can call by name."""
+class Tool:
+    """Tool that the model can call by name. ``parameters`` is the JSON schema of the arguments."""
 
-    @property
-    def name(self) -> str:
-        """Name that the model uses in calls."""
-        ...
-
-    @property
-    def openai_schema(self) -> dict[str, Any]:
-        """Schema ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
-        ...
+    def __init__(self, name: str, description: str, parameters: Mapping[str, Any]) -> None:
+        self.name = name
+        function = {"name": name, "description": description, "parameters": dict(parameters)}
+        self.openai_schema = {"type": "function", "function": function}
 
     def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate ``arguments`` and convert them to the types of the function.
 
         Raises ``BadCall``.
         """
-        ...
+        return arguments
 
     def run(self, arguments: dict[str, Any]) -> Any:
         """Call the tool and return its JSON-able result. Raises the exceptions of the tool."""
-        ...
+        raise NotImplementedError
 
 
-def function_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a function in the OpenAI format."""
-    function = {"name": name, "description": description, "parameters": dict(parameters)}
-    return {"type": "function", "function": function}
-
-
-class PythonTool:
+class PythonTool(Tool):
     """Tool made from a Python function.
 
     Its signature gives the types of the arguments, and its docstring the description.
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any] | None) -> None:
-        self.name = function.__name__
         self._function = function
         self._model = _arguments_of(function)
-        description = inspect.cleandoc(function.__doc__ or "")
-        parameter_schema = parameters or _without_titles(self._model.model_json_schema())
-        self.openai_schema = function_schema(self.name, description, parameter_schema)
+        schema = parameters or _without_titles(self._model.model_json_schema())
+        super().__init__(function.__name__, inspect.cleandoc(function.__doc__ or ""), schema)
 
     def validate_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate ``arguments`` with the signature of the function. Raises ``BadCall``."""
         try:
             validated = self._model.model_validate(arguments)
         except ValidationError as error:
@@ -74,7 +61,6 @@ class PythonTool:
         return {key: getattr(validated, key) for key in validated.model_fields_set}
 
     def run(self, arguments: dict[str, Any]) -> Any:
-        """Call the function. Raises its exceptions."""
         return self._function(**arguments)
 
 
@@ -94,25 +80,20 @@ def _arguments_of(function: Callable[..., Any]) -> type[BaseModel]:
 def _without_titles(schema: Any) -> Any:
     """Return ``schema`` without pydantic's titles, which only repeat the keys."""
     if isinstance(schema, dict):
-        entries = schema.items()
         return {
             key: _without_titles(value)
-            for key, value in entries
+            for key, value in schema.items()
             if not (key == "title" and isinstance(value, str))
         }
     return [_without_titles(item) for item in schema] if isinstance(schema, list) else schema
 
 
-def load_tools(settings: ToolsSettings) -> list[PythonTool]:
-    """Load the functions of ``settings.functions`` as tools.
+def load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
+    """Load the function at ``import_path`` as a tool.
 
     Raises the exceptions of ``load_import_path``, and ``ValueError`` for a module whose import
     fails or a signature that pydantic cannot read.
     """
-    return [_load_tool(import_path, settings) for import_path in settings.functions]
-
-
-def _load_tool(import_path: str, settings: ToolsSettings) -> PythonTool:
     try:
         function = load_import_path(import_path, FUNCTIONS_KEY)
     except (AttributeError, OSError, TypeError, ValueError):
@@ -153,30 +134,21 @@ def run_calls(
     function returns or the process ends.
     """
     outcomes = [CallOutcome(call.name, error=f"no answer within {timeout_s:g} s") for call in calls]
+
+    def store_outcome(index: int, call: Call) -> None:
+        outcomes[index] = _run_call(tools, call)
+
     threads = [
-        threading.Thread(target=_store_outcome, args=(outcomes, index, tools, call), daemon=True)
-        for index, call in enumerate(calls)
+        threading.Thread(target=store_outcome, args=entry, daemon=True)
+        for entry in enumerate(calls)
     ]
     for thread in threads:
         thread.start()
-    done_event = threading.Event()
-    waiter = threading.Thread(target=_join_all, args=(threads, done_event), daemon=True)
-    waiter.start()
-    done_event.wait(timeout_s)
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
     # Copy: threads that are still running write to ``outcomes`` later.
     return list(outcomes)
-
-
-def _join_all(threads: Sequence[threading.Thread], done: threading.Event) -> None:
-    for thread in threads:
-        thread.join()
-    done.set()
-
-
-def _store_outcome(
-    outcomes: list[CallOutcome], index: int, tools: Mapping[str, Tool], call: Call
-) -> None:
-    outcomes[index] = _run_call(tools, call)
 
 
 def _run_call(tools: Mapping[str, Tool], call: Call) -> CallOutcome:

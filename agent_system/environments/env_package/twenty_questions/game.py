@@ -96,14 +96,7 @@ def apply_move(
     reply = _make_reply(state, move, gamemaster) + ("" if done else f" {turns_left} left.")
     turns = [*state["turns"], (f"[{move.guess}]" if is_guess else move.question, reply)]
     # Make a new dictionary: the caller may still hold the old state.
-    new_state = {
-        **state,
-        "left": turns_left,
-        "turns": turns,
-        "reply": reply,
-        "done": done,
-        "won": won,
-    }
+    new_state = dict(state, left=turns_left, turns=turns, reply=reply, done=done, won=won)
     return new_state, float(won), done, {"won": won, "is_action_valid": move.is_valid}
 
 
@@ -115,6 +108,11 @@ def _make_reply(state: State, move: Move, gamemaster: Gamemaster) -> str:
     return f"{read_answer(gamemaster(gamemaster_prompt(state['solution'], move.question)))}."
 
 
+def list_words(words: Sequence[str] | None = None) -> list[str]:
+    """Return the distinct ``words`` (default: the shipped table), sorted."""
+    return sorted(set(words)) if words else sorted(load_knowledge().things)
+
+
 def split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
     """Return the ``"train"`` or ``"val"`` part of ``words`` (default: the shipped table), sorted.
 
@@ -122,17 +120,15 @@ def split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
     If a part would be empty, the word with the lowest or highest hash moves to it. Raises
     ``ValueError`` for fewer than two words.
     """
-    words = sorted(set(words)) if words else sorted(load_knowledge().things)
+    words = list_words(words)
     if len(words) < 2:
         raise ValueError(
             f"words={words} are too few; allowed: at least two words, one to train on and one to "
             "hold out; fix: add words to env.twenty_questions.words"
         )
-    order = sorted(words, key=lambda word: derive_seed("twenty questions", word))
-    held_out = {
-        word for word in words if derive_seed("twenty questions", word) % HELD_OUT_DIVISOR == 0
-    }
-    held_out = held_out or {order[0]}
+    hashes = {word: derive_seed("twenty questions", word) for word in words}
+    order = sorted(words, key=hashes.__getitem__)
+    held_out = {word for word in words if hashes[word] % HELD_OUT_DIVISOR == 0} or {order[0]}
     if len(held_out) == len(words):
         held_out.remove(order[-1])
     return [word for word in words if (word in held_out) == (split == "val")]
@@ -146,14 +142,10 @@ def split_clues(
     Only the set of attributes decides the split, so a word can be in both splits. If the word
     decided too, training could teach that these attributes never belong to the held-out word.
     """
-    table = load_knowledge()
-    openings = [
-        (word, clues)
-        for word in (sorted(set(words)) if words else sorted(table.things))
-        for clues in permutations(sorted(table.things[word].holds), count)
-    ]
+    things = load_knowledge().things
     return [
         (word, clues)
-        for word, clues in openings
+        for word in list_words(words)
+        for clues in permutations(sorted(things[word].holds), count)
         if (derive_seed("clues", *sorted(clues)) % HELD_OUT_DIVISOR == 0) == (split == "val")
     ]

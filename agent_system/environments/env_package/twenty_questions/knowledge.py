@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -10,15 +11,12 @@ KNOWLEDGE_FILE = Path(__file__).with_name("knowledge.txt")
 _THING = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
 
 
-class Answer:
-    """Constants for the three answers of the game."""
+class Answer(StrEnum):
+    """Answer of the gamemaster to a question."""
 
     YES = "Yes"
     NO = "No"
     UNKNOWN = "I don't know"
-
-
-ANSWERS = (Answer.YES, Answer.NO, Answer.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +55,14 @@ class Knowledge:
 
     attributes: Mapping[str, Attribute]
     things: Mapping[str, Thing]
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, int]
 
-    def get_answer(self, word: str, attribute: str) -> str:
-        """Return the one of ``ANSWERS`` that says if ``attribute`` holds for ``word``.
-
-        Raises ``KeyError`` for unknown names.
-        """
+    def get_answer(self, word: str, attribute: str) -> Answer:
+        """Return the answer to the question whether ``word`` has ``attribute``."""
         thing = self.things[word]
-        if self.attributes[attribute].name in thing.holds:
+        if attribute in thing.holds:
             return Answer.YES
         return Answer.UNKNOWN if attribute in thing.unsure else Answer.NO
-
-    def filter_consistent(self, words: Iterable[str], attribute: str, answer: str) -> list[str]:
-        """Return those of ``words`` for which the question about ``attribute`` has ``answer``."""
-        return [word for word in words if self.get_answer(word, attribute) == answer]
 
 
 @cache
@@ -83,14 +74,15 @@ def load_knowledge() -> Knowledge:
 def parse_knowledge(text: str) -> Knowledge:
     """Parse a table in the format of ``knowledge.txt``.
 
-    Raises:
-        ValueError: A line is of none of the three kinds, an attribute is not defined, or a name
-            occurs twice.
+    Raises ``ValueError`` if a line is of none of the three kinds, an attribute is not defined, or a
+    name occurs twice.
     """
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
     sizes: dict[str, int] = {}
-    for line in _content_lines(text):
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
         if line.startswith("size "):
             size_text, names = line.removeprefix("size ").split("|")
             sizes |= dict.fromkeys(_split_list(names), int(size_text))
@@ -106,13 +98,6 @@ def parse_knowledge(text: str) -> Knowledge:
                 "of knowledge.txt describes"
             )
     return Knowledge(attributes, things, sizes)
-
-
-def _content_lines(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        line = line.strip()
-        if line and not line.startswith("#"):
-            yield line
 
 
 def _split_list(text: str) -> tuple[str, ...]:
@@ -141,12 +126,11 @@ def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> T
     unknown = [name for name in attribute_names if name.removeprefix("~") not in attributes]
     if unknown:
         raise ValueError(f"{match['name']}: these attributes are not defined: {', '.join(unknown)}")
-    holds = set(
-        _with_implied((name for name in attribute_names if not name.startswith("~")), attributes)
-    )
+    positive = [name for name in attribute_names if not name.startswith("~")]
+    holds = frozenset(_with_implied(positive, attributes))
     # The thing has an attribute that another one implies, even if the line marks it as unsure.
     unsure = {name[1:] for name in attribute_names if name.startswith("~")} - holds
-    return Thing(match["name"], int(match["size"]), frozenset(holds), frozenset(unsure))
+    return Thing(match["name"], int(match["size"]), holds, frozenset(unsure))
 
 
 def _with_implied(names: Iterable[str], attributes: Mapping[str, Attribute]) -> Iterator[str]:

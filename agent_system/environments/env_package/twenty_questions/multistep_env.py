@@ -94,15 +94,11 @@ class TwentyQuestionsEnv(MultistepEnv):
         return words[derive_seed(self.seed, session_id) % len(words)]
 
     def get_train_dataset(self) -> Any:
-        """Return a ``Dataset`` with the column ``solution``: the training words, shuffled by the
-        seed.
-        """
+        """Return the training words, shuffled by the seed, in the column ``solution``."""
         return self._make_dataset("train")
 
     def get_eval_dataset(self) -> Any:
-        """Return a ``Dataset`` with the column ``solution``: the held-out words, shuffled by the
-        seed.
-        """
+        """Return the held-out words, shuffled by the seed, in the column ``solution``."""
         return self._make_dataset("val")
 
     def _make_dataset(self, split: str) -> Any:

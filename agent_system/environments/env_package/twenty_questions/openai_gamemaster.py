@@ -65,10 +65,7 @@ class OpenAIGamemaster:
         self._attempts = attempts
 
     def __call__(self, prompt: str) -> str:
-        """Return the server's reply to ``prompt``.
-
-        Raises ``GamemasterError`` with the URL and the cause.
-        """
+        """Return the server's reply. Raises ``GamemasterError`` with the URL and the cause."""
         try:
             return self._retrying.copy()(self._send_request, prompt)
         except _RetryableError as error:

@@ -35,10 +35,7 @@ _GAMEMASTER_THREADS = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gam
 
 
 def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
-    """Return the gamemaster of the settings: embedded, or an OpenAI-compatible server.
-
-    Raises ``ValueError`` for a server without ``base_url`` or ``model``.
-    """
+    """Return the gamemaster. Raises ``ValueError`` for a server without address or model."""
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
     from agent_system.environments.env_package.twenty_questions.openai_gamemaster import (
@@ -78,38 +75,27 @@ class TwentyQuestionsGame:
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Answer a question or a guess. With a server as gamemaster, return a coroutine."""
-        return self._make_step(*game.apply_move(self.state, action, self.gamemaster))
+        self.state, reward, done, info = game.apply_move(self.state, action, self.gamemaster)
+        return self._make_observation(), reward, done, info
 
     async def _step_async(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        return self._make_step(
-            *await loop.run_in_executor(
-                _GAMEMASTER_THREADS, game.apply_move, self.state, action, self.gamemaster
-            )
+        self.state, reward, done, info = await loop.run_in_executor(
+            _GAMEMASTER_THREADS, game.apply_move, self.state, action, self.gamemaster
         )
+        return self._make_observation(), reward, done, info
 
     def gold_path(self, task: Task) -> list[str]:
         """Return the right guess for ``task`` as the only action."""
         return [f"[{task['solution']}]"]
 
-    def _make_step(
-        self, state: game.State, reward: float, done: bool, info: dict[str, Any]
-    ) -> tuple:
-        self.state = state
-        return self._make_observation(), reward, done, info
-
     def _make_observation(self) -> Observation:
-        """Return the reply as observation.
-
-        The anchor has the number of turns left and the sorted answers, so the order of the
-        questions does not matter.
-        """
+        # The answers are sorted, so the order of the questions does not matter for the anchor.
         answer_texts = sorted(
             f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
         )
-        return Observation(
-            self.state["reply"], anchor=" | ".join([str(self.state["left"]), *answer_texts])
-        )
+        anchor = " | ".join([str(self.state["left"]), *answer_texts])
+        return Observation(self.state["reply"], anchor=anchor)
 
     def close(self) -> None:
         """Close the connection to the server, if any."""
@@ -121,8 +107,7 @@ class TwentyQuestionsGame:
 class TwentyQuestionsPrompts(ChatPrompts):
     """Prompts with the rules and an answer format for questions and guesses."""
 
-    def __init__(self, settings: TwentyQuestionsSettings | None = None) -> None:
-        del settings  # without effect: the texts are fixed
+    def __init__(self) -> None:
         super().__init__(RULES, example="Is it alive?")
 
     def system(self, levels: bool) -> str:
@@ -132,7 +117,7 @@ class TwentyQuestionsPrompts(ChatPrompts):
 
 def make_prompts(settings: TwentyQuestionsSettings) -> TwentyQuestionsPrompts | CompactPrompts:
     """Return prompts with rules and answer format, or compact ones with the replies alone."""
-    return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts(settings)
+    return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts()
 
 
 def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
@@ -155,14 +140,10 @@ def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
 
 
 def project_move(text: str) -> tuple[str, bool]:
-    """Return the question or ``[guess]`` in ``text``, and True if it is well formed.
-
-    Well formed means: not empty, and ``text`` has an ``<action>`` tag.
-    """
+    """Return the question or ``[guess]``, and True if it is not empty and has an action tag."""
     move = game.read_move(text)
-    return (
-        move.question if move.guess is None else f"[{move.guess}]"
-    ), move.is_valid and "<action>" in text
+    action = move.question if move.guess is None else f"[{move.guess}]"
+    return action, move.is_valid and "<action>" in text
 
 
 PACKAGE = EnvPackage(

@@ -17,7 +17,7 @@ from agent_system.agents import DirectOutputAgent
 from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.multi_turn_rollout import collector_worker as players
+from agent_system.multi_turn_rollout import trajectory_generator as players
 from rlvcr import core_rlvcr
 from rlvcr.levels import LevelCodec
 from tests.helpers.multistep import CountTo, OldModel, Speaker

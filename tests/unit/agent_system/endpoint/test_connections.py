@@ -8,8 +8,7 @@ import pytest
 
 from agent_system.endpoint import server as server_module
 from agent_system.endpoint.chat_request import SamplingRules
-from agent_system.endpoint.connections import BoundedConnections
-from agent_system.endpoint.server import EndpointServer
+from agent_system.endpoint.server import BoundedConnections, EndpointServer
 
 MOST = 4
 

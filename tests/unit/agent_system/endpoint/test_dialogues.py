@@ -6,9 +6,9 @@ from agent_system.endpoint.dialogues import Dialogues
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
-from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.said import Said
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.chat_template import TemplateUnsupported
 
 SYSTEM = {"role": "system", "content": "Play. Answer <action>left</action>"}
 

@@ -31,4 +31,8 @@ def test_the_example_is_solved_and_ends(game):
 
 def test_the_path_of_earlier_versions_has_the_public_names():
     assert base.Env is Env and base.Observation is Observation
-    assert all(hasattr(base, name) for name in base.__all__)
+    names = (
+        "Decision Env EnvPackage EpisodeStart Expert ExpertPolicy Mixture Noise Observation "
+        "Prompts Step Task TaskText Thought select_prompts shows_level_prompts"
+    )
+    assert all(hasattr(base, name) for name in names.split())

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import wire as pool_wire
@@ -171,7 +172,7 @@ def test_tasks_and_observations_can_be_sent(name):
     assert json.loads(json.dumps(task)) == task
     observation = env.reset(task, 0)
     sent = pool_wire.decode(pool_wire.encode({"ok": pool_wire.pack_observation(observation)}))
-    assert pool_wire.unpack_observation(sent["ok"]) == observation
+    assert Observation(*sent["ok"]) == observation
     env.close()
 
 

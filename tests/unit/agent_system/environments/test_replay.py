@@ -16,7 +16,7 @@ pytest.importorskip("textarena")
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package, selectable_names
-from agent_system.environments.replay import run_random_episode, small_settings
+from scripts.dev.same_transcripts import run_random_episode, small_settings
 
 ROOT = Path(__file__).resolve().parents[4]
 # The others start a JVM, or make games for seconds before the first episode.

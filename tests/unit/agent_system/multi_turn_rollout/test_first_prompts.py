@@ -5,10 +5,10 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.multi_turn_rollout.first_prompts import check_first_tokens
 from agent_system.tokens.probe import Verdict, probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.chat_kinds import TOKENIZERS, chat_tokenizer
 from tests.helpers.play import make_config
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
+from verl.utils.chat_template import TemplateUnsupported
 
 # Which text stands between two turns depends on the first message's own words: no anchor shows it.
 DEPENDS = CHAT_TEMPLATE.replace(

@@ -146,11 +146,6 @@ def test_who_is_left_out_and_why(on_abort, kept, counts):
     assert tuple(left_out[f"rollout/left_out_{reason}"] for reason in reasons) == counts
 
 
-def test_unknown_policy_for_broken_trajectories_is_refused():
-    with pytest.raises(ValueError, check=mentions("drop_group", "keep_rest")):
-        select_trajectories([], "ignore")
-
-
 def test_reasons_are_counted_and_named_where_there_are_none():
     names = [f"rollout/left_out_{name}" for name in ("aborted", "group_of_aborted", "without_turn")]
     assert select_trajectories([], "keep_rest") == ([], dict.fromkeys(names, 0.0))

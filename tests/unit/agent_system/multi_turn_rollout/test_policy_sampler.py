@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from agent_system.environments.manager import make_envs
-from agent_system.multi_turn_rollout.engine_client import EngineAborted, TokenSampling
-from agent_system.multi_turn_rollout.policy_sampler import PolicySampler
+from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec
@@ -53,29 +52,23 @@ class Recorder:
 
 
 def sampler_of(engine, **changes):
-    return PolicySampler(engine, replace(SETTINGS, **changes), lambda ids: f"said {list(ids)}")
+    return PolicySampler(engine, replace(SETTINGS, **changes))
 
 
 def test_a_turn_is_asked_for_as_the_settings_say():
     engine = Recorder()
-    action = asyncio.run(sampler_of(engine).make_agent(JOB).sample_action([4, 5]))
-    assert action.text == "said [1, 2]" and action.token_ids == [1, 2]
-    assert (action.logprobs, action.policy_version) == ([-0.1, -0.2], 3)
+    result = asyncio.run(sampler_of(engine).sample_turn([4, 5], JOB, 0, 9))
+    assert (result.token_ids, result.logprobs, result.policy_version) == ([1, 2], [-0.1, -0.2], 3)
     expected = {
         "max_tokens": 9,
-        "sampling": TokenSampling(0.7, 0.9, 5),
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
         "stop": ("</action>",),
         "route": 3,
         "seed": derive_seed(11, "turn", "group/1", 0),
     }
     assert engine.asked == [([4, 5], expected)]
-
-
-def test_a_turn_is_no_longer_for_what_it_is_forced_to_begin_with():
-    engine = Recorder()
-    asyncio.run(sampler_of(engine).make_agent(JOB).sample_action([4, 5], 2))
-    prompt, request = engine.asked[0]
-    assert (prompt, request["max_tokens"]) == ([4, 5], 7)
 
 
 def seeds_of(*jobs, turns=2, seed=11):
@@ -84,9 +77,8 @@ def seeds_of(*jobs, turns=2, seed=11):
 
     async def play():
         for job in jobs:
-            agent = sampler.make_agent(job)
-            for _ in range(turns):
-                await agent.sample_action([1])
+            for number in range(turns):
+                await sampler.sample_turn([1], job, number, 9)
 
     asyncio.run(play())
     return [request["seed"] for _, request in engine.asked]
@@ -107,7 +99,9 @@ def test_a_thought_brings_its_own_limits_and_seed():
     assert result is not None and result.token_ids == [1, 2]
     expected = {
         "max_tokens": 20,
-        "sampling": TokenSampling(0.7, 0.9, 5),
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
         "stop": ("</think>",),
         "route": 5,
         "seed": 99,
@@ -119,7 +113,7 @@ def test_a_thought_that_is_given_up_is_none_and_a_turn_raises():
     sampler = sampler_of(Recorder(gives_up=True))
     assert asyncio.run(sampler.sample_thought([4], 20, (), 5, 99)) is None
     with pytest.raises(EngineAborted):
-        asyncio.run(sampler.make_agent(JOB).sample_action([4]))
+        asyncio.run(sampler.sample_turn([4], JOB, 0, 9))
 
 
 def sampled_moves(request, prompt):

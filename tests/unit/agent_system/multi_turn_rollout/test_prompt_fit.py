@@ -7,12 +7,12 @@ import pytest
 import regex
 
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.first_prompts import measure_first_prompts
-from agent_system.multi_turn_rollout.prompt_fit import (
+from agent_system.multi_turn_rollout.first_prompts import (
     PromptsTooLong,
     cut_ids,
     cut_text,
     fit_prompts,
+    measure_first_prompts,
 )
 from tests.helpers.chat_kinds import TOKENIZERS
 from tests.helpers.play import make_config

@@ -13,12 +13,14 @@ import torch
 
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.reward_manager.custom import load_function, load_import_path
-from agent_system.reward_manager.loading import load_reward_manager, with_time_limit
 from agent_system.reward_manager.managers import (
+    REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
+    load_reward_manager,
+    register,
+    with_time_limit,
 )
-from agent_system.reward_manager.registry import REWARD_MANAGERS, register
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -194,7 +196,7 @@ def test_an_unknown_manager_is_refused_with_the_nearest_and_all_names():
 
 
 def test_managers_are_registered_by_name_or_named_by_their_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_system.reward_manager.registry.REWARD_MANAGERS", {})
+    monkeypatch.setattr("agent_system.reward_manager.managers.REWARD_MANAGERS", {})
 
     @register("mine", "also")
     class Mine(EpisodeRewardManager):

@@ -11,9 +11,9 @@ from transformers import AddedToken
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from agent_system.tokens.probe import Verdict, probe_template
-from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
+from verl.utils.chat_template import TemplateUnsupported
 
 END, START = "<|im_end|>", "<|im_start|>"
 THINKING_TEMPLATE = CHAT_TEMPLATE.replace(
@@ -126,7 +126,7 @@ def test_think_opened_by_the_template_is_masked():
     assert tokenizer.decode(ledger.token_ids).endswith("<think>\n")
     sampled = ids(tokenizer, "hm</think>look")
     ledger.append(sampled, SegmentKind.AGENT, logprobs=[-1.0] * len(sampled))
-    bridge.append_bridge(ledger, bridge.make_bridge(sampled, "A mug."), turn=1)
+    bridge.make_bridge(sampled, "A mug.").append_to(ledger, turn=1)
     think = tokenizer.convert_tokens_to_ids("<think>")
     opened = [
         mask

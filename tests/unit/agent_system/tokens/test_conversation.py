@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.conversation import TokenConversation, TokenLimits, append_user_text
 from agent_system.tokens.ledger import SegmentKind
-from agent_system.tokens.plain_bridge import PlainBridge
 from tests.helpers.refusals import mentions
 from tests.helpers.said import Said
 from tests.helpers.tiny_model import make_tiny_tokenizer

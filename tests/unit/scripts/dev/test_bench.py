@@ -289,10 +289,10 @@ def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypa
     def run(name: str, place: object, line: list[str]) -> list[dict]:
         assert f"trainer.default_local_dir={place}" in line
         lines.append(line)
-        times = [9.0, 2.0 if name == "off" else 1.0]
+        times = [9.0, 9.0, 2.0 if name == "off" else 1.0]
         return [{"timing_s/step": seconds, "training/staleness": 0.0} for seconds in times]
 
-    monkeypatch.setattr(overlap, "run_main_ppo", run)
+    monkeypatch.setattr(rlvcr_step, "run_main_ppo", run)
     overlap.main(["--steps", "3", "env.rollout.carry_over=2"])
     modes = [
         [word for word in line if word.startswith("trainer.rollout_overlap")] for line in lines

@@ -1,5 +1,6 @@
 """The harness of faults: its cells, what it calls right and wrong, what it keeps and writes."""
 
+import importlib
 import json
 import random
 
@@ -64,6 +65,13 @@ def test_every_cell_is_there_once_and_found_by_its_key():
     assert {cell.fault for cell in cells if cell.skip_reason} == {MEMORY}
     with pytest.raises(ValueError, check=mentions("'engine/never'")):
         parse_cell("engine/never")
+
+
+@pytest.mark.parametrize("method", sorted({cell.find_method() for cell in iter_cells()}))
+def test_the_method_where_a_fault_happens_exists(method):
+    _, import_path, name = method
+    module, _, owner = import_path.partition(":")
+    assert callable(getattr(getattr(importlib.import_module(module), owner), name))
 
 
 def test_a_run_that_says_who_failed_ends_as_it_should(tmp_path):

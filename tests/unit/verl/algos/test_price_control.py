@@ -27,7 +27,7 @@ def test_prices_fall_when_success_falls_below_the_tolerance():
     control = PriceController(tolerance=2.0)
     for _ in range(20):
         control.update(0.6)
-    # Average 0.56, best 0.6 less 0.0004: slack (0.56 - 0.5996 + 0.02) / 0.02 = -0.98
+    # Average 0.56, best 0.6 less 0.0004: margin (0.56 - 0.5996 + 0.02) / 0.02 = -0.98
     control.update(0.2)
     assert control.multiplier == pytest.approx(1 - 0.098)
     for _ in range(20):

@@ -19,7 +19,8 @@ from verl.config.load import (
     warn_without_effect,
 )
 from verl.config.plugins import schema_keys
-from verl.config.schema import PPOConfig, SFTConfig, TrainerConfig
+from verl.config.schema import PPOConfig, SFTConfig
+from verl.config.schema.trainer import TrainerConfig
 from verl.config.settings import ConfigError, Problem, keys_of, value_at_path
 from verl.trainer import cli
 

@@ -11,7 +11,7 @@ from verl.config.checks.models import CHECKSUMS
 from verl.config.cold_start import cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
-from verl.config.plan import Plan, gather_facts, make_plan
+from verl.config.plan import PPOPlan, gather_facts, make_plan
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import keys_of, value_at_path
@@ -153,7 +153,7 @@ def test_validation_samples_as_training_does_in_the_quickstart():
 def test_plan_counts_by_hand():
     cfg = load_config("quickstart")
     plan = make_plan(cfg, {"cores": 4, "train_tasks": 2000, "val_tasks": 128})
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, PPOPlan)
     assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = method_settings(cfg.algorithm)
@@ -167,6 +167,7 @@ def test_plan_counts_by_hand():
 def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
     words = ["env.history=window", "trainer.total_training_steps=null", "trainer.total_epochs=2"]
     plan = make_plan(load_config("quickstart", words), {"train_tasks": 100})
+    assert isinstance(plan, PPOPlan)
     assert plan.rows_at_most == 128 * 15
     assert plan.training_steps == 2 * (100 // 16)
 

@@ -37,7 +37,7 @@ def run(capsys, *words: str):
 
     def inspect(cfg, elsewhere=False):
         asked.append(elsewhere)
-        return []
+        return cli.Inspection()
 
     def start(cfg):
         raise AssertionError("started")

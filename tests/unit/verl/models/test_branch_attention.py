@@ -5,12 +5,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import verl.models.branch_attention as branch_attention
-from tests.helpers.policy_rows import add_branches, policy_config, random_rows
+from tests.helpers.policy_rows import actor_of, add_branches, random_rows
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.branch_attention import pack_with_branches
 from verl.records import Branch, SegmentScore, Span
-from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import score_branches_naively
 
 NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
@@ -19,12 +18,6 @@ NUMBERS = ("logprob", "entropy", "mean_prob", "geometric_prob")
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=64, layers=2, std=0.2)
-
-
-def worker_of(path, **actor):
-    worker = ActorWorker(policy_config(path, **actor), device="cpu")
-    worker.init_model()
-    return worker
 
 
 def assert_same_records(found, expected, tolerance=1e-5):
@@ -65,7 +58,7 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
     """
     monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
     data = add_branches(random_rows())
-    found = worker_of(policy, **limits).compute_log_prob(data)
+    found = actor_of(policy, **limits).compute_log_prob(data)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     for row, records in enumerate(found.non_tensor_batch["branch_scores"]):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
@@ -79,13 +72,13 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
 
 
 def test_naive_reference_agrees(policy):
-    worker, data = worker_of(policy), add_branches(random_rows(seed=3))
+    worker, data = actor_of(policy), add_branches(random_rows(seed=3))
     found = worker.compute_log_prob(data).non_tensor_batch["branch_scores"]
     assert_same_records(found, score_branches_naively(worker.train_engine, data))
 
 
 def test_rows_are_not_changed_by_their_branches(policy):
-    worker, data = worker_of(policy), random_rows()
+    worker, data = actor_of(policy), random_rows()
     plain, branched = worker.compute_log_prob(data), worker.compute_log_prob(add_branches(data))
     assert "branch_scores" not in plain.non_tensor_batch
     for key in ("old_log_probs", "entropys"):
@@ -94,7 +87,7 @@ def test_rows_are_not_changed_by_their_branches(policy):
 
 def test_spans_are_scored_at_temperature_one(policy):
     """``old_log_probs`` follow the rollout's temperature, spans and branches do not."""
-    worker, data = worker_of(policy), add_branches(random_rows())
+    worker, data = actor_of(policy), add_branches(random_rows())
     plain = worker.compute_log_prob(data)
     data.meta_info["temperature"] = 0.5
     sharp = worker.compute_log_prob(data)
@@ -110,7 +103,7 @@ def test_spans_are_scored_at_temperature_one(policy):
 
 
 def test_a_branch_that_repeats_the_row_scores_like_the_row(policy):
-    worker, data = worker_of(policy), random_rows(rows=2)
+    worker, data = actor_of(policy), random_rows(rows=2)
     tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()].tolist()
     branch = Branch(4, tokens[4:9], target_start=2, label=1)
     data = add_branches(data)
@@ -143,7 +136,7 @@ def test_branches_outside_their_row_are_refused(start):
 
 
 def test_spans_and_targets_outside_are_refused(policy):
-    worker, data = worker_of(policy), add_branches(random_rows(rows=2))
+    worker, data = actor_of(policy), add_branches(random_rows(rows=2))
     data.non_tensor_batch["spans"][0] = [Span(2, 999)]
     with pytest.raises(ValueError, check=mentions("span")):
         worker.compute_log_prob(data)

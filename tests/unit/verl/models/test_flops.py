@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from tests.helpers.policy_rows import random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ModelFlops, Work, model_flops
-from verl.models.loader import load_causal_lm, new_causal_lm
-from verl.models.policy import PolicyModel, load_value_model
+from verl.models.loader import load_causal_lm, prepare_for_training
+from verl.models.policy import PolicyModel, ValueModel
 from verl.utils.device_peaks import PEAK_TFLOPS, find_peak_tflops
 from verl.workers.rows import Rows
 
@@ -60,10 +60,9 @@ def counted(module, rows, backward):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("make", [load_causal_lm, load_value_model])
+@pytest.mark.parametrize("make", [PolicyModel, ValueModel])
 def test_torch_counts_the_same(policy, make, backward):
-    made = make(policy)
-    module = PolicyModel(made) if make is load_causal_lm else made
+    module = make(load_causal_lm(policy))
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])
     square = replace(work, pairs=sum(length**2 for length in rows.lengths))
@@ -96,7 +95,7 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_of_a_mixture_a_token_meets_a_few_experts(backward):
-    lm = new_causal_lm(
+    model = AutoModelForCausalLM.from_config(
         Qwen3MoeConfig(
             vocab_size=400,
             hidden_size=32,
@@ -106,9 +105,9 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
             num_key_value_heads=1,
             num_experts=4,
             num_experts_per_tok=2,
-        ),
-        seed=0,
+        )
     )
+    lm = prepare_for_training(model.float())
     lm.set_experts_implementation("eager")  # torch counts no grouped products
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])

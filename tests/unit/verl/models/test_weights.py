@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm, read_config
-from verl.models.policy import load_value_model
+from verl.models.policy import ValueModel
 from verl.models.weights import UnusableWeights, check_weights, load_weights
 
 FILE = "model.safetensors"
@@ -234,7 +234,7 @@ def test_a_critic_needs_the_backbone_alone(tmp_path):
     tensors(replace_head)(directory)
     described = read_config(directory)
     check_weights(directory, described, use="value")
-    assert load_value_model(directory).head_weight.abs().max() == 0
+    assert ValueModel(load_causal_lm(directory, use="value")).head_weight.abs().max() == 0
     with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, described)
     tensors(lambda weights: weights.pop(QUERY))(directory)

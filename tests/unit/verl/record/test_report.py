@@ -21,12 +21,27 @@ from tests.helpers.fake_run import fake_run
 from tests.helpers.page import index_of, plays_of
 from tests.helpers.refusals import mentions
 from verl.record.report import figures, refresh_report, write_report
-from verl.record.report.axes import Scale, format_number, log_ticks, nice_ticks, step_ticks
-from verl.record.report.cards import format_duration
-from verl.record.report.charts import MAX_POINTS, Chart, Series, draw_svg, smooth_values
-from verl.record.report.episodes import pick_success_and_failure, read_trajectories
+from verl.record.report.charts import (
+    MAX_POINTS,
+    Chart,
+    Scale,
+    Series,
+    draw_svg,
+    format_number,
+    log_ticks,
+    nice_ticks,
+    smooth_values,
+    step_ticks,
+)
+from verl.record.report.figures import format_duration
 from verl.record.report.run_data import load_run
-from verl.record.report.trajectory_chunks import RolloutFile, pack_file, select_within_budget
+from verl.record.report.trajectory_chunks import (
+    RolloutFile,
+    pack_file,
+    pick_success_and_failure,
+    read_trajectories,
+    select_within_budget,
+)
 from verl.report_sections import load_contributions
 from verl.utils import jsonl
 

@@ -3,7 +3,7 @@
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from verl.single_controller.base.errors import WorkerDiedError
+from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray import nodes
 
 HEAD = {"NodeID": "a" * 56, "NodeManagerHostname": "head", "Alive": True}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError
 
-from verl.single_controller.ray import stacks
+from verl.single_controller.ray import nodes
 from verl.utils.stacks import RemoteStacks
 
 A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # as Ray numbers nodes
@@ -57,8 +57,8 @@ class FakeRay:
 
 def told(monkeypatch, answers: dict[str, Any], folder: Path) -> tuple[RemoteStacks, FakeRay]:
     fake = FakeRay(answers)
-    monkeypatch.setattr(stacks, "ray", fake)
-    return stacks.collect_stacks_of_other_nodes(folder), fake
+    monkeypatch.setattr(nodes, "ray", fake)
+    return nodes.collect_stacks_of_other_nodes(folder), fake
 
 
 def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.refusals import mentions
-from verl.utils import repeated_answers
-from verl.utils.repeated_answers import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
+from verl.utils import statistics
+from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_maj_at_k_by_hand():
 def test_many_subsets_are_drawn_from_a_seed(monkeypatch):
     answers, scores = ["a"] * 6 + ["b"] * 4, [1.0] * 6 + [0.0] * 4
     exact = maj_at_k(answers, scores, 5)
-    monkeypatch.setattr(repeated_answers, "MAX_LISTED_SUBSETS", 200)
+    monkeypatch.setattr(statistics, "MAX_LISTED_SUBSETS", 200)
     drawn = maj_at_k(answers, scores, 5, seed=1)
     assert drawn == maj_at_k(answers, scores, 5, seed=1) != exact
     assert drawn == pytest.approx(exact, abs=0.12)

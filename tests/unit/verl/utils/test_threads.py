@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verl.utils import threads
+from verl.utils import processes
 
 ROOT = Path(__file__).resolve().parents[4]
 # Prints how threads would wait at the moment torch is first asked for (or at the end), and stops
@@ -66,17 +66,17 @@ def test_the_environment_decides_how_threads_wait():
 
 
 def test_cpus_are_shared_evenly_and_nobody_goes_without(monkeypatch):
-    monkeypatch.setattr(threads, "available_cpus", lambda: 8)
-    assert [threads.count_threads_per_process(n) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    monkeypatch.setattr(processes, "available_cpus", lambda: 8)
+    assert [processes.count_threads_per_process(n) for n in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
 
 
 def test_only_the_cpus_this_process_may_use_count():
-    assert threads.available_cpus() == len(os.sched_getaffinity(0))
+    assert processes.available_cpus() == len(os.sched_getaffinity(0))
 
 
 def test_without_affinity_the_machine_is_counted(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert threads.available_cpus() == 6
+    assert processes.available_cpus() == 6
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert threads.available_cpus() == 1
+    assert processes.available_cpus() == 1

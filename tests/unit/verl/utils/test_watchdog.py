@@ -24,8 +24,7 @@ from verl.utils.stacks import (
     collect_local_stacks,
     collect_stacks,
 )
-from verl.utils.timing import Stopwatch
-from verl.utils.waits import list_awaited, waiting_for
+from verl.utils.waits import Stopwatch, list_awaited, waiting_for
 from verl.utils.watchdog import EXIT_STATUS, GRACE_S, MAX_LABELS, Stalled, Watchdog
 
 ANSWERS = """

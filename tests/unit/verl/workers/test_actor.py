@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.helpers.policy_rows import (
+    actor_of,
     critic_config,
     gradients,
     policy_config,
@@ -32,12 +33,6 @@ CHOICE = Choice((20, 21, 22, 23), weight=0.5, name="level")
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
-
-
-def actor_of(path, **actor):
-    worker = ActorWorker(policy_config(path, **actor), device="cpu")
-    worker.init_model()
-    return worker
 
 
 def gradient_of(worker, data, monkeypatch):

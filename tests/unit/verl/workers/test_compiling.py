@@ -12,8 +12,7 @@ from verl.config.schema.model import OptimConfig
 from verl.models.loader import load_causal_lm
 from verl.models.policy import PolicyModel
 from verl.workers.actor import ActorWorker
-from verl.workers.compiling import compile_blocks
-from verl.workers.engine import TrainEngine
+from verl.workers.engine import TrainEngine, compile_blocks
 from verl.workers.rows import Rows
 
 

@@ -5,24 +5,17 @@ update makes of them.
 import pytest
 import torch
 
-from tests.helpers.policy_rows import policy_config, random_rows
+from tests.helpers.policy_rows import actor_of, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import default_config
 from verl.records import CORRECTION_WEIGHTS
-from verl.trainer.ppo.correction import correct_rollout
-from verl.workers.actor import ActorWorker
+from verl.trainer.ppo.credit import correct_rollout
 from verl.workers.engine_state import full_weights
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.5)
-
-
-def actor_of(path, **actor):
-    worker = ActorWorker(policy_config(path, **actor), device="cpu")
-    worker.init_model()
-    return worker
 
 
 def played(policy, engine_dtype):

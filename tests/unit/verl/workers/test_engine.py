@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.policy_rows import (
     PROMPT,
+    actor_of,
     critic_config,
     gradients,
     padded_scores,
@@ -63,8 +64,7 @@ def loss_of(engine, data):
 def test_packed_scores_equal_padded_ones(policy, temperature, micro):
     data = random_rows()
     data.meta_info["temperature"] = temperature
-    worker = ActorWorker(policy_config(policy, ppo_micro_batch_size_per_gpu=micro), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy, ppo_micro_batch_size_per_gpu=micro)
     found = worker.compute_log_prob(data).batch
     log_probs, entropy = padded_scores(policy, data, temperature)
     torch.testing.assert_close(found["old_log_probs"], log_probs, atol=1e-5, rtol=0)
@@ -258,8 +258,7 @@ def test_exported_directory_loads_with_the_same_numbers(policy, untied_policy, t
 
 
 def test_exported_weights_are_copies(policy):
-    worker = ActorWorker(policy_config(policy), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy)
     exported = dict(worker.export_weights())
     before = {name: np.array(value) for name, value in exported.items()}
     worker.update_actor(random_rows())

@@ -6,11 +6,10 @@ import json
 import pytest
 import torch
 
-from tests.helpers.policy_rows import critic_config, policy_config, random_rows
+from tests.helpers.policy_rows import actor_of, critic_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import model_flops
 from verl.records import PROFILE, ProfileRequest
-from verl.workers.actor import ActorWorker
 from verl.workers.critic import CriticWorker
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows
@@ -59,8 +58,7 @@ def test_memory_is_of_host_and_device(gpu):
 def test_an_update_counts_the_operations_of_its_rows(policy, role, epochs):
     data = random_rows(rows=4)
     if role == "actor":
-        worker = ActorWorker(policy_config(policy, ppo_epochs=epochs), device="cpu")
-        worker.init_model()
+        worker = actor_of(policy, ppo_epochs=epochs)
         answer = worker.update_actor(data)
     else:
         worker = CriticWorker(critic_config(policy, ppo_epochs=epochs), device="cpu")
@@ -80,8 +78,7 @@ def test_an_update_counts_the_operations_of_its_rows(policy, role, epochs):
 
 def test_ranks_that_are_asked_to_write_a_trace_of_an_update(policy, tmp_path):
     place = tmp_path / "profile"
-    worker = ActorWorker(policy_config(policy), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy)
     data = random_rows(rows=2)
     for ranks in ((), (1,)):
         data.meta_info[PROFILE] = ProfileRequest(str(place), ranks, step=3)

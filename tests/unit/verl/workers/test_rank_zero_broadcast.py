@@ -18,7 +18,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import FSDPConfig, OptimConfig
 from verl.models.export import tied_names
 from verl.models.loader import load_causal_lm
-from verl.models.policy import PackedModel, PolicyModel, load_value_model
+from verl.models.policy import PackedModel, PolicyModel, ValueModel
 from verl.utils.seeds import seed_everything
 from verl.workers import engine as engine_module
 from verl.workers.engine import TrainEngine
@@ -35,7 +35,7 @@ OTHER = "other.json"
 def model_of(case: str, directory: Path, empty: bool) -> PackedModel:
     where = directory / (UNTIED if case == UNTIED else TIED) / ("config" if empty else "files")
     if case == VALUES:
-        return load_value_model(where, empty=empty)
+        return ValueModel(load_causal_lm(where, empty=empty, use="value"))
     lora = 4 if case == LORA else 0
     return PolicyModel(load_causal_lm(where, lora_rank=lora, empty=empty))
 

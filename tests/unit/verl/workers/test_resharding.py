@@ -20,7 +20,8 @@ from tests.helpers.ranks import run_two_ranks
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.model import FSDPConfig, OptimConfig
-from verl.models.policy import load_value_model
+from verl.models.loader import load_causal_lm
+from verl.models.policy import ValueModel
 from verl.workers.collectives import get_rank, world_size
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, read_weights, save_engine
@@ -35,7 +36,8 @@ SHARDS = "shard-0000{}-*"
 def engine_of(policy: Path, fsdp_size: int = -1) -> TrainEngine:
     """A value model: of the single row of its head the second of two ranks has nothing."""
     fsdp = FSDPConfig(fsdp_size=fsdp_size)
-    return TrainEngine(load_value_model(str(policy)), device="cpu", fsdp=fsdp, optim=OPTIM)
+    model = ValueModel(load_causal_lm(policy, use="value"))
+    return TrainEngine(model, device="cpu", fsdp=fsdp, optim=OPTIM)
 
 
 def train(engine: TrainEngine, *seeds: int) -> None:

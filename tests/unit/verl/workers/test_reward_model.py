@@ -16,9 +16,9 @@ from transformers import (
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import Group, played_rows
-from verl.config.schema import RewardModelConfig
+from verl.config.schema.critic import RewardModelConfig
 from verl.protocol import DataProto, object_array
-from verl.trainer.ppo.model_reward import ModelRewards, broadcast_outcomes
+from verl.trainer.ppo.credit import ModelRewards, broadcast_outcomes
 from verl.workers.reward_model import RewardModelWorker, last_token_scores
 
 KINDS = {

@@ -11,7 +11,7 @@ from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.workers.rollout import EngineError, engine_registry
 from verl.workers.rollout.engine_registry import start_engine
 from verl.workers.rollout.vllm import VLLMEngine, engine_arguments
-from verl.workers.rollout.vllm_worker import finish_recording, start_recording
+from verl.workers.rollout.weight_receipt import finish_recording, start_recording
 
 
 def arguments(on_cpu=True, **engine_kwargs):

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from tests.helpers.policy_rows import add_branches, policy_config, random_rows
+from tests.helpers.policy_rows import actor_of, add_branches, policy_config, random_rows
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.loader import load_causal_lm
@@ -37,8 +37,7 @@ def test_branches_spans_and_a_bonus_survive_the_way_to_a_worker():
 
 def test_shards_of_branches_and_scores_join_in_order(policy):
     data = add_branches(random_rows(rows=4))
-    worker = ActorWorker(policy_config(policy), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy)
     whole = worker.compute_log_prob(data).non_tensor_batch
     answers = [pickle.loads(pickle.dumps(worker.compute_log_prob(part))) for part in data.chunk(2)]
     joined = DataProto.concat(answers).non_tensor_batch
@@ -50,8 +49,7 @@ def test_shards_of_branches_and_scores_join_in_order(policy):
 
 
 def test_the_metric_of_a_choice_carries_its_name(policy):
-    worker = ActorWorker(policy_config(policy), device="cpu")
-    worker.init_model()
+    worker = actor_of(policy)
     data = random_rows()
     data.meta_info["choice"] = Choice((20, 21), weight=0.1, name="colour")
     metrics = worker.update_actor(data).meta_info["metrics"]
@@ -64,7 +62,7 @@ def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
     data.meta_info["choice"] = Choice((20, 21), weight=0.1)
     del data.batch["choice_mask"]
     loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._policy_loss(data)
-    assert loss.bonus is None and loss.choice_token_ids is None
+    assert loss.choice is None and loss.choice_token_ids is None
 
 
 def test_a_worker_says_what_comes_first(policy):

@@ -13,10 +13,10 @@ from tests.helpers.engine_cases import rollout_section
 from tests.helpers.policy_rows import policy_config, random_rows
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
-from tests.helpers.trainer_fakes import Group
+from tests.helpers.trainer_fakes import LocalActorGroup, LocalHandle
 from verl.names import EngineDtype
 from verl.trainer.ppo import resources
-from verl.trainer.ppo.weight_sync import WeightSyncError, has_updated_weights
+from verl.trainer.ppo.resources import WeightSyncError, has_updated_weights
 from verl.utils import fingerprint as fingerprints
 from verl.utils.fingerprint import compute_fingerprint
 from verl.utils.tensor_arrays import as_array, as_tensor
@@ -85,27 +85,6 @@ class Deaf(Dropping):
     taken = False
 
 
-class InProcess:
-    """A rollout worker as its Ray handle looks: ``worker.method.remote(...)``."""
-
-    def __init__(self, engine: Any) -> None:
-        self.worker = RolloutWorker(None, "", engine=engine)
-
-    def __getattr__(self, name: str) -> Any:
-        return type("Method", (), {"remote": lambda _, *args: (self.worker, name, args)})()
-
-
-class ActorGroup(Group):
-    """A group of one actor worker, in this process."""
-
-    def __init__(self, worker: ActorWorker) -> None:
-        super().__init__([], "actor")
-        self.worker = worker
-
-    def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
-        return [(self.worker, method, args)]
-
-
 @pytest.fixture(autouse=True)
 def gather_here(monkeypatch):
     """``gather`` without Ray: a reference is the call itself, one among its arguments too."""
@@ -144,7 +123,8 @@ def start(
         setattr(config.model, key, value)
     worker = ActorWorker(config, device="cpu")
     worker.init_model()
-    return resources.TrainingWorkers(ActorGroup(worker), [InProcess(e) for e in engines])
+    handles = [LocalHandle(RolloutWorker(None, "", engine=engine)) for engine in engines]
+    return resources.TrainingWorkers(LocalActorGroup(worker), handles)
 
 
 def update(workers: resources.TrainingWorkers) -> bool:

@@ -14,8 +14,7 @@ from verl.utils.tensor_arrays import as_tensor
 from verl.workers import weight_transfer
 from verl.workers.actor import PREFIX, ActorWorker
 from verl.workers.rollout import EngineError, engine_calls
-from verl.workers.rollout.vllm_worker import finish_recording
-from verl.workers.rollout.weight_receipt import WeightReceipt
+from verl.workers.rollout.weight_receipt import WeightReceipt, finish_recording
 from verl.workers.weight_transfer import WeightStream, WeightSyncClient
 
 

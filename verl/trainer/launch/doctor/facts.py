@@ -14,7 +14,7 @@ from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 
-from verl.utils.threads import available_cpus
+from verl.utils.processes import available_cpus
 
 GB = 2**30
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # same as python_requires in setup.py

@@ -21,39 +21,33 @@ TOKENS = 8  # number of tokens that are sampled per answer
 def run_smoke_tests(
     parts: list[str] | None = None, deadline_s: float = DEADLINE_S
 ) -> list[MachineFinding]:
-    """Return one finding per part: its output, or the reason of its failure.
-
-    A failure has the state ``MISSING``: training does not work on this machine.
-    """
+    """Return one finding per part: its output, or the reason of its failure (``MISSING``)."""
     return [_run_part(part, deadline_s) for part in (parts or list(PARTS))]
 
 
 def _run_part(part: str, deadline_s: float) -> MachineFinding:
-    command = [sys.executable, "-m", "verl.trainer.launch.doctor.smoke", part]
+    name = f"smoke: {part}"
+    module = ["-m", "verl.trainer.launch.doctor.smoke", part]
+    shown_command = " ".join(["python", *module])
     began = time.monotonic()
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s)
+        ran = subprocess.run(
+            [sys.executable, *module], capture_output=True, text=True, timeout=deadline_s
+        )
     except subprocess.TimeoutExpired:
         why = f"no result after {deadline_s:g} s"
-        return MachineFinding(
-            f"smoke: {part}", why, FindingState.MISSING, f"run it by hand: {_format_command(part)}"
-        )
+        fix = f"run it by hand: {shown_command}"
+        return MachineFinding(name, why, FindingState.MISSING, fix)
     lines = ran.stdout.strip().splitlines()
     if ran.returncode == 0 and lines:
-        return MachineFinding(f"smoke: {part}", f"{lines[-1]}, {time.monotonic() - began:.0f} s")
+        return MachineFinding(name, f"{lines[-1]}, {time.monotonic() - began:.0f} s")
     errors = ran.stderr.strip().splitlines() or [f"it ended with status {ran.returncode}"]
-    fix = f"see the full output: {_format_command(part)}"
-    return MachineFinding(f"smoke: {part}", errors[-1][:300], FindingState.MISSING, fix)
-
-
-def _format_command(part: str) -> str:
-    return f"python -m verl.trainer.launch.doctor.smoke {part}"
+    fix = f"see the full output: {shown_command}"
+    return MachineFinding(name, errors[-1][:300], FindingState.MISSING, fix)
 
 
 def check_environment() -> str:
-    """Check an environment in a worker process: the expert succeeds, empty actions do not, and
-    equal actions give equal episodes.
-    """
+    """Check an environment in a worker process, with its expert and with empty actions."""
     from agent_system.environments.cli.checking import check_environment
 
     findings = check_environment("number_line", {"size": 6}, tasks=1, steps=12)

@@ -12,13 +12,12 @@ from tests.helpers.refusals import mentions
 pytest.importorskip("alfworld")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.alfworld.demonstrations import EXPERT
 from agent_system.environments.env_package.alfworld.derived_thoughts import (
     NEEDED_LEVELS,
     DerivedThoughtsExpert,
     RightActions,
 )
-from agent_system.environments.env_package.alfworld.package import PACKAGE
+from agent_system.environments.env_package.alfworld.package import EXPERT, PACKAGE
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Noise

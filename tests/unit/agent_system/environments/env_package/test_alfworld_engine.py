@@ -124,19 +124,19 @@ def opening(engine, game):
 @pytest.fixture
 def translator(monkeypatch):
     """The module, with nothing in memory, and the problems that it translates from here on."""
-    from agent_system.environments.env_package.alfworld import translation
+    from agent_system.environments.env_package.alfworld import planner
 
-    translate = translation._translate_problem
-    translation.load_translation.cache_clear()
+    translate = planner._translate_problem
+    planner.load_translation.cache_clear()
     made = []
 
     def counted(domain, problem):
         made.append(problem)
         return translate(domain, problem)
 
-    monkeypatch.setattr(translation, "_translate_problem", counted)
-    yield translation, made
-    translation.load_translation.cache_clear()
+    monkeypatch.setattr(planner, "_translate_problem", counted)
+    yield planner, made
+    planner.load_translation.cache_clear()
 
 
 def test_what_one_process_translated_another_reads(translator, tmp_path):

@@ -15,12 +15,11 @@ import itertools
 from agent_system.environments.env_package.alfworld import layout
 from agent_system.environments.env_package.alfworld.expert import (
     AlfworldExpert,
-    TaskGoal,
     parse_task,
 )
 from agent_system.environments.env_package.alfworld.package import PACKAGE
-from agent_system.environments.env_package.alfworld.projection import project_command
-from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
+from agent_system.environments.env_package.alfworld.prompts import project_command
+from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, TaskGoal
 from agent_system.environments.env_package.alfworld.store import (
     GeneratedGames,
     list_generated_tasks,
@@ -211,10 +210,8 @@ def test_demonstrations_keep_to_training_floor_plans(written):
         for task in PACKAGE.tasks(asked.model_copy(update={"train_games": 30}), split)
     }
     assert hashes.isdisjoint(task["hash"] for task in demonstration_tasks(asked))
-    index = GeneratedGames(asked, "demo", 12).read_index()
-    assert {game["scene"] for game in index["games"]} <= set(
-        layout.load_constants().TRAIN_SCENE_NUMBERS
-    )
+    entries = GeneratedGames(asked, "demo", 12).read_index()
+    assert {game["scene"] for game in entries} <= set(layout.load_constants().TRAIN_SCENE_NUMBERS)
 
 
 def test_demonstrations_are_used_again_and_do_not_depend_on_the_workers(written):

@@ -38,6 +38,17 @@ def draw(count, split="train", **changes):
     return [games.generate(settings, split, index) for index in range(count)]
 
 
+def write_official_game(game, root):
+    """Write a generated game in the official folder layout."""
+    goal = game["traj"]["pddl_params"]
+    names = [goal["object_target"], goal["toggle_target"], goal["parent_target"]]
+    kind = "-".join([game["traj"]["task_type"], *(name or "None" for name in names)])
+    folder = root / f"{kind}-{game['scene']}" / f"trial_{game['hash']}"
+    folder.mkdir(parents=True)
+    (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
+    (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
+
+
 def without_coordinates(game):
     """What is in a game for a player: goal, places, and what lies where; the rest of every name is
     coordinates.
@@ -95,11 +106,7 @@ def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
         if drawn is None:
             continue
         room, goal = drawn
-        targets = [
-            room.receptacles[thing.receptacle_index].cls
-            for thing in room.objects
-            if thing.cls == goal.object_class
-        ]
+        targets = [thing.receptacle.cls for thing in room.objects if thing.cls == goal.object_class]
         assert goal.receptacle_class not in targets
         assert len(targets) >= (2 if kind == "two" else 1)
         assert all(layout.can_contain(place, goal.object_class) for place in targets)
@@ -183,7 +190,7 @@ def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
     root = tmp_path / "official"
     for split, name in (("train", "train"), ("val", "valid_unseen"), ("val", "valid_seen")):
         for game in draw(6, split=split):
-            store.export_game(game, root / store.OFFICIAL_FOLDER / name)
+            write_official_game(game, root / store.OFFICIAL_FOLDER / name)
     monkeypatch.setenv("ALFWORLD_DATA", str(root))
     asked = section(tmp_path, source="auto", task_types=["pick", "heat"])
     train = store.list_tasks(read(asked), "train")

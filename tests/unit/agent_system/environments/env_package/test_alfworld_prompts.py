@@ -3,10 +3,10 @@
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.alfworld.projection import project_command
 from agent_system.environments.env_package.alfworld.prompts import (
     CompactAlfworldPrompts,
     FullAlfworldPrompts,
+    project_command,
 )
 
 ROOM = (

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.answers import extract_answer
 from agent_system.environments.env_package.dataset.grading import (
     NoGrade,
@@ -14,9 +15,9 @@ from agent_system.environments.env_package.dataset.grading import (
     read_grade,
 )
 from agent_system.environments.env_package.dataset.package import PACKAGE
-from agent_system.environments.env_package.dataset.rows import BadRow
 from agent_system.environments.pool import wire as pool_wire
 from tests.helpers.refusals import mentions
+from verl.utils.message_rows import BadRow
 from verl.utils.tables import read_rows
 
 ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
@@ -313,7 +314,7 @@ def test_an_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
     (task,) = PACKAGE.tasks(settings, "train")
     shown = env.reset(task, seed=0)
     assert (shown.text, shown.opening) == ("6 x 7?", ASKED[:1])
-    assert pool_wire.unpack_observation(pool_wire.pack_observation(shown)) == shown
+    assert Observation(*pool_wire.pack_observation(shown)) == shown
     for answer, reward, valid in (("\\boxed{42}", 1.0, True), ("7", 0.0, True), ("", 0.0, False)):
         env.reset(task, seed=0)
         _, earned, done, info = env.step(answer)

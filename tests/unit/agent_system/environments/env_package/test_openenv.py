@@ -5,8 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from agent_system.environments.env_package.openenv.package import PACKAGE, OpenEnvEnv
-from agent_system.environments.env_package.openenv.sessions import ServerFailed
+from agent_system.environments.env_package.openenv.package import (
+    PACKAGE,
+    OpenEnvEnv,
+    ServerFailed,
+)
 from agent_system.environments.manager import make_envs
 from tests.helpers.open_world import GuessWorld, served
 from tests.helpers.play import make_config

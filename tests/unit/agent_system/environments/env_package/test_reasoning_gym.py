@@ -7,6 +7,10 @@ from collections import Counter
 import pytest
 
 from agent_system.environments.env_package.reasoning_gym import questions as questions_module
+from agent_system.environments.env_package.reasoning_gym.answers import (
+    join_digits,
+    separate_digits,
+)
 from agent_system.environments.env_package.reasoning_gym.expert import (
     AnswerExpert,
     change_one_digit,
@@ -17,10 +21,6 @@ from agent_system.environments.env_package.reasoning_gym.package import (
     project_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.questions import load_questions
-from agent_system.environments.env_package.reasoning_gym.spelling import (
-    join_digits,
-    separate_digits,
-)
 from agent_system.environments.expert_protocol import EpisodeStart, Noise
 from tests.helpers.refusals import mentions
 

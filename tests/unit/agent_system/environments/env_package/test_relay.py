@@ -8,10 +8,14 @@ import random
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.relay.doors import Door, draw_doors, needed_level
+from agent_system.environments.env_package.relay.doors import (
+    Door,
+    describe_door,
+    draw_doors,
+    needed_level,
+)
 from agent_system.environments.env_package.relay.expert import list_token_symbols
 from agent_system.environments.env_package.relay.package import PACKAGE
-from agent_system.environments.env_package.relay.prompts import describe_door
 from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS

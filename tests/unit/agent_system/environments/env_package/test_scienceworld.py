@@ -3,6 +3,7 @@ failure costs.
 """
 
 import shutil
+from typing import get_args
 
 import pytest
 
@@ -16,9 +17,9 @@ from agent_system.environments.env_package.scienceworld.package import (
     PACKAGE,
     list_tasks,
 )
-from agent_system.environments.env_package.scienceworld.settings import SIMPLIFICATIONS
-from agent_system.environments.env_package.scienceworld.variations import (
+from agent_system.environments.env_package.scienceworld.settings import (
     VARIATIONS,
+    Simplification,
     split_variations,
 )
 from agent_system.environments.manager import make_envs
@@ -62,7 +63,7 @@ def test_variations_and_their_split_are_those_of_the_simulator(env):
                 split_variations(name, part)
             )
     assert set(env._server.getPossibleSimplifications().split(", ")) | {"", "easy"} == set(
-        SIMPLIFICATIONS
+        get_args(Simplification)
     )
 
 

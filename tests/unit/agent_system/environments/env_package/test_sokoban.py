@@ -96,17 +96,17 @@ def test_solutions_are_shortest():
     env = SokobanEnv(read({}))
     for task in list_tasks(read(FEW), "train")[:8]:
         env.reset(task, 0)
-        seen, edge = {task["level"]}, [(env._agent, env._boxes)]
+        seen, edge = {task["level"]}, [env.state]
         for depth in range(len(task["solution"])):
             further = []
-            for player, boxes in edge:
+            for state in edge:
                 for move in MOVES:
-                    env._agent, env._boxes = player, boxes
+                    env.state = state
                     observation, _, done, _ = env.step(move)
                     assert not done or depth + 1 == len(task["solution"])
                     if observation.anchor not in seen:
                         seen.add(observation.anchor)
-                        further.append((env._agent, env._boxes))
+                        further.append(env.state)
             edge = further
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("textarena")
 from agent_system.environments.env_package.textarena.games import (
     CONSTANT_MOVES,
     EXCLUDED_GAMES,
+    GAMES,
     SCRIPTED_ONLY,
     game_remarks,
     list_games,
@@ -21,7 +22,6 @@ from agent_system.environments.env_package.textarena.games import (
 )
 from agent_system.environments.env_package.textarena.opponent import random_move
 from agent_system.environments.env_package.textarena.package import (
-    GAMES,
     PACKAGE,
     TextArenaEnv,
     list_tasks,
@@ -229,7 +229,8 @@ def test_nothing_asks_for_the_network():
         "import socket\n"
         "def refuse(*args, **kwargs): raise SystemExit(f'the network was asked for: {args}')\n"
         "socket.getaddrinfo = socket.create_connection = socket.socket.connect = refuse\n"
-        "from agent_system.environments.env_package.textarena.package import GAMES, PACKAGE\n"
+        "from agent_system.environments.env_package.textarena.games import GAMES\n"
+        "from agent_system.environments.env_package.textarena.package import PACKAGE\n"
         "for game in GAMES:\n"
         "    env = PACKAGE.make(PACKAGE.read_settings({'game': game}))\n"
         "    settings = PACKAGE.read_settings({'game': game, 'train_games': 2})\n"

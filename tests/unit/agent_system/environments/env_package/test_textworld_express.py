@@ -21,7 +21,6 @@ from agent_system.environments.env_package.textworld_express.package import (
     list_tasks,
 )
 from agent_system.environments.env_package.textworld_express.settings import (
-    GAMES,
     TextWorldExpressSettings,
 )
 from agent_system.environments.env_registry import env_settings
@@ -145,7 +144,7 @@ def test_tasks_are_the_same_in_another_process():
     assert json.loads(done.stdout) == list_tasks(read(section), "train")
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", TextWorldExpressSettings.list_variants())
 def test_neighbours_do_not_undo_a_game(game):
     """Two instances of ``sorting`` in one JVM do."""
     env = TextWorldExpressEnv(read({"game": game}))

@@ -10,29 +10,29 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.twenty_questions import game, package
+from agent_system.environments.env_package.twenty_questions.expert import TwentyQuestionsExpert
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     EmbeddedGamemaster,
     GamemasterError,
+    answer_question,
     gamemaster_prompt,
     read_answer,
 )
 from agent_system.environments.env_package.twenty_questions.knowledge import (
-    ANSWERS,
     Answer,
     load_knowledge,
     parse_knowledge,
 )
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
-from agent_system.environments.env_package.twenty_questions.questioner import Questioner
-from agent_system.environments.env_package.twenty_questions.questions import answer_question
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.winning import wins
 
 read = PACKAGE.read_settings
 
-YES, NO, UNKNOWN = ANSWERS
+YES, NO, UNKNOWN = Answer
 
 # ---- the table -----------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ def test_any_text_gets_one_of_the_three_answers():
     alphabet = "abcdefgh ?'[]<>|\n\\().*+" + "not or and is it a the"
     for _ in range(300):
         text = "".join(draw.choice(alphabet) for _ in range(draw.randint(0, 60)))
-        assert answer_question("dog", text) in ANSWERS
+        assert answer_question("dog", text) in list(Answer)
 
 
 # ---- gamemasters ---------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ def test_no_text_of_the_game_holds_a_secret_word():
         game.RIGHT,
         game.WRONG,
     ]
-    texts += [game.MALFORMED, *ANSWERS]
+    texts += [game.MALFORMED, *Answer]
     for text in texts:
         assert not words & set(re.findall(r"[a-z]+", text.lower())), text
 
@@ -401,13 +401,13 @@ REPLY = re.compile(r"(Yes|No|I don't know)\. \d+ left\.")
 
 def scripted(task):
     """A player that does not know the task: it reads the last reply in the prompt."""
-    player = Questioner(sorted(load_knowledge().things))
+    player = TwentyQuestionsExpert(sorted(load_knowledge().things), random.Random(0))
 
     def act(prompt: str) -> str:
         replies = REPLY.findall(prompt)
         if replies:
-            player.read_reply(replies[-1])
-        return player.next_move()
+            player.observe("", Observation(replies[-1]))
+        return player.act().action
 
     return act
 

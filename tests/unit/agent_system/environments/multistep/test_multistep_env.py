@@ -15,10 +15,10 @@ from agent_system.agents import DirectOutputAgent
 from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.pool.failure import EnvFailure
-from agent_system.tokens.template import TemplateUnsupported
 from tests.helpers.multistep import CountTo, OldModel, Speaker, TokenSpeaker
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import StopReason
 
 MESSAGES = [{"role": "user", "content": "Let us count."}]

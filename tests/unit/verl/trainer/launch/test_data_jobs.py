@@ -8,14 +8,20 @@ from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
 from tests.helpers.refusals import mentions
 from verl.config.load import keys_without_effect, to_dict, to_yaml
+from verl.config.schema import PPOConfig
 from verl.config.validate import find_problems
 from verl.trainer import main_ppo
-from verl.trainer.launch.dry_run import find_dry_run_problems
+from verl.trainer.launch.dry_run import inspect_calls
 from verl.trainer.launch.extensions import load_config, read_config
 
 POLICY = "actor_rollout_ref.model.path=some/policy"
 GROUP = "actor_rollout_ref.rollout.n"
 PLACEHOLDER = "data.train_files=/root/data/verl-agent/text/train.parquet"
+
+
+def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
+    """The problems that ``inspect_calls`` finds."""
+    return list(inspect_calls(cfg).problems)
 
 
 def config(*words):

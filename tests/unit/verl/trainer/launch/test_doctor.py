@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from verl.trainer.launch.doctor import command, facts, smoke
+from verl import doctor
+from verl.trainer.launch.doctor import facts, smoke
 from verl.trainer.launch.doctor.facts import FindingState, MachineFinding, collect_findings
 
 Usage = collections.namedtuple("Usage", "total used free")
@@ -90,7 +91,7 @@ def test_no_limit_is_no_limit(monkeypatch):
 def test_only_what_every_run_needs_changes_the_status(state, status):
     out = io.StringIO()
     findings = [MachineFinding("[thing]", "x" * 200, FindingState(state), "mend it")]
-    assert command.print_report(findings, Console(file=out)) == status
+    assert doctor.print_report(findings, Console(file=out)) == status
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 100 and "mend it" in out.getvalue() and "[thing]" in lines[0]
     assert ("until this is fixed: [thing]" in lines[-1]) == bool(status)
@@ -110,7 +111,7 @@ def test_an_engine_and_the_trainer_are_tried():
 
 
 def test_the_command_looks_without_torch_and_without_a_trial():
-    code = "import sys, verl.trainer.launch.doctor.command; sys.exit('torch' in sys.modules)"
+    code = "import sys, verl.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     done = subprocess.run(
         [sys.executable, "-m", "verl.doctor", "--no-smoke"],

@@ -11,6 +11,7 @@ from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.models import hub
 from verl.trainer.launch import ppo as launch
+from verl.trainer.launch import sft
 from verl.trainer.launch.run_plan import count_optimizer_steps
 from verl.utils.stacks import STACKS_DIR
 from verl.utils.watchdog import Stalled
@@ -19,7 +20,7 @@ from verl.utils.watchdog import Stalled
 def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(
-        launch, "create_policy", lambda cfg: pytest.fail("no cold start was asked for")
+        sft, "create_policy", lambda cfg: pytest.fail("no cold start was asked for")
     )
     for path in ("nobody/no-such-model", str(tmp_path / "nothing")):
         config = make_config()
@@ -51,15 +52,15 @@ def test_a_cold_start_makes_a_policy_that_is_missing(tmp_path):
 COLD = """
 import sys
 from verl.config.schema import SFTConfig
-from verl.trainer.launch import ppo
+from verl.trainer.launch import sft
 from verl.utils.progress import Progress
 
 def stand_in(cfg):
     with Progress("imitating", 2, "steps") as progress:
         progress.add_done()
 
-ppo.run_sft = stand_in
-ppo.run_cold_start(SFTConfig())
+sft.run_sft = stand_in
+sft.run_cold_start(SFTConfig())
 """
 
 

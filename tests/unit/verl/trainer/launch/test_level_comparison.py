@@ -18,7 +18,7 @@ from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_plays import steps_of
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.trainer.launch.level_comparison import compare_levels, print_level_tables
-from verl.utils.timing import Stopwatch
+from verl.utils.waits import Stopwatch
 
 WON = r"level 1 +100\.0% \(\d+\.\d% to 100\.0%\) +\d+\.\d\d \(\d+\.\d\d to \d+\.\d\d\)"
 LESS = r"level 1 +\+0\.0 \(\+0\.0 to \+0\.0\) +-\d+\.\d\d \(-\d+\.\d\d to -\d+\.\d\d\) +-\d"

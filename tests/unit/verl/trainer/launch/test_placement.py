@@ -12,13 +12,13 @@ from verl.config.settings import ConfigError
 from verl.names import Device
 from verl.single_controller.ray import RayResourcePool, init_ray
 from verl.trainer.launch import ppo as launch
-from verl.trainer.launch.placement import (
+from verl.trainer.launch.run_plan import (
     ClusterNode,
+    RunPlan,
     choose_device,
     find_placement_problems,
     list_live_nodes,
 )
-from verl.trainer.launch.run_plan import RunPlan
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
 GPU_NODE = ClusterNode("big", cpus=32.0, gpus=4.0)

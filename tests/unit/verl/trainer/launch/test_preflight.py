@@ -23,12 +23,18 @@ from rlvcr.levels import render_level_prefix
 from tests.helpers.refusals import allowed, fix, suggestion
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
+from verl.config.schema import PPOConfig
 from verl.trainer import main_eval, main_ppo
-from verl.trainer.launch.preflight import find_start_problems
+from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
+
+
+def find_start_problems(cfg: PPOConfig) -> list[str]:
+    """The problems that ``inspect_start`` finds."""
+    return list(inspect_start(cfg).problems)
 
 
 @pytest.fixture(autouse=True)

@@ -11,14 +11,19 @@ from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
-from verl.config.schema import SFTConfig
+from verl.config.schema import PPOConfig, SFTConfig
 from verl.trainer import main_eval, main_generation, main_ppo, main_sft
 from verl.trainer.launch import generation
-from verl.trainer.launch.preflight import find_start_problems
+from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_sft import find_sft_problems
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 POLICY = "actor_rollout_ref.model.path"
+
+
+def find_start_problems(cfg: PPOConfig) -> list[str]:
+    """The problems that ``inspect_start`` finds."""
+    return list(inspect_start(cfg).problems)
 
 
 @pytest.fixture(scope="module")

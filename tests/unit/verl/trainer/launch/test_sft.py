@@ -32,8 +32,7 @@ from verl.trainer.launch.sft import (
     run_sft,
     split_held_out,
 )
-from verl.trainer.launch.sft_ranks import save_policy
-from verl.trainer.sft.progress import SFTProgress
+from verl.trainer.launch.sft_ranks import SFTProgress, save_policy
 from verl.trainer.sft.rows import SFTRow, plan_batches
 from verl.trainer.sft.trainer import OptimizerStep, SFTTrainer
 from verl.utils.checkpoint import CheckpointManager

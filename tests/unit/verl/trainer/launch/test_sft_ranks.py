@@ -77,7 +77,7 @@ def test_packed_rows_do_not_see_each_other(policy):
         with torch.no_grad():
             trainer._sum_losses([neighbour, kept], beside)
             trainer._sum_losses([neighbour], alone)
-        losses.append(beside.get_sum("loss") - alone.get_sum("loss"))
+        losses.append(beside["loss"] - alone["loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 

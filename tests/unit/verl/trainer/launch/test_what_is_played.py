@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from verl.config.plan import describe_stand_in, make_plan
+from verl.config.plan import make_plan
+from verl.config.plugins import describe_stand_in
 from verl.record.report.page import render_report
 from verl.record.report.run_data import load_run
 from verl.record.run_dir import RunDirectory

@@ -13,8 +13,7 @@ from verl.config.load import load_config
 from verl.protocol import DataProto
 from verl.records import CORRECTION_WEIGHTS
 from verl.trainer.launch.run_plan import count_optimizer_steps
-from verl.trainer.ppo.correction import correct_rollout
-from verl.trainer.ppo.credit import apply_kl_penalty
+from verl.trainer.ppo.credit import apply_kl_penalty, correct_rollout
 
 # Ratios of trainer's over engine's probability; the first two rows are one trajectory.
 RATIOS = [[1.5, 0.4, 1.1], [1.3, 0.9, None], [0.2, 3.0, 1.7], [0.8, 0.95, 0.9]]

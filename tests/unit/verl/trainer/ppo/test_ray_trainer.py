@@ -40,7 +40,7 @@ from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.ppo import credit, minibatch_sharding, ray_trainer, resources
 from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
-from verl.trainer.ppo.weight_sync import WeightSyncError
+from verl.trainer.ppo.resources import WeightSyncError
 from verl.utils.torch_functional import find_last_selected
 from verl.workers.rollout import engine_calls
 
@@ -74,7 +74,9 @@ class Run(NamedTuple):
 
 def make_run(tokenizer, config, script=None) -> Run:
     group, envs, _ = make_world(tokenizer, config, script)
-    workers = Workers(group.rollout_workers)
+    workers: Any = Workers(group.rollout_workers)
+    journal: Any = Journal(workers.calls)
+    checkpoints: Any = Checkpoints()
     collector = TrajectoryCollector(config, tokenizer)
     trainer = RayPPOTrainer(
         config=config,
@@ -83,8 +85,8 @@ def make_run(tokenizer, config, script=None) -> Run:
         envs=envs,
         val_envs=make_envs(config)[1],
         reward_fn=load_reward_manager(config),
-        journal=Journal(workers.calls),
-        checkpoints=Checkpoints(),
+        journal=journal,
+        checkpoints=checkpoints,
     )
     return Run(trainer, workers, collector)
 
@@ -588,8 +590,7 @@ def test_a_step_is_on_record_before_its_checkpoint():
 def test_rows_are_ordered_so_that_every_rank_gets_as_many_tokens():
     """Rows of 5, 5, 3 and 4 tokens: 8 for one of two ranks, 9 for the other."""
     trainer, *_ = make_fake_run()
-    workers = trainer.workers
-    assert isinstance(workers, Workers)
+    workers: Any = trainer.workers
     lengths = [5, 5, 3, 4]
 
     def balanced() -> list[int]:
@@ -619,8 +620,8 @@ def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal
 
     monkeypatch.setattr(minibatch_sharding, "get_seqlen_balanced_partitions", split)
     trainer, *_ = make_fake_run()
-    assert isinstance(trainer.workers, Workers)
-    trainer.workers.data_parallel_size = ranks
+    workers: Any = trainer.workers
+    workers.data_parallel_size = ranks
     trainer.config.trainer.balance_batch = True
     batch = trainer.score(played_rows())
     assert asked == [([5, 3, 4, 5], ranks, equal)]
@@ -753,7 +754,7 @@ class ScoringWorkers(Workers):
 
 def test_a_step_with_a_reference_pays_for_its_divergence():
     trainer, _, journal = make_fake_run(steps=1)
-    workers = ScoringWorkers()
+    workers: Any = ScoringWorkers()
     trainer.workers = workers
     trainer.collector = Collector(workers.calls)
     trainer.config.actor_rollout_ref.rollout.temperature = 0.75
@@ -827,7 +828,8 @@ class AnsweringWorkers(ScoringWorkers):
 def test_score_answers_the_questions_of_the_rows(bypass):
     trainer, calls, _ = make_fake_run()
     trainer.collector = AnsweringCollector(calls)
-    trainer.workers = AnsweringWorkers()
+    workers: Any = AnsweringWorkers()
+    trainer.workers = workers
     trainer.config.algorithm.rollout_correction.bypass_mode = bypass
     batch = played_rows()
     batch.non_tensor_batch["branches"] = object_array([[1], [2, 3], [], []])
@@ -844,7 +846,8 @@ def test_score_answers_the_questions_of_the_rows(bypass):
 def test_the_engine_s_log_probs_can_be_the_old_ones():
     trainer, calls, _ = make_fake_run()
     trainer.config.algorithm.rollout_correction.bypass_mode = True
-    trainer.workers = ScoringWorkers()
+    workers: Any = ScoringWorkers()
+    trainer.workers = workers
     batch = played_rows()
     batch.batch["rollout_log_probs"] -= 0.75
     found = trainer.score(batch)
@@ -856,7 +859,8 @@ def test_the_engine_s_log_probs_can_be_the_old_ones():
 
 def test_rows_are_weighed_by_the_trainer_s_over_the_engine_s_probability():
     trainer, *_ = make_fake_run()
-    trainer.workers = ScoringWorkers()
+    workers: Any = ScoringWorkers()
+    trainer.workers = workers
     found = trainer.score(played_rows())
     mask = found.batch["response_mask"]
     assert torch.allclose(found.batch[CORRECTION_WEIGHTS], np.exp(-0.5) * mask.float())

@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers.play import make_config
 from tests.helpers.trainer_fakes import played_rows
-from verl.trainer.ppo.step_warnings import StepWarnings, compute_signal_metrics
+from verl.trainer.ppo.metrics import StepWarnings, compute_signal_metrics
 
 NOTHING = {"critic/rows_without_advantage": 1.0, "critic/groups_of_equal_returns": 1.0}
 

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.plain_bridge import PlainBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
-from verl.utils.end_tokens import find_end_ids
-from verl.workers.rollout.base import end_token_ids
+from verl.utils.chat_template import find_end_ids
 
 PAD = "<|pad|>"
 
@@ -38,7 +36,7 @@ def test_engine_ledger_and_decoder_share_one_set(tmp_path, eos, template, files,
     tokenizer.eos_token, tokenizer.name_or_path = eos, str(tmp_path)
     try:
         expected = {known[mark] for mark in ends}
-        assert end_token_ids(tmp_path, tokenizer) == expected == find_end_ids(tokenizer)
+        assert find_end_ids(tokenizer, tmp_path) == expected == find_end_ids(tokenizer)
         bridge = ChatBridge(tokenizer)
         assert bridge.end_ids == expected
         said = tokenizer("look", add_special_tokens=False)["input_ids"]

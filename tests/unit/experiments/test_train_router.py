@@ -1,0 +1,73 @@
+"""The supervised router: labels of states, and what the training sees."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agent_system.environments.expert_protocol import Decision
+from experiments.level_matrix import DecisionState, SampledStep
+from experiments.train_router import find_right_turns, train_on_turns
+from tests.helpers.tiny_model import make_tiny_policy
+
+
+class FakePolicy:
+    """At level k the action is right in states whose prompt names a need of at most k.
+
+    ``unlucky`` names a prompt whose second sample at each level is wrong.
+    """
+
+    def __init__(self, unlucky: str = "") -> None:
+        self.unlucky = unlucky
+        self.seen: dict[tuple[str, int], int] = {}
+
+    def sample_steps(self, prompts, levels):
+        turns = []
+        for prompt, level in zip(prompts, levels, strict=True):
+            count = self.seen[prompt, level] = self.seen.get((prompt, level), 0) + 1
+            is_right = level >= int(prompt) and not (prompt == self.unlucky and count == 2)
+            turns.append(SampledStep(level, "right" if is_right else "wrong", level, (level,)))
+        return turns
+
+
+def states(*needs: str) -> list[DecisionState]:
+    return [DecisionState(need, "", None, Decision("right")) for need in needs]
+
+
+def test_a_state_is_labelled_with_the_cheapest_level_that_suffices():
+    policy = FakePolicy()
+    turns, tokens = find_right_turns(states("1", "3", "5", "2"), policy, samples=2)
+    assert [None if turn is None else turn.level for turn in turns] == [1, 3, None, 2]
+    # A level is not tried again after a wrong action, nor after the label is found.
+    assert policy.seen["1", 1] == 2 and ("1", 2) not in policy.seen
+    assert policy.seen["3", 1] == 1 and policy.seen["3", 3] == 2
+    assert tokens == sum(level * count for (_, level), count in policy.seen.items())
+
+
+def test_one_wrong_sample_is_enough_to_pass_over_a_level():
+    turns, _ = find_right_turns(states("2"), FakePolicy(unlucky="2"), samples=2)
+    assert turns == [None]
+
+
+def test_the_model_learns_the_turns(tmp_path):
+    directory = str(make_tiny_policy(tmp_path / "policy"))
+    rows = [([5, 6, 7], (20, 30)), ([5, 6, 8], (21, 31))] * 64
+
+    def probability(model) -> float:
+        with torch.no_grad():
+            logits = model(torch.tensor([[5, 6, 7, 20]])).logits[0].softmax(-1)
+        return float(logits[2, 20] * logits[3, 30])
+
+    before = probability(AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32))
+    after = probability(train_on_turns(directory, rows, epochs=20, seed=0))
+    assert after > 10 * before
+
+
+def test_prompts_are_not_trained(tmp_path):
+    """Rows whose turn is empty have no loss, whatever their prompts are."""
+    directory = str(make_tiny_policy(tmp_path / "policy"))
+    model = train_on_turns(directory, [([5, 6], (20,)), ([9, 9, 9, 9], ())], epochs=1, seed=0)
+    expected = train_on_turns(directory, [([5, 6], (20,))], epochs=1, seed=0)
+    for found, alone in zip(model.parameters(), expected.parameters(), strict=True):
+        assert found.detach().flatten()[:8].tolist() == pytest.approx(
+            alone.detach().flatten()[:8].tolist(), abs=1e-5
+        )

@@ -1,0 +1,63 @@
+"""Branches with equal tokens after equal prefixes are computed once."""
+
+import pytest
+import torch
+
+from tests.helpers.policy_rows import policy_config, random_rows
+from tests.helpers.tiny_model import make_tiny_policy
+from verl.protocol import object_array
+from verl.records import Branch
+from verl.workers import branch_scores
+from verl.workers.actor import ActorWorker
+from verl.workers.branch_scores import merge_equal_branches, score_branches_naively, score_rows
+
+
+def test_owners_by_hand():
+    """Rows 0 and 1 share a prefix; row 2 has another one."""
+    rows = [torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 9]), torch.tensor([5, 2, 3])]
+    branches = [
+        [Branch(2, [7, 8], target_start=1, label=1), Branch(2, [6], label=2)],
+        [Branch(2, [7, 8], target_start=1, label=4), Branch(2, [7, 8], label=1)],
+        [Branch(2, [6], label=2), Branch(1, [6], label=3)],
+    ]
+    kept, owners = merge_equal_branches(branches, rows)
+    # Equal tokens with other targets are another branch.
+    assert kept == [branches[0], [branches[1][1]], branches[2]]
+    assert owners == [[(0, 0), (0, 1)], [(0, 0), (1, 0)], [(2, 0), (2, 1)]]
+
+
+@pytest.mark.parametrize("max_rows", [8, 1])
+def test_repeated_branches_get_the_scores_of_separate_forwards(tmp_path, monkeypatch, max_rows):
+    worker = ActorWorker(policy_config(make_tiny_policy(tmp_path)), device="cpu")
+    worker.init_model()
+    data = random_rows(rows=4)
+    # Rows 1 and 3 begin as rows 0 and 2 do.
+    for copy, original in ((1, 0), (3, 2)):
+        for key in ("input_ids", "attention_mask", "response_mask", "responses"):
+            data.batch[key][copy] = data.batch[key][original]
+    branches = [
+        [Branch(3, [30, 31, 32], target_start=1, step=row, label=1), Branch(2, [33], step=row)]
+        for row in range(4)
+    ]
+    data.non_tensor_batch["branches"] = object_array(branches)
+    data.non_tensor_batch["spans"] = object_array([[] for _ in range(4)])
+    packed: list[int] = []
+    original_pack = branch_scores.Rows.pack_rows
+
+    def count_and_pack(self, rows, of_rows=None):
+        packed.append(sum(len(row) for row in of_rows or []))
+        return original_pack(self, rows, of_rows)
+
+    monkeypatch.setattr(branch_scores.Rows, "pack_rows", count_and_pack)
+    found = score_rows(worker.train_engine, data, max_rows=max_rows).branch_scores
+    assert found is not None and sum(packed) == 4  # of 8
+    expected = score_branches_naively(worker.train_engine, data)
+    for row in range(4):
+        for score, alone in zip(found[row], expected[row], strict=True):
+            assert (score.step, score.label, score.num_tokens) == (
+                row,
+                alone.label,
+                alone.num_tokens,
+            )
+            assert score.logprob == pytest.approx(alone.logprob, abs=1e-5)
+            assert score.entropy == pytest.approx(alone.entropy, abs=1e-5)

@@ -1,0 +1,113 @@
+"""Checks of the tasks and their first prompts before a run starts, which open the environment."""
+
+from collections.abc import Iterator, Sequence
+
+from agent_system.environments.env import Observation
+from agent_system.environments.jvm import JavaMissing
+from agent_system.environments.manager import EnvironmentManagerBase, make_envs
+from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
+from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
+from agent_system.multi_turn_rollout.first_prompts import (
+    check_first_tokens,
+    collect_first_observations,
+    fit_prompts,
+    measure_first_prompts,
+)
+from verl.config.derive import declared_tasks, uses_file_tasks
+from verl.config.problems import build_problem
+from verl.config.schema import PPOConfig
+from verl.config.settings import ConfigError
+from verl.utils.chat_template import TemplateUnsupported
+from verl.utils.waits import log_waiting
+
+PROMPT_KEY = "data.max_prompt_length"
+Counts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
+MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
+
+
+def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
+    """Return the managers of training and validation tasks; with ``val_only`` one for both."""
+    if cfg.trainer.val_only:
+        val_envs = EnvironmentManagerBase(cfg, "val")
+        return val_envs, val_envs
+    return make_envs(cfg)
+
+
+def find_prompt_problems(
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts | None = None
+) -> Iterator[str]:
+    """Yield problems of opening the environment, and of first prompts that are too long.
+
+    A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
+    tasks are stored in ``counts``.
+    """
+    counts = {} if counts is None else counts
+    observations, problems = open_environment(cfg, counts)
+    yield from problems
+    try:
+        check_first_tokens(cfg, tokenizer, observations)
+    except TemplateUnsupported as error:
+        yield (
+            f"actor_rollout_ref.model.path={cfg.actor_rollout_ref.model.path!r}: {error}; allowed: "
+            f"a chat template that supports the prompts of env.env_name={cfg.env.env_name!r}; fix: "
+            "put another chat_template.jinja into its directory, or set env.history=window"
+        )
+    if uses_file_tasks(cfg) and not problems:
+        yield from _find_row_problems(cfg, tokenizer, counts)
+        return
+    lengths = measure_first_prompts(cfg, tokenizer, observations)
+    max_len = max(lengths, default=0)
+    limit = cfg.data.max_prompt_length
+    if max_len > limit:
+        longer = sum(length > limit for length in lengths)
+        why = (
+            f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
+            f"dropped; the longest has {max_len} tokens"
+        )
+        # 25% more, in multiples of 64: prompts of other tasks, which were not measured, are longer.
+        suggestion = -(-max_len * 5 // 4 // 64) * 64
+        yield build_problem(
+            cfg, PROMPT_KEY, why, f"{max_len} or more", f"{PROMPT_KEY}={suggestion}"
+        )
+
+
+def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
+    """Yield problems of the prompts in the data files, of which all are measured."""
+    try:
+        train, val = open_tasks(cfg)
+        for envs in (train, val):
+            fit_prompts(cfg, tokenizer, envs)
+        counts |= {"train_tasks": len(train.task_list), "val_tasks": len(val.panel)}
+    except ConfigError as error:
+        yield from error.problems
+    except ValueError as error:
+        yield str(error)
+
+
+def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
+    """Return first observations of tasks, and problems; store numbers of tasks in ``counts``."""
+    try:
+        with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
+            split = "val" if cfg.trainer.val_only else "train"
+            envs = EnvironmentManagerBase(cfg, split)
+            counts |= _count_tasks(cfg, envs)
+            return collect_first_observations(envs, min(MEASURED_TASKS, len(envs.task_list))), []
+    except ConfigError as error:
+        return [], error.problems  # its messages name the key and the file
+    except (ImportError, JavaMissing, OSError, ValueError, RecursionError) as error:
+        why = f"has no tasks: {error}; allowed: an environment with tasks"
+    except (EnvFailure, WorkerStartError) as error:
+        why = f"cannot be opened: {error}; allowed: an environment that opens"
+    return [], [f"env.env_name={cfg.env.env_name!r} {why}; fix: see docs/environments.md"]
+
+
+def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
+    """Return the numbers of tasks; create validation tasks only if their number is not declared."""
+    if envs.split == "val":
+        return {"val_tasks": len(envs.panel)}
+    if uses_file_tasks(cfg):
+        return {}  # counted after their prompts are measured
+    if declared_tasks(cfg.env, "val") is not None:
+        return {"train_tasks": len(envs.task_list)}
+    val_tasks = EnvironmentManagerBase(cfg, "val").panel
+    return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}
