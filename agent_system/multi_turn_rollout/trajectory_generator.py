@@ -124,7 +124,8 @@ class TrajectoryGenerator:
         spec = trajectory.spec
         observation = await self._await_env(env.reset(spec.task, spec.env_seed))
         trajectory.start_state = (observation.text, observation.state)
-        for step in range(context.settings.max_steps):
+        max_turns = spec.max_turns or context.settings.max_steps
+        for step in range(min(max_turns, context.settings.max_steps)):
             conversation = history.open_turn(observation, step)
             if conversation is None:
                 trajectory.truncated = "budget"
