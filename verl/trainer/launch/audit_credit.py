@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from rlvcr.names import COMBINES
+from rlvcr.settings import COMBINES
 
 from rlvcr.research.audit import AuditPoint
 from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_group_prices, add_thinking_columns
