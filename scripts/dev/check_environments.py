@@ -83,7 +83,7 @@ def _read_text(file: TextIO) -> str:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill process ``pid`` and its descendants, which may have process groups of their own."""
+    """Kill process ``pid`` and its descendants, in any process group."""
     process = psutil.Process(pid)
     for one in (process, *process.children(recursive=True)):
         try:

@@ -38,6 +38,7 @@ def fake_command(tmp_path):
 def test_each_name_has_a_result_and_a_second_scan_runs_none(tmp_path):
     path, command = tmp_path / "results.jsonl", fake_command(tmp_path)
     names = ["right", "wrong", "missing", "crashes"]
+    results = {}
     for _ in range(2):
         results = check_names(names, path, jobs=2, timeout_s=60.0, command=command)
         assert {name: results[name]["status"] for name in names} == {
