@@ -25,6 +25,10 @@ _SLOW = "a question takes seconds to generate, and a run needs hundreds"
 _HASHED = "its questions depend on Python's hash seed, which differs between processes"
 # Generators that are not listed as variants, with the reason.
 UNLISTED = {
+    "codeio": (
+        "it executes code samples, and results of some of them depend on the time or on an "
+        "unseeded random generator"
+    ),
     "composite": "it needs options that name the generators to combine",
     "isomorphic_strings": _HASHED,
     "knight_swap": _SLOW,
