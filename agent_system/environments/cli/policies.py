@@ -141,10 +141,8 @@ class PathPolicy:
 
     def __call__(self, observation: Observation) -> str:
         """Return the text of the next action; empty after the last one."""
-        possible = [
-            option for option in _admissible_actions(observation) if not PLACEHOLDER.search(option)
-        ]
-        is_complete_list = len(possible) == len(_admissible_actions(observation)) and bool(possible)
+        possible = _admissible_actions(observation)
+        is_complete_list = _lists_all_actions(observation)
         while self._left:
             action = self._left.pop(0)
             if not is_complete_list or action in possible:
@@ -222,15 +220,22 @@ def _format_injection(package: EnvPackage[Any], action: str) -> str:
 def candidate_constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent of ``actions``, the most frequent admissible actions and texts in
-    brackets of ``observations``, and ``FREQUENT_ANSWERS``.
+    They are the most frequent of ``actions`` and of the admissible actions. If an observation lists
+    no actions, or a pattern of actions, they also are the texts in brackets of ``observations`` and
+    ``FREQUENT_ANSWERS``. Otherwise such texts are not valid, and trying them would take most of the
+    time of a check.
     """
     action_counts = Counter(text for shown in observations for text in _admissible_actions(shown))
-    shown = Counter(one for each in observations for one in BRACKETS.findall(each.text))
-    frequent = [
-        one for counts in (Counter(actions), action_counts, shown) for one in _most_common(counts)
-    ]
-    return list(dict.fromkeys([*frequent, *FREQUENT_ANSWERS]))
+    constants = [*_most_common(Counter(actions)), *_most_common(action_counts)]
+    if not observations or not all(map(_lists_all_actions, observations)):
+        shown = Counter(one for each in observations for one in BRACKETS.findall(each.text))
+        constants += [*_most_common(shown), *FREQUENT_ANSWERS]
+    return list(dict.fromkeys(constants))
+
+
+def _lists_all_actions(observation: Observation) -> bool:
+    actions = _admissible_actions(observation)
+    return bool(actions) and not any(map(PLACEHOLDER.search, actions))
 
 
 def _most_common(counted: "Counter[str]") -> list[str]:

@@ -67,6 +67,17 @@ def test_constants_come_from_answers_and_from_what_observations_list_or_show():
     assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(found)
 
 
+@pytest.mark.parametrize(
+    ("listed", "tried"), [(["look", "wait"], False), (["look", "go <place>"], True), ([], True)]
+)
+def test_answers_outside_of_a_complete_list_of_actions_are_not_tried(listed, tried):
+    observation = Observation("Say [yes].", info={"admissible_actions": listed})
+    found = candidate_constants(["look", "up"], [observation])
+    assert {"look", "up"} <= set(found)
+    assert ({"True", "[yes]"} <= set(found)) == tried
+    assert tried or not {"True", "[yes]"} & set(found)
+
+
 def test_every_injection_is_said_with_and_without_tags():
     injecting = InjectionSequence(get_package("number_line"))
     said = set()
