@@ -13,8 +13,9 @@ only its own result. Each result is appended to RESULTS.jsonl as one JSON object
     remarks    one line per condition that could not be checked
 
 Names that have a result are skipped, so an interrupted scan continues. To check a name again,
-remove its line. Prints one line per check and, at the end, the number of names of each status. The
-exit status is 1 if a check found a problem or passed its deadline.
+remove its line. Prints one line per check and, at the end, the number of names of each outcome.
+"named" are problems of a name after which the command ``list`` prints a remark. The exit status is
+1 if another check found a problem or passed its deadline.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,11 +38,12 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent_system.environments.cli.names import list_names
+from agent_system.environments.cli.names import list_names, name_remarks
 
 COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
 PROBLEM, REMARK = "WRONG: ", "open: "  # how the lines of the output start
 TIMED_OUT = -signal.SIGKILL
+PROBLEMS, NOT_FINISHED = "problems", "not finished"  # outcomes that need attention
 
 
 def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def check_names(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return 1 if a check found a problem or passed its deadline."""
+    """Run the command. Return 1 if a check needs attention."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -162,10 +164,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one check")
     args = parser.parse_args(argv)
     results = check_names(args.names or list_names(), args.results, args.jobs, args.timeout)
-    counts = collections.Counter(result["status"] for result in results.values())
-    summary = ", ".join(f"status {status}: {count}" for status, count in sorted(counts.items()))
+    remarks = name_remarks()
+    counts = collections.Counter(
+        describe_outcome(result, name in remarks) for name, result in results.items()
+    )
+    summary = "; ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items()))
     sys.stdout.write(f"{len(results)} names; {summary}\n")
-    return 0 if set(counts) <= {0, 2} else 1
+    return 1 if counts[PROBLEMS] + counts[NOT_FINISHED] else 0
+
+
+def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:
+    """Return the outcome of a check in one or two words."""
+    outcomes = {0: "no problem", 2: "not checked", TIMED_OUT: NOT_FINISHED}
+    outcome = outcomes.get(result["status"], PROBLEMS)
+    return "named" if outcome == PROBLEMS and has_remark else outcome
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ UNLISTED = {
     "isomorphic_strings": _HASHED,
     "knight_swap": _SLOW,
     "polynomial_multiplication": _HASHED,
+    "propositional_logic": (
+        "the constant answer (P \u2228 Q) is right for 28 of 32 questions, and some "
+        "questions have no right answer"
+    ),
     "ransom_note": _HASHED,
     "zebra_puzzles": _SLOW,
 }

@@ -6,7 +6,14 @@ import time
 
 import psutil
 
-from scripts.dev.check_environments import TIMED_OUT, check_name, check_names, main, read_results
+from scripts.dev.check_environments import (
+    TIMED_OUT,
+    check_name,
+    check_names,
+    describe_outcome,
+    main,
+    read_results,
+)
 
 # A check that counts its runs, and whose behaviour its name selects.
 FAKE_CHECK = """
@@ -80,9 +87,16 @@ def test_a_line_that_an_interruption_cut_off_is_checked_again(tmp_path):
     assert (tmp_path / "runs").read_text().split() == ["right"]
 
 
+def test_problems_need_attention_unless_the_list_names_them():
+    outcomes = [describe_outcome({"status": 1}, has_remark) for has_remark in (False, True)]
+    assert outcomes == ["problems", "named"]
+    assert describe_outcome({"status": -11}, False) == "problems"
+    assert describe_outcome({"status": TIMED_OUT}, True) == "not finished"
+
+
 def test_a_real_check(tmp_path, capsys):
     path = tmp_path / "results.jsonl"
     assert main([str(path), "number_line", "agent"]) == 0
     statuses = [json.loads(line)["status"] for line in path.read_text().splitlines()]
     assert statuses == [0, 2]
-    assert capsys.readouterr().out.endswith("2 names; status 0: 1, status 2: 1\n")
+    assert capsys.readouterr().out.endswith("2 names; no problem: 1; not checked: 1\n")
