@@ -1,6 +1,7 @@
 """Environments of one question, each with a fault or a format of its own; named by ``fault``."""
 
 import re
+import time
 from dataclasses import replace
 from typing import Literal
 
@@ -15,9 +16,9 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>")
 class AnswerSettings(EnvSettings):
     """What is wrong with the answers."""
 
-    fault: Literal["none", "skewed", "nan", "no path"] = "none"
+    fault: Literal["none", "skewed", "nan", "no path", "slow path"] = "none"
     """skewed: seven of ten answers are Yes; nan: the grader takes what is not finite; no path:
-    gold_path is a text"""
+    gold_path is a text; slow path: gold_path takes a minute"""
     count: int = 10
     """questions held out"""
 
@@ -45,6 +46,8 @@ class AnswerEnv:
         return Observation(""), float(won), True, {"won": won, "is_action_valid": bool(action)}
 
     def gold_path(self, task):
+        if self.fault == "slow path":
+            time.sleep(60)
         return task["answer"] if self.fault == "no path" else [task["answer"]]
 
     def close(self):

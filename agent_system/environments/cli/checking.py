@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import math
 import statistics
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,11 +34,13 @@ from agent_system.environments.cli.constant_actions import (
     check_action_format,
     try_constants,
 )
-from agent_system.environments.cli.limits import within_limits
+from agent_system.environments.cli.limits import OutOfLimits, within_limits
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.cli.policies import (
     POLICIES_WITHOUT_ORACLE,
     InjectionSequence,
+    Policy,
+    PolicyStart,
     find_oracle,
 )
 from agent_system.environments.env_registry import (
@@ -134,14 +136,7 @@ def check_environment(
 async def _run_check(
     checked: CheckedEnvironment, constants_environment: CheckedEnvironment
 ) -> Findings:
-    env = checked.package.make(checked.settings)
-    try:
-        with within_limits(f"the gold_path of {checked.name}"):
-            oracle_factory = find_oracle(
-                checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
-            )
-    finally:
-        env.close()
+    oracle_factory, no_oracle = _find_oracle_in_time(checked)
     policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **POLICIES_WITHOUT_ORACLE}
     episodes: list[CheckEpisode] = []
     async with _running_pool(checked.create_pool()) as pool:
@@ -177,9 +172,29 @@ async def _run_check(
         *unknown_formats,
         *_long_episode_remarks(episodes, checked.all_tasks),
         *_invalid_action_remarks(episodes),
-        *([] if oracle_factory else [NO_ORACLE]),
+        *no_oracle,
     ]
     return Findings(checked.name, episodes, problems, left_open, constant)
+
+
+def _find_oracle_in_time(
+    checked: CheckedEnvironment,
+) -> tuple[Callable[[PolicyStart], Policy] | None, list[str]]:
+    """Return the function that makes the oracle's policy, or None and a sentence with the reason.
+
+    The other policies are run also if a solution takes too long to compute.
+    """
+    env = checked.package.make(checked.settings)
+    try:
+        with within_limits(f"the gold_path of {checked.name}"):
+            oracle_factory = find_oracle(
+                checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
+            )
+    except OutOfLimits as error:
+        return None, [f"the tasks were not solved by an oracle: {error}"]
+    finally:
+        env.close()
+    return oracle_factory, [] if oracle_factory else [NO_ORACLE]
 
 
 async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[CheckEpisode]:

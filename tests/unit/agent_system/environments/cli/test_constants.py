@@ -172,3 +172,11 @@ def test_listing_tasks_has_a_bound(monkeypatch, capsys):
     monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 0.3)
     assert main(["check", "number_line", "size=100000000000"]) == 2
     assert "fix: " in capsys.readouterr().err
+
+
+def test_other_policies_run_although_solutions_take_too_long(monkeypatch):
+    monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 1.0)
+    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "slow path", "count": 2})
+    assert {play.policy for play in findings.episodes} >= {"random", "empty", "injecting"}
+    assert not findings.problems
+    assert any("gold_path" in one and "over 1 s" in one for one in findings.open_questions)
