@@ -162,8 +162,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="names to check; default: all listed names")
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="checks at a time")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one check")
+    parser.add_argument("--steps", type=int, default=50, help="actions of an episode, at most")
     args = parser.parse_args(argv)
-    results = check_names(args.names or list_names(), args.results, args.jobs, args.timeout)
+    results = check_names(
+        args.names or list_names(),
+        args.results,
+        args.jobs,
+        args.timeout,
+        (*COMMAND, f"--steps={args.steps}"),
+    )
     remarks = name_remarks()
     counts = collections.Counter(
         describe_outcome(result, name in remarks) for name, result in results.items()
