@@ -48,7 +48,7 @@ def name_remarks() -> dict[str, str]:
 
 def _collect_texts(texts: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
     return {
-        f"{package}/{variant}": text
+        f"{package}/{variant}" if variant else package: text
         for package in sorted(REGISTRY)
         for variant, text in _package_texts(package, texts).items()
     }

@@ -115,4 +115,5 @@ PACKAGE = EnvPackage(
     project=accept_text,
     stop=(),
     runs_agent=True,
+    remarks=lambda: {"": "it needs env.agent.path, the function that starts your agent"},
 )

@@ -109,4 +109,7 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
+    remarks=lambda: {
+        "": "it needs env.openenv.url or env.openenv.environment, the server or class"
+    },
 )
