@@ -1,5 +1,6 @@
 """Environments of one question, each with a fault or a format of its own; named by ``fault``."""
 
+import os
 import re
 import time
 from dataclasses import replace
@@ -80,3 +81,16 @@ PACKAGE = EnvPackage(
 )
 UNFORMATTED: EnvPackage = replace(PACKAGE, format_action=None)
 MISFORMATTED: EnvPackage = replace(PACKAGE, format_action="call {}".format)
+
+
+class UnrepeatableEnv(AnswerEnv):
+    """Only the reply to a right answer differs between processes, and there is no oracle."""
+
+    gold_path = None  # pyright: ignore[reportAssignmentType]
+
+    def step(self, action):
+        observation, reward, done, info = super().step(action)
+        return (Observation(str(os.getpid())) if info["won"] else observation), reward, done, info
+
+
+UNREPEATABLE: EnvPackage = replace(PACKAGE, make=UnrepeatableEnv)

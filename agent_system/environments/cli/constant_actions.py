@@ -20,11 +20,30 @@ SECONDS = 60.0  # time limit for all constants together
 
 @dataclass(frozen=True, slots=True)
 class ConstantAction:
-    """Action that was repeated in every turn, the number of its episodes and of its successes."""
+    """Action that was repeated in every turn, its episodes and the number of successes."""
 
     action: str
-    episodes: int
-    successes: int
+    played: list[CheckEpisode]
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.played)
+
+    @property
+    def successes(self) -> int:
+        """Number of successful episodes."""
+        return sum(episode.is_success for episode in self.played)
+
+    @property
+    def _rank(self) -> tuple[int, int]:
+        num_actions = sum(len(episode.actions) for episode in self.played)
+        num_invalid = sum(episode.num_invalid_actions for episode in self.played)
+        return self.successes, num_actions - num_invalid
+
+    def is_better_than(self, other: "ConstantAction") -> bool:
+        """Return True if it has more successes, or as many successes and more valid actions."""
+        return self._rank > other._rank
 
 
 async def try_constants(
@@ -53,7 +72,7 @@ async def try_constants(
                 f"{num_untried} of {len(candidates)} constants were not tried within {SECONDS:g} s"
             ]
         result = await _run_constant(checked, pool, action)
-        if best_constant is None or result.successes > best_constant.successes:
+        if best_constant is None or result.is_better_than(best_constant):
             best_constant = result
     return best_constant, []
 
@@ -62,19 +81,20 @@ async def _run_constant(
     checked: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantAction:
     """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
-    successes = 0
+    constant = ConstantAction(action, [])
     for task_index in range(len(checked.tasks)):
-        episode = await run_policy(
-            checked,
-            pool,
-            "constant",
-            lambda _begin: lambda _observation: write_action(action),
-            task_index,
+        constant.played.append(
+            await run_policy(
+                checked,
+                pool,
+                "constant",
+                lambda _begin: lambda _observation: write_action(action),
+                task_index,
+            )
         )
-        successes += episode.is_success
-        if 2 * (task_index + 1 - successes) >= len(checked.tasks):
-            return ConstantAction(action, task_index + 1, successes)
-    return ConstantAction(action, len(checked.tasks), successes)
+        if 2 * (constant.episodes - constant.successes) >= len(checked.tasks):
+            break
+    return constant
 
 
 def check_action_format(

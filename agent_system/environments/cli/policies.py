@@ -15,6 +15,7 @@ from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.random_moves import find_moves, vary_move
 from agent_system.environments.settings import EnvSettings
 
 Policy = Callable[[Observation], str]
@@ -80,7 +81,6 @@ FREQUENT_ANSWERS = (
     "[]",
     "None",
 )
-BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 MOST_CONSTANTS = 8  # constants from each source: oracle actions, admissible actions, brackets
 
 
@@ -151,15 +151,23 @@ class PathPolicy:
 
 
 class RandomPolicy:
-    """Policy of random admissible actions. Without a list, it uses words of the observation."""
+    """Policy of random admissible actions.
+
+    Without a list, it varies the moves in brackets that the observations have shown, or else uses
+    words of the observation.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
+        self._shown_moves: dict[str, None] = {}  # a dict has an order that is always the same
 
     def __call__(self, observation: Observation) -> str:
         """Return the text of a random action."""
         words = WORDS.findall(observation.text) or ["wait"]
         possible = _admissible_actions(observation)
+        self._shown_moves |= dict.fromkeys(find_moves(observation.text))
+        if not possible and self._shown_moves:
+            return write_action(vary_move(self._rng.choice(list(self._shown_moves)), self._rng))
         if not possible:
             return write_action(" ".join(self._rng.choices(words, k=self._rng.randint(1, 3))))
         action = self._rng.choice(possible)
@@ -228,7 +236,7 @@ def candidate_constants(actions: Sequence[str], observations: Sequence[Observati
     action_counts = Counter(text for shown in observations for text in _admissible_actions(shown))
     constants = [*_most_common(Counter(actions)), *_most_common(action_counts)]
     if not observations or not all(map(_lists_all_actions, observations)):
-        shown = Counter(one for each in observations for one in BRACKETS.findall(each.text))
+        shown = Counter(one for each in observations for one in find_moves(each.text))
         constants += [*_most_common(shown), *FREQUENT_ANSWERS]
     return list(dict.fromkeys(constants))
 

@@ -1,5 +1,8 @@
 """A check finds answers that succeed for policies that read nothing, in any format."""
 
+import random
+import re
+
 import pytest
 
 from agent_system.environments.cli.checking import check_environment, is_most
@@ -7,6 +10,7 @@ from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import (
     INJECTIONS,
     InjectionSequence,
+    RandomPolicy,
     candidate_constants,
 )
 from agent_system.environments.env import Observation
@@ -180,3 +184,16 @@ def test_other_policies_run_although_solutions_take_too_long(monkeypatch):
     assert {play.policy for play in findings.episodes} >= {"random", "empty", "injecting"}
     assert not findings.problems
     assert any("gold_path" in one and "over 1 s" in one for one in findings.open_questions)
+
+
+def test_the_episodes_of_the_best_constant_are_repeated_in_another_process():
+    findings = check_environment(f"{HOME}:UNREPEATABLE", {"fault": "skewed"})
+    assert findings.constant is not None and findings.constant.action == "Yes"
+    assert any("same actions of constant" in sentence for sentence in findings.problems)
+
+
+def test_the_random_policy_varies_the_moves_that_a_game_shows():
+    policy = RandomPolicy(random.Random(0))
+    texts = [policy(Observation(text)) for text in ["[place 1 A]", *[""] * 30]]
+    assert all(re.fullmatch(r"<action>\[place \d [A-H]\]</action>", text) for text in texts)
+    assert len(set(texts)) > 10 and "<action>[place 1 A]</action>" in texts
