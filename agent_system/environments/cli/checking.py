@@ -159,7 +159,7 @@ async def _run_check(
         for one in _episodes_of(episodes, name)[: len(checked.tasks)]
     ]
     # Of games whose moves the random policy does not know, only these episodes have valid moves.
-    to_repeat += constant.played[: len(checked.tasks)] if constant else []
+    to_repeat += constant.episode_list[: len(checked.tasks)] if constant else []
     reversed_episodes = [episode for episode in reversed(to_repeat) if not episode.failure]
     async with _running_pool(checked.create_pool()) as pool:
         repeated = [(episode, await repeat_episode(pool, episode)) for episode in reversed_episodes]

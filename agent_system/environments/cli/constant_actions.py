@@ -23,22 +23,22 @@ class ConstantAction:
     """Action that was repeated in every turn, its episodes and the number of successes."""
 
     action: str
-    played: list[CheckEpisode]
+    episode_list: list[CheckEpisode]
 
     @property
     def episodes(self) -> int:
         """Number of episodes."""
-        return len(self.played)
+        return len(self.episode_list)
 
     @property
     def successes(self) -> int:
         """Number of successful episodes."""
-        return sum(episode.is_success for episode in self.played)
+        return sum(episode.is_success for episode in self.episode_list)
 
     @property
     def _rank(self) -> tuple[int, int]:
-        num_actions = sum(len(episode.actions) for episode in self.played)
-        num_invalid = sum(episode.num_invalid_actions for episode in self.played)
+        num_actions = sum(len(episode.actions) for episode in self.episode_list)
+        num_invalid = sum(episode.num_invalid_actions for episode in self.episode_list)
         return self.successes, num_actions - num_invalid
 
     def is_better_than(self, other: "ConstantAction") -> bool:
@@ -83,7 +83,7 @@ async def _run_constant(
     """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
     constant = ConstantAction(action, [])
     for task_index in range(len(checked.tasks)):
-        constant.played.append(
+        constant.episode_list.append(
             await run_policy(
                 checked,
                 pool,
