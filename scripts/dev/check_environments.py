@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="checks at a time")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one check")
     parser.add_argument("--steps", type=int, default=50, help="actions of an episode, at most")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     results = check_names(
         args.names or list_names(),
         args.results,
