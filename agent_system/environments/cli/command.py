@@ -73,7 +73,7 @@ def print_findings(findings: Findings, console: Console | None = None) -> int:
         console = Console(width=WIDTH, file=console.file)
     console.print(build_results_table(findings))
     for sentence in findings.open_questions:
-        console.print(f"open: {sentence}", markup=False)
+        console.print(f"open: {sentence}", markup=False, soft_wrap=True)
     for sentence in findings.problems:
         console.print(f"WRONG: {sentence}", markup=False, soft_wrap=True)
     if not findings.problems:

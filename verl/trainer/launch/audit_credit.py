@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from rlvcr.settings import COMBINES
 
 from rlvcr.research.audit import AuditPoint
 from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_group_prices, add_thinking_columns
-from rlvcr.settings import method_settings
+from rlvcr.settings import COMBINES, method_settings
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
