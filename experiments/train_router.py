@@ -58,6 +58,7 @@ def find_right_turns(
     # From the cheapest level on: a state that has its label needs no deeper thought.
     for level in LEVELS:
         candidates = [number for number, turn in enumerate(right_turns) if turn is None]
+        right: dict[int, SampledStep] = {}
         for _ in range(samples):
             turns = policy.sample_steps([prompts[n] for n in candidates], [level] * len(candidates))
             tokens += sum(turn.tokens for turn in turns)
