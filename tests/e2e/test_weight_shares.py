@@ -1,5 +1,6 @@
-"""Weights go by vLLM's own ways into an engine spread over two workers: real processes, each
-with its share; shared memory in the place of CUDA's, and gloo in the place of NCCL.
+"""Tests of weight sync by vLLM's transfer backends into an engine of two worker processes.
+
+Each worker holds a shard. Shared memory replaces CUDA memory, and gloo replaces NCCL.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="its memory is pretended here")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="uses a fake of CUDA memory")
 TIMEOUT_S = 300
 
 
@@ -27,42 +28,44 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["ipc", "nccl"])
-def shares(request, call, directory):
+def sharded_engine(request, call, directory):
     call(vllm_shares.start, str(directory), request.param)
     yield
     call(vllm_shares.stop)
 
 
-def gaps(call, model):
-    """|log-prob of the engine - of ``model``| on every token sampled."""
-    found = []
+def measure_gaps(call, model):
+    """Return |log-prob of the engine - log-prob of ``model``| on every sampled token."""
+    gaps = []
     requests = ask(6, max_tokens=16)
     for request in requests:
         result = call(vllm_shares.serve, [request])[request.request_id]
         expected = reference_logprobs(model, request, result.token_ids).numpy()
-        found.append(np.abs(np.array(result.logprobs) - expected))
-    return np.concatenate(found)
+        gaps.append(np.abs(np.array(result.logprobs) - expected))
+    return np.concatenate(gaps)
 
 
-@pytest.mark.usefixtures("shares")
-def test_an_engine_in_shares_plays_with_the_weights_that_were_handed_over(call, directory):
+@pytest.mark.usefixtures("sharded_engine")
+def test_sharded_engine_samples_from_the_synced_weights(call, directory):
     model = load(directory)
-    assert gaps(call, model).max() < 1e-3
-    # One piece for all weights, then many: none may be larger than the largest weight.
+    assert measure_gaps(call, model).max() < 1e-3
+    # The first piece size holds all weights; with the second, each weight is a piece.
     for version, piece_bytes in enumerate((2**24, 1), start=1):
         weights = call(vllm_shares.hand_over, version, version, piece_bytes)
-        assert gaps(call, model).mean() > 0.05, "too little changed to notice what was not renewed"
+        assert measure_gaps(call, model).mean() > 0.05, (
+            "the change is too small to detect old weights"
+        )
         model.load_state_dict(weights, strict=True)
-        assert gaps(call, model).max() < 1e-3
+        assert measure_gaps(call, model).max() < 1e-3
     result = call(vllm_shares.serve, ask(1))["r0"]
     assert result.policy_version == 2
 
 
-@pytest.mark.usefixtures("shares")
-def test_a_share_that_did_not_arrive_ends_the_run(call):
-    said = call(vllm_shares.refused, 3, 1)
-    assert "can be read back differ from them" in said
+@pytest.mark.usefixtures("sharded_engine")
+def test_shard_that_did_not_arrive_ends_the_run(call):
+    message = call(vllm_shares.refused, 3, 1)
+    assert "can be read back differ from them" in message
 
 
-def test_what_is_said_to_vllm_on_cuda_is_what_the_installed_one_takes(call):
+def test_installed_vllm_accepts_the_cuda_calls(call):
     assert call(vllm_shares.accepted) == []
