@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through its debugging pipe; nothing but the standard library."""
+"""Headless Chromium, driven through its debugging pipe with the standard library only."""
 
 import base64
 import fcntl
@@ -19,13 +19,13 @@ DESKTOP = (1280, 900)
 
 
 def find_browser() -> str | None:
-    """``RLVCR_BROWSER``, or the first Chromium on the path."""
+    """Return ``RLVCR_BROWSER``, or the first Chromium on the path."""
     named = os.environ.get("RLVCR_BROWSER")
     return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One page of a Chromium without a window and without a network; use as a context manager."""
+    """Context manager for one page of a Chromium without window and network."""
 
     def __init__(self, program: str) -> None:
         self._profile = tempfile.TemporaryDirectory(
@@ -33,7 +33,8 @@ class Browser:
         )
         self._read, answers = os.pipe()
         commands, self._write = os.pipe()
-        # The browser reads from descriptor 3 and answers on descriptor 4: ours must be others.
+        # The browser reads from descriptor 3 and writes to descriptor 4. Our descriptors must
+        # differ.
         theirs = [fcntl.fcntl(own, fcntl.F_DUPFD, 10) for own in (commands, answers)]
         shell = f'exec "$0" "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
@@ -69,8 +70,9 @@ class Browser:
         self._profile.cleanup()
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The answer to a command of the DevTools protocol. Raises ``RuntimeError`` for an error,
-        ``TimeoutError`` after ``DEADLINE_S``.
+        """Return the result of a DevTools command.
+
+        Raises ``RuntimeError`` for an error and ``TimeoutError`` after ``DEADLINE_S``.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
@@ -110,14 +112,15 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        # Else an address that differs in its fragment alone would not be loaded again.
+        # Without it, an address that differs only in its fragment is not loaded again.
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=address)
         self.wait("document.documentElement?.dataset.ready !== undefined")
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression; promises are awaited. Raises ``RuntimeError`` with
-        what it throws.
+        """Return the value of a JavaScript expression, with promises awaited.
+
+        Raises ``RuntimeError`` with the JavaScript error.
         """
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
@@ -135,7 +138,7 @@ class Browser:
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        """A key of the keyboard by its name: ``j``, ``Enter``, ``ArrowRight`` ..."""
+        """Press a key by its name, for example ``j``, ``Enter`` or ``ArrowRight``."""
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         down: dict[str, Any] = {
             "type": "keyDown" if text else "rawKeyDown",
@@ -148,7 +151,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def click(self, selector: str, right: float = 0.5, down: float = 0.5) -> None:
-        """Press the mouse on the first element of ``selector``, at these shares of its box."""
+        """Click the first element of ``selector`` at these shares of its width and height."""
         box = self.evaluate(
             f"(() => {{ const node = document.querySelector({json.dumps(selector)});"
             "node.scrollIntoView({block: 'center'}); const box = node.getBoundingClientRect();"
@@ -161,6 +164,6 @@ class Browser:
             self.call("Input.dispatchMouseEvent", **press)
 
     def screenshot(self, path: Path) -> None:
-        """Write what the window shows to ``path``, a PNG."""
+        """Write the visible part of the page to ``path`` as a PNG."""
         answer = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(answer["data"]))

@@ -1,6 +1,4 @@
-"""A run directory as a training run of a given length would leave it; invented figures, real
-formats.
-"""
+"""Run directory of a training run of a given length, with invented numbers in real formats."""
 
 import math
 import random
@@ -44,7 +42,7 @@ PLACES = ("countertop 1", "cabinet 2", "shelf 1", "drawer 3", "desk 1")
 
 
 def metrics_at(step: int, total: int, draw: random.Random) -> dict:
-    """Invented metrics of one training step of a run that learns."""
+    """Return invented metrics of one training step of a run that learns."""
     progress = 1 / (1 + math.exp(-8 * (step / total - 0.45)))
     shares = [
         0.25 + 0.30 * progress,
@@ -96,7 +94,7 @@ def metrics_at(step: int, total: int, draw: random.Random) -> dict:
 
 
 def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
-    """One invented step with its four thoughts."""
+    """Return one invented turn with its four thoughts."""
     level = draw.choice((1, 2, 3, 4))
     place = PLACES[step % len(PLACES)]
     action = "put mug 1 in/on desk 1" if last and won else f"go to {place}"
@@ -157,7 +155,7 @@ def _words(piece: str) -> list[str]:
 def trajectories(
     step: int, groups: int, members: int, rate: float, draw: random.Random, credit: bool = True
 ):
-    """Invented rollout lines of one step."""
+    """Return invented rollout lines of one training step."""
     for group in range(groups):
         for member in range(members):
             won = draw.random() < rate
@@ -183,7 +181,7 @@ def trajectories(
 
 
 def token_numbers(row: dict, draw: random.Random) -> dict:
-    """What is known of the tokens of an invented row; the first one of a turn was not sampled."""
+    """Return token numbers of an invented row; the first token of each turn was not sampled."""
     steps = []
     for step in row["steps"]:
         words = [text for text, _ in step["token_credit"]]

@@ -1,5 +1,6 @@
-"""Policies that know the answer, for the environments of this repository: ``GOLD[env_name](task)``
-plays one task.
+"""Policies that know the answer, for the environments of this repository.
+
+``GOLD[env_name](task)`` returns the policy of one task.
 """
 
 from agent_system.environments.env import Task
@@ -10,11 +11,11 @@ WAYS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
 def cross_the_lake(task: Task) -> Act:
-    """The shortest way over the ice, on ice that is not slippery."""
+    """Follow the shortest path over ice that is not slippery."""
     rows = task["map"]
     ways: dict[tuple[int, int], list[str]] = {(0, 0): []}
     edge = [(0, 0)]
-    for row, column in edge:  # grows while it is read: breadth first
+    for row, column in edge:  # grows during the loop: breadth-first search
         for move, (down, right) in WAYS.items():
             cell = row + down, column + right
             inside = 0 <= cell[0] < len(rows) and 0 <= cell[1] < len(rows)
@@ -25,12 +26,12 @@ def cross_the_lake(task: Task) -> Act:
 
 
 def push_the_boxes(task: Task) -> Act:
-    """The solution that the level was made from."""
+    """Follow the solution from which the level was made."""
     return plan(task["solution"])
 
 
 def look_it_up(task: Task) -> Act:
-    """Search for every title that leads to the answer; answer once the answer was shown."""
+    """Search for every title that leads to the answer, and answer when the answer was shown."""
     searches = iter(task["support"])
 
     def act(prompt: str) -> str:
@@ -46,9 +47,8 @@ def look_it_up(task: Task) -> Act:
 
 
 def buy_the_goal(task: Task) -> Act:
-    """Search for what is wanted, go through the result pages to the product, choose its options,
-    buy.
-    """
+    """Search for the wanted product, turn result pages until it appears, choose its options and buy
+    it."""
     goal = task["goal"]
     options = iter(goal["options"].values())
     words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
@@ -67,7 +67,7 @@ def buy_the_goal(task: Task) -> Act:
 
 
 def pass_the_doors(task: Task) -> Act:
-    """The place that opens each door."""
+    """Say the place that opens each door."""
     return plan(Door.parse(text).goal_place for text in task["doors"])
 
 

@@ -14,17 +14,16 @@ FEEDBACK = re.compile(
 
 
 class GoldenEnv(Env, Protocol):
-    """An environment that knows a solution of each task."""
+    """Environment that knows a solution of each task."""
 
     def gold_path(self, task: Task) -> list[str]: ...
 
 
 def gold(env: GoldenEnv) -> Policy:
-    """The actions that the library itself gives, without those that its own list of possible
-    actions does not hold.
+    """Return a policy of the library's own actions, without those that its action list lacks.
 
-    Played on ``env`` first; what does not win there is an error of the library and not of the
-    collector.
+    The actions are first run on ``env``. If they do not succeed there, the error is in the library
+    and not in the collector.
     """
 
     known: dict[str, list[str]] = {}
@@ -54,7 +53,7 @@ def gold(env: GoldenEnv) -> Policy:
 
 
 def halve(task: Task) -> Act:
-    """Guess the middle of what is left."""
+    """Guess the middle of the remaining range."""
     low, high, last = 1, 100, 0
 
     def act(prompt: str) -> str:
@@ -69,7 +68,7 @@ def halve(task: Task) -> Act:
 
 
 def walk_around_holes(task: Task) -> Act:
-    """The shortest way on the board that was printed last."""
+    """Follow the shortest path on the board that was printed last."""
 
     def act(prompt: str) -> str:
         lines = [
@@ -83,7 +82,7 @@ def walk_around_holes(task: Task) -> Act:
         )
         first: dict[tuple[int, int], str] = {start: ""}
         edge = [start]
-        for row, column in edge:  # grows while it is read: breadth first
+        for row, column in edge:  # grows during the loop: breadth-first search
             for move, (down, right) in {
                 "up": (-1, 0),
                 "down": (1, 0),
@@ -105,7 +104,8 @@ def walk_around_holes(task: Task) -> Act:
 
 
 def switch_off(task: Task) -> Act:
-    """Every combination of the first row's switches, the others follow: chase the lights down."""
+    """Try all switches of the first row; the other rows follow from the lights above (light
+    chasing)."""
     left: list[str] = []
 
     def act(prompt: str) -> str:
@@ -134,7 +134,7 @@ def _lights_solution(grid: list[list[bool]]) -> list[str]:
 
 
 def break_the_code(task: Task) -> Act:
-    """The first code that all answers so far allow."""
+    """Guess the first code that agrees with all answers so far."""
     asked: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def act(prompt: str) -> str:

@@ -1,6 +1,5 @@
-"""A tiny policy that has seen number-line plays on all four thinking levels: for tests of whole
-jobs.
-"""
+"""Tiny policy trained on number-line episodes with all four thinking levels, for tests of whole
+jobs."""
 
 import json
 import random
@@ -17,7 +16,7 @@ from agent_system.environments.env_package.number_line.settings import LineSetti
 from tests.helpers.jobs import Job
 from tests.helpers.tiny_model import make_tiny_policy
 
-SETTINGS = LineSettings(size=4, max_steps=4)  # so small that rewards come
+SETTINGS = LineSettings(size=4, max_steps=4)  # so small that a random policy gets rewards
 THOUGHTS = {
     1: "",
     2: "I am at {position}.",
@@ -30,9 +29,8 @@ TIMEOUT_S = 240
 
 
 def write_line_policy(directory: Path) -> Path:
-    """Train the policy with ``main_sft`` on episodes below ``directory``; returns its own
-    directory.
-    """
+    """Train the policy with ``main_sft`` below ``directory`` and return the directory of the
+    policy."""
     episodes = directory / "episodes.jsonl"
     draw = random.Random(0)
     train = list_tasks(SETTINGS, "train")

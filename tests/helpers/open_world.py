@@ -1,4 +1,4 @@
-"""An environment as OpenEnv's interface asks for, and a server that speaks its protocol."""
+"""Environment with OpenEnv's interface, and a server that speaks its protocol."""
 
 import json
 import random
@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Guess(BaseModel):
-    """An action."""
+    """Action of the environment."""
 
     model_config = ConfigDict(extra="forbid")
     message: str
 
 
 class Hint(BaseModel):
-    """An observation."""
+    """Observation of the environment."""
 
     text: str
     tries: int = 0
@@ -65,7 +65,7 @@ def _answer(world: GuessWorld, message: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of a running server."""
+    """Start a server and yield its address."""
     from websockets.sync.server import ServerConnection, serve
 
     def talk(connection: ServerConnection) -> None:

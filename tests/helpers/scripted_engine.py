@@ -1,6 +1,5 @@
-"""A rollout worker without a model: a script says what is "sampled", so that a whole play is known
-in advance.
-"""
+"""Rollout worker without a model: a script determines the samples, so a trajectory is known in
+advance."""
 
 import asyncio
 import math
@@ -13,13 +12,12 @@ Script = Callable[[SamplingRequest, str], "str | list[int] | StopReason"]
 
 
 class ScriptedEngine:
-    """``script(request, prompt_text)`` returns the text or the tokens to sample, or
-    ``StopReason.ABORT``.
+    """Worker whose ``script(request, prompt_text)`` returns a text, tokens or ``StopReason.ABORT``.
 
-    A script that raises ends the play. A turn longer than ``max_tokens`` is cut. Log-probs are
-    -1/4, -2/4, ... in order, so that a misplaced one is seen. ``requests`` keeps what was asked,
-    ``submits`` the sizes of the messages, ``polls`` how many polls were under way, ``forgotten``
-    the clients that were given up.
+    A script that raises ends the trajectory. A turn longer than ``max_tokens`` is cut. Log-probs
+    are -1/4, -2/4, ... in order, so that a misplaced one is detected. ``requests`` records the
+    requests, ``submits`` the number of requests in each call, ``polls`` the number of running
+    polls, and ``forgotten`` the aborted clients.
     """
 
     def __init__(self, tokenizer, script: Script, delay_s: float = 0.0, version: int = 0) -> None:
@@ -58,7 +56,7 @@ class ScriptedEngine:
             self.polls -= 1
 
     async def told(self) -> tuple[list[str], list[str]]:
-        """The ids of all requests, and ``forgotten``; for an engine that is a Ray actor."""
+        """Return the ids of all requests and ``forgotten``, for an engine that is a Ray actor."""
         return [request.request_id for request in self.requests], self.forgotten
 
     async def abort(self, client: str) -> None:

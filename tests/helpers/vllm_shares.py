@@ -1,9 +1,9 @@
-"""An engine whose weights are spread over two vLLM workers, and a policy that hands it new ones by
-vLLM's own ways: CUDA IPC and NCCL.
+"""Engine with weights sharded over two vLLM workers, and a policy that sends it new weights.
 
-Everything is vLLM's and ours but CUDA. In the place of an allocation that another process opens
-there is a file that it maps; in the place of a NCCL group there is one of gloo, with the same
-name, members and ranks. The functions run in the process of ``vllm_process.one_process``.
+The weights go through vLLM's transfer backends CUDA IPC and NCCL, of which only CUDA is replaced. A
+mapped file replaces an allocation that another process opens. A gloo group with the same name,
+members and ranks replaces a NCCL group. The functions run in the process of
+``vllm_process.one_process``.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _run: "Run | None" = None
 
 
 class Run:
-    """An engine, a policy, and what joins them: ``ipc`` or ``nccl``."""
+    """Engine and policy, joined by the backend ``ipc`` or ``nccl``."""
 
     def __init__(self, directory: str, way: WeightTransfer) -> None:
         shared = tempfile.mkdtemp()
@@ -47,7 +47,7 @@ class Run:
             "distributed_executor_backend": "mp",
             "weight_transfer_config": {"backend": way},
         }
-        # Whole prompts at once: vLLM's own sampler on CPU fails after a part of one.
+        # Prefill whole prompts: vLLM's own sampler on CPU fails after a part of a prompt.
         section = rollout_section(
             name="vllm", engine_kwargs=kwargs, max_num_batched_tokens=512, max_num_seqs=4
         )
@@ -69,17 +69,18 @@ class Run:
         )
 
     def gather(self, refs: list, *_: object) -> list:
-        """Calls are their own references here."""
+        """Return the references, which are the results of the calls."""
         return [self.answer(*ref) for ref in refs]
 
     def answer(self, worker: object, method: str, args: tuple) -> object:
-        """What ``worker.method(*args)`` gives."""
+        """Return the result of ``worker.method(*args)``."""
         said = getattr(worker, method)(*args)
         return self.loop.run_until_complete(said) if inspect.iscoroutine(said) else said
 
 
 class PretendedCuda:
-    """``torch`` for vLLM's transport: one device, whose memory is a file below ``shared``."""
+    """Replacement of ``torch`` for vLLM's transfer: one device whose memory is a file below
+    ``shared``."""
 
     def __init__(self, shared: str) -> None:
         self.file = str(Path(shared) / "memory")
@@ -100,12 +101,12 @@ class PretendedCuda:
         return getattr(torch, name)
 
     def empty(self, size: int, dtype: torch.dtype, device: object) -> torch.Tensor:
-        if device != "cuda":  # of one process alone
+        if device != "cuda":  # memory of one process only
             return torch.empty(size, dtype=dtype, device="cpu")
         return torch.from_file(self.file, shared=True, size=size, dtype=dtype)
 
     def reduce_tensor(self, tensor: torch.Tensor) -> tuple[None, tuple]:
-        """The handle of ``tensor``; its seventh place is the receiver's to fill in."""
+        """Return the handle of ``tensor``; the receiver sets its seventh value."""
         return None, (self.file, tensor.numel(), 0, 0, 0, 0, None)
 
     @staticmethod
@@ -114,10 +115,11 @@ class PretendedCuda:
 
 
 class PretendedNccl:
-    """``PyNcclCommunicator`` on gloo: who knows a group's ``name`` joins it, below ``shared``."""
+    """Replacement of ``PyNcclCommunicator`` on gloo: processes join the group of ``name`` below
+    ``shared``."""
 
     def __init__(self, shared: str, name: bytes, rank: int, world_size: int) -> None:
-        c10d: Any = distributed  # has more than its stubs say
+        c10d: Any = distributed  # has more attributes than its stubs
         store = c10d.FileStore(str(Path(shared) / name[:16].hex()), world_size)
         self.group = c10d.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
 
@@ -128,7 +130,7 @@ class PretendedNccl:
 
 
 def pretend_cuda(_worker: object, shared: str) -> None:
-    """Have vLLM's transport in this process share memory through a file, and meet over gloo."""
+    """Let vLLM's transfer in this process share memory through a file, and use gloo groups."""
     from torch.multiprocessing import reductions
     from vllm.distributed.device_communicators import pynccl_wrapper
     from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, packed_tensor
@@ -149,7 +151,7 @@ def pretend_cuda(_worker: object, shared: str) -> None:
 
 
 def spoil(worker: Any, number: int) -> None:
-    """Have worker ``number`` take zeros for what it is given."""
+    """Let worker ``number`` receive zeros."""
     model = worker.get_model()
     if worker.rank == number:
         load = model.load_weights
@@ -168,7 +170,7 @@ def start(directory: str, way: WeightTransfer) -> None:
 
 
 def running() -> Run:
-    """What ``start`` made."""
+    """Return the engine and policy that ``start`` made."""
     assert _run is not None, "start() comes first"
     return _run
 
@@ -180,7 +182,7 @@ def stop() -> None:
 
 
 def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tensor]:
-    """Change the policy by much and synchronise; the weights it has now, by their names."""
+    """Change the policy strongly and sync; return its new weights by name."""
     run = running()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -189,14 +191,14 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
             whole = torch.randn(sharded.shape, generator=generator)
             sharded.to_local().add_(0.05 * whole)
     weight_transfer.PIECE_BYTES = piece_bytes
-    run.actor._sender = None  # it keeps the size of its pieces
-    pretend_cuda(None, run.shared)  # and a group its name
+    run.actor._sender = None  # the sender keeps its piece size
+    pretend_cuda(None, run.shared)  # and a group keeps its name
     run.workers.sync_weights(version)
     return to_hf_names(full_weights(run.actor.train_engine), PREFIX, {}, run.actor.tied)
 
 
 def refused(version: int, number: int) -> str:
-    """Synchronise while worker ``number`` spoils what it gets: what is said."""
+    """Sync while worker ``number`` receives zeros; return the error message."""
     run = running()
     run.ask_workers(spoil, args=(number,))
     try:
@@ -207,13 +209,14 @@ def refused(version: int, number: int) -> str:
 
 
 def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
-    """Play ``requests`` to the end."""
+    """Run ``requests`` to the end."""
     return play(running().engine, requests)
 
 
 def accepted() -> list[str]:
-    """What vLLM does not take of what the engine on CUDA says to it: arguments of its start, and
-    methods of the engine and of its workers.
+    """Return the calls of the CUDA engine that the installed vLLM does not accept.
+
+    The calls are start arguments and methods of the engine and of its workers.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
