@@ -341,13 +341,13 @@ def test_hanging_call_in_a_locked_class_delays_the_others(monkeypatch):
     async def test(pool):
         async with (
             pool.open_session() as hangs,
-            pool.open_session() as beside,
+            pool.open_session() as neighbour,
             pool.open_session() as late,
         ):
-            for env in (hangs, beside, late):
+            for env in (hangs, neighbour, late):
                 await env.reset(TASK, 0)
             hanging_step = asyncio.create_task(hangs.step("hang"))
-            neighbour_step = asyncio.create_task(beside.step("go"))
+            neighbour_step = asyncio.create_task(neighbour.step("go"))
             await expect_failure("timeout", hanging_step)
             await expect_failure("timeout", neighbour_step)
             for _ in range(3):
@@ -356,9 +356,10 @@ def test_hanging_call_in_a_locked_class_delays_the_others(monkeypatch):
                 )  # at its own deadline, after any number of failures
             assert OverlapEnv.steps_begun == 1, "a call that timed out in the queue was executed"
             go_on.set()
-            observation = await beside.reset(TASK, 0)
+            observation = await neighbour.reset(TASK, 0)
             assert (
-                observation.text.startswith("start") and not (await beside.step("go"))[3]["overlap"]
+                observation.text.startswith("start")
+                and not (await neighbour.step("go"))[3]["overlap"]
             )
             await wait_until(lambda: OverlapEnv.closed == 3)
         assert pool.counts["failed_timeout"] == 5

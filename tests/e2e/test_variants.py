@@ -127,9 +127,9 @@ def test_user_module_trains_on_two_ranks_with_a_reference(run_variant):
 def overlapping(policy, tmp_path_factory):
     """Run copo with rollouts that overlap with updates; return metrics and the rows of the last
     step."""
-    words = ["algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob"]
-    words.append("trainer.rollout_overlap=one_step")
-    return run_job(policy, tmp_path_factory.mktemp("overlapping"), *words)
+    overrides = ["algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob"]
+    overrides.append("trainer.rollout_overlap=one_step")
+    return run_job(policy, tmp_path_factory.mktemp("overlapping"), *overrides)
 
 
 def test_copo_reweights_by_the_scores_of_four_thoughts(overlapping):

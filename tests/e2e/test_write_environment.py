@@ -40,9 +40,9 @@ def user_directory(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("user")
     for name, code in FILE.findall(PAGE):
         (home / name).write_text(code)
-    for number, words in enumerate(list_commands()):
-        short = SHORT if TRAINS in words else ()
-        job = Job([sys.executable, *words[1:], *short], home / f"{number}.log", cwd=home)
+    for number, arguments in enumerate(list_commands()):
+        short = SHORT if TRAINS in arguments else ()
+        job = Job([sys.executable, *arguments[1:], *short], home / f"{number}.log", cwd=home)
         job.finish(TIMEOUT_S)
         assert job.left_over(20) == []
     return home
@@ -50,16 +50,16 @@ def user_directory(tmp_path_factory) -> Path:
 
 def read_output(directory: Path, part: str) -> str:
     """Return the output of the last command with ``part`` among its words."""
-    numbers = [number for number, words in enumerate(list_commands()) if part in words]
+    numbers = [number for number, arguments in enumerate(list_commands()) if part in arguments]
     return (directory / f"{numbers[-1]}.log").read_text()
 
 
 def test_page_has_a_file_and_commands_of_every_kind():
     assert [name for name, _ in FILE.findall(PAGE)] == ["letters.py"]
-    assert all(words[0] == "python" for words in list_commands())
-    words = [word for words in list_commands() for word in words]
-    for word in ("check", "--check", TRAINS, "scripts.show_trajectory"):
-        assert word in words
+    assert all(arguments[0] == "python" for arguments in list_commands())
+    arguments = [argument for arguments in list_commands() for argument in arguments]
+    for argument in ("check", "--check", TRAINS, "scripts.show_trajectory"):
+        assert argument in arguments
 
 
 def test_environment_passes_the_check(user_directory):

@@ -23,11 +23,11 @@ class NaiveScorer:
         chosen = log_probs.gather(-1, torch.tensor(ids[start:end]).unsqueeze(-1)).squeeze(-1)
         return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
-    def score(self, asked: Branch | Span, ids: list[int], start: int, end: int) -> SegmentScore:
+    def score(self, segment: Branch | Span, ids: list[int], start: int, end: int) -> SegmentScore:
         chosen, entropy = self.measure(ids, start, end)
         return SegmentScore(
-            step=asked.step,
-            label=asked.label,
+            step=segment.step,
+            label=segment.label,
             logprob=chosen.mean().item(),
             entropy=entropy.mean().item(),
             mean_prob=chosen.exp().mean().item(),

@@ -68,7 +68,7 @@ class ScriptedEngine:
             self._done[request.client].put_nowait(self._result(request))
         except (
             Exception
-        ) as failure:  # a timer's exception would be lost, and its play would wait for ever
+        ) as failure:  # an exception of a timer would be lost, and the trajectory would never end
             self._done[request.client].put_nowait(failure)
 
     def _result(self, request: SamplingRequest) -> SamplingResult:

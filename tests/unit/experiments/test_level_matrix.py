@@ -46,7 +46,7 @@ class OptimalPolicy:
             door = Door.parse(prompt)
             required = needed_level(door.hops, HOPS)
             chosen_level = level or required
-            wrong = next(place for place in door.all_places if place != door.goal_place)
+            wrong = next(candidate for candidate in door.all_places if candidate != door.goal_place)
             action = door.goal_place if chosen_level >= required else wrong
             turns.append(SampledStep(chosen_level, action, 8 + HOPS[chosen_level - 1]))
         return turns
@@ -109,8 +109,8 @@ def test_interval_half_width_by_hand():
 
 
 def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):
-    words = ["env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"]
-    cfg = load_config("sft_trainer", words, SFTConfig)
+    overrides = ["env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"]
+    cfg = load_config("sft_trainer", overrides, SFTConfig)
     policy = prepare_start_policy(cfg, [], tmp_path / "policy")
     out = tmp_path / "matrix.json"
     assert main([str(policy), "--tasks", "12", "--episodes", "5", "--out", str(out)]) == 0

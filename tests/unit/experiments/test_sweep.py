@@ -133,11 +133,11 @@ def test_tables_compare_with_the_requested_arm(plan, monkeypatch, capsys):
 
 def test_training_success_is_drawn_for_every_arm(plan, tmp_path, capsys):
     (plan.parent / "small").mkdir()
-    words = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
+    overrides = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
     for arm, seed in (("grpo", 0), ("grpo", 1), ("rlvcr", 0)):
         stored = make_result(arm, seed, 0.9, 80.0) | {
             "config": "smoke",
-            "words": words.get(arm, ["trainer.total_training_steps=2"]),
+            "words": overrides.get(arm, ["trainer.total_training_steps=2"]),
         }
         (plan.parent / "small" / f"{arm}_s{seed}.json").write_text(json.dumps(stored))
     assert sweep.main([str(plan), "--svg", str(tmp_path / "small.svg")]) == 0
@@ -189,8 +189,8 @@ def test_report_without_results_says_so():
 def test_plans_of_the_project_have_valid_configs(path):
     plan, runs = sweep.read_plan(path)
     assert plan.baseline in {run.arm for run in runs}
-    for words in {run.words for run in runs}:
-        load_config(plan.config, list(words))
+    for overrides in {run.words for run in runs}:
+        load_config(plan.config, list(overrides))
 
 
 @pytest.mark.parametrize(

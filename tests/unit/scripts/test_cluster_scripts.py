@@ -338,9 +338,9 @@ def test_wrong_arguments_have_status_two(arguments):
 
 def test_kubernetes_job_has_a_valid_configuration():
     job = yaml.safe_load((CLUSTER / "kuberay.yaml").read_text())["spec"]
-    words = job["entrypoint"].split()
-    assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
-    cfg = load_config(words[4], words[5:])
+    arguments = job["entrypoint"].split()
+    assert arguments[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    cfg = load_config(arguments[4], arguments[5:])
     assert isinstance(cfg, PPOConfig)
     (workers,) = job["rayClusterSpec"]["workerGroupSpecs"]
     assert workers["replicas"] == cfg.trainer.nnodes

@@ -20,7 +20,7 @@ from verl.utils import jsonl
 
 @pytest.fixture(scope="module")
 def args():
-    words = {
+    options = {
         "rows": 2,
         "thought": 6,
         "action": 3,
@@ -28,7 +28,7 @@ def args():
         "max_tokens": 400,
         "repeats": 1,
     }
-    return argparse.Namespace(**words, model=None, contexts=[150], device="cpu", dtype="float32")
+    return argparse.Namespace(**options, model=None, contexts=[150], device="cpu", dtype="float32")
 
 
 def test_scoring_counts_tokens_and_compares_equal_numbers(args):
@@ -171,8 +171,8 @@ def test_step_benchmark_overrides_are_a_valid_config(tmp_path):
 
     args = argparse.Namespace(config_name="quickstart", steps=4, overrides=["env.rollout.n=4"])
     for estimator in rlvcr_step.ESTIMATORS:
-        name, *words = rlvcr_step.build_arguments(estimator, tmp_path / estimator, args)[1:]
-        cfg = load_config(name, words)
+        name, *overrides = rlvcr_step.build_arguments(estimator, tmp_path / estimator, args)[1:]
+        cfg = load_config(name, overrides)
         assert find_problems(cfg, check_files=False) == []
         assert (
             cfg.actor_rollout_ref.actor.optim.lr == 0 and cfg.algorithm.adv_estimator == estimator
@@ -195,7 +195,7 @@ def test_step_benchmark_shows_why_a_run_failed(monkeypatch, tmp_path):
         rlvcr_step.main(["--steps", "1"])
 
 
-def make_workload(tmp_path, *words):
+def make_workload(tmp_path, *overrides):
     """Return a workload with a tiny random policy on the number line, without vLLM."""
     path = make_tiny_policy(tmp_path / "policy", std=0.2)
     sizes = [
@@ -213,7 +213,7 @@ def make_workload(tmp_path, *words):
             "env.env_name=number_line",
             "env.rollout.n=2",
             *sizes,
-            *words,
+            *overrides,
         ],
         tasks=3,
     )
@@ -233,25 +233,25 @@ def test_exactness_finds_every_change_of_correct_rows(tmp_path):
     assert counts["tokens"] == data.batch["response_mask"].sum()
     assert exactness.check_logprobs(data, str(workload.path), "float32")[1] < 1e-3
     b = next(b for b, row in enumerate(rows) if len(row.turns) > 1)
-    place = (
+    position = (
         data.batch["attention_mask"][b].argmax() + rows[b].turns[0].end
     )  # the token after the first turn
-    column = place - data.batch["prompts"].shape[1]
+    column = position - data.batch["prompts"].shape[1]
     data.batch["response_mask"][b, column] = 1
-    data.batch["input_ids"][b, place] += 1
+    data.batch["input_ids"][b, position] += 1
     data.batch["rollout_log_probs"][b, column - 1] -= 1
     counts = exactness.check_tokens(rows, data, witness, workload)
     assert [counts[name] for name in faults] == [len(rows[b].turns) - 1, 1, 1, 1]
 
 
 def test_lock_step_is_equal_and_submits_all_turns_at_once(tmp_path):
-    words = ["env.num_workers=1", "env.envs_per_worker=4"]
-    workload = make_workload(tmp_path, *words)
+    overrides = ["env.num_workers=1", "env.envs_per_worker=4"]
+    workload = make_workload(tmp_path, *overrides)
     comparison = asyncio.run(collector.measure_collectors(workload, slots=4, rounds=1))
     assert comparison["same"] == len(comparison["played"]) == 6
     assert all(len(seconds) == 1 for seconds in comparison["seconds"].values())
 
-    workload, tokenizer = make_workload(tmp_path, *words), make_tiny_tokenizer()
+    workload, tokenizer = make_workload(tmp_path, *overrides), make_tiny_tokenizer()
     engine = ScriptedEngine(tokenizer, walking_policy(levels=True))
     lock_step = collector.LockStepCollector(workload.cfg.env, tokenizer, [engine], slots=4)
     settings = replace(
@@ -291,26 +291,30 @@ def test_overlap_table_compares_the_waiting_times():
 
 
 def test_overlap_benchmark_runs_both_modes_without_warm_up_steps(monkeypatch, capsys):
-    lines: list[list[str]] = []
+    argument_lists: list[list[str]] = []
 
-    def run(name: str, place: object, line: list[str]) -> list[dict]:
-        assert f"trainer.default_local_dir={place}" in line
-        lines.append(line)
+    def run(name: str, directory: object, arguments: list[str]) -> list[dict]:
+        assert f"trainer.default_local_dir={directory}" in arguments
+        argument_lists.append(arguments)
         times = [9.0, 9.0, 2.0 if name == "off" else 1.0]
         return [{"timing_s/step": seconds, "training/staleness": 0.0} for seconds in times]
 
     monkeypatch.setattr(rlvcr_step, "run_main_ppo", run)
     overlap.main(["--steps", "3", "env.rollout.carry_over=2"])
     modes = [
-        [word for word in line if word.startswith("trainer.rollout_overlap")] for line in lines
+        [word for word in arguments if word.startswith("trainer.rollout_overlap")]
+        for arguments in argument_lists
     ]
     assert modes == [["trainer.rollout_overlap=off"], ["trainer.rollout_overlap=one_step"]]
-    assert ["env.rollout.carry_over=2" in line for line in lines] == [False, True]
+    assert ["env.rollout.carry_over=2" in arguments for arguments in argument_lists] == [
+        False,
+        True,
+    ]
     assert "| **whole step** | 2.00 | 1.00 | 2.00 |" in capsys.readouterr().out
     from verl.config.load import load_config
 
     for mode in overlap.MODES:
-        name, *words = lines[overlap.MODES.index(mode)][1:]
+        name, *words = argument_lists[overlap.MODES.index(mode)][1:]
         assert load_config(name, words).trainer.rollout_overlap == mode
     with pytest.raises(SystemExit):
         overlap.main(["--steps", "2"])

@@ -36,10 +36,10 @@ verl.single_controller.base.errors.WorkerDiedError: the process is gone: actor[r
 """
 
 
-def make_run(directory, steps, checkpoints, plays=TRAJECTORIES_PER_STEP):
+def make_run(directory, steps, checkpoints, num_completed=TRAJECTORIES_PER_STEP):
     for step in steps:
         lines = [
-            {"traj_uid": f"{step}/{n}", "aborted": n >= plays, "steps": [{}]}
+            {"traj_uid": f"{step}/{n}", "aborted": n >= num_completed, "steps": [{}]}
             for n in range(TRAJECTORIES_PER_STEP)
         ]
         jsonl.write(directory / "rollouts" / f"{step}.jsonl", lines)
@@ -125,7 +125,7 @@ def test_run_that_continues_must_reach_its_end(tmp_path):
         tmp_path / "c",
         range(1, NUM_STEPS + 1),
         range(1, NUM_STEPS + 1),
-        plays=TRAJECTORIES_PER_STEP - 1,
+        num_completed=TRAJECTORIES_PER_STEP - 1,
     )
     verdict = compute_verdict(make_ended_job(IN_ROLLOUT, short_step, status=0, output=""))
     missing = f"{TRAJECTORIES_PER_STEP - 1} trajectories, not {TRAJECTORIES_PER_STEP}"

@@ -163,7 +163,7 @@ def test_rollouts_have_a_second_copy_and_trackers_get_samples(tokenizer, history
         assert list(jsonl.read(second_copy)) == list(jsonl.read(first_copy)) and len(
             list(jsonl.read(first_copy))
         ) == len(batch)
-    ((name, columns, plays, step),) = texts.sent
+    ((name, columns, rows, step),) = texts.sent
     assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
-    assert len(plays) == 2 and all(reward == "1" for _, reward, _ in plays)
-    assert plays[0][2].count("> You are at") == plays[0][2].count("<action>") >= 3
+    assert len(rows) == 2 and all(reward == "1" for _, reward, _ in rows)
+    assert rows[0][2].count("> You are at") == rows[0][2].count("<action>") >= 3

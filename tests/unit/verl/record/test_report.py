@@ -132,7 +132,7 @@ def test_page_holds_the_trajectories_of_every_step(page, run_dir):
     rows = list(jsonl.read(run_dir / "rollouts" / "12.jsonl"))
     (train,) = (file for file in files if file["name"] == "train-12")
     assert train["return"] == [row["return"] for row in rows] and train["whole"]
-    assert train["group"] == [place // 8 for place in range(32)]
+    assert train["group"] == [index // 8 for index in range(32)]
     success, no_success = train["pair"]
     assert (train["won"][success], train["won"][no_success]) == (
         1,

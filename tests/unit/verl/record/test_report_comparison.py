@@ -62,7 +62,7 @@ def test_arms_with_many_differences_are_named_by_directory(tmp_path):
 
 
 def test_arms_with_equal_names_get_numbers(tmp_path):
-    folders = [tmp_path / place / "run" for place in ("x", "y")]
+    folders = [tmp_path / parent / "run" for parent in ("x", "y")]
     one = make_run(folders[0], [0.5], a=1, b=1, c=1)
     other = make_run(folders[1], [0.5], a=2, b=2, c=2)
     assert list(group_into_arms([one, other])) == ["run", "run (2)"]

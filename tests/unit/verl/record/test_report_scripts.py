@@ -46,9 +46,9 @@ def test_nearest_step_with_trajectories_is_chosen():
     files = [
         {"kind": kind, "step": step} for kind, step in (("train", 1), ("val", 4), ("train", 9))
     ]
-    body = "return asked.map(([kind, step]) => nearestFile(files, kind, step)?.step ?? null);"
-    asked = [["train", 4], ["train", 6], ["val", 50], ["audit", 1]]
-    assert run_choose_script(body, files=files, asked=asked) == [1, 9, 4, None]
+    body = "return requests.map(([kind, step]) => nearestFile(files, kind, step)?.step ?? null);"
+    requests = [["train", 4], ["train", 6], ["val", 50], ["audit", 1]]
+    assert run_choose_script(body, files=files, requests=requests) == [1, 9, 4, None]
 
 
 def test_few_returns_have_own_bins_and_many_share_bins():
@@ -59,7 +59,7 @@ def test_few_returns_have_own_bins_and_many_share_bins():
         (0.5, 0.5, 1, 0),
         (1, 1, 2, 2),
     ]
-    bins = run_choose_script(body, earned=[place / 100 for place in range(101)])
+    bins = run_choose_script(body, earned=[index / 100 for index in range(101)])
     assert len(bins) == 20 and sum(bin["count"] for bin in bins) == 101
     assert (bins[0]["low"], bins[-1]["high"]) == (0, 1) and bins[0]["count"] == 6
     assert run_choose_script(body, earned=[]) == []
@@ -73,7 +73,7 @@ def test_every_trajectory_is_counted_in_the_bin_that_opens_it():
             bin.count, rows.filter((row) => matches(row, { ...choice, bin })).length,
         ]);
     """
-    pairs = run_choose_script(body, earned=[(-1) ** place * place / 7 for place in range(60)])
+    pairs = run_choose_script(body, earned=[(-1) ** index * index / 7 for index in range(60)])
     assert len(pairs) == 20 and all(counted == opened for counted, opened in pairs)
 
 
@@ -113,16 +113,17 @@ def test_first_different_turn_is_found():
         }
 
     first = make_trajectory(("hall", "go"), ("door", "open"))
-    others = [
+    candidates = [
         first,
         make_trajectory(("hall", "go"), ("door", "look")),
         make_trajectory(("hall", "go"), ("wall", "open")),
         make_trajectory(("hall", "go")),
         make_trajectory(("hall", "go"), ("door", "open"), ("cave", "sit")),
     ]
-    body = "return others.map((other) => partingTurn(first, other));"
+    body = "return candidates.map((other) => partingTurn(first, other));"
     turns = run_scripts(
-        ("compare.js",), f"const first = {json.dumps(first)}, others = {json.dumps(others)}; {body}"
+        ("compare.js",),
+        f"const first = {json.dumps(first)}, candidates = {json.dumps(candidates)}; {body}",
     )
     assert turns == [None, 1, 1, 1, 2]
 
@@ -211,11 +212,11 @@ def test_states_and_actions_are_drawn_without_overlap():
         return placed(stateGraph(rows, ways));
     """
     graph = run_states_script(body)
-    places = {(node["x"], node["y"]) for node in graph["nodes"]}
-    assert len(places) == len(graph["nodes"]) == 5
+    positions = {(node["x"], node["y"]) for node in graph["nodes"]}
+    assert len(positions) == len(graph["nodes"]) == 5
     bends = {edge["action"]: edge["bend"] for edge in graph["edges"] if edge["from"] == "state a"}
     assert bends["left"] != bends["right"] and bends["up"] == 0
-    assert all(x + 150 <= graph["width"] and y + 34 <= graph["height"] for x, y in places)
+    assert all(x + 150 <= graph["width"] and y + 34 <= graph["height"] for x, y in positions)
 
 
 def test_click_selects_the_nearest_curve():
@@ -225,10 +226,10 @@ def test_click_selects_the_nearest_curve():
             {"x": [2], "at": [20], "plays": "val"},
         ]
     }
-    asked = [[1, 0], [2, 80], [2, 30]]
+    requests = [[1, 0], [2, 80], [2, 30]]
     body = f"""
         const chart = {json.dumps(chart)};
-        return {asked}.map(([step, height]) => kindAt(chart, step, height));
+        return {requests}.map(([step, height]) => kindAt(chart, step, height));
     """
     page = "globalThis.document = { getElementById: () => null };"
     assert run_scripts(("dom.js", "charts.js"), body, before=page) == ["train", "train", "val"]

@@ -50,7 +50,7 @@ def make_batch(advantages=True):
         tensors["advantages"] = torch.tensor(
             [[1.0, 2.0, 99.0, -1.0, -2.0], [0.123456789, 0.5, 0.0, 0.0, 0.0]]
         )
-    others = {
+    columns = {
         "uid": ["u", "u"],
         "traj_uid": ["t0", "t1"],
         "task_id": ["k", "k"],
@@ -63,7 +63,7 @@ def make_batch(advantages=True):
             [make_record(4, "take")],
         ],
     }
-    return DataProto.from_dict(tensors, others)
+    return DataProto.from_dict(tensors, columns)
 
 
 def test_lines_hold_the_credit_of_sampled_tokens_only():

@@ -47,8 +47,10 @@ def test_second_signal_ends_the_process_at_once():
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        time.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 143 and done.stderr == ""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 143 and result.stderr == ""
 
 
 def test_library_does_not_replace_the_sigterm_handler():

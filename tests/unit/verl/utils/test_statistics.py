@@ -41,8 +41,8 @@ def test_lists_of_different_lengths_are_refused():
 
 def test_resample_uses_the_same_tasks_in_every_column():
     first = np.array([1.0, 5.0, 25.0])
-    means, others = compute_resampled_means([first, 2 * first], resamples=400)
-    assert others.tolist() == (2 * means).tolist()
+    means, doubled_means = compute_resampled_means([first, 2 * first], resamples=400)
+    assert doubled_means.tolist() == (2 * means).tolist()
     # A resample draws three of three tasks with replacement, which gives ten possible sums.
     sums = {round(3 * mean) for mean in means}
     assert sums == {3, 7, 11, 15, 27, 31, 35, 51, 55, 75}

@@ -31,7 +31,7 @@ sys.stdout.write("no torch, but " + os.environ.get("OMP_WAIT_POLICY", "nothing")
 def find_wait_policy(module: str, **environment: str) -> str:
     """Return the output of a new process that imports ``module``."""
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", WATCH, module],
         env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
         cwd=ROOT,
@@ -40,7 +40,7 @@ def find_wait_policy(module: str, **environment: str) -> str:
         timeout=120,
         check=True,
     )
-    return done.stdout
+    return result.stdout
 
 
 @pytest.mark.parametrize(

@@ -402,10 +402,10 @@ def test_process_without_the_signal_handler_gets_no_signal(child, tmp_path):
 def test_local_stacks_come_only_from_own_processes(child, tmp_path):
     process = child(ANSWERING)
     other = tmp_path / "another-machine-1.txt"
-    gone = tmp_path / f"{socket.gethostname()}-999999999.txt"
+    ended = tmp_path / f"{socket.gethostname()}-999999999.txt"
     # The process id is in use by a process without the signal handler.
     reused = tmp_path / f"{socket.gethostname()}-{os.getpid()}.txt"
-    for path in (other, gone, reused):
+    for path in (other, ended, reused):
         path.write_text("other\n")
     stacks = collect_local_stacks(tmp_path)
     assert f"== worker (process {process.pid}" in stacks and "in compute_slowly" in stacks

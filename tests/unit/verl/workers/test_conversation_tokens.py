@@ -29,8 +29,8 @@ def tokenize_with_template(tokenizer, messages):
 
 def control_token_ids(tokenizer):
     """Return the ids of all control tokens. ``END_TURN`` is plain text to the byte tokenizer."""
-    known = tokenizer.get_added_vocab()
-    return {known[mark] for mark in (*SPECIAL, END_TURN) if mark in known}
+    added_tokens = tokenizer.get_added_vocab()
+    return {added_tokens[mark] for mark in (*SPECIAL, END_TURN) if mark in added_tokens}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -288,12 +288,12 @@ def test_lora_trains_adapters_and_exports_merged_weights(policy, tmp_path):
 
 
 def test_missing_models_are_named(tmp_path):
-    for path, words in [
+    for path, message in [
         (None, "model path"),
         ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
         (tmp_path, "config.json"),
     ]:
-        with pytest.raises(FileNotFoundError, match=words):
+        with pytest.raises(FileNotFoundError, match=message):
             check_model_dir(path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, check=mentions("*.safetensors")):

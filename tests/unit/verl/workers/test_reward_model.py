@@ -27,9 +27,9 @@ KINDS = {
 }
 
 
-def make_conversation(*words):
+def make_conversation(*contents):
     roles = ("user", "assistant")
-    return [{"role": roles[n % 2], "content": word} for n, word in enumerate(words)]
+    return [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]
 
 
 CONVERSATIONS = [
@@ -48,7 +48,7 @@ def tokenizer():
 def save_model(tmp_path, tokenizer):
     """Return a function that saves a tiny random model and returns its directory."""
 
-    def make(kind="qwen2", labels=1, cls=None, **more):
+    def make(kind="qwen2", labels=1, cls=None, **config_values):
         torch.manual_seed(0)
         config_cls, model_cls = KINDS[kind]
         config = config_cls(
@@ -60,7 +60,7 @@ def save_model(tmp_path, tokenizer):
             num_key_value_heads=2,
             num_labels=labels,
             pad_token_id=tokenizer.eos_token_id,
-            **more,
+            **config_values,
         )
         directory = tmp_path / f"{kind}{labels}"
         (cls or model_cls)(config).save_pretrained(directory)

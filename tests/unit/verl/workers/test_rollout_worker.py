@@ -136,11 +136,11 @@ def test_every_request_gets_one_result_at_its_client():
         await worker.submit(
             [make_request("a"), make_request("b", client="you"), make_request("c", 5)]
         )
-        mine, yours = await asyncio.gather(
+        my_results, your_results = await asyncio.gather(
             collect_results(worker, 2), collect_results(worker, 1, "you")
         )
-        assert sorted(mine) == ["a", "c"] and sorted(yours) == ["b"]
-        assert mine["c"].token_ids == [0, 1, 2, 3, 4]
+        assert sorted(my_results) == ["a", "c"] and sorted(your_results) == ["b"]
+        assert my_results["c"].token_ids == [0, 1, 2, 3, 4]
         stats = await worker.get_stats()
         assert (stats["tokens"], stats["requests"], stats["prompt_tokens"], stats["running"]) == (
             11,

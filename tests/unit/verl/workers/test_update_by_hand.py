@@ -193,7 +193,9 @@ def compute_entropy(logits: torch.Tensor) -> torch.Tensor:
 
 def policy_loss(lm: Any, data: DataProto, part: list[int], s: dict[str, Any]) -> torch.Tensor:
     batch = data.batch[part]
-    logits = lm(**select_inputs(data, part)).logits[:, PROMPT - 1 : -1] / data.meta_info["temperature"]
+    logits = (
+        lm(**select_inputs(data, part)).logits[:, PROMPT - 1 : -1] / data.meta_info["temperature"]
+    )
     new = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
     ratio = (new - batch["old_log_probs"]).exp()
     a = batch["advantages"]
@@ -212,7 +214,9 @@ def policy_loss(lm: Any, data: DataProto, part: list[int], s: dict[str, Any]) ->
     return (weights * losses).sum() - bonus
 
 
-def train_policy_by_hand(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+def train_policy_by_hand(
+    path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]
+):
     lm = deepcopy(load_policy(path))
     optimizer = ReferenceAdamW(dict(lm.named_parameters()), optim, settings["grad_clip"])
     for part in list_mini_batches(data, settings, "actor"):
@@ -249,7 +253,9 @@ class ReferenceCritic:
         return hidden @ self.weight[0] + self.bias
 
 
-def train_critic_by_hand(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+def train_critic_by_hand(
+    path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]
+):
     critic = ReferenceCritic(path)
     optimizer = ReferenceAdamW(critic.parameters, optim, settings["grad_clip"])
     for part in list_mini_batches(data, settings, "critic"):
@@ -344,11 +350,15 @@ def test_old_and_reference_log_probs_use_the_rollout_temperature(policy, tempera
         torch.testing.assert_close(actual, expected * mask, atol=1e-5, rtol=1e-5)
     actual = worker.compute_log_prob(data).batch
     torch.testing.assert_close(actual["old_log_probs"], expected * mask, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(actual["entropys"], compute_entropy(logits) * mask, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        actual["entropys"], compute_entropy(logits) * mask, atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("other_rows", "is_step_taken"), [(0, False), (3, True)])
-def test_step_is_skipped_only_without_advantage_on_any_rank(policy, monkeypatch, other_rows, is_step_taken):
+def test_step_is_skipped_only_without_advantage_on_any_rank(
+    policy, monkeypatch, other_rows, is_step_taken
+):
     """``skip_without_advantage`` is set, and the entropy bonus alone would change the weights."""
     data = make_training_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
