@@ -1,5 +1,6 @@
 """Tests of a process that is killed during a save: the previous checkpoint stays valid, and no torn
-checkpoint gets a final name."""
+checkpoint gets a final name.
+"""
 
 import json
 import signal

@@ -1,5 +1,6 @@
 """Tests of environment faults during a batch, through the collector: the run continues without the
-failed trajectories."""
+failed trajectories.
+"""
 
 import asyncio
 

@@ -1,5 +1,6 @@
 """Tests of a full disk, a read-only run directory and one of an older version: the error names the
-path, and nothing is lost."""
+path, and nothing is lost.
+"""
 
 import errno
 import json
@@ -93,7 +94,8 @@ except ConfigError as error:
 @pytest.fixture
 def run_on_own_disk(tmp_path):
     """Return ``run(code, argument)``: it runs ``code`` with a ``mount(options)`` and returns the
-    output."""
+    output.
+    """
     if subprocess.run([*PRIVATE, "pass"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not allow mounts in a user namespace")
 

@@ -32,7 +32,8 @@ SCHEDULE = [
 @dataclass
 class KilledJob:
     """Job whose driver was killed: overrides, run directory, newest checkpoint and surviving
-    processes."""
+    processes.
+    """
 
     job: Job
     overrides: list[str]
@@ -57,7 +58,8 @@ def killed(main_job):
 @pytest.fixture(scope="module")
 def terminated(main_job, killed):
     """Start the command again and send SIGTERM during the rollout; return the job and its exit
-    status."""
+    status.
+    """
     job = start(killed.overrides, main_job.root / "terminated.txt")
     job.wait_for(lambda: "resumed from" in job.said(), TIMEOUT_S)
     job.process.send_signal(signal.SIGTERM)

@@ -1,5 +1,6 @@
 """Two cells of ``python -m scripts.dev.chaos matrix``: a hanging part ends the run and is named,
-and a part that can be replaced does not end it."""
+and a part that can be replaced does not end it.
+"""
 
 import re
 

@@ -1,5 +1,6 @@
 """Tests of faulty environments in the pool: only their trajectories fail, and no process is
-left."""
+left.
+"""
 
 import asyncio
 import contextlib

@@ -1,5 +1,6 @@
 """Runs ``main_eval`` as a user does: the trained relay policy on a few tasks, with all level
-rules."""
+rules.
+"""
 
 import sys
 from pathlib import Path

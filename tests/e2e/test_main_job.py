@@ -1,5 +1,6 @@
 """Runs the main job from cold start to report (Ray, vLLM, ALFWorld, RLVCR), and reads its run
-directory."""
+directory.
+"""
 
 import json
 import math

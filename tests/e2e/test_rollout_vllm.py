@@ -41,7 +41,8 @@ class EngineCase:
 
     def differences(self, model, requests):
         """Return |log-prob of the engine - log-prob of ``model``| per sampled token, and the
-        results."""
+        results.
+        """
         results = self.call(remote.serve, requests)
         gaps = []
         for request in requests:
@@ -75,7 +76,8 @@ def case(request, pool, tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(pool, tmp_path_factory):
     """Start a float32 engine with tied embeddings, for tests that do not depend on the
-    precision."""
+    precision.
+    """
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.1)
     case = EngineCase(pool, directory, "float32")
     case.call(remote.start, str(directory), "float32")

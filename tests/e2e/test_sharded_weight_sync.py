@@ -51,7 +51,7 @@ def test_sharded_engine_samples_from_the_synced_weights(call, directory):
     assert measure_gaps(call, model).max() < 1e-3
     # The first piece size holds all weights; with the second, each weight is a piece.
     for version, piece_bytes in enumerate((2**24, 1), start=1):
-        weights = call(vllm_shares.hand_over, version, version, piece_bytes)
+        weights = call(vllm_shares.change_and_sync, version, version, piece_bytes)
         assert measure_gaps(call, model).mean() > 0.05, (
             "the change is too small to detect old weights"
         )
@@ -63,9 +63,9 @@ def test_sharded_engine_samples_from_the_synced_weights(call, directory):
 
 @pytest.mark.usefixtures("sharded_engine")
 def test_shard_that_did_not_arrive_ends_the_run(call):
-    message = call(vllm_shares.refused, 3, 1)
+    message = call(vllm_shares.sync_with_zeros, 3, 1)
     assert "can be read back differ from them" in message
 
 
 def test_installed_vllm_accepts_the_cuda_calls(call):
-    assert call(vllm_shares.accepted) == []
+    assert call(vllm_shares.list_rejected_calls) == []

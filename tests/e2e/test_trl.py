@@ -1,5 +1,6 @@
 """Twenty questions end to end: the training script, TRL with colocated vLLM on CPU, and
-``main_ppo``."""
+``main_ppo``.
+"""
 
 import json
 import math

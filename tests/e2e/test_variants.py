@@ -48,7 +48,8 @@ def policy(tmp_path_factory) -> Path:
 
 def run_job(policy: Path, directory: Path, *overrides: str) -> tuple[list[dict], list[dict]]:
     """Run ``STEPS`` steps with ``overrides``; return metrics per step and the rows of the last
-    step."""
+    step.
+    """
     path_overrides = [
         f"actor_rollout_ref.model.path={policy}",
         f"trainer.default_local_dir={directory}/run",
@@ -101,7 +102,8 @@ def test_gigpo_trains_with_a_window_of_history(run_variant):
 
 def test_user_module_trains_on_two_ranks_with_a_reference(run_variant):
     """Driver, collector, engine and training workers use the entries that ``external_lib``
-    registers."""
+    registers.
+    """
     metrics, _ = run_variant(
         "actor_rollout_ref.model.external_lib=tests.helpers.external_lib",
         "algorithm.adv_estimator=my_estimator",
@@ -126,7 +128,8 @@ def test_user_module_trains_on_two_ranks_with_a_reference(run_variant):
 @pytest.fixture(scope="module")
 def overlapping(policy, tmp_path_factory):
     """Run copo with rollouts that overlap with updates; return metrics and the rows of the last
-    step."""
+    step.
+    """
     overrides = ["algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob"]
     overrides.append("trainer.rollout_overlap=one_step")
     return run_job(policy, tmp_path_factory.mktemp("overlapping"), *overrides)

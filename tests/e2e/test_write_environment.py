@@ -1,5 +1,6 @@
 """Runs the file and the commands of ``docs/write_environment.md`` outside the repository, with
-short training."""
+short training.
+"""
 
 import re
 import shlex

@@ -7,7 +7,8 @@ import torch.distributed as dist
 @pytest.fixture(autouse=True)
 def nccl():
     """Remove process groups of other tests, which may only support gloo, and the group of this
-    test."""
+    test.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
     yield

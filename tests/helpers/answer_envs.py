@@ -17,7 +17,8 @@ class AnswerSettings(EnvSettings):
 
     fault: Literal["none", "skewed", "nan", "no path"] = "none"
     """skewed: seven of ten answers are Yes; nan: the grader accepts non-finite numbers; no path:
-    gold_path is a text."""
+    gold_path is a text.
+    """
     count: int = 10
     """number of validation questions"""
 
@@ -62,8 +63,8 @@ def tasks(settings, split):
 
 
 def project(text):
-    found = CALL.findall(text)
-    return (found[-1], True) if found else ("", False)
+    calls = CALL.findall(text)
+    return (calls[-1], True) if calls else ("", False)
 
 
 PACKAGE = EnvPackage(

@@ -35,18 +35,20 @@ class Browser:
         commands, self._write = os.pipe()
         # The browser reads from descriptor 3 and writes to descriptor 4. Our descriptors must
         # differ.
-        theirs = [fcntl.fcntl(own, fcntl.F_DUPFD, 10) for own in (commands, answers)]
-        shell = f'exec "$0" "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
+        child_descriptors = [
+            fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (commands, answers)
+        ]
+        shell = f'exec "$0" "$@" 3<&{child_descriptors[0]} 4>&{child_descriptors[1]}'
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
         profile = f"--user-data-dir={self._profile.name}"
         self._process = subprocess.Popen(
             ["bash", "-c", shell, program, *flags, profile, "about:blank"],
-            pass_fds=theirs,
+            pass_fds=child_descriptors,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for own in (commands, answers, *theirs):
-            os.close(own)
+        for descriptor in (commands, answers, *child_descriptors):
+            os.close(descriptor)
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
@@ -92,7 +94,7 @@ class Browser:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"the browser said nothing for {DEADLINE_S:.0f} s")
+                raise TimeoutError(f"the browser sent nothing for {DEADLINE_S:.0f} s")
             part = os.read(self._read, 1 << 20)
             if not part:
                 raise RuntimeError("the browser has ended")
@@ -134,7 +136,7 @@ class Browser:
         end = time.monotonic() + DEADLINE_S
         while not self.evaluate(condition):
             if time.monotonic() > end:
-                raise TimeoutError(f"never true in the page: {condition}")
+                raise TimeoutError(f"the condition did not become true in the page: {condition}")
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
@@ -157,10 +159,10 @@ class Browser:
             "node.scrollIntoView({block: 'center'}); const box = node.getBoundingClientRect();"
             "return [box.left, box.top, box.width, box.height]; })()"
         )
-        place = {"x": box[0] + right * box[2], "y": box[1] + down * box[3]}
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        position = {"x": box[0] + right * box[2], "y": box[1] + down * box[3]}
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **position)
         for kind in ("mousePressed", "mouseReleased"):
-            press = {"type": kind, "button": "left", "clickCount": 1, **place}
+            press = {"type": kind, "button": "left", "clickCount": 1, **position}
             self.call("Input.dispatchMouseEvent", **press)
 
     def screenshot(self, path: Path) -> None:

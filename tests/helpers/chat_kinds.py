@@ -1,5 +1,6 @@
 """Tokenizers and chat templates of many kinds, built without downloads. Each pair is a test
-case."""
+case.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -20,12 +21,17 @@ def _wrapped(raw: Any, added: Any = None, **options: Any) -> Any:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
-    own = added or {}
+    options_by_mark = added or {}
     marks = (BOS, EOS, *SPECIAL)
     raw.add_special_tokens(
-        [AddedToken(mark, **{"normalized": False, **own.get(mark, {})}) for mark in marks]
+        [
+            AddedToken(mark, **{"normalized": False, **options_by_mark.get(mark, {})})
+            for mark in marks
+        ]
     )
-    raw.add_tokens([AddedToken(tag, normalized=False, **own.get("tag", {})) for tag in TAGS])
+    raw.add_tokens(
+        [AddedToken(tag, normalized=False, **options_by_mark.get("tag", {})) for tag in TAGS]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         bos_token=BOS,

@@ -1,5 +1,6 @@
 """Helpers for the tests of all rollout engines: config section, driver loop and reference log-
-probs."""
+probs.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def rollout_section(**changes: Any) -> RolloutConfig:
 def prompts(count: int, vocab: int = 390) -> list[list[int]]:
     """Return ``count`` prompts of 12 to 96 tokens."""
     return [
-        [(7 * index + 3 * place) % (vocab - 10) + 5 for place in range(12 + 12 * (index % 8))]
+        [(7 * index + 3 * position) % (vocab - 10) + 5 for position in range(12 + 12 * (index % 8))]
         for index in range(count)
     ]
 

@@ -152,7 +152,8 @@ class SlowEnv(FaultyEnv):
 
 class OverlapEnv(FaultyEnv):
     """Reports if another instance runs a step at the same time. A hanging step ends with
-    ``go_on``."""
+    ``go_on``.
+    """
 
     inside = threading.Semaphore(1)
     go_on = threading.Event()

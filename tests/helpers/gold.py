@@ -7,22 +7,22 @@ from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.winning import Act, plan
 
-WAYS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
 def cross_the_lake(task: Task) -> Act:
     """Follow the shortest path over ice that is not slippery."""
     rows = task["map"]
-    ways: dict[tuple[int, int], list[str]] = {(0, 0): []}
-    edge = [(0, 0)]
-    for row, column in edge:  # grows during the loop: breadth-first search
-        for move, (down, right) in WAYS.items():
+    paths: dict[tuple[int, int], list[str]] = {(0, 0): []}
+    frontier = [(0, 0)]
+    for row, column in frontier:  # grows during the loop: breadth-first search
+        for move, (down, right) in MOVES.items():
             cell = row + down, column + right
             inside = 0 <= cell[0] < len(rows) and 0 <= cell[1] < len(rows)
-            if inside and cell not in ways and rows[cell[0]][cell[1]] != "H":
-                ways[cell] = [*ways[row, column], move]
-                edge.append(cell)
-    return plan(ways[len(rows) - 1, len(rows) - 1])
+            if inside and cell not in paths and rows[cell[0]][cell[1]] != "H":
+                paths[cell] = [*paths[row, column], move]
+                frontier.append(cell)
+    return plan(paths[len(rows) - 1, len(rows) - 1])
 
 
 def push_the_boxes(task: Task) -> Act:
@@ -48,7 +48,8 @@ def look_it_up(task: Task) -> Act:
 
 def buy_the_goal(task: Task) -> Act:
     """Search for the wanted product, turn result pages until it appears, choose its options and buy
-    it."""
+    it.
+    """
     goal = task["goal"]
     options = iter(goal["options"].values())
     words = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"

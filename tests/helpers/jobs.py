@@ -27,11 +27,12 @@ AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 class Job:
     """Running command and all processes that it started, found by repeated scans of its
-    descendants."""
+    descendants.
+    """
 
     def __init__(
         self,
-        words: list[str],
+        command: list[str],
         log: Path,
         cwd: Path = ROOT,
         environ: Mapping[str, str] | None = None,
@@ -48,7 +49,7 @@ class Job:
         }
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                words, cwd=cwd, env=environ, stdout=out, stderr=subprocess.STDOUT
+                command, cwd=cwd, env=environ, stdout=out, stderr=subprocess.STDOUT
             )
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
         atexit.register(self.end)  # an interrupted test session leaves no process
@@ -68,9 +69,9 @@ class Job:
                 children[process.ppid()].append(process)
         unseen = self.family()
         while unseen:
-            found = set(children[unseen.pop().pid]) - self._known
-            self._known |= found
-            unseen += found
+            new_processes = set(children[unseen.pop().pid]) - self._known
+            self._known |= new_processes
+            unseen += new_processes
 
     def said(self) -> str:
         """Return the end of the job's output."""
@@ -83,12 +84,13 @@ class Job:
 
     def wait(self, timeout_s: float) -> int:
         """Return the exit status. After the timeout, end all processes and fail with the end of the
-        log."""
+        log.
+        """
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.end()
-            raise AssertionError(f"not done after {timeout_s:g} s\n{self.said()}") from None
+            raise AssertionError(f"not ended after {timeout_s:g} s\n{self.said()}") from None
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float) -> None:
         """Wait until ``condition()`` holds. Fail if the job ends before."""
@@ -97,7 +99,9 @@ class Job:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 status = self.process.poll()
                 self.end()
-                raise AssertionError(f"waited in vain, exit status {status}\n{self.said()}")
+                raise AssertionError(
+                    f"the condition did not hold, exit status {status}\n{self.said()}"
+                )
             time.sleep(0.02)
 
     def kill_driver(self) -> None:
@@ -117,13 +121,13 @@ class Job:
         of ``apart_from`` do not count.
         """
         deadline = time.monotonic() + timeout_s
-        while left := [
+        while survivors := [
             line
             for line in map(_command, self.family())
             if line and not line.startswith(apart_from)
         ]:
             if time.monotonic() > deadline:
-                return left
+                return survivors
             time.sleep(LOOK_S)
         return []
 
@@ -136,9 +140,9 @@ class Job:
         psutil.wait_procs(self.family(), timeout=10)
 
 
-def start(words: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Job:
-    """Start ``python -m verl.trainer.main_ppo *words``; its output is appended to ``log``."""
-    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], log, environ=environ)
+def start(arguments: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Job:
+    """Start ``python -m verl.trainer.main_ppo *arguments``; its output is appended to ``log``."""
+    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *arguments], log, environ=environ)
 
 
 def children() -> set[int]:

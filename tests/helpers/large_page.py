@@ -25,10 +25,10 @@ ALL = "step.value = 'all'; step.dispatchEvent(new Event('change'))"
 LAST = "document.querySelector('#list li:last-child button').click()"
 
 
-def make_run(path: Path, plays: int) -> Path:
+def make_run(path: Path, num_trajectories: int) -> Path:
     """Write a run directory with at least ``plays`` training trajectories and no others."""
     draw = random.Random(0)
-    steps = -(-plays // (GROUPS * MEMBERS))
+    steps = -(-num_trajectories // (GROUPS * MEMBERS))
     run = RunDirectory(fake_run(path, steps=steps, validate_every=steps + 1, rollouts=False))
     for step in range(1, steps + 1):
         rows = list(trajectories(step, GROUPS, MEMBERS, 0.4 + 0.3 * step / steps, draw))
@@ -58,8 +58,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Size and opening time of a large report.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--plays", type=int, default=10_000)
-    words = parser.parse_args()
-    run_dir = make_run(words.run_dir, words.plays)
+    arguments = parser.parse_args()
+    run_dir = make_run(arguments.run_dir, arguments.plays)
     start = time.perf_counter()
     report = write_report(run_dir)
     written = time.perf_counter() - start

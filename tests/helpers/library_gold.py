@@ -26,12 +26,12 @@ def gold(env: GoldenEnv) -> Policy:
     and not in the collector.
     """
 
-    known: dict[str, list[str]] = {}
+    paths_by_task: dict[str, list[str]] = {}
 
     def policy(task: Task) -> Act:
-        if task["task_id"] not in known:
-            known[task["task_id"]] = winning_actions(task)
-        return plan(known[task["task_id"]])
+        if task["task_id"] not in paths_by_task:
+            paths_by_task[task["task_id"]] = winning_actions(task)
+        return plan(paths_by_task[task["task_id"]])
 
     def winning_actions(task: Task) -> list[str]:
         path = env.gold_path(task)
@@ -46,7 +46,7 @@ def gold(env: GoldenEnv) -> Policy:
             possible = observation.info.get("admissible_actions")
             if done:
                 break
-        assert info["won"], f"{task['task_id']}: the library's own solution {path} does not win"
+        assert info["won"], f"{task['task_id']}: the library's own solution {path} has no success"
         return actions
 
     return policy
@@ -105,14 +105,17 @@ def walk_around_holes(task: Task) -> Act:
 
 def switch_off(task: Task) -> Act:
     """Try all switches of the first row; the other rows follow from the lights above (light
-    chasing)."""
-    left: list[str] = []
+    chasing).
+    """
+    remaining: list[str] = []
 
     def act(prompt: str) -> str:
-        if not left:
+        if not remaining:
             rows = re.findall(r"^\d: ([O.](?: [O.])*)", prompt, re.MULTILINE)
-            left.extend(_lights_solution([[light == "O" for light in row.split()] for row in rows]))
-        return left.pop(0)
+            remaining.extend(
+                _lights_solution([[light == "O" for light in row.split()] for row in rows])
+            )
+        return remaining.pop(0)
 
     return act
 
@@ -135,15 +138,15 @@ def _lights_solution(grid: list[list[bool]]) -> list[str]:
 
 def break_the_code(task: Task) -> Act:
     """Guess the first code that agrees with all answers so far."""
-    asked: dict[tuple[int, ...], tuple[int, int]] = {}
+    feedback_by_guess: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def act(prompt: str) -> str:
         for code, black, white in FEEDBACK.findall(prompt):
-            asked[tuple(map(int, code.split()))] = int(black), int(white)
+            feedback_by_guess[tuple(map(int, code.split()))] = int(black), int(white)
         for code in itertools.permutations(range(1, 7), 4):
-            if all(_pegs(code, guess) == pegs for guess, pegs in asked.items()):
+            if all(_pegs(code, guess) == pegs for guess, pegs in feedback_by_guess.items()):
                 return f"[{' '.join(map(str, code))}]"
-        raise AssertionError(f"no code fits {asked}")
+        raise AssertionError(f"no code fits {feedback_by_guess}")
 
     return act
 

@@ -32,8 +32,8 @@ LINGERED: list[str] = []  # tasks in which ``linger`` reached its end in this pr
 
 def tasks(split):
     """Return the tasks with three or more numbers on the way, as in ``tests.helpers.play``."""
-    found = number_line.list_tasks(LINE, split)
-    return [task for task in found if abs(task["start"] - task["target"]) >= 3]
+    all_tasks = number_line.list_tasks(LINE, split)
+    return [task for task in all_tasks if abs(task["start"] - task["target"]) >= 3]
 
 
 def short_tasks(split):
@@ -45,11 +45,11 @@ def play(task, seed, base_url, api_key, model):
     """Run one episode as a chat and return its reward."""
     client = _client(base_url, api_key)
     env = NumberLineEnv(LINE)
-    seen = env.reset(task, seed)
+    observation = env.reset(task, seed)
     rules = number_line.make_prompts(LINE).system(levels=False) or ""
     messages: list = [
         {"role": "system", "content": rules},
-        {"role": "user", "content": seen.text},
+        {"role": "user", "content": observation.text},
     ]
     reward = 0.0
     done = False
@@ -60,8 +60,8 @@ def play(task, seed, base_url, api_key, model):
             break
         # A client gets the text without the string that ended the turn.
         action, _ = project_move(f"{choice.message.content}{END}")
-        seen, reward, done, _ = env.step(action)
-        messages += [choice.message, {"role": "user", "content": seen.text}]
+        observation, reward, done, _ = env.step(action)
+        messages += [choice.message, {"role": "user", "content": observation.text}]
     return reward
 
 
@@ -76,8 +76,8 @@ def play_loosely(task, seed, base_url, api_key, model):
         answer = client.chat.completions.create(model=model, messages=messages)
         message = answer.choices[0].message
         move = sorted(MOVES)[len(message.content or "") % len(MOVES)]
-        seen, reward, done, _ = env.step(move)
-        messages += [message, {"role": "user", "content": seen.text}]
+        observation, reward, done, _ = env.step(move)
+        messages += [message, {"role": "user", "content": observation.text}]
     return reward
 
 
@@ -88,7 +88,7 @@ def _client(base_url, api_key):
 def _ask(client, model, *texts, **options):
     roles = ("user", "assistant")
     messages: list = [
-        {"role": roles[place % 2], "content": text} for place, text in enumerate(texts)
+        {"role": roles[index % 2], "content": text} for index, text in enumerate(texts)
     ]
     return client.chat.completions.create(model=model, messages=messages, **options)
 
@@ -97,14 +97,14 @@ def fork(task, seed, base_url, api_key, model):
     """Continue a chat, start another, continue the first one, and quote a reply wrongly."""
     client = _client(base_url, api_key)
 
-    def said(*texts):
+    def send(*texts):
         return _ask(client, model, *texts).choices[0].message.content
 
-    first = said("one")
-    second = said("one", first, "two")
-    said("another")
-    said("one", first, "two", second, "three")
-    said("one", f"{first}!", "two")
+    first = send("one")
+    second = send("one", first, "two")
+    send("another")
+    send("one", first, "two", second, "three")
+    send("one", f"{first}!", "two")
     return 1.0
 
 

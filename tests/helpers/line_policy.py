@@ -1,5 +1,6 @@
 """Tiny policy trained on number-line episodes with all four thinking levels, for tests of whole
-jobs."""
+jobs.
+"""
 
 import json
 import random
@@ -30,7 +31,8 @@ TIMEOUT_S = 240
 
 def write_line_policy(directory: Path) -> Path:
     """Train the policy with ``main_sft`` below ``directory`` and return the directory of the
-    policy."""
+    policy.
+    """
     episodes = directory / "episodes.jsonl"
     draw = random.Random(0)
     train = list_tasks(SETTINGS, "train")
@@ -38,7 +40,7 @@ def write_line_policy(directory: Path) -> Path:
         {"task_id": str(i), "messages": _episode(draw.choice(train), draw)} for i in range(EPISODES)
     ]
     episodes.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = [
+    overrides = [
         f"model.path={make_tiny_policy(directory / 'random')}",
         f"model.save_path={directory / 'policy'}",
         f"data.train_files=[{episodes}]",
@@ -49,7 +51,7 @@ def write_line_policy(directory: Path) -> Path:
         "env.env_name=number_line",
         "optim.lr=1e-2",
     ]
-    job = Job([sys.executable, "-m", "verl.trainer.main_sft", *words], directory / "sft.log")
+    job = Job([sys.executable, "-m", "verl.trainer.main_sft", *overrides], directory / "sft.log")
     job.finish(TIMEOUT_S)
     return directory / "policy"
 
@@ -57,11 +59,11 @@ def write_line_policy(directory: Path) -> Path:
 def _episode(task: dict, draw: random.Random) -> list[dict[str, str]]:
     env = NumberLineEnv(SETTINGS)
     prompts = NumberLinePrompts(SETTINGS)
-    seen = env.reset(task, 0)
+    observation = env.reset(task, 0)
     done = False
     messages = [
         {"role": "system", "content": prompts.system(True)},
-        {"role": "user", "content": seen.text},
+        {"role": "user", "content": observation.text},
     ]
     while not done:
         level = draw.randint(1, 4)
@@ -74,6 +76,6 @@ def _episode(task: dict, draw: random.Random) -> list[dict[str, str]]:
         )
         text = f"<level>{level}</level><think>{thought}</think><action>{action}</action>"
         messages.append({"role": "assistant", "content": text})
-        seen, _, done, _ = env.step(action)
-        messages.append({"role": "user", "content": prompts.turn(seen)})
+        observation, _, done, _ = env.step(action)
+        messages.append({"role": "user", "content": prompts.turn(observation)})
     return messages[:-1]

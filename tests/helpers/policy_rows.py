@@ -21,7 +21,8 @@ VOCAB = 300  # ids are drawn below it; every tiny policy has more
 
 def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
     """Return a float32 ``actor_rollout_ref`` section with one mini-batch and the ``actor``
-    values."""
+    values.
+    """
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
     config.actor.dtype = "float32"
@@ -101,11 +102,11 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return copies of the unsharded gradients of a module, by parameter."""
-    found: dict[str, torch.Tensor] = {}
+    gradients_by_name: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
         assert isinstance(parameter.grad, DTensor), name
-        found[name] = parameter.grad.full_tensor().clone()
-    return found
+        gradients_by_name[name] = parameter.grad.full_tensor().clone()
+    return gradients_by_name
 
 
 def wait_for_files(worker: TrainingWorker) -> WrittenFiles:
@@ -130,13 +131,13 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
     branches, spans = [], []
     for row, length in enumerate(data.batch["attention_mask"].sum(-1).tolist()):
         starts = [] if row == len(data) - 1 else [number(1, length)] * 3 + [length, 1]
-        mine: list[Branch] = []
+        row_branches: list[Branch] = []
         for label, start in enumerate(starts):
             size = number(1, 9)
             ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()
             first = number(0, size)
-            mine.append(Branch(start, ids, target_start=first, step=row, label=label))
-        branches.append(mine)
+            row_branches.append(Branch(start, ids, target_start=first, step=row, label=label))
+        branches.append(row_branches)
         spans.append([Span(length - 3, length, step=row, label=9)])
     columns = {
         **data.non_tensor_batch,
@@ -148,7 +149,8 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
 
 def padded_scores(path, data, temperature=1.0):
     """Return log-probs and entropies [B, R] from a plain padded forward of transformers' own
-    attention."""
+    attention.
+    """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     batch = data.batch
     with torch.no_grad():

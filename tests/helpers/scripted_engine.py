@@ -1,5 +1,6 @@
 """Rollout worker without a model: a script determines the samples, so a trajectory is known in
-advance."""
+advance.
+"""
 
 import asyncio
 import math
@@ -48,7 +49,7 @@ class ScriptedEngine:
             while not self._done[client].empty():
                 results.append(self._done[client].get_nowait())
             for failure in (result for result in results if isinstance(result, Exception)):
-                raise AssertionError("the script cannot go on") from failure
+                raise AssertionError("the script raised an error") from failure
             return results
         except TimeoutError:
             return []
@@ -72,14 +73,14 @@ class ScriptedEngine:
             self._done[request.client].put_nowait(failure)
 
     def _result(self, request: SamplingRequest) -> SamplingResult:
-        said = self.script(request, self.tokenizer.decode(request.prompt_ids))
-        if isinstance(said, StopReason):
-            result = SamplingResult(request.request_id, [], [], said, self.version)
+        sample = self.script(request, self.tokenizer.decode(request.prompt_ids))
+        if isinstance(sample, StopReason):
+            result = SamplingResult(request.request_id, [], [], sample, self.version)
         else:
             ids = (
-                self.tokenizer(said, add_special_tokens=False)["input_ids"]
-                if isinstance(said, str)
-                else list(said)
+                self.tokenizer(sample, add_special_tokens=False)["input_ids"]
+                if isinstance(sample, str)
+                else list(sample)
             )
             reason = StopReason.LENGTH if len(ids) > request.max_tokens else StopReason.STOP
             ids = ids[: request.max_tokens]

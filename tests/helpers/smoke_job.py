@@ -16,7 +16,8 @@ NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not i
 
 def smoke_words(root: Path, run: str, *more: str) -> list[str]:
     """Return the arguments of ``main_ppo``, with all paths and the run directory ``run`` below
-    ``root``."""
+    ``root``.
+    """
     cold_start = [
         "data.episodes=32",
         "data.val_episodes=0",
@@ -53,7 +54,8 @@ class FinishedJob:
 
 def run_smoke_job(root: Path) -> FinishedJob:
     """Run ``STEPS`` steps of RLVCR from scratch, with a validation before the first and after the
-    last."""
+    last.
+    """
     schedule = [f"trainer.total_training_steps={STEPS}", f"trainer.test_freq={STEPS}"]
     job = start(smoke_words(root, "run", *schedule), root / "log.txt")
     job.finish(TIMEOUT_S)

@@ -194,10 +194,11 @@ class Reference:
 
     def differences(self, data: DataProto) -> list[float]:
         """Return, for every context of every turn, the largest difference of its scores to the
-        reference."""
-        found = []
-        for play in plays_of(data).values():
-            records = [record for _, record in play]
+        reference.
+        """
+        distances_of_contexts = []
+        for trajectory in plays_of(data).values():
+            records = [record for _, record in trajectory]
             for number, record in enumerate(records):
                 before = self.said_before(records, number)
                 for context in record.contexts:
@@ -205,5 +206,5 @@ class Reference:
                     distances = []
                     for measure, name in SCORE_KEYS.items():
                         distances.append(abs(getattr(context.scores, measure) - expected[name]))
-                    found.append(max(distances))
-        return found
+                    distances_of_contexts.append(max(distances))
+        return distances_of_contexts

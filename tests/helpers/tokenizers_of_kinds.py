@@ -1,5 +1,6 @@
 """Chat tokenizers of several kinds that split and normalise text differently, built without
-downloads."""
+downloads.
+"""
 
 from functools import cache
 from typing import Any

@@ -291,7 +291,7 @@ def make_fake_run(
     config.data.train_batch_size = 2
     workers: Any = Workers(with_critic=with_critic)
     journal: Any = Journal(workers.calls)
-    kept: Any = checkpoints or Checkpoints()
+    checkpoint_manager: Any = checkpoints or Checkpoints()
     trainer = RayPPOTrainer(
         config=config,
         workers=workers,
@@ -300,6 +300,6 @@ def make_fake_run(
         val_envs=Tasks(),
         reward_fn=ScoreByOutcome(),
         journal=journal,
-        checkpoints=kept,
+        checkpoints=checkpoint_manager,
     )
     return trainer, workers.calls, journal

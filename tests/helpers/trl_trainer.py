@@ -1,5 +1,6 @@
 """``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, for quick
-tests."""
+tests.
+"""
 
 import importlib
 import string
@@ -14,7 +15,8 @@ GROUP = 4
 
 def import_trl_without_vllm() -> None:
     """Import TRL without vLLM. These tests do not use vLLM, and its import can take half a
-    minute."""
+    minute.
+    """
     utils: Any = importlib.import_module("trl.import_utils")
     utils.is_vllm_available = lambda *args, **kwargs: False
 
@@ -63,11 +65,16 @@ def make_trainer(
         "disable_tqdm": True,
     }
     args = GRPOConfig(**(settings | options))
-    own = {"max_turn_tokens": 12, "reward_funcs": answer_length if rewards is None else rewards}
-    made = GRPOEnvTrainer(str(path), env, args=args, **(own | (trainer or {})))
-    made.current_gradient_accumulation_steps = args.gradient_accumulation_steps  # train() sets it
-    made.model.train()
-    return made
+    defaults = {
+        "max_turn_tokens": 12,
+        "reward_funcs": answer_length if rewards is None else rewards,
+    }
+    trl_trainer = GRPOEnvTrainer(str(path), env, args=args, **(defaults | (trainer or {})))
+    trl_trainer.current_gradient_accumulation_steps = (
+        args.gradient_accumulation_steps
+    )  # train() sets it
+    trl_trainer.model.train()
+    return trl_trainer
 
 
 def answer_length(completions, session_ids, **columns) -> list[float]:

@@ -41,16 +41,16 @@ def main(directory: Path) -> None:
         vllm_max_model_length=512,
         max_steps=1,
     )
-    found = {"start": difference(trainer)}
+    report = {"start": difference(trainer)}
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    found["stale"] = difference(trainer)
+    report["stale"] = difference(trainer)
     trainer.vllm_generation.sync_weights()
-    found["synced"] = difference(trainer)
+    report["synced"] = difference(trainer)
     trainer.train()
-    found["steps"] = trainer.state.global_step
-    print(json.dumps(found))
+    report["steps"] = trainer.state.global_step
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

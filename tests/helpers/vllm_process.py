@@ -62,13 +62,15 @@ def serve_staggered(requests: list[SamplingRequest]) -> dict[str, SamplingResult
     return results
 
 
-def serve_and_abort(requests: list[SamplingRequest], gone: list[str]) -> dict[str, SamplingResult]:
-    """Run ``requests`` and abort those in ``gone`` after two steps."""
+def serve_and_abort(
+    requests: list[SamplingRequest], aborted_ids: list[str]
+) -> dict[str, SamplingResult]:
+    """Run ``requests`` and abort those in ``aborted_ids`` after two steps."""
     engine = running()
     for request in requests:
         engine.add(request)
     results = [*engine.step(), *engine.step()]
-    engine.abort(gone)
+    engine.abort(aborted_ids)
     while engine.has_work():
         results += engine.step()
     return {result.request_id: result for result in results}
@@ -79,16 +81,16 @@ def update(weights: list, version: int) -> None:
     running().update_weights(weights, version)
 
 
-def lost_update(weights: list, taken: bool) -> tuple[int, str]:
+def lost_update(weights: list, is_read: bool) -> tuple[int, str]:
     """Send weights through a worker to an engine that drops them; return the number read and the
     error.
 
-    If ``taken``, the engine reads the weights before it drops them.
+    If ``is_read``, the engine reads the weights before it drops them.
     """
     engine: Any = running()
 
     def drop(_method: str, kwargs: dict) -> None:
-        if taken:
+        if is_read:
             list(kwargs["weights_iterator"])
 
     async def main() -> tuple[int, str]:

@@ -40,12 +40,12 @@ _run: "Run | None" = None
 class Run:
     """Engine and policy, joined by the backend ``ipc`` or ``nccl``."""
 
-    def __init__(self, directory: str, way: WeightTransfer) -> None:
+    def __init__(self, directory: str, backend: WeightTransfer) -> None:
         shared = tempfile.mkdtemp()
         kwargs = {
             "tensor_parallel_size": SHARES,
             "distributed_executor_backend": "mp",
-            "weight_transfer_config": {"backend": way},
+            "weight_transfer_config": {"backend": backend},
         }
         # Prefill whole prompts: vLLM's own sampler on CPU fails after a part of a prompt.
         section = rollout_section(
@@ -57,7 +57,7 @@ class Run:
         self.ask_workers(pretend_cuda, args=(shared,))
         pretend_cuda(None, shared)
         config = policy_config(directory)
-        config.rollout.weight_transfer = way
+        config.rollout.weight_transfer = backend
         config.rollout.tensor_model_parallel_size = SHARES
         self.actor = ActorWorker(config, device="cpu")
         self.actor.init_model()
@@ -65,7 +65,7 @@ class Run:
         self.rollout_worker = RolloutWorker(None, "", engine=self.engine)
         handle: Any = LocalHandle(self.rollout_worker)
         self.workers = resources.TrainingWorkers(
-            LocalActorGroup(self.actor), [handle], weight_transfer=way
+            LocalActorGroup(self.actor), [handle], weight_transfer=backend
         )
 
     def gather(self, refs: list, *_: object) -> list:
@@ -74,13 +74,14 @@ class Run:
 
     def answer(self, worker: object, method: str, args: tuple) -> object:
         """Return the result of ``worker.method(*args)``."""
-        said = getattr(worker, method)(*args)
-        return self.loop.run_until_complete(said) if inspect.iscoroutine(said) else said
+        result = getattr(worker, method)(*args)
+        return self.loop.run_until_complete(result) if inspect.iscoroutine(result) else result
 
 
 class PretendedCuda:
     """Replacement of ``torch`` for vLLM's transfer: one device whose memory is a file below
-    ``shared``."""
+    ``shared``.
+    """
 
     def __init__(self, shared: str) -> None:
         self.file = str(Path(shared) / "memory")
@@ -116,7 +117,8 @@ class PretendedCuda:
 
 class PretendedNccl:
     """Replacement of ``PyNcclCommunicator`` on gloo: processes join the group of ``name`` below
-    ``shared``."""
+    ``shared``.
+    """
 
     def __init__(self, shared: str, name: bytes, rank: int, world_size: int) -> None:
         c10d: Any = distributed  # has more attributes than its stubs
@@ -158,13 +160,13 @@ def spoil(worker: Any, number: int) -> None:
         model.__dict__["load_weights"] = lambda pairs: load((n, t * 0) for n, t in pairs)
 
 
-def start(directory: str, way: WeightTransfer) -> None:
+def start(directory: str, backend: WeightTransfer) -> None:
     """Start engine and policy from ``directory``."""
     global _run
     engine: Any = VLLMEngine
     engine._install_cpu_sampler = lambda _self: None  # would patch this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    _run = Run(directory, way)
+    _run = Run(directory, backend)
     for module in (resources, engine_calls):
         vars(module)["gather_results"] = _run.gather
 
@@ -181,15 +183,15 @@ def stop() -> None:
     run.loop.run_until_complete(run.rollout_worker.close())
 
 
-def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tensor]:
+def change_and_sync(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tensor]:
     """Change the policy strongly and sync; return its new weights by name."""
     run = running()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         sharded: Any
         for sharded in run.actor.train_engine.module.parameters():
-            whole = torch.randn(sharded.shape, generator=generator)
-            sharded.to_local().add_(0.05 * whole)
+            noise = torch.randn(sharded.shape, generator=generator)
+            sharded.to_local().add_(0.05 * noise)
     weight_transfer.PIECE_BYTES = piece_bytes
     run.actor._sender = None  # the sender keeps its piece size
     pretend_cuda(None, run.shared)  # and a group keeps its name
@@ -197,7 +199,7 @@ def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tens
     return to_hf_names(full_weights(run.actor.train_engine), PREFIX, {}, run.actor.tied)
 
 
-def refused(version: int, number: int) -> str:
+def sync_with_zeros(version: int, number: int) -> str:
     """Sync while worker ``number`` receives zeros; return the error message."""
     run = running()
     run.ask_workers(spoil, args=(number,))
@@ -213,7 +215,7 @@ def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
     return play(running().engine, requests)
 
 
-def accepted() -> list[str]:
+def list_rejected_calls() -> list[str]:
     """Return the calls of the CUDA engine that the installed vLLM does not accept.
 
     The calls are start arguments and methods of the engine and of its workers.
@@ -235,9 +237,9 @@ def accepted() -> list[str]:
         (Worker.finish_weight_update, {}),
         (Worker.get_model, {}),
     ]
-    for function, given in calls_made:
+    for function, arguments_given in calls_made:
         try:
-            inspect.signature(function).bind(None, **given)
+            inspect.signature(function).bind(None, **arguments_given)
         except TypeError as error:
             wrong.append(f"{function.__qualname__}: {error}")
     return wrong

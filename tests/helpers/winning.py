@@ -70,7 +70,8 @@ def play_episodes(
 
 def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
     """Run ``play_episodes`` and assert that all trajectories are successes with valid actions
-    only."""
+    only.
+    """
     data = play_episodes(env_name, policy, **settings)
     columns = data.non_tensor_batch
     lost = [

@@ -1,5 +1,6 @@
 """Tests of the level measurement of sweep runs: which runs are measured or repeated, and the
-table."""
+table.
+"""
 
 import json
 

@@ -1,5 +1,6 @@
 """Tests of the cluster job scripts, with a fake scheduler and a fake Ray that record their
-calls."""
+calls.
+"""
 
 import os
 import shutil

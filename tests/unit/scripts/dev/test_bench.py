@@ -1,5 +1,6 @@
 """Tests of the benchmarks: token counts by hand, equal results of both methods, a readable
-table."""
+table.
+"""
 
 import argparse
 import asyncio

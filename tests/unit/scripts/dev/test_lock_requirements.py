@@ -1,5 +1,6 @@
 """Tests that the requirement lists agree with each other and with setup.py, and pin all
-packages."""
+packages.
+"""
 
 import runpy
 

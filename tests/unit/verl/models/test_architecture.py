@@ -1,5 +1,6 @@
 """Tests of architectures on tiny random models: packed rows are scored correctly, or the model is
-refused with a reason."""
+refused with a reason.
+"""
 
 import copy
 import re
@@ -48,7 +49,8 @@ EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_inte
 
 def build_model(config, std=0.2):
     """Return a random model of ``config`` on packed attention, in the state that
-    ``from_pretrained`` gives."""
+    ``from_pretrained`` gives.
+    """
     register_packed_attention()
     config.initializer_range = std  # the usual 0.02 leaves the attention nearly uniform
     with torch.random.fork_rng(devices=[]):
@@ -194,7 +196,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 def score_packed(model, rows, branches):
     """Return log-probs of all next tokens of rows and branches in one packed pass, as in
-    training."""
+    training.
+    """
     packed = pack_with_branches(rows, branches)
     targets = []
     for tokens, first in zip(rows, packed.offsets, strict=True):
@@ -433,7 +436,8 @@ def test_nan_weights_are_refused():
 
 def test_smallest_gap_of_several_draws_counts(monkeypatch):
     """Rounding may change the choice between nearly tied experts in some draws of a correct
-    model."""
+    model.
+    """
     model = build_model(SUPPORTED["qwen3-moe"]())
     monkeypatch.setattr(architecture, "_log_prob_gap", lambda lm, draw: [0.3, 1e-6, 0.4][draw])
     assert measure_packing_gap(model) == 1e-6

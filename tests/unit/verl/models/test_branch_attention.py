@@ -33,7 +33,8 @@ def assert_same_records(actual, expected, tolerance=1e-5):
 
 def score_with_transformers(model, segment, sequence, first):
     """Return the score of ``sequence[first:]`` from a plain forward with transformers' own
-    attention."""
+    attention.
+    """
     with torch.no_grad():
         log_probs = model(sequence[None]).logits[0].log_softmax(-1)[first - 1 : -1]
     target_log_probs = log_probs.gather(-1, sequence[first:, None])[:, 0]
@@ -55,7 +56,8 @@ def score_with_transformers(model, segment, sequence, first):
 @pytest.mark.parametrize("block", [1, 20, 10_000])
 def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
     """Branches differ in length, three share a start, starts are 1 and the end of the row, one row
-    has none."""
+    has none.
+    """
     monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
     data = add_branches(random_rows())
     output = actor_of(policy, **limits).compute_log_prob(data)

@@ -24,7 +24,8 @@ HEADS, KEY_HEADS, WIDTH = 4, 2, 16
 
 def pack_rows(long=False):
     """Pack three rows with branches of two. Packed attention computes the first two rows in one
-    call."""
+    call.
+    """
     size = 150 if long else 7
     rows = [torch.arange(size), torch.arange(size + 1), torch.arange(4)]
     branches = [
@@ -44,7 +45,8 @@ def make_inputs(tokens):
 @pytest.fixture
 def gradients_on_cpu(monkeypatch):
     """Disable torch's check: it computes these gradients on a CPU without compilation, but refuses
-    to."""
+    to.
+    """
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
 
 

@@ -1,5 +1,6 @@
 """Tests that damaged weights and weights of another model are refused, in the check and on
-loading."""
+loading.
+"""
 
 import json
 import shutil

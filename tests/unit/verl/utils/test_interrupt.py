@@ -1,5 +1,6 @@
 """Tests of SIGTERM and Ctrl-C: the first signal ends a block in order, the second ends the
-process."""
+process.
+"""
 
 import os
 import signal

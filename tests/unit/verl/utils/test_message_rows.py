@@ -1,5 +1,6 @@
 """Tests of data rows from files, pandas and other tools: their values, and refusals with the
-place."""
+place.
+"""
 
 import json
 from datetime import UTC, date, datetime, timedelta

@@ -119,7 +119,8 @@ def caught_signals(monkeypatch):
 @pytest.fixture
 def child(tmp_path, monkeypatch):
     """Return ``child(code)``: it starts a process that runs ``code`` and waits until it prints
-    ready."""
+    ready.
+    """
     monkeypatch.setenv(STACKS_DIR, str(tmp_path))
     sigint_handler: list[subprocess.Popen] = []
 

@@ -37,7 +37,8 @@ def policy(tmp_path_factory):
 
 def first_step_gradients(worker, data, monkeypatch):
     """Return the gradients of the first optimizer step by parameter, and the metrics of the
-    update."""
+    update.
+    """
     first_gradients: dict[str, torch.Tensor] = {}
 
     def step():
@@ -205,7 +206,8 @@ def test_loss_reads_its_settings(policy):
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_gradient_equals_that_of_the_written_out_loss(policy, monkeypatch, mode):
     """On-policy, the gradient of the clipped surrogate is that of sum_i c_i A_i log p_i, with the
-    coefficients c_i of the mode."""
+    coefficients c_i of the mode.
+    """
     worker, data = actor_of(policy, loss_agg_mode=mode, loss_scale_factor=30.0), random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
     mask, shares = data.batch["response_mask"].float(), data.batch["row_shares"]
@@ -293,7 +295,8 @@ def test_choice_entropy_uses_the_restricted_softmax(policy):
 
 def add_choice_columns(data, model, posterior=None, credit=None):
     """Add ``CHOICE`` with old log-probs of ``model``; ``posterior`` and ``credit`` are [B, R,
-    4]."""
+    4].
+    """
     data.meta_info["choice"] = replace(CHOICE, weight=0.0)
     logits = compute_logits(model, data.batch)
     old = logits.log_softmax(-1)[..., list(CHOICE.token_ids)]
@@ -331,7 +334,8 @@ def test_one_hot_posterior_of_the_sampled_token_changes_nothing(policy, monkeypa
 
 def test_gradient_of_posterior_and_credit_equals_the_formula(policy, monkeypatch):
     """On-policy: ``sum_k (posterior_k A + credit_k) grad log p_k`` at choices, ``A grad log p``
-    elsewhere."""
+    elsewhere.
+    """
     worker = actor_of(policy, loss_agg_mode="token-mean")
     data = random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]

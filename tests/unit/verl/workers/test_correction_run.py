@@ -18,7 +18,8 @@ def policy(tmp_path_factory):
 
 def make_rows(policy, engine_dtype):
     """Return rows with float32 log-probs of the trainer and log-probs of an engine of
-    ``engine_dtype``."""
+    ``engine_dtype``.
+    """
     data = random_rows()
     data.batch["old_log_probs"] = actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
     engine = actor_of(policy, dtype=engine_dtype)

@@ -1,5 +1,6 @@
 """Tests of resuming on another number of ranks: the same weights and moments, and the same
-update."""
+update.
+"""
 
 import json
 import math
@@ -34,7 +35,8 @@ SHARDS = "shard-0000{}-*"
 
 def make_engine(policy: Path, fsdp_size: int = -1) -> TrainEngine:
     """Return an engine of a value model. Its head has one row, so the second rank holds none of
-    it."""
+    it.
+    """
     fsdp = FSDPConfig(fsdp_size=fsdp_size)
     model = ValueModel(load_causal_lm(policy, use="value"))
     return TrainEngine(model, device="cpu", fsdp=fsdp, optim=OPTIM)
@@ -109,7 +111,8 @@ def policy(tmp_path_factory):
 @pytest.fixture(scope="module")
 def saved(policy, tmp_path_factory):
     """Return the directory with the checkpoints of one rank and two, and the results of resuming
-    each."""
+    each.
+    """
     directory = tmp_path_factory.mktemp("saved")
     save_and_train(make_engine(policy), directory, ONE)
     run_two_ranks(run_rank, policy, directory)

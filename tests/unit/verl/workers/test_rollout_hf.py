@@ -1,5 +1,6 @@
 """Tests of the transformers engine: its log-probs equal those of a plain full forward in any
-batch."""
+batch.
+"""
 
 from typing import Any
 

@@ -94,7 +94,8 @@ def test_weight_transfer_backend_is_passed_to_vllm():
 
 class FakeLLMEngine:
     """Records the calls to an ``LLMEngine``. ``receipts`` are what its workers report as
-    received."""
+    received.
+    """
 
     def __init__(self, *receipts: dict[str, int]) -> None:
         self.calls: list[tuple] = []

@@ -18,7 +18,8 @@ from verl.workers.rollout.base import Weights
 
 class FakeEngine:
     """Gives token ``n`` in step ``n`` of a request and ends it after ``max_tokens``. It can fail or
-    block."""
+    block.
+    """
 
     gives_logprobs = True
 

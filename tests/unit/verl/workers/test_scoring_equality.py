@@ -95,7 +95,8 @@ def questions(policies):
 @pytest.fixture(scope="module")
 def naive(policies, questions):
     """Return a function (embeddings, dtype, history) -> scores from one forward per row and
-    thought."""
+    thought.
+    """
     cache = {}
 
     def score(embeddings, dtype, history):
@@ -119,7 +120,8 @@ def two_ranks(policies, questions):
 
 def assert_equal_records(actual: list[dict], reference, tolerance: float):
     """Compare the records of the ``actual`` rows with the naive scorer's ``reference``, a
-    ``DataProto``."""
+    ``DataProto``.
+    """
     branches, spans = (reference.non_tensor_batch[key] for key in ("branch_scores", "span_scores"))
     count = 0
     for row in range(len(reference)):

@@ -1,5 +1,6 @@
 """Tests that two gloo ranks equal one rank in scores, gradients, weights, values and
-checkpoints."""
+checkpoints.
+"""
 
 import json
 import os
@@ -150,7 +151,8 @@ def two_ranks(policy, tmp_path_factory):
 @pytest.fixture(scope="module", params=MODES)
 def both(request, policy, two_ranks, tmp_path_factory):
     """Return (tensors, metrics, directory) of one rank, the same lists of two ranks, and the
-    mode."""
+    mode.
+    """
     alone, pair = tmp_path_factory.mktemp("one"), two_ranks / request.param
     tensors, metrics = train(policy, make_batch(request.param), alone, request.param)
     ranks = [load_file(pair / f"rank{number}.safetensors") for number in (0, 1)]

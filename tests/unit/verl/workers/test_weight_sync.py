@@ -89,7 +89,8 @@ class IgnoringEngine(DroppingEngine):
 @pytest.fixture(autouse=True)
 def gather_here(monkeypatch):
     """Replace ``gather_results`` by a version without Ray: a reference is the call itself, (worker,
-    method, arguments), also among arguments."""
+    method, arguments), also among arguments.
+    """
     loop = asyncio.new_event_loop()
     workers: list[RolloutWorker] = []
 
@@ -262,7 +263,8 @@ def test_fused_repacked_and_quantised_weights_are_not_verified():
 @pytest.mark.parametrize("lora", [0, 4])
 def test_weights_that_do_not_follow_the_gradient_end_the_run(policy, monkeypatch, lora):
     """This happens if adapters are missing in the exported weights, or the optimizer holds
-    copies."""
+    copies.
+    """
     workers = start_workers(policy, make_engine(policy), lora_rank=lora)
     first = actor_module.full_weights(workers.actor_group.worker.train_engine)  # pyright: ignore
     monkeypatch.setattr(actor_module, "full_weights", lambda _: first)

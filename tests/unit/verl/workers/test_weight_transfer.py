@@ -56,7 +56,8 @@ def test_metadata_is_known_before_weights_are_gathered(actor, monkeypatch):
 
 def stream_on_rank(number, policy, directory):
     """Save the streamed weights and the stored weights of one of two ranks, and compare
-    fingerprints."""
+    fingerprints.
+    """
     config = policy_config(policy)
     config.rollout.dtype = "bfloat16"
     config.model.lora_rank = 4
