@@ -221,12 +221,12 @@ def test_counts_below_one_are_refused(tmp_path, option):
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("make_result", ["", "{", "[]", "{}", '{"config": "relay"}'])
-def test_torn_result_is_named(tmp_path, make_result):
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"config": "relay"}'])
+def test_torn_result_is_named(tmp_path, text):
     path = tmp_path / "plan.yaml"
     path.write_text("config: relay\narms: {grpo: {seeds: [0]}}\n")
     (tmp_path / "plan").mkdir()
-    (tmp_path / "plan" / "grpo_s0.json").write_text(make_result)
+    (tmp_path / "plan" / "grpo_s0.json").write_text(text)
     with pytest.raises(UsageError) as refused:
         sweep.main([str(path), "--report"])
     assert "grpo_s0.json" in str(refused.value)

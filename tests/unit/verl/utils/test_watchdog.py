@@ -122,16 +122,16 @@ def child(tmp_path, monkeypatch):
     ready.
     """
     monkeypatch.setenv(STACKS_DIR, str(tmp_path))
-    sigint_handler: list[subprocess.Popen] = []
+    processes: list[subprocess.Popen] = []
 
     def start(code: str) -> subprocess.Popen:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-        sigint_handler.append(process)
+        processes.append(process)
         assert process.stdout and process.stdout.readline() == b"ready\n"
         return process
 
     yield start
-    for process in sigint_handler:
+    for process in processes:
         process.kill()
         process.communicate()
 

@@ -36,11 +36,11 @@ class FakeEngine:
         self.sleep_calls: list[object] = []
         self.update_calls: list[object] = []
 
-    def add(self, make_request: SamplingRequest) -> None:
-        if not make_request.prompt_ids:
+    def add(self, request: SamplingRequest) -> None:
+        if not request.prompt_ids:
             raise ValueError("the prompt is empty")
-        self.requests[make_request.request_id] = make_request
-        self.progress[make_request.request_id] = 0
+        self.requests[request.request_id] = request
+        self.progress[request.request_id] = 0
 
     def has_work(self) -> bool:
         return bool(self.requests)
