@@ -239,7 +239,7 @@ class DelayedWriter:
         (directory / "begun").write_bytes(b"a")
         return self.write
 
-    def write_weights(self):
+    def write(self):
         assert threading.current_thread() is not threading.main_thread()
         assert self.may_write.wait(60)
         if self.error is not None:
