@@ -1,5 +1,5 @@
-"""A process killed at any moment of a save leaves the previous checkpoint usable and no torn one
-under its name.
+"""Tests of a process that is killed during a save: the previous checkpoint stays valid, and no torn
+checkpoint gets a final name.
 """
 
 import json
@@ -18,7 +18,7 @@ import os, pathlib, shutil, signal, sys
 from verl.utils import checkpoint
 
 root, moment, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-background = sys.argv[4] == "beside"
+background = sys.argv[4] == "background"
 seen = {}
 armed = False
 
@@ -56,8 +56,8 @@ manager.wait()
 print("finished")
 """
 
-# the second save: 4 writes, 5 fsyncs of data files, then manifest, directory; the rename; one fsync
-# of the root; the retired first checkpoint is set aside (rename, fsync) and removed
+# The second save has 4 writes, 5 fsyncs of data files, then manifest, directory, the rename, and
+# one fsync of the root. Then the first checkpoint is set aside (rename, fsync) and removed.
 MOMENTS = [
     ("write", 2, 1),
     ("write", 4, 1),
@@ -71,12 +71,12 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize("place", ["at once", "beside"])
+@pytest.mark.parametrize("mode", ["foreground", "background"])
 @pytest.mark.parametrize(("moment", "count", "survivor"), MOMENTS)
-def test_a_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count, survivor, place):
-    child = [sys.executable, "-c", CHILD, str(tmp_path), moment, str(count), place]
-    done = subprocess.run(child, capture_output=True, text=True, timeout=60)
-    assert done.returncode == -signal.SIGKILL, (done.stdout, done.stderr)
+def test_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count, survivor, mode):
+    child = [sys.executable, "-c", CHILD, str(tmp_path), moment, str(count), mode]
+    result = subprocess.run(child, capture_output=True, text=True, timeout=60)
+    assert result.returncode == -signal.SIGKILL, (result.stdout, result.stderr)
 
     manager = CheckpointManager(tmp_path, max_to_keep=1)
     for path in manager.find_checkpoints().values():
@@ -87,7 +87,7 @@ def test_a_kill_during_a_save_leaves_a_valid_checkpoint(tmp_path, moment, count,
     assert [path.name for path in tmp_path.iterdir()] == ["global_step_3"]
 
 
-def test_every_truncation_of_every_file_is_noticed(tmp_path):
+def test_truncated_files_are_detected(tmp_path):
     manager = CheckpointManager(tmp_path)
     path = manager.save(1, lambda d: (d / "part_0").write_bytes(b"0123456789"), {"n": 1})
     for file in [p for p in path.iterdir() if p.is_file()]:
@@ -101,19 +101,19 @@ def test_every_truncation_of_every_file_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["part_0", "manifest.json"])
-def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path, name):
+def test_flipped_bits_are_detected(tmp_path, name):
     manager = CheckpointManager(tmp_path)
     path = manager.save(1, lambda d: (d / "part_0").write_bytes(bytes(range(16))), {"n": 1})
     file = path / name
     whole = file.read_bytes()
-    for bit in range(0, 8 * len(whole), 3):  # in every byte, and of each bit
+    for bit in range(0, 8 * len(whole), 3):  # in every byte, and each bit position
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bytes(flipped))
         assert manager.find_latest_valid() is None
 
 
-def test_a_checkpoint_of_the_first_format_is_valid(tmp_path):
+def test_checkpoint_of_the_first_format_is_valid(tmp_path):
     manager = CheckpointManager(tmp_path)
     path = manager.save(1, lambda d: (d / "part_0").write_bytes(b"abc"), {"n": 1})
     manifest = json.loads((path / "manifest.json").read_text())
@@ -161,14 +161,14 @@ manager.wait()
 """
 
 
-def test_a_kill_while_shards_are_written_leaves_no_checkpoint_that_counts(tmp_path):
+def test_kill_during_a_shard_write_leaves_no_checkpoint(tmp_path):
     policy = make_tiny_policy(tmp_path / "policy", hidden=32, layers=1)
     root = tmp_path / "checkpoints"
     child = [sys.executable, "-c", SHARDS_CHILD, str(policy), str(root)]
-    done = subprocess.run(child, capture_output=True, text=True, timeout=120)
-    assert done.returncode == -signal.SIGKILL, (done.stdout, done.stderr)
+    result = subprocess.run(child, capture_output=True, text=True, timeout=120)
+    assert result.returncode == -signal.SIGKILL, (result.stdout, result.stderr)
     (partial,) = root.glob(".partial-*")
-    assert list(partial.glob("shard-*.safetensors")), "it was killed while it wrote"
+    assert list(partial.glob("shard-*.safetensors")), "the process was killed before the write"
     manager = CheckpointManager(root)
     assert list(manager.find_checkpoints()) == [1] and manager.load_state() == {"n": 1}
     manager.save(3, lambda d: (d / "part_0").write_bytes(b"x"), {"n": 3})

@@ -1,5 +1,5 @@
-"""Faults of environments in the middle of a batch, through the collector: the run goes on without
-what they hit.
+"""Tests of environment faults during a batch, through the collector: the run continues without the
+failed trajectories.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ ONE_TRAJECTORY = {
     "raise": "error",
     "none": "garbage",
     "half a character": "garbage",
-}  # tests of the pool have more
+}  # the pool tests cover more faults
 FAULTS = ONE_WORKER | ONE_TRAJECTORY
-FAULTY_STEP = 20  # of all trajectories together
-SHORTEST = 3  # steps of the shortest trajectory; see make_world
-PATIENCE_S = 300.0  # for calls that do not hang: a busy machine is no fault
+FAULTY_STEP = 20  # counted over all trajectories
+SHORTEST = 3  # turns of the shortest trajectory; see make_world
+PATIENCE_S = 300.0  # for calls that do not hang, so that a busy machine is no fault
 
 
 @pytest.fixture(scope="module")
@@ -32,30 +32,30 @@ def tokenizer():
 
 
 @pytest.fixture
-def play(tokenizer, monkeypatch):
-    """``play(fault, **env)``: the rows of a batch in which the twentieth step of an environment
-    goes wrong.
+def collect_with_fault(tokenizer, monkeypatch):
+    """Return ``run(fault, **env)``: the rows of a batch in which the twentieth env step fails.
 
-    Which trajectories that hits must not depend on how fast each process runs. So nobody takes the
-    last step of a shortest trajectory before the fault is on its way, and the short deadline is
-    that of the faulty call alone.
+    The trajectories that fail must not depend on the speed of the processes. So the last turn of a
+    shortest trajectory waits until the fault was sent, and only the faulty call has the short
+    deadline.
     """
 
     def run(fault, workers=2, groups=GROUPS, **env):
         step = PoolSession.step
-        asked: dict[PoolSession, int] = {}
-        struck = asyncio.Event()
+        step_counts: dict[PoolSession, int] = {}
+        fault_sent = asyncio.Event()
 
-        async def faulty(session, action):
-            asked[session] = asked.get(session, 0) + 1
-            if sum(asked.values()) == FAULTY_STEP:
-                struck.set()  # who waits wakes after this call is written, so it is read first
+        async def step_with_fault(session, action):
+            step_counts[session] = step_counts.get(session, 0) + 1
+            if sum(step_counts.values()) == FAULTY_STEP:
+                # Waiting steps resume after this call is written, so the worker reads it first.
+                fault_sent.set()
                 return await step(session, fault)
-            if asked[session] == SHORTEST:
-                await struck.wait()
+            if step_counts[session] == SHORTEST:
+                await fault_sent.wait()
             return await session._call("step", {"action": action}, PATIENCE_S)
 
-        monkeypatch.setattr(PoolSession, "step", faulty)
+        monkeypatch.setattr(PoolSession, "step", step_with_fault)
         sizes = {
             "num_workers": workers,
             "envs_per_worker": GROUPS * N // workers,
@@ -64,43 +64,43 @@ def play(tokenizer, monkeypatch):
         }
         config = make_config(LINE, n=N, **sizes, **env)
         group, envs, _ = make_world(tokenizer, config)
-        collector, known = TrajectoryCollector(config, tokenizer), children()
+        collector, previous_children = TrajectoryCollector(config, tokenizer), children()
         try:
             return collector.multi_turn_loop(envs.gen_batch(1, groups), group, envs)
         finally:
             collector.close()
-            assert not children() - known
+            assert not children() - previous_children
 
     return run
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_only_what_a_fault_touches_is_left_out(play, fault):
-    metrics = check(play(fault, on_abort="keep_rest"), fault)
+def test_only_failed_trajectories_are_dropped(collect_with_fault, fault):
+    metrics = check_rows(collect_with_fault(fault, on_abort="keep_rest"), fault)
     assert metrics["rollout/left_out_group_of_aborted"] == 0
     assert metrics["rollout/env_restarts"] == (fault in ONE_WORKER)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_or_the_groups_of_what_it_touches(play, fault):
-    metrics = check(play(fault, on_abort="drop_group"), fault)
+def test_groups_of_failed_trajectories_are_dropped(collect_with_fault, fault):
+    metrics = check_rows(collect_with_fault(fault, on_abort="drop_group"), fault)
     assert metrics["rollout/left_out_group_of_aborted"] == (0 if fault in ONE_WORKER else N - 1)
 
 
-def check(data, fault):
-    """Metrics of ``data``, which holds every trajectory that was not left out, won."""
+def check_rows(data, fault):
+    """Check that ``data`` holds all trajectories that were not dropped; return its metrics."""
     metrics = data.meta_info["metrics"]
     assert metrics["rollout/aborted"] == (9 if fault in ONE_WORKER else 1)
     assert metrics[f"rollout/aborted_env_{FAULTS[fault]}"] >= 1
-    left_out = metrics["rollout/left_out_aborted"] + metrics["rollout/left_out_group_of_aborted"]
-    assert len(data) == GROUPS * N - left_out
+    num_dropped = metrics["rollout/left_out_aborted"] + metrics["rollout/left_out_group_of_aborted"]
+    assert len(data) == GROUPS * N - num_dropped
     assert data.non_tensor_batch["won"].all() and not data.non_tensor_batch["aborted"].any()
     return metrics
 
 
 @pytest.mark.parametrize("on_abort", ["drop_group", "keep_rest"])
-def test_where_a_dead_worker_took_everything_other_tasks_are_played(play, on_abort):
-    data = play("kill", workers=1, on_abort=on_abort)
+def test_other_tasks_replace_the_batch_of_a_dead_worker(collect_with_fault, on_abort):
+    data = collect_with_fault("kill", workers=1, on_abort=on_abort)
     metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
     assert (
         metrics["rollout/aborted_env_dead"]

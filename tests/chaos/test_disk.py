@@ -1,5 +1,5 @@
-"""A full disk, a run directory that cannot be written, and one of an older version: an error that
-names the place, and nothing lost.
+"""Tests of a full disk, a read-only run directory and one of an older version: the error names the
+path, and nothing is lost.
 """
 
 import errno
@@ -19,7 +19,7 @@ from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
 from verl.utils.files import atomic_write
 
-# In a name space of its own, where anybody may mount; the disk goes with the process.
+# A mount namespace, where any user may mount. The disk is removed with the process.
 PRIVATE = ["unshare", "--map-root-user", "--mount", sys.executable, "-c"]
 MOUNT = """
 import subprocess, sys
@@ -92,46 +92,50 @@ except ConfigError as error:
 
 
 @pytest.fixture
-def on_a_disk_of_its_own(tmp_path):
-    """``play(code, word)``: what ``code`` prints where ``mount(options)`` gives it a disk."""
+def run_on_own_disk(tmp_path):
+    """Return ``run(code, argument)``: it runs ``code`` with a ``mount(options)`` and returns the
+    output.
+    """
     if subprocess.run([*PRIVATE, "pass"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody mount")
+        pytest.skip("this machine does not allow mounts in a user namespace")
 
-    def play(code: str, word: str = "") -> str:
-        command = [*PRIVATE, MOUNT + code, str(tmp_path), word]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(code: str, argument: str = "") -> str:
+        command = [*PRIVATE, MOUNT + code, str(tmp_path), argument]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
-    return play
+    return run
 
 
-def test_a_full_disk_costs_nothing_that_was_there(on_a_disk_of_its_own, tmp_path):
-    *refused, whole, after = on_a_disk_of_its_own(FULL).splitlines()
-    said = "\n".join(refused)
-    run = f"{tmp_path}/run"
-    assert "not refused" not in said and said.count("[Errno 28] No space left on device") == 4
-    assert f"device: '{run}/rollouts/1.jsonl'" in said
-    assert f"device: '{run}/metrics.jsonl'" in said
-    assert f"trainer.default_local_dir='{run}': cannot be written" in said
+def test_full_disk_keeps_all_earlier_files(run_on_own_disk, tmp_path):
+    *refused, whole, after = run_on_own_disk(FULL).splitlines()
+    messages = "\n".join(refused)
+    run_directory = f"{tmp_path}/run"
+    assert (
+        "not refused" not in messages and messages.count("[Errno 28] No space left on device") == 4
+    )
+    assert f"device: '{run_directory}/rollouts/1.jsonl'" in messages
+    assert f"device: '{run_directory}/metrics.jsonl'" in messages
+    assert f"trainer.default_local_dir='{run_directory}': cannot be written" in messages
     assert whole == "whole: global_step_1 {'step': 1}"
     assert after == "after: global_step_2 [1, 2]"
 
 
-@pytest.mark.parametrize("what", ["new", "older"])
-def test_a_run_directory_that_is_read_only_is_refused(on_a_disk_of_its_own, tmp_path, what):
-    said = on_a_disk_of_its_own(READ_ONLY, what)
-    assert f"trainer.default_local_dir='{tmp_path}/run': cannot be written" in said
-    assert "Read-only file system" in said and "fix: " in said
+@pytest.mark.parametrize("directory_state", ["new", "older"])
+def test_read_only_run_directory_is_refused(run_on_own_disk, tmp_path, directory_state):
+    output = run_on_own_disk(READ_ONLY, directory_state)
+    assert f"trainer.default_local_dir='{tmp_path}/run': cannot be written" in output
+    assert "Read-only file system" in output and "fix: " in output
 
 
-def test_a_run_directory_below_a_file_is_refused(tmp_path):
+def test_run_directory_below_a_file_is_refused(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(ConfigError, check=mentions("default_local_dir")):
         RunDirectory(tmp_path / "runs" / "p").open({})
 
 
-def test_an_error_without_a_file_gets_one_and_others_keep_theirs(tmp_path):
+def test_disk_full_error_gets_a_file_name_and_others_keep_theirs(tmp_path):
     full = OSError(errno.ENOSPC, "No space left on device")
     for error in (full, FileNotFoundError(errno.ENOENT, "No such file", "elsewhere"), OSError("?")):
         with pytest.raises(OSError, match=r".") as caught, atomic_write(tmp_path / "a") as _:
@@ -141,7 +145,7 @@ def test_an_error_without_a_file_gets_one_and_others_keep_theirs(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_directory_of_an_older_version_is_continued(tmp_path, caplog):
+def test_run_directory_of_an_older_version_is_continued(tmp_path, caplog):
     run = RunDirectory(tmp_path)
     manager = CheckpointManager(run.checkpoints)
     saved = manager.save(4, lambda d: (d / "weights").write_bytes(b"abc"), {"global_step": 4})
@@ -163,7 +167,7 @@ def test_a_run_directory_of_an_older_version_is_continued(tmp_path, caplog):
 
 @pytest.mark.parametrize(("name", "starts"), [("config.yaml", 2), ("env.json", 1)])
 @pytest.mark.parametrize("text", ["{torn: [", "just a word", "\x00"])
-def test_a_file_that_cannot_be_read_is_set_aside(tmp_path, caplog, name, starts, text):
+def test_unreadable_file_is_set_aside(tmp_path, caplog, name, starts, text):
     RunDirectory(tmp_path).open({}).close()
     (tmp_path / name).write_text(text)
     with caplog.at_level(logging.WARNING), RunDirectory(tmp_path).open({"seed": 1}) as run:

@@ -1,5 +1,5 @@
-"""A running job is ended by ``kill -9``, then by SIGTERM; the same command goes on where the last
-checkpoint is.
+"""Tests of a job that is ended by ``kill -9``, then by SIGTERM: the same command continues from the
+last checkpoint.
 
 killed ──▶ terminated ──▶ resumed      three starts of one command
 """
@@ -30,35 +30,37 @@ SCHEDULE = [
 
 
 @dataclass
-class Killed:
-    """A job whose driver was killed: its command line, run directory, newest checkpoint, and who
-    outlived it.
+class KilledJob:
+    """Job whose driver was killed: overrides, run directory, newest checkpoint and surviving
+    processes.
     """
 
     job: Job
-    words: list[str]
+    overrides: list[str]
     run: Path
     newest: int
-    left: list[str]
+    survivors: list[str]
 
 
 @pytest.fixture(scope="module")
 def killed(main_job):
-    """The job right after its driver was killed, as soon as there was a checkpoint."""
-    words, run = smoke_words(main_job.root, "killed", *SCHEDULE), main_job.root / "killed"
+    """Return the job right after its driver was killed, as soon as there was a checkpoint."""
+    overrides, run = smoke_words(main_job.root, "killed", *SCHEDULE), main_job.root / "killed"
     checkpoints = CheckpointManager(run / "checkpoints")
-    job = start(words, main_job.root / "killed.txt")
+    job = start(overrides, main_job.root / "killed.txt")
     job.wait_for(checkpoints.find_checkpoints, TIMEOUT_S)
     job.kill_driver()
-    left = job.left_over(GONE_S, apart_from=AGENTS)
-    yield Killed(job, words, run, max(checkpoints.find_checkpoints()), left)
+    survivors = job.left_over(GONE_S, apart_from=AGENTS)
+    yield KilledJob(job, overrides, run, max(checkpoints.find_checkpoints()), survivors)
     job.end()
 
 
 @pytest.fixture(scope="module")
 def terminated(main_job, killed):
-    """The same command again, sent SIGTERM while it plays, and its exit status."""
-    job = start(killed.words, main_job.root / "terminated.txt")
+    """Start the command again and send SIGTERM during the rollout; return the job and its exit
+    status.
+    """
+    job = start(killed.overrides, main_job.root / "terminated.txt")
     job.wait_for(lambda: "resumed from" in job.said(), TIMEOUT_S)
     job.process.send_signal(signal.SIGTERM)
     yield job, job.wait(GONE_S)
@@ -67,31 +69,31 @@ def terminated(main_job, killed):
 
 @pytest.fixture(scope="module")
 def resumed(main_job, killed, terminated):
-    """The same command a third time, to its end."""
-    job = start(killed.words, main_job.root / "resumed.txt")
+    """Run the command a third time, to its end."""
+    job = start(killed.overrides, main_job.root / "resumed.txt")
     job.finish(TIMEOUT_S)
     return job
 
 
-def task_ids(run: Path, step: int) -> list[str]:
-    """Tasks of ``step``, one per trajectory."""
+def list_task_ids(run: Path, step: int) -> list[str]:
+    """Return the tasks of ``step``, one per trajectory."""
     return sorted(row["task_id"] for row in jsonl.read(run / "rollouts" / f"{step}.jsonl"))
 
 
-def test_what_a_killed_driver_started_dies_by_itself(killed):
-    assert killed.left == []
+def test_processes_of_a_killed_driver_end(killed):
+    assert killed.survivors == []
 
 
-def test_sigterm_ends_everything_in_order_and_says_how_to_go_on(killed, terminated):
+def test_sigterm_ends_all_processes_and_says_how_to_continue(killed, terminated):
     job, status = terminated
     assert status == 128 + signal.SIGTERM
-    assert job.family() == [], "nothing outlives the driver, not even Ray's agents"
+    assert job.family() == [], "a process outlived the driver, for example one of Ray's agents"
     last = job.said().strip().splitlines()[-1]
     assert f"the same command continues from {killed.run}/checkpoints/global_step_" in last
     assert not list((killed.run / "checkpoints").glob(".partial-*"))
 
 
-def test_the_same_command_continues_from_the_newest_checkpoint(killed, resumed):
+def test_command_continues_from_the_newest_checkpoint(killed, resumed):
     checkpoints, newest = killed.run / "checkpoints", killed.newest
     assert newest < TOTAL
     assert f"resumed from {checkpoints}/global_step_{newest} at step {newest}" in resumed.said()
@@ -107,12 +109,12 @@ def test_every_step_is_recorded_once(killed, resumed):
     assert [path.name for path in killed.run.glob("metrics*")] == ["metrics.jsonl"]
 
 
-def test_steps_play_the_tasks_of_an_uninterrupted_run(main_job, killed, resumed):
+def test_steps_have_the_tasks_of_an_uninterrupted_run(main_job, killed, resumed):
     for step in range(1, STEPS + 1):
-        assert task_ids(killed.run, step) == task_ids(main_job.run, step)
-    assert len({tuple(task_ids(killed.run, step)) for step in range(1, TOTAL + 1)}) == TOTAL
+        assert list_task_ids(killed.run, step) == list_task_ids(main_job.run, step)
+    assert len({tuple(list_task_ids(killed.run, step)) for step in range(1, TOTAL + 1)}) == TOTAL
 
 
-def test_in_the_end_no_process_is_left(killed, resumed):
+def test_no_process_is_left_at_the_end(killed, resumed):
     assert resumed.left_over(GONE_S) == []
     assert killed.job.left_over(AGENTS_GONE_S) == []

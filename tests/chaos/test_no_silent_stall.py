@@ -1,5 +1,5 @@
-"""Two cells of ``python -m scripts.dev.chaos matrix``: a part that hangs ends the run, with its
-name; one that can be replaced does not.
+"""Two cells of ``python -m scripts.dev.chaos matrix``: a hanging part ends the run and is named,
+and a part that can be replaced does not end it.
 """
 
 import re
@@ -18,7 +18,7 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
-def test_a_rank_that_hangs_in_a_save_is_named_and_its_stacks_are_asked_for(policy, tmp_path):
+def test_rank_that_hangs_in_a_save_is_named_with_its_stacks(policy, tmp_path):
     result = run_cell(Cell(RANK, SAVE, HUNG), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("ends", 1)
     waiting = r"actor\[rank 0\].save_checkpoint"
@@ -28,11 +28,11 @@ def test_a_rank_that_hangs_in_a_save_is_named_and_its_stacks_are_asked_for(polic
     (stacks,) = (tmp_path / "cell" / "run" / "logs").glob("stacks-*.txt")
     text = stacks.read_text()
     assert "did not answer" in text and "== driver" in text
-    # Others, which run, have answered.
+    # The running processes sent their stacks.
     assert text.count("most recent call first") > text.count("did not answer")
 
 
-def test_an_environment_worker_that_is_killed_is_replaced(policy, tmp_path):
+def test_killed_environment_worker_is_replaced(policy, tmp_path):
     result = run_cell(Cell(ENVIRONMENT, ROLLOUT, KILLED), policy, tmp_path / "cell")
     assert (result.verdict, result.status) == ("continues", 0)
     assert "the environment worker" in result.sentence

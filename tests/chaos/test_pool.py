@@ -1,4 +1,6 @@
-"""Whatever an environment does, only trajectories it touches fail, and nothing is left behind."""
+"""Tests of faulty environments in the pool: only their trajectories fail, and no process is
+left.
+"""
 
 import asyncio
 import contextlib
@@ -28,8 +30,10 @@ FAULTY = "tests.helpers.faulty_envs:PACKAGE"
 TASK = {"task_id": "t", "data_source": "faulty"}
 
 
-def play(test, env_name=FAULTY, workers=2, slots=2, section=None, step_timeout_s=20.0, **kwargs):
-    """Run ``test(pool)`` in a fresh pool; afterwards no process of it may be left."""
+def run_in_pool(
+    test, env_name=FAULTY, workers=2, slots=2, section=None, step_timeout_s=20.0, **kwargs
+):
+    """Run ``test(pool)`` in a new pool, and check that no process of it is left."""
 
     async def main():
         pool = EnvironmentPool(env_name, section, workers, slots, 20.0, step_timeout_s, **kwargs)
@@ -38,28 +42,28 @@ def play(test, env_name=FAULTY, workers=2, slots=2, section=None, step_timeout_s
             await asyncio.wait_for(test(pool), 60)
         finally:
             await pool.close()
-        await pool.close()  # twice does no harm
+        await pool.close()  # a second close is allowed
 
-    known = children()
+    previous_children = children()
     asyncio.run(main())
-    assert not children() - known
+    assert not children() - previous_children
 
 
-async def fails(kind, awaitable):
+async def expect_failure(kind, awaitable):
     with pytest.raises(EnvFailure) as caught:
         await awaitable
     assert caught.value.kind == kind, caught.value
     return caught.value
 
 
-async def until(condition, seconds=10.0):
+async def wait_until(condition, seconds=10.0):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it never happened"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.01)
 
 
-async def one_episode(pool, steps=3):
+async def run_episode(pool, steps=3):
     async with pool.open_session() as env:
         await env.reset(TASK, 1)
         return [(await env.step("go"))[0].text for _ in range(steps)]
@@ -67,44 +71,48 @@ async def one_episode(pool, steps=3):
 
 def test_many_sessions_share_few_environments():
     async def test(pool):
-        played = await asyncio.gather(*(one_episode(pool) for _ in range(20)))
-        assert played == [["step 1", "step 2", "step 3"]] * 20
+        episodes = await asyncio.gather(*(run_episode(pool) for _ in range(20)))
+        assert episodes == [["step 1", "step 2", "step 3"]] * 20
         assert pool.counts["restarts"] == 0
 
-    play(test)
+    run_in_pool(test)
 
 
-def test_sessions_are_spread_over_the_workers_and_environments_are_reused():
+def test_sessions_use_all_workers_and_environments_are_reused():
     async def test(pool):
         async with pool.open_session() as a, pool.open_session() as b:
             first, second = await a.reset(TASK, 0), await b.reset(TASK, 0)
         assert first.text != second.text  # the text holds the process id
-        seen = set()
+        environments = set()
         for _ in range(8):
             async with pool.open_session() as env:
-                seen.add(((await env.reset(TASK, 0)).info["env"], (await env.reset(TASK, 0)).text))
-        assert len(seen) <= pool.max_sessions
+                environments.add(
+                    ((await env.reset(TASK, 0)).info["env"], (await env.reset(TASK, 0)).text)
+                )
+        assert len(environments) <= pool.max_sessions
 
-    play(test)
+    run_in_pool(test)
 
 
 def test_sessions_of_a_group_share_a_worker():
     async def test(pool):
-        async with contextlib.AsyncExitStack() as lent:
+        async with contextlib.AsyncExitStack() as stack:
             order = ["a", "b", "a", "b", "a", None, "b", "c"]
-            sessions = [await lent.enter_async_context(pool.open_session(group)) for group in order]
+            sessions = [
+                await stack.enter_async_context(pool.open_session(group)) for group in order
+            ]
             workers = [session._slot.worker for session in sessions]
         a, b = workers[:2]
         assert a is not b and workers[:7] == [a, b, a, b, a, b, b], (
-            "no group: the least busy worker"
+            "without a group: the least busy worker"
         )
-        assert workers[7] is a, "the only one with a free slot"
+        assert workers[7] is a, "not the only worker with a free slot"
         assert not a.groups and not b.groups and a.num_sessions == b.num_sessions == 0
 
-    play(test, slots=4)
+    run_in_pool(test, slots=4)
 
 
-def test_a_killed_worker_fails_its_own_sessions_only_and_is_replaced():
+def test_killed_worker_fails_only_its_sessions_and_is_replaced():
     async def test(pool):
         async with contextlib.AsyncExitStack() as stack:
             envs = [await stack.enter_async_context(pool.open_session()) for _ in range(4)]
@@ -113,65 +121,65 @@ def test_a_killed_worker_fails_its_own_sessions_only_and_is_replaced():
             os.kill(victim, signal.SIGKILL)
             for env, pid in zip(envs, pids, strict=True):
                 if pid == victim:
-                    failure = await fails("dead", env.step("go"))
+                    failure = await expect_failure("dead", env.step("go"))
                     assert str(victim) in str(failure) or "gone" in str(failure)
                 else:
                     assert (await env.step("go"))[0].text == "step 1"
-            await until(lambda: len(pool.worker_pids) == 2 and victim not in pool.worker_pids)
-        assert len(await asyncio.gather(*(one_episode(pool) for _ in range(8)))) == 8
+            await wait_until(lambda: len(pool.worker_pids) == 2 and victim not in pool.worker_pids)
+        assert len(await asyncio.gather(*(run_episode(pool) for _ in range(8)))) == 8
         assert pool.counts["restarts"] == 1
 
-    play(test)
+    run_in_pool(test)
 
 
 @pytest.mark.parametrize("fault", ["kill", "exit"])
-def test_a_worker_that_dies_during_a_call(fault):
+def test_worker_that_dies_during_a_call_fails_the_call(fault):
     async def test(pool):
         async with pool.open_session() as env:
             await env.reset(TASK, 0)
-            await fails("dead", env.step(fault))
-            await fails("dead", env.step("go"))
-        assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
+            await expect_failure("dead", env.step(fault))
+            await expect_failure("dead", env.step("go"))
+        assert await run_episode(pool) == ["step 1", "step 2", "step 3"]
 
-    play(test, workers=1, slots=1)
+    run_in_pool(test, workers=1, slots=1)
 
 
-def test_a_hung_step_is_cut_at_its_deadline_and_waiting_sessions_get_the_replacement():
+def test_hung_step_ends_at_its_deadline_and_the_worker_is_replaced():
     async def test(pool):
         async with pool.open_session() as hangs, pool.open_session() as neighbour:
             await hangs.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
-            waiting = asyncio.create_task(one_episode(pool))
-            hung, beside = (
+            waiting = asyncio.create_task(run_episode(pool))
+            hanging_step, neighbour_step = (
                 asyncio.create_task(hangs.step("hang")),
                 asyncio.create_task(neighbour.step("go")),
             )
-            await fails("timeout", hung)
-            await fails("dead", beside)
+            await expect_failure("timeout", hanging_step)
+            await expect_failure("dead", neighbour_step)
             assert await waiting == ["step 1", "step 2", "step 3"]
         assert pool.counts["failed_timeout"] == 1 and pool.counts["failed_dead"] == 1
 
-    play(test, workers=1, slots=2, step_timeout_s=0.7)
+    run_in_pool(test, workers=1, slots=2, step_timeout_s=0.7)
 
 
-def test_a_call_does_not_pay_for_the_neighbours_before_it():
+def test_deadline_of_a_call_excludes_calls_before_it():
     async def test(pool):
-        # 12 environments of one process, each step 0.1 s: the last waits 1.2 s and is still within
-        # its 0.6 s deadline
-        played = await asyncio.gather(*(one_episode(pool, steps=1) for _ in range(12)))
-        assert len(played) == 12
+        # 12 environments of one process have steps of 0.1 s. The last call waits 1.2 s and still
+        # meets its deadline of 0.6 s.
+        episodes = await asyncio.gather(*(run_episode(pool, steps=1) for _ in range(12)))
+        assert len(episodes) == 12
 
-    play(test, "tests.helpers.faulty_envs:SLOW", workers=1, slots=12, step_timeout_s=0.6)
+    run_in_pool(test, "tests.helpers.faulty_envs:SLOW", workers=1, slots=12, step_timeout_s=0.6)
 
 
 @pytest.mark.parametrize(
     ("fault", "kind"), [("raise", "error"), ("hang", "timeout"), ("kill", "dead")]
 )
-def test_faults_in_reset(fault, kind):
+def test_faults_in_reset_fail_the_session(fault, kind):
     async def test(pool):
         async with pool.open_session() as env:
-            await fails(kind, env.reset({**TASK, "fault": fault}, 0))
-        assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
+            await expect_failure(kind, env.reset({**TASK, "fault": fault}, 0))
+        assert await run_episode(pool) == ["step 1", "step 2", "step 3"]
 
     async def main():
         pool = EnvironmentPool(FAULTY, {}, 1, 1, reset_timeout_s=0.7, step_timeout_s=10)
@@ -182,41 +190,41 @@ def test_faults_in_reset(fault, kind):
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_an_exception_fails_one_session_and_keeps_the_worker():
+def test_exception_fails_one_session_and_keeps_the_worker():
     async def test(pool):
         pids = pool.worker_pids
         async with pool.open_session() as env, pool.open_session() as neighbour:
             await env.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
-            failure = await fails("error", env.step("raise"))
+            failure = await expect_failure("error", env.step("raise"))
             assert "ValueError('the environment broke')" in str(failure)
-            await fails("error", env.step("go"))  # no episode is going on
+            await expect_failure("error", env.step("go"))  # no episode is running
             assert (await neighbour.step("go"))[0].text == "step 1"
             assert (await env.reset(TASK, 0)).text.startswith("start")
         assert pool.worker_pids == pids and pool.counts["restarts"] == 0
 
-    play(test, workers=1)
+    run_in_pool(test, workers=1)
 
 
 @pytest.mark.parametrize("fault", sorted(RETURNS))
-def test_wrong_returns_are_garbage_and_keep_the_worker(fault):
+def test_invalid_returns_fail_and_keep_the_worker(fault):
     async def test(pool):
         async with pool.open_session() as env:
             await env.reset(TASK, 0)
-            await fails("garbage", env.step(fault))
-        assert await one_episode(pool) and pool.counts["restarts"] == 0
+            await expect_failure("garbage", env.step(fault))
+        assert await run_episode(pool) and pool.counts["restarts"] == 0
 
-    play(test, workers=1, slots=1)
+    run_in_pool(test, workers=1, slots=1)
 
 
-def test_noise_on_the_socket_is_garbage_and_costs_the_worker():
+def test_noise_on_the_socket_fails_and_ends_the_worker():
     async def test(pool):
         async with pool.open_session() as env:
             await env.reset(TASK, 0)
-            await fails("garbage", env.step("noise"))
-        assert await one_episode(pool) and pool.counts["restarts"] == 1
+            await expect_failure("garbage", env.step("noise"))
+        assert await run_episode(pool) and pool.counts["restarts"] == 1
 
-    play(test, workers=1, slots=1)
+    run_in_pool(test, workers=1, slots=1)
 
 
 def test_prints_of_an_environment_are_harmless():
@@ -225,10 +233,10 @@ def test_prints_of_an_environment_are_harmless():
             await env.reset({**TASK, "fault": "print"}, 0)
             assert (await env.step("print"))[0].text == "step 1"
 
-    play(test, workers=1, slots=1)
+    run_in_pool(test, workers=1, slots=1)
 
 
-def test_prints_of_days_do_not_pile_up(monkeypatch):
+def test_printed_output_is_bounded(monkeypatch):
     monkeypatch.setattr(pool_processes, "MAX_OUTPUT_BYTES", 60)
 
     async def test(pool):
@@ -240,70 +248,70 @@ def test_prints_of_days_do_not_pile_up(monkeypatch):
         size = os.fstat(worker._output.fileno()).st_size
         assert size < 120 and "printed by the environment" in worker._last_output()
 
-    play(test, workers=1, slots=1)
+    run_in_pool(test, workers=1, slots=1)
 
 
-def test_a_spare_stands_in_for_workers_that_start_slowly():
+def test_spare_worker_replaces_a_slow_start():
     async def test(pool):
-        await until(lambda: pool._spare is not None)
+        await wait_until(lambda: pool._spare is not None)
         spare = pool._spare.process_id
         os.kill(pool.worker_pids[0], signal.SIGKILL)
-        await until(lambda: pool.worker_pids == [spare])
-        assert await one_episode(pool)
-        await until(lambda: pool._spare is not None and pool._spare.process_id != spare)
+        await wait_until(lambda: pool.worker_pids == [spare])
+        assert await run_episode(pool)
+        await wait_until(lambda: pool._spare is not None and pool._spare.process_id != spare)
 
-    play(test, workers=1, slots=1, section={"start_s": 1.2})
+    run_in_pool(test, workers=1, slots=1, section={"start_s": 1.2})
 
 
 def test_cancelled_trajectories_leave_a_usable_environment():
     async def test(pool):
-        async def hangs():
+        async def step_slowly():
             async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 await env.step("nap")
 
-        task = asyncio.create_task(hangs())
+        task = asyncio.create_task(step_slowly())
         await asyncio.sleep(0.2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
+        assert await run_episode(pool) == ["step 1", "step 2", "step 3"]
 
-    play(test, "tests.helpers.faulty_envs:SLOW", workers=1, slots=1)
+    run_in_pool(test, "tests.helpers.faulty_envs:SLOW", workers=1, slots=1)
 
 
-def test_coroutine_environments_play_side_by_side_in_one_process():
+def test_coroutine_environments_run_concurrently_in_one_process():
     async def test(pool):
         order = []
 
-        async def one(name, action):
+        async def run_step(name, action):
             async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 await env.step(action)
                 order.append(name)
 
-        await asyncio.gather(one("slow", "sleep"), one("quick", "go"))
+        await asyncio.gather(run_step("slow", "sleep"), run_step("quick", "go"))
         assert order == ["quick", "slow"]
         async with pool.open_session() as env:
             await env.reset(TASK, 0)
-            await fails("timeout", env.step("hang"))
-        assert await one_episode(pool)
+            await expect_failure("timeout", env.step("hang"))
+        assert await run_episode(pool)
 
-    play(test, "tests.helpers.faulty_envs:ASYNC", workers=1, slots=2, step_timeout_s=1.0)
+    run_in_pool(test, "tests.helpers.faulty_envs:ASYNC", workers=1, slots=2, step_timeout_s=1.0)
 
 
 @pytest.mark.parametrize("placement", ["inline", "thread", "locked"])
 def test_placements_inside_the_process(placement):
     async def test(pool):
-        played = await asyncio.gather(*(one_episode(pool) for _ in range(6)))
-        assert played == [["step 1", "step 2", "step 3"]] * 6
+        episodes = await asyncio.gather(*(run_episode(pool) for _ in range(6)))
+        assert episodes == [["step 1", "step 2", "step 3"]] * 6
         for fault, kind in [("raise", "error"), ("none", "garbage"), ("hang", "timeout")]:
             async with pool.open_session() as env:
                 assert "start" in (await env.reset(TASK, 0)).text
-                await fails(kind, env.step(fault))
-            assert await one_episode(pool)
+                await expect_failure(kind, env.step(fault))
+            assert await run_episode(pool)
 
-    play(
+    run_in_pool(
         test,
         "tests.helpers.faulty_envs:LOCAL",
         workers=1,
@@ -313,20 +321,20 @@ def test_placements_inside_the_process(placement):
     )
 
 
-def test_one_call_at_a_time_where_the_class_is_locked():
+def test_locked_class_gets_one_call_at_a_time():
     async def test(pool):
-        async def one(begins):
+        async def step_after(delay_s):
             async with pool.open_session() as env:
                 await env.reset(TASK, 0)
-                await asyncio.sleep(begins)
+                await asyncio.sleep(delay_s)
                 return (await env.step("overlap"))[3]["overlap"]
 
-        assert not any(await asyncio.gather(*(one(0.0) for _ in range(4))))
+        assert not any(await asyncio.gather(*(step_after(0.0) for _ in range(4))))
 
-    play(test, "tests.helpers.faulty_envs:OVERLAP", workers=1, slots=4, placement="locked")
+    run_in_pool(test, "tests.helpers.faulty_envs:OVERLAP", workers=1, slots=4, placement="locked")
 
 
-def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_returns(monkeypatch):
+def test_hanging_call_in_a_locked_class_delays_the_others(monkeypatch):
     go_on = threading.Event()
     for name, value in {"go_on": go_on, "steps_begun": 0, "closed": 0}.items():
         monkeypatch.setattr(OverlapEnv, name, value)
@@ -334,30 +342,31 @@ def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_return
     async def test(pool):
         async with (
             pool.open_session() as hangs,
-            pool.open_session() as beside,
+            pool.open_session() as neighbour,
             pool.open_session() as late,
         ):
-            for env in (hangs, beside, late):
+            for env in (hangs, neighbour, late):
                 await env.reset(TASK, 0)
-            hung = asyncio.create_task(hangs.step("hang"))
-            waits = asyncio.create_task(beside.step("go"))
-            await fails("timeout", hung)
-            await fails("timeout", waits)
+            hanging_step = asyncio.create_task(hangs.step("hang"))
+            neighbour_step = asyncio.create_task(neighbour.step("go"))
+            await expect_failure("timeout", hanging_step)
+            await expect_failure("timeout", neighbour_step)
             for _ in range(3):
-                await fails(
+                await expect_failure(
                     "timeout", late.step("go")
-                )  # at its own deadline, however many have failed before
-            assert OverlapEnv.steps_begun == 1, "what was given up before its turn is not played"
+                )  # at its own deadline, after any number of failures
+            assert OverlapEnv.steps_begun == 1, "a call that timed out in the queue was executed"
             go_on.set()
-            observation = await beside.reset(TASK, 0)
+            observation = await neighbour.reset(TASK, 0)
             assert (
-                observation.text.startswith("start") and not (await beside.step("go"))[3]["overlap"]
+                observation.text.startswith("start")
+                and not (await neighbour.step("go"))[3]["overlap"]
             )
-            await until(lambda: OverlapEnv.closed == 3)
+            await wait_until(lambda: OverlapEnv.closed == 3)
         assert pool.counts["failed_timeout"] == 5
 
     try:
-        play(
+        run_in_pool(
             test,
             "tests.helpers.faulty_envs:OVERLAP",
             workers=1,
@@ -369,14 +378,14 @@ def test_a_call_that_hangs_in_a_locked_class_holds_up_the_others_until_it_return
         go_on.set()
 
 
-def test_what_a_late_make_brings_is_no_later_sessions_environment():
+def test_late_environment_is_not_used_by_later_sessions():
     async def test(pool):
         async with pool.open_session() as env:
-            await fails("timeout", env.reset(TASK, 0))
-        pool.section["start_s"] = 0  # the slots' own section
+            await expect_failure("timeout", env.reset(TASK, 0))
+        pool.section["start_s"] = 0  # the slots share this section
         async with pool.open_session() as env:
             first = (await env.reset(TASK, 0)).info["env"]
-            await asyncio.sleep(0.5)  # the late one is made meanwhile
+            await asyncio.sleep(0.5)  # the late environment is created meanwhile
             assert (await env.reset(TASK, 0)).info["env"] == first
 
     async def main():
@@ -392,13 +401,13 @@ def test_what_a_late_make_brings_is_no_later_sessions_environment():
 @pytest.mark.parametrize("placement", ["inline", "thread", "locked", "process"])
 @pytest.mark.parametrize("kind_of_env", ["LOCAL", "ASYNC"])
 @pytest.mark.parametrize("fault", ["time out", "run dry"])
-def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
+def test_timeout_and_stop_iteration_of_an_environment_are_errors(placement, kind_of_env, fault):
     async def test(pool):
         async with pool.open_session() as env, pool.open_session() as neighbour:
             await env.reset(TASK, 0)
             await neighbour.reset(TASK, 0)
             failed, (observation, *_) = await asyncio.gather(
-                fails("error", env.step(fault)), neighbour.step("go")
+                expect_failure("error", env.step(fault)), neighbour.step("go")
             )
             assert observation.text == "step 1" and (
                 "TimeoutError" in str(failed) or "StopIteration" in str(failed)
@@ -406,27 +415,29 @@ def test_what_an_environment_raises_is_no_hang(placement, kind_of_env, fault):
             assert (await neighbour.step("go"))[0].text == "step 2"
         assert pool.counts["failed_timeout"] == pool.counts["restarts"] == 0
 
-    play(test, f"tests.helpers.faulty_envs:{kind_of_env}", workers=1, slots=2, placement=placement)
+    run_in_pool(
+        test, f"tests.helpers.faulty_envs:{kind_of_env}", workers=1, slots=2, placement=placement
+    )
 
 
 @pytest.mark.parametrize("placement", ["thread", "locked"])
-def test_an_environment_that_exits_does_not_take_its_thread_along(placement):
+def test_environment_that_exits_does_not_end_its_thread(placement):
     async def test(pool):
         async with pool.open_session() as env:
             await env.reset(TASK, 0)
-            assert "SystemExit" in str(await fails("error", env.step("leave")))
-        assert await one_episode(pool) == ["step 1", "step 2", "step 3"]
+            assert "SystemExit" in str(await expect_failure("error", env.step("leave")))
+        assert await run_episode(pool) == ["step 1", "step 2", "step 3"]
 
-    play(test, "tests.helpers.faulty_envs:LOCAL", workers=1, slots=1, placement=placement)
+    run_in_pool(test, "tests.helpers.faulty_envs:LOCAL", workers=1, slots=1, placement=placement)
 
 
-def test_a_placement_that_does_not_exist_is_refused():
+def test_unknown_placement_is_refused():
     with pytest.raises(ValueError, check=mentions("inline", "thread", "locked", "process")):
         EnvironmentPool(FAULTY, placement="moon")
 
 
-def test_an_environment_that_cannot_start_ends_the_run_with_its_reason():
-    known = children()
+def test_environment_that_cannot_start_ends_the_run():
+    previous_children = children()
 
     async def start(section):
         await EnvironmentPool(FAULTY, section, 2, 1).start()
@@ -435,36 +446,36 @@ def test_an_environment_that_cannot_start_ends_the_run_with_its_reason():
         asyncio.run(start({"fail_start": True}))
     with pytest.raises(env_registry.MissingExtra, check=mentions("no_such_engine")):
         asyncio.run(start({"missing": True}))
-    assert not children() - known
+    assert not children() - previous_children
 
 
-def test_a_start_past_its_deadline_is_refused():
+def test_start_after_its_deadline_is_refused():
     async def start():
         await EnvironmentPool(FAULTY, {"start_s": 30}, 1, 1, start_timeout_s=0.5).start()
 
-    known = children()
+    previous_children = children()
     with pytest.raises(WorkerStartError, check=mentions("0.5 s")):
         asyncio.run(start())
-    assert not children() - known
+    assert not children() - previous_children
 
 
-def test_what_a_worker_started_goes_with_it():
+def test_children_of_a_worker_end_with_it():
     async def test(pool):
         async with pool.open_session() as env:
             await env.reset(TASK, 0)
             grandchild = (await env.step("child"))[3]["child"]
             assert psutil.pid_exists(grandchild)
-            await fails("timeout", env.step("hang"))
-            await until(lambda: not alive(grandchild))
+            await expect_failure("timeout", env.step("hang"))
+            await wait_until(lambda: not is_alive(grandchild))
 
-    play(test, workers=1, slots=1, step_timeout_s=0.5)
+    run_in_pool(test, workers=1, slots=1, step_timeout_s=0.5)
 
 
-def alive(pid):
+def is_alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_workers_die_with_a_killed_parent():
+def test_workers_end_with_a_killed_parent():
     code = textwrap.dedent(f"""
         import asyncio
         from agent_system.environments.pool.environment_pool import EnvironmentPool
@@ -479,17 +490,17 @@ def test_workers_die_with_a_killed_parent():
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
-    assert len(pids) == 2 and all(alive(pid) for pid in pids)
+    assert len(pids) == 2 and all(is_alive(pid) for pid in pids)
     parent.kill()
     parent.wait(timeout=10)
-    asyncio.run(until(lambda: not any(alive(pid) for pid in pids)))
+    asyncio.run(wait_until(lambda: not any(is_alive(pid) for pid in pids)))
 
 
-def test_images_and_numbers_arrive_as_they_were():
+def test_images_and_numbers_arrive_unchanged():
     async def test(pool):
         async with pool.open_session() as env:
             observation = await env.reset(TASK, 0)
             assert observation.image.shape == (2, 3, 3) and observation.image.dtype.name == "uint8"
             assert observation.image.sum() == 153 and observation.info["score"] == 7
 
-    play(test, "tests.helpers.faulty_envs:IMAGE", workers=1, slots=1)
+    run_in_pool(test, "tests.helpers.faulty_envs:IMAGE", workers=1, slots=1)

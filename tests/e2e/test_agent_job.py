@@ -1,6 +1,4 @@
-"""A run that trains through the endpoint: an agent behind an ``openai`` client plays the number
-line with a random policy, two steps.
-"""
+"""Trains an agent behind an ``openai`` client: the number line, a random policy, two steps."""
 
 import pytest
 
@@ -14,7 +12,7 @@ TIMEOUT_S = 240
 GONE_S = 20
 STEPS = 2
 AGENT = "tests.helpers.line_agent"
-WORDS = [
+OVERRIDES = [
     "actor_rollout_ref.actor.dtype=float32",
     "actor_rollout_ref.actor.optim.lr=1e-3",
     "actor_rollout_ref.rollout.name=hf",
@@ -41,23 +39,23 @@ WORDS = [
 ]
 
 
-def test_an_agent_behind_an_openai_client_is_trained(tmp_path):
+def test_agent_behind_an_openai_client_is_trained(tmp_path):
     run = tmp_path / "run"
     policy = make_tiny_policy(tmp_path / "policy", std=0.2)
-    places = [f"actor_rollout_ref.model.path={policy}", f"trainer.default_local_dir={run}"]
-    job = start([*WORDS, *places], tmp_path / "log.txt")
+    path_overrides = [f"actor_rollout_ref.model.path={policy}", f"trainer.default_local_dir={run}"]
+    job = start([*OVERRIDES, *path_overrides], tmp_path / "log.txt")
     job.finish(TIMEOUT_S)
     assert job.left_over(GONE_S) == []
     metrics = read_metrics(run)
     assert [record["step"] for record in metrics] == list(range(1, STEPS + 1))
     for record in metrics:
         assert record["rollout/aborted"] == 0.0
-        # The trainer finds the tokens where the engine sampled them.
+        # The trainer and the engine agree on the sampled tokens.
         assert record["training/rollout_log_probs_diff_max"] < 1e-3
     assert max(record["actor/grad_norm"] for record in metrics) > 0
     versions = [record["rollout/policy_version"] for record in metrics]
-    assert versions[1] > versions[0], "the second batch was sampled with new weights"
+    assert versions[1] > versions[0], "the second batch was generated with old weights"
     assert "val/success_rate" in metrics[-1]
     rows = list(jsonl.read(run / "rollouts" / f"{STEPS}.jsonl"))
-    assert len({row["traj_uid"] for row in rows}) == len(rows) == 16, "each play is one row"
+    assert len({row["traj_uid"] for row in rows}) == len(rows) == 16, "a trajectory is not one row"
     assert max(row["length"] for row in rows) > 1

@@ -1,4 +1,4 @@
-"""``main_audit`` as a user starts it: a run that has been trained for a step, and is then asked."""
+"""Runs ``main_audit`` as a user does, on a run that was trained for one step."""
 
 import json
 import sys
@@ -13,16 +13,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TIMEOUT_S = 180
 GONE_S = 20
 POINTS = 6
-PLAYS = 2
+ALTERNATIVES_PER_LEVEL = 2
 BATCH = 2
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> tuple[Job, Path]:
-    """The finished audit and its run directory."""
+    """Return the finished audit and its run directory."""
     root = tmp_path_factory.mktemp("audit")
     run = root / "run"
-    words = [
+    overrides = [
         "--config-name",
         "relay",
         f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay",
@@ -34,43 +34,49 @@ def job(tmp_path_factory) -> tuple[Job, Path]:
         f"data.train_batch_size={BATCH}",
         "env.rollout.n=4",
     ]
-    trained = Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], root / "train.txt")
+    trained = Job([sys.executable, "-m", "verl.trainer.main_ppo", *overrides], root / "train.txt")
     trained.finish(TIMEOUT_S)
-    few = [f"algorithm.rlvcr.audit_points={POINTS}", f"algorithm.rlvcr.audit_plays={PLAYS}"]
-    asked = Job([sys.executable, "-m", "verl.trainer.main_audit", str(run), *few], root / "log.txt")
-    asked.finish(TIMEOUT_S)
-    return asked, run
+    audit_overrides = [
+        f"algorithm.rlvcr.audit_points={POINTS}",
+        f"algorithm.rlvcr.audit_plays={ALTERNATIVES_PER_LEVEL}",
+    ]
+    audit = Job(
+        [sys.executable, "-m", "verl.trainer.main_audit", str(run), *audit_overrides],
+        root / "log.txt",
+    )
+    audit.finish(TIMEOUT_S)
+    return audit, run
 
 
-def test_every_point_was_played_on_at_every_level(job):
-    kept = json.loads((job[1] / "audit" / "audit.json").read_text())
-    assert len(kept["points"]) == POINTS
-    # From the plays of more tasks than a batch of the run has.
-    assert len({point["task"] for point in kept["points"]}) > BATCH
-    for point in kept["points"]:
-        assert [len(earned) for earned in point["returns"]] == [PLAYS] * 4
+def test_every_point_has_executed_alternatives_at_every_level(job):
+    record = json.loads((job[1] / "audit" / "audit.json").read_text())
+    assert len(record["points"]) == POINTS
+    # The points come from more tasks than one batch of the run has.
+    assert len({point["task"] for point in record["points"]}) > BATCH
+    for point in record["points"]:
+        assert [len(returns) for returns in point["returns"]] == [ALTERNATIVES_PER_LEVEL] * 4
         assert {"grpo", "gigpo", "rlvcr_additive", "copo"} <= set(point["step_scores"])
         assert len(point["scores"]["rlvcr_posterior"]) == 4
-    assert "values" in kept["skipped"]["gae"]
+    assert "values" in record["skipped"]["gae"]
 
 
-def test_the_policy_is_the_newest_checkpoint(job):
-    said = job[0].log.read_text()
-    assert "global_step_1" in said and "has no checkpoint" not in said
+def test_policy_is_the_newest_checkpoint(job):
+    log = job[0].log.read_text()
+    assert "global_step_1" in log and "has no checkpoint" not in log
 
 
-def test_what_scores_say_is_on_record_and_in_the_report(job):
+def test_score_agreement_is_recorded_and_in_the_report(job):
     (metrics,) = read_metrics(job[1] / "audit")
     assert metrics["audit/points"] == POINTS
     assert -1 <= metrics["audit/scores/deeper/all_levels"] <= 1
-    said = job[0].log.read_text()
-    assert "Effects of levels" in said and "Agreement of credit rules with effects" in said
+    log = job[0].log.read_text()
+    assert "Effects of levels" in log and "Agreement of credit rules with effects" in log
     page = (job[1] / "audit" / "report.html").read_text()
     assert "<h2>Credit audit</h2>" in page
-    # The plays whose steps were returned to.
+    # The trajectories that were continued from their steps.
     assert (job[1] / "audit" / "rollouts" / "1.jsonl").exists()
 
 
-def test_the_run_itself_is_left_as_it_was(job):
+def test_audited_run_is_unchanged(job):
     assert len(read_metrics(job[1])) == 1
     assert job[0].left_over(GONE_S) == []

@@ -1,5 +1,5 @@
-"""``main_eval`` as a user starts it: the trained policy of the experiments on a few tasks of relay,
-under every rule.
+"""Runs ``main_eval`` as a user does: the trained relay policy on a few tasks, with all level
+rules.
 """
 
 import sys
@@ -18,9 +18,9 @@ RULES = ["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory) -> tuple[Job, Path]:
-    """The finished measurement and its run directory."""
+    """Return the finished evaluation and its run directory."""
     root = tmp_path_factory.mktemp("evaluation")
-    words = [
+    overrides = [
         "--config-name",
         "relay",
         f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay",
@@ -28,15 +28,15 @@ def job(tmp_path_factory) -> tuple[Job, Path]:
         "env.val_tasks=8",
         "actor_rollout_ref.rollout.val_kwargs.n=2",
     ]
-    started = Job([sys.executable, "-m", "verl.trainer.main_eval", *words], root / "log.txt")
-    started.finish(TIMEOUT_S)
-    return started, root / "run"
+    evaluation = Job([sys.executable, "-m", "verl.trainer.main_eval", *overrides], root / "log.txt")
+    evaluation.finish(TIMEOUT_S)
+    return evaluation, root / "run"
 
 
-def test_every_rule_is_on_record(job):
+def test_every_rule_is_recorded(job):
     (metrics,) = read_metrics(job[1])
-    found = [key.split("/")[2] for key in metrics if key.startswith("val/levels/")]
-    assert list(dict.fromkeys(found)) == RULES
+    recorded_rules = [key.split("/")[2] for key in metrics if key.startswith("val/levels/")]
+    assert list(dict.fromkeys(recorded_rules)) == RULES
     for rule in RULES:
         values = {
             name: metrics[f"val/levels/{rule}/{name}"]
@@ -53,12 +53,12 @@ def test_every_rule_is_on_record(job):
     tokens = [metrics[f"val/levels/level_{level}/tokens_per_step"] for level in (1, 2, 3, 4)]
     assert tokens == sorted(tokens)
     difference = tokens[3] - metrics["val/levels/oracle/tokens_per_step"]
-    place = "val/levels_less_oracle/level_4/tokens_per_step_difference"
-    assert metrics[place] == pytest.approx(difference)
-    assert metrics[f"{place}_low"] <= difference <= metrics[f"{place}_high"]
+    key = "val/levels_less_oracle/level_4/tokens_per_step_difference"
+    assert metrics[key] == pytest.approx(difference)
+    assert metrics[f"{key}_low"] <= difference <= metrics[f"{key}_high"]
 
 
-def test_situations_are_on_record(job):
+def test_situations_are_recorded(job):
     (metrics,) = read_metrics(job[1])
     shares = [metrics[f"val/levels_in/+7/share_{level}"] for level in (1, 2, 3, 4)]
     assert sum(shares) == pytest.approx(1.0)
@@ -66,18 +66,18 @@ def test_situations_are_on_record(job):
 
 
 def test_tables_and_frontier_are_shown(job):
-    started, run = job
-    said = started.log.read_text()
-    assert "Success and tokens of level rules" in said and "Levels chosen in each situation" in said
+    evaluation, run = job
+    log = evaluation.log.read_text()
+    assert "Success and tokens of level rules" in log and "Levels chosen in each situation" in log
     assert (
-        "Difference to free, paired by task" in said
-        and "Difference to oracle, paired by task" in said
+        "Difference to free, paired by task" in log
+        and "Difference to oracle, paired by task" in log
     )
     page = (run / "report.html").read_text()
     assert "<h2>The choice of level</h2>" in page
     assert "tokens per turn, including forced levels" in page
     assert all(f">{rule.replace('_', ' ')}</text>" in page for rule in RULES)
-    # Each of the points has an interval both ways.
+    # Each point has an interval in both directions.
     frontier = page.partition("<h2>The choice of level</h2>")[2].partition("</section>")[0]
     assert frontier.count('class="whisker') == 2 * len(RULES)
 

@@ -1,5 +1,6 @@
-"""The report in a browser: clicks, keys, width, colours. Screenshots are kept in the folder that
-``RLVCR_SCREENSHOTS`` names.
+"""Tests of the report in a browser: clicks, keys, width, colours.
+
+Screenshots are written to the folder in ``RLVCR_SCREENSHOTS``.
 """
 
 import os
@@ -46,41 +47,41 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
+def screenshots(tmp_path_factory):
     folder = Path(os.environ.get("RLVCR_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def values_of(browser, selector, what="textContent"):
+def read_values(browser, selector, what="textContent"):
     return browser.evaluate(
         f"[...document.querySelectorAll('{selector}')].map((node) => node.{what})"
     )
 
 
-def test_a_point_of_a_curve_opens_the_plays_of_its_step(browser, report):
+def test_point_of_a_curve_opens_the_trajectories_of_its_step(browser, report):
     browser.show(report)
     browser.click("svg.opens[aria-label^='Success rate']", right=0.06, down=0.6)
-    # Step 0 has been measured on held-out tasks alone.
+    # Step 0 has only validation trajectories.
     assert browser.evaluate("[kind.value, step.value]") == ["val", "0"]
     browser.click("svg.opens[aria-label^='Policy loss']", right=0.2)
     assert browser.evaluate("[kind.value, step.value]") == ["train", "1"]
-    assert len(values_of(browser, "button.play")) == 32
+    assert len(read_values(browser, "button.play")) == 32
 
 
-def test_a_bar_of_the_returns_opens_its_plays(browser, report):
+def test_return_bar_opens_its_trajectories(browser, report):
     browser.show(report)
-    bars = values_of(browser, ".bin", "getAttribute('aria-label')")
+    bars = read_values(browser, ".bin", "getAttribute('aria-label')")
     assert [label.split(":")[0] for label in bars] == ["return 0", "return 1"]
     browser.click(".bin:last-of-type .hit")
-    won = int(bars[1].split()[2])
-    assert set(values_of(browser, "button.play .outcome")) == {"success"}
-    assert len(values_of(browser, "button.play")) == won
+    num_successes = int(bars[1].split()[2])
+    assert set(read_values(browser, "button.play .outcome")) == {"success"}
+    assert len(read_values(browser, "button.play")) == num_successes
     browser.click(".bin.chosen .hit")
-    assert len(values_of(browser, "button.play")) == 32
+    assert len(read_values(browser, "button.play")) == 32
 
 
-def test_the_keyboard_alone_reads_plays(browser, report):
+def test_keyboard_navigates_the_trajectories(browser, report):
     browser.show(report)
     browser.evaluate("document.querySelector('#list button').focus()")
     browser.press("j")
@@ -104,24 +105,26 @@ def test_the_keyboard_alone_reads_plays(browser, report):
     assert browser.evaluate("[kind.value, step.value]") == ["train", "12"]
 
 
-def test_what_a_play_says_stays_text(browser, report):
+def test_texts_of_a_trajectory_are_not_markup(browser, report):
     browser.show(f"{report}#train-1/0")
     browser.wait("!shown.hidden")
     assert browser.evaluate("document.title") == "rlvcr / quickstart"
     for selector in ("#shown h3", "#shown .observation", "#shown .turn .response", "#list .group"):
-        assert HOSTILE in values_of(browser, selector)[0], selector
+        assert HOSTILE in read_values(browser, selector)[0], selector
     assert browser.evaluate("document.querySelectorAll('main script, main img').length") == 0
 
 
-def test_the_plays_of_a_group_stand_side_by_side(browser, report):
+def test_trajectories_of_a_group_are_shown_side_by_side(browser, report):
     browser.show(f"{report}#train-12/3")
     browser.press("g")
     browser.wait("document.querySelector('.besides') !== null")
-    assert len(values_of(browser, ".besides th[scope=col]")) == 8
-    assert values_of(browser, ".besides th[scope=col] .outcome")[:2] == ["success", "failure"]
-    marked = len(values_of(browser, ".besides td.parts"))
-    said = [text for text in values_of(browser, ".besides th p") if "differs from turn" in text]
-    assert marked == len(said) > 0
+    assert len(read_values(browser, ".besides th[scope=col]")) == 8
+    assert read_values(browser, ".besides th[scope=col] .outcome")[:2] == ["success", "failure"]
+    marked = len(read_values(browser, ".besides td.parts"))
+    differences = [
+        text for text in read_values(browser, ".besides th p") if "differs from turn" in text
+    ]
+    assert marked == len(differences) > 0
     browser.click(".besides th[scope=col]:nth-child(3) button")
     browser.wait("document.querySelector('.besides .outcome').textContent === 'failure'")
     assert browser.evaluate("location.hash").endswith("/group")
@@ -129,28 +132,28 @@ def test_the_plays_of_a_group_stand_side_by_side(browser, report):
     browser.wait("document.querySelector('.besides') === null")
 
 
-def test_an_arrow_of_the_state_graph_opens_the_plays_that_took_it(browser, report, kept):
+def test_arrow_of_the_state_graph_opens_its_trajectories(browser, report, screenshots):
     browser.show(f"{report}#train-12/3")
     browser.press("s")
     browser.wait("document.querySelector('svg.states') !== null")
-    colours = values_of(browser, ".way .edge", "getAttribute('class')")
+    colours = read_values(browser, ".way .edge", "getAttribute('class')")
     assert {"edge up", "edge down"} <= set(colours)
-    states = values_of(browser, ".state", "getAttribute('aria-label')")
+    states = read_values(browser, ".state", "getAttribute('aria-label')")
     assert "at countertop 1" in states and {"success", "failure"} <= set(states)
     browser.click(".way")
-    assert "credit" in values_of(browser, ".told b")[0]
+    assert "credit" in read_values(browser, ".told b")[0]
     browser.evaluate("shown.scrollIntoView()")
-    browser.screenshot(kept / "states.png")
+    browser.screenshot(screenshots / "states.png")
     browser.click(".told button")
     browser.wait("document.querySelector('svg.states') === null")
     assert re.fullmatch(r"#train-12/\d", browser.evaluate("location.hash"))
 
 
-def test_tokens_take_the_colour_of_one_of_their_numbers(browser, report):
+def test_tokens_are_coloured_by_the_selected_number(browser, report):
     browser.show(f"{report}#train-12/3")
     choose = "(() => { const s = document.querySelector('.overlays select'); s.value = '%s';"
     choose += "s.dispatchEvent(new Event('change')); })()"
-    assert values_of(browser, ".overlays option", "value") == [
+    assert read_values(browser, ".overlays option", "value") == [
         "advantage",
         "entropy",
         "gap",
@@ -163,14 +166,16 @@ def test_tokens_take_the_colour_of_one_of_their_numbers(browser, report):
         ("advantage", "up"),
     ):
         browser.evaluate(choose % name)
-        assert len(values_of(browser, f".turn .response .{style}")) > 0, name
-    # What was not sampled has no advantage.
-    assert values_of(browser, ".turn .response span", "className")[0] == ""
+        assert len(read_values(browser, f".turn .response .{style}")) > 0, name
+    # A token that was not sampled has no advantage.
+    assert read_values(browser, ".turn .response span", "className")[0] == ""
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_fits_and_follows_the_colours_of_the_system(browser, report, kept, size, dark):
+def test_page_fits_the_screen_and_follows_the_colour_scheme(
+    browser, report, screenshots, size, dark
+):
     browser.show(report, size, dark)
     browser.wait("!shown.hidden")
     assert browser.evaluate("document.documentElement.scrollWidth") <= size[0]
@@ -179,11 +184,11 @@ def test_the_page_fits_and_follows_the_colours_of_the_system(browser, report, ke
     assert (red < 60) == dark
     browser.evaluate("plays.scrollIntoView()")
     name = f"plays_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
-    browser.screenshot(kept / name)
-    assert (kept / name).stat().st_size > 10_000
+    browser.screenshot(screenshots / name)
+    assert (screenshots / name).stat().st_size > 10_000
 
 
-def test_a_page_of_several_runs_fits_a_phone_and_opens_no_plays(browser, tmp_path):
+def test_comparison_page_fits_a_phone_and_opens_no_trajectories(browser, tmp_path):
     runs = [
         fake_run(tmp_path / f"{name}_{seed}", 4, 2, rollouts=False, seed=seed, estimator=name)
         for name in ("rlvcr", "grpo")
@@ -191,22 +196,22 @@ def test_a_page_of_several_runs_fits_a_phone_and_opens_no_plays(browser, tmp_pat
     ]
     browser.show(write_comparison(runs).as_uri(), PHONE)
     assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
-    assert len(values_of(browser, "path.band")) > 10
-    assert values_of(browser, "svg.opens, #plays") == []
+    assert len(read_values(browser, "path.band")) > 10
+    assert read_values(browser, "svg.opens, #plays") == []
 
 
-def test_a_step_without_plays_shows_the_nearest_that_has_some(browser, report):
+def test_step_without_trajectories_shows_the_nearest(browser, report):
     browser.show(report)
     browser.click("svg.opens[aria-label^='Policy loss']", right=0.55)
     assert browser.evaluate("[kind.value, step.value]") in (["train", "1"], ["train", "12"])
     browser.evaluate("step.value = 'all'; step.dispatchEvent(new Event('change'))")
-    assert len(values_of(browser, "button.play")) == 60
-    # The rest is made when it is reached.
+    assert len(read_values(browser, "button.play")) == 60
+    # The rest of the list is added when it is scrolled into view.
     browser.evaluate("list.lastElementChild.scrollIntoView()")
     browser.wait("document.querySelectorAll('button.play').length === 64")
 
 
-def test_a_page_that_is_served_follows_its_run(browser, tmp_path):
+def test_served_page_follows_its_run(browser, tmp_path):
     run_dir = fake_run(tmp_path / "run", steps=2, validate_every=2)
     with LiveServer(run_dir, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -220,9 +225,9 @@ def test_a_page_that_is_served_follows_its_run(browser, tmp_path):
         jsonl.append(run_dir / "metrics.jsonl", metrics)
         browser.wait("step.options.length === 4 && live.textContent === 'live'")
         assert "step 3 of 30" in browser.evaluate("head.textContent")
-        # What is being read stays, and so does the keyboard.
-        kept = "[step.value, location.hash, document.activeElement.dataset.place, window.mark]"
-        assert browser.evaluate(kept) == ["2", "#train-2/1", "2", 1]
+        # The shown trajectory and the keyboard focus stay.
+        selection = "[step.value, location.hash, document.activeElement.dataset.place, window.mark]"
+        assert browser.evaluate(selection) == ["2", "#train-2/1", "2", 1]
         browser.evaluate("document.activeElement.blur()")
         browser.click("svg.opens[aria-label^='Policy loss']", right=0.95)
         assert browser.evaluate("[kind.value, step.value]") == ["train", "3"]
@@ -233,7 +238,7 @@ def test_a_page_that_is_served_follows_its_run(browser, tmp_path):
     browser.wait("live.textContent.startsWith('not live')")
 
 
-def test_no_browser_is_named_by_accident(monkeypatch):
+def test_browser_is_found_on_the_path_or_by_variable(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.delenv("RLVCR_BROWSER", raising=False)
     assert find_browser() is None

@@ -1,8 +1,7 @@
-"""The vLLM engine on CPU: what it samples, and what it says about it, is what transformers says on
-the same tokens.
+"""Tests of the vLLM engine on CPU against transformers on the same tokens.
 
-Weights are perturbed strongly before a sync, because a part of the engine that keeps old weights
-raises no error.
+The tests perturb weights strongly before a sync: a part of the engine that keeps old weights raises
+no error.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -21,7 +20,7 @@ from verl.utils.sampling import SamplingRequest, StopReason
 pytest.importorskip("vllm")
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="the CPU engine; CUDA has tests of its own"
+    torch.cuda.is_available(), reason="tests the CPU engine; CUDA has its own tests"
 )
 TIMEOUT_S = 240
 END = 1  # <|im_end|> in the tiny tokenizer
@@ -29,19 +28,21 @@ CASES = [("float32", True), ("float32", False), ("bfloat16", True), ("bfloat16",
 
 
 @dataclass
-class Case:
-    """An engine in another process and the policy it was started from."""
+class EngineCase:
+    """Engine in another process, and the policy that it was started with."""
 
     pool: ProcessPoolExecutor
     directory: Path
     dtype: str
 
     def call(self, function, *args):
-        """Run a function of ``vllm_process`` where the engine is."""
+        """Run a function of ``vllm_process`` in the process of the engine."""
         return self.pool.submit(function, *args).result(timeout=TIMEOUT_S)
 
     def differences(self, model, requests):
-        """|log-prob of the engine - of ``model``| on every token sampled, and the results."""
+        """Return |log-prob of the engine - log-prob of ``model``| per sampled token, and the
+        results.
+        """
         results = self.call(remote.serve, requests)
         gaps = []
         for request in requests:
@@ -66,7 +67,7 @@ def pool():
 def case(request, pool, tmp_path_factory):
     dtype, tie = request.param
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), tie=tie, std=0.07)
-    case = Case(pool, directory, dtype)
+    case = EngineCase(pool, directory, dtype)
     case.call(remote.start, str(directory), dtype)
     yield case
     case.call(remote.stop)
@@ -74,39 +75,41 @@ def case(request, pool, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(pool, tmp_path_factory):
-    """A float32 engine with tied embeddings for all that does not depend on the precision."""
+    """Start a float32 engine with tied embeddings, for tests that do not depend on the
+    precision.
+    """
     directory = make_tiny_policy(tmp_path_factory.mktemp("policy"), std=0.1)
-    case = Case(pool, directory, "float32")
+    case = EngineCase(pool, directory, "float32")
     case.call(remote.start, str(directory), "float32")
     return case
 
 
-def test_logprobs_agree_before_and_after_a_sync_of_changed_weights(case):
-    def close(gaps):
+def test_log_probs_agree_before_and_after_a_weight_sync(case):
+    def are_close(gaps):
         return gaps.max() < 1e-3 if case.dtype == "float32" else gaps.mean() < 2e-2
 
     model = load(case.directory)
     gaps, results = case.differences(model, ask(8, max_tokens=20))
-    assert close(gaps), (gaps.mean(), gaps.max())
+    assert are_close(gaps), (gaps.mean(), gaps.max())
     assert {result.policy_version for result in results.values()} == {0}
     weights = perturb(model)
     stale = case.differences(model, ask(8, max_tokens=20))[0]
-    assert stale.mean() > 0.1, "the perturbation is too weak to notice a part that was not renewed"
+    assert stale.mean() > 0.1, "the perturbation is too weak to detect a part with old weights"
     case.call(remote.update, weights, 5)
     gaps, results = case.differences(model, ask(8, max_tokens=20))
-    assert close(gaps), (gaps.mean(), gaps.max())
+    assert are_close(gaps), (gaps.mean(), gaps.max())
     assert {result.policy_version for result in results.values()} == {5}
     case.call(remote.update, perturb(model, seed=2), 6)
     gaps, _ = case.differences(model, ask(8, max_tokens=20))
-    assert close(gaps), (gaps.mean(), gaps.max())
+    assert are_close(gaps), (gaps.mean(), gaps.max())
 
 
-def test_a_compiled_engine_follows_changed_weights(tmp_path):
+def test_compiled_engine_follows_changed_weights(tmp_path):
     directory = make_tiny_policy(tmp_path / "policy", std=0.07)
     model = load(directory)
-    # A process of its own: in the other one nothing can be compiled any more.
+    # Use a new process: nothing can be compiled any more in the shared one.
     with remote.one_process() as pool:
-        case = Case(pool, directory, "float32")
+        case = EngineCase(pool, directory, "float32")
         case.call(remote.start, str(directory), "float32", False)
         assert case.differences(model, ask(8, max_tokens=20))[0].max() < 1e-3
         case.call(remote.update, perturb(model), 5)
@@ -124,7 +127,7 @@ def test_a_compiled_engine_follows_changed_weights(tmp_path):
         {"temperature": 0.0},
     ],
 )
-def test_logprobs_are_those_after_temperature_and_truncation(engine, sampling):
+def test_log_probs_include_temperature_and_truncation(engine, sampling):
     gaps, _ = engine.differences(load(engine.directory), ask(8, **sampling))
     assert gaps.max() < 1e-3
 
@@ -147,7 +150,7 @@ def test_tokens_follow_the_distribution(engine):
     assert abs(chi_square - freedom) < 5 * np.sqrt(2 * freedom)
 
 
-def test_the_seed_decides_whatever_shares_the_batch(engine):
+def test_seed_determines_the_tokens_in_any_batch(engine):
     together = engine.call(remote.serve, ask(8))
     staggered = engine.call(remote.serve_staggered, ask(8))
     for name, result in together.items():
@@ -162,7 +165,7 @@ def test_the_seed_decides_whatever_shares_the_batch(engine):
     assert engine.call(remote.serve, other)["r0"].token_ids != together["r0"].token_ids
 
 
-def test_a_prompt_seen_before_comes_from_the_prefix_cache(engine):
+def test_repeated_prompt_comes_from_the_prefix_cache(engine):
     long = SamplingRequest("p", [(3 * i) % 380 + 5 for i in range(200)], 4, seed=1)
     first, second = (engine.call(remote.serve, [long])["p"] for _ in range(2))
     assert second.info["cached_tokens"] >= 160
@@ -170,15 +173,15 @@ def test_a_prompt_seen_before_comes_from_the_prefix_cache(engine):
     assert second.token_ids == first.token_ids
 
 
-def test_stop_strings_end_the_segment_and_their_tokens_are_kept(engine):
+def test_stop_strings_end_the_segment_and_keep_their_tokens(engine):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(engine.directory)
-    free = engine.call(remote.serve, ask(8, max_tokens=20))
+    unstopped = engine.call(remote.serve, ask(8, max_tokens=20))
     kinds = {"one token": 0, "several": 0}
     requests, expected = [], {}
     for request in ask(8, max_tokens=20):
-        ids = free[request.request_id].token_ids
+        ids = unstopped[request.request_id].token_ids
         width = 1 if len(requests) % 2 else 2
         texts = [tokenizer.decode(ids[i : i + width]) for i in range(2, len(ids) - width)]
         request.stop = tuple(text for text in texts if text.isascii() and text.strip())[:1]
@@ -207,29 +210,32 @@ def test_lengths_end_at_max_tokens_and_at_the_context(engine):
     assert {result.stop_reason for result in results.values()} == {StopReason.LENGTH}
 
 
-def test_what_cannot_be_served_is_refused_with_the_reason(engine):
+def test_invalid_request_is_refused_with_the_reason(engine):
     message = engine.call(remote.refusal, "add", SamplingRequest("x", [5] * 256, 3))
     assert message.startswith("ValueError") and "max_model_len" in message
     assert "vocabulary" in engine.call(remote.refusal, "add", SamplingRequest("x", [5, 4000], 3))
 
 
-def test_aborted_requests_leave_no_trace(engine):
+def test_aborted_requests_do_not_change_the_others(engine):
     alone = engine.call(remote.serve, ask(4))
     results = engine.call(remote.serve_and_abort, ask(4), ["r1", "r3", "unknown"])
     assert sorted(results) == ["r0", "r2"]
     assert results["r0"].token_ids == alone["r0"].token_ids
 
 
-def test_weights_that_vllm_drops_are_noticed(engine):
+def test_weights_that_vllm_drops_are_detected(engine):
     model = load(engine.directory)
     weights = [(name, 2 * value.detach().numpy()) for name, value in model.named_parameters()]
-    assert engine.call(remote.lost_update, weights, False) == (0, "")  # and the trainer sees none
-    taken, error = engine.call(remote.lost_update, weights, True)
-    assert taken == 0 and "that can be read back differ from them: model." in error
+    assert engine.call(remote.lost_update, weights, False) == (
+        0,
+        "",
+    )  # the trainer sees no difference either
+    received, error = engine.call(remote.lost_update, weights, True)
+    assert received == 0 and "that can be read back differ from them: model." in error
 
 
 @pytest.mark.parametrize("damage", ["missing", "renamed", "reshaped"])
-def test_weights_of_another_model_are_refused_with_their_names(engine, tmp_path, damage):
+def test_weights_of_another_model_are_refused_by_name(engine, tmp_path, damage):
     directory = make_tiny_policy(tmp_path / "policy")
     weights = load_file(directory / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
@@ -241,10 +247,10 @@ def test_weights_of_another_model_are_refused_with_their_names(engine, tmp_path,
     assert message.startswith("UnusableWeights") and name in message
 
 
-def test_the_worker_serves_new_requests_while_others_run_and_after_an_update(engine):
+def test_worker_serves_joining_requests_and_new_weights(engine):
     model = load(engine.directory)
     with torch.no_grad():
-        model.model.embed_tokens.weight[END] *= 4  # tied: the end of turn becomes likely
+        model.model.embed_tokens.weight[END] *= 4  # tied weights: the end of turn becomes likely
     weights = [(name, parameter.detach().numpy()) for name, parameter in model.named_parameters()]
     first = ask(4, max_tokens=100)
     second = [SamplingRequest(f"s{i}", r.prompt_ids, 60, seed=r.seed) for i, r in enumerate(ask(4))]

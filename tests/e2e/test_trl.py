@@ -1,4 +1,4 @@
-"""Twenty questions end to end: the training script, TRL with vLLM colocated on CPU, and
+"""Twenty questions end to end: the training script, TRL with colocated vLLM on CPU, and
 ``main_ppo``.
 """
 
@@ -28,8 +28,8 @@ TINY = [
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory):
-    """What the training script leaves at its smallest size: (directory, what it printed)."""
+def trained_directory(tmp_path_factory):
+    """Run the training script at its smallest size; return its directory and its output."""
     directory = tmp_path_factory.mktemp("twenty_questions")
     command = [sys.executable, "scripts/train_twenty_questions.py", f"--out={directory}", *TINY]
     job = Job(command, directory / "log.txt")
@@ -37,20 +37,20 @@ def taught(tmp_path_factory):
     return directory, (directory / "log.txt").read_text()
 
 
-def test_the_script_prints_success_before_and_after(taught):
-    directory, printed = taught
+def test_script_prints_success_before_and_after_training(trained_directory):
+    directory, output = trained_directory
     line = r"success \d+\.\d% on training words, \d+\.\d% on held-out words; \d+\.\d turns per game"
-    assert re.search(rf"^before: {line}$.*^after: {line}$", printed, re.MULTILINE | re.DOTALL)
+    assert re.search(rf"^before: {line}$.*^after: {line}$", output, re.MULTILINE | re.DOTALL)
     result = json.loads((directory / "result.json").read_text())
     for when in ("before", "after"):
         assert all(math.isfinite(value) for value in result[when].values())
     assert (directory / "trained" / "model.safetensors").is_file()
 
 
-def test_the_same_policy_trains_under_main_ppo(taught, tmp_path):
-    words = [
+def test_trained_policy_continues_under_main_ppo(trained_directory, tmp_path):
+    overrides = [
         "--config-name=twenty_questions",
-        f"actor_rollout_ref.model.path={taught[0] / 'imitation'}",
+        f"actor_rollout_ref.model.path={trained_directory[0] / 'imitation'}",
         "actor_rollout_ref.rollout.name=hf",
         "data.train_batch_size=2",
         "env.rollout.n=2",
@@ -62,16 +62,14 @@ def test_the_same_policy_trains_under_main_ppo(taught, tmp_path):
         "trainer.test_freq=-1",
         "trainer.val_before_train=false",
     ]
-    start(words, tmp_path / "log.txt").finish(TIMEOUT_S)
+    start(overrides, tmp_path / "log.txt").finish(TIMEOUT_S)
     metrics = read_metrics(tmp_path / "run")
     assert [record["step"] for record in metrics] == [1, 2]
     assert all(math.isfinite(record["episode/success_rate"]) for record in metrics)
 
 
-def test_vllm_colocated_on_cpu_follows_the_trainer(tmp_path):
-    """The engine samples with the trainer's weights, also after they changed; without the sync it
-    would not.
-    """
+def test_colocated_vllm_follows_the_weights_of_the_trainer(tmp_path):
+    """After a change of the weights, the engine differs without a sync and agrees after it."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
     if torch.cuda.is_available():
@@ -81,9 +79,7 @@ def test_vllm_colocated_on_cpu_follows_the_trainer(tmp_path):
         tmp_path / "log.txt",
     )
     job.finish(TIMEOUT_S)
-    found = json.loads(
-        re.findall(r"^\{.*\}$", (tmp_path / "log.txt").read_text(), re.MULTILINE)[-1]
-    )
-    assert max(found["start"], found["synced"]) < 0.1, "bfloat16: TRL leaves vLLM's dtype at auto"
-    assert found["stale"] > 1.0, "the change of weights is too small to be noticed"
-    assert found["steps"] == 1
+    gaps = json.loads(re.findall(r"^\{.*\}$", (tmp_path / "log.txt").read_text(), re.MULTILINE)[-1])
+    assert max(gaps["start"], gaps["synced"]) < 0.1, "above the tolerance of bfloat16, TRL's dtype"
+    assert gaps["stale"] > 1.0, "the change of weights is too small to be detected"
+    assert gaps["steps"] == 1

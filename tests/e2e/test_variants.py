@@ -1,6 +1,4 @@
-"""Every kind of run the recipe knows, two steps each: a tiny policy on the number line, the engine
-without vLLM.
-"""
+"""Runs each kind of training for two steps: a tiny policy on the number line, without vLLM."""
 
 import math
 from functools import partial
@@ -44,65 +42,69 @@ DRIFT = "training/rollout_log_probs_diff_max"
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> Path:
-    """A policy that mostly answers in the form of a step."""
+    """Write a policy that mostly follows the output format."""
     return write_line_policy(tmp_path_factory.mktemp("line_policy"))
 
 
-def run_job(policy: Path, directory: Path, *words: str) -> tuple[list[dict], list[dict]]:
-    """Run ``STEPS`` steps with ``words``; return metrics per step and the rows of the last step."""
-    place = [
+def run_job(policy: Path, directory: Path, *overrides: str) -> tuple[list[dict], list[dict]]:
+    """Run ``STEPS`` steps with ``overrides``; return metrics per step and the rows of the last
+    step.
+    """
+    path_overrides = [
         f"actor_rollout_ref.model.path={policy}",
         f"trainer.default_local_dir={directory}/run",
     ]
-    job = start([*COMMON, *place, *words], directory / "log.txt")
+    job = start([*COMMON, *path_overrides, *overrides], directory / "log.txt")
     job.finish(TIMEOUT_S)
     assert job.left_over(GONE_S) == []
     metrics = read_metrics(directory / "run")
     assert [record["step"] for record in metrics] == list(range(1, STEPS + 1))
     for record in metrics:
-        # The two differ where other weights sampled than are trained.
+        # The log-probs differ only if other weights generated than are trained.
         assert record[DRIFT] < 1e-3 or record["training/staleness"] > 0
     return metrics, list(jsonl.read(directory / "run" / "rollouts" / f"{STEPS}.jsonl"))
 
 
 @pytest.fixture
-def play(policy, tmp_path):
-    """Run a job of ``COMMON`` and more words."""
+def run_variant(policy, tmp_path):
+    """Return a function that runs a job with ``COMMON`` and more overrides."""
     return partial(run_job, policy, tmp_path)
 
 
-def finite(metrics: list[dict], *names: str) -> bool:
-    """Whether every step has a finite number under every one of ``names``."""
+def are_finite(metrics: list[dict], *names: str) -> bool:
+    """Return True if every step has a finite number under each of ``names``."""
     return all(math.isfinite(record[name]) for record in metrics for name in names)
 
 
-def test_gae_trains_a_critic(play):
-    metrics, rows = play(
+def test_gae_trains_a_critic(run_variant):
+    metrics, rows = run_variant(
         "algorithm.adv_estimator=gae", "algorithm.lam=0.95", "critic.optim.lr=1e-3"
     )
-    assert finite(
+    assert are_finite(
         metrics, "critic/vf_loss", "critic/grad_norm", "critic/values/mean", "actor/pg_loss"
     )
     assert metrics[-1]["actor/grad_norm"] > 0
     assert any(step["advantage"] for row in rows for step in row["steps"])
 
 
-def test_gigpo_with_a_window_of_history(play):
-    metrics, rows = play(
+def test_gigpo_trains_with_a_window_of_history(run_variant):
+    metrics, rows = run_variant(
         "algorithm.adv_estimator=gigpo", "env.history=window", "env.history_length=2"
     )
-    assert finite(
+    assert are_finite(
         metrics, "actor/pg_loss", "actor/grad_norm", "critic/advantages/mean", "episode/reward"
     )
-    assert all(len(row["steps"]) == 1 for row in rows), "a row is a step"
+    assert all(len(row["steps"]) == 1 for row in rows), "a row is not one turn"
     trajectories = {row["traj_uid"] for row in rows}
     assert len(trajectories) == 16
     assert len(rows) == sum({row["traj_uid"]: row["length"] for row in rows}.values())
 
 
-def test_a_module_of_ones_own_on_two_ranks_with_a_reference_policy(play):
-    """Driver, collector, engine and training workers find what ``external_lib`` registers."""
-    metrics, _ = play(
+def test_user_module_trains_on_two_ranks_with_a_reference(run_variant):
+    """Driver, collector, engine and training workers use the entries that ``external_lib``
+    registers.
+    """
+    metrics, _ = run_variant(
         "actor_rollout_ref.model.external_lib=tests.helpers.external_lib",
         "algorithm.adv_estimator=my_estimator",
         "actor_rollout_ref.actor.policy_loss.loss_mode=my_loss",
@@ -114,33 +116,35 @@ def test_a_module_of_ones_own_on_two_ranks_with_a_reference_policy(play):
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.actor.kl_loss_coef=0.01",
     )
-    assert finite(
+    assert are_finite(
         metrics, "actor/kl_loss", "actor/reward_kl_penalty", "actor/pg_loss", "actor/grad_norm"
     )
     assert abs(metrics[0]["actor/reward_kl_penalty"]) < 1e-4, (
-        "the reference is the policy as it started"
+        "the reference differs from the initial policy"
     )
     assert metrics[1]["actor/kl_loss"] > 0
 
 
 @pytest.fixture(scope="module")
 def overlapping(policy, tmp_path_factory):
-    """A run of copo whose rollouts overlap with updates: metrics per step, rows of the last."""
-    words = ["algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob"]
-    words.append("trainer.rollout_overlap=one_step")
-    return run_job(policy, tmp_path_factory.mktemp("overlapping"), *words)
+    """Run copo with rollouts that overlap with updates; return metrics and the rows of the last
+    step.
+    """
+    overrides = ["algorithm.adv_estimator=copo", "algorithm.rlvcr.score=prob"]
+    overrides.append("trainer.rollout_overlap=one_step")
+    return run_job(policy, tmp_path_factory.mktemp("overlapping"), *overrides)
 
 
 def test_copo_reweights_by_the_scores_of_four_thoughts(overlapping):
     metrics, rows = overlapping
-    assert finite(
+    assert are_finite(
         metrics, "actor/pg_loss", "rlvcr/score_logprob", "rlvcr/level_share_1", "timing_s/step"
     )
     scored = [step["contexts"] for row in rows for step in row["steps"] if step["contexts"]]
     assert all(
         [context["original"] for context in contexts].count(True) == 1 for contexts in scored
     )
-    assert max(map(len, scored)) > 1, "no thought of this policy was usable"
+    assert max(map(len, scored)) > 1, "no thought of this policy can be scored"
 
 
 def test_rollouts_overlap_with_updates(overlapping):
@@ -149,7 +153,7 @@ def test_rollouts_overlap_with_updates(overlapping):
     assert [record["training/staleness"] for record in metrics] == [0.0, 1.0]
     assert [record["training/staleness_max"] for record in metrics] == [0.0, 1.0]
     assert metrics[1]["rollout_corr/k3_kl"] > 1e-6 > abs(metrics[0]["rollout_corr/k3_kl"])
-    assert finite(metrics, "actor/grad_norm", "timing_s/gen")
+    assert are_finite(metrics, "actor/grad_norm", "timing_s/gen")
     # The last step prefetches no batch.
-    assert finite(metrics[:-1], "timing_s/wait_for_plays")
+    assert are_finite(metrics[:-1], "timing_s/wait_for_plays")
     assert rows

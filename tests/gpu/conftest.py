@@ -1,4 +1,4 @@
-"""What all tests on a CUDA device begin with."""
+"""Fixtures of all tests on a CUDA device."""
 
 import pytest
 import torch.distributed as dist
@@ -6,7 +6,9 @@ import torch.distributed as dist
 
 @pytest.fixture(autouse=True)
 def nccl():
-    """A process group of this test's own: one that other tests began may know gloo alone."""
+    """Remove process groups of other tests, which may only support gloo, and the group of this
+    test.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
     yield

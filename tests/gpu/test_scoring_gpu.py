@@ -1,5 +1,6 @@
-"""The prefix-shared scoring pass on a CUDA device: long contexts, both dtypes, against a forward
-per thought.
+"""Tests of the prefix-shared scoring pass on a CUDA device against one forward per thought.
+
+The contexts are long, and both dtypes are tested.
 """
 
 import argparse
@@ -15,7 +16,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}
 CONTEXTS = (4096, 8192)
 
 
-def arguments(device, dtype, rows=2):
+def make_arguments(device, dtype, rows=2):
     sizes = {"thought": 12, "action": 6, "observation": 60, "max_tokens": 32768}
     return argparse.Namespace(
         **sizes, rows=rows, model=None, contexts=CONTEXTS, device=device, dtype=dtype
@@ -25,7 +26,7 @@ def arguments(device, dtype, rows=2):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_rule_09_shared_equals_naive_on_cuda(context, dtype):
-    args = arguments("cuda", dtype)
+    args = make_arguments("cuda", dtype)
     engine, data = scoring.make_engine(args), scoring.make_batch(context, args)
     limits = {"max_tokens": args.max_tokens}
     shared, naive = (
@@ -40,13 +41,13 @@ def test_rule_09_shared_equals_naive_on_cuda(context, dtype):
     )
 
 
-def test_cuda_gives_what_the_cpu_gives():
-    found = {}
-    for device in ("cuda", "cpu"):  # in this order: the process group then knows both devices
-        args = arguments(device, "float32", rows=1)
+def test_cuda_scores_equal_cpu_scores():
+    scores = {}
+    for device in ("cuda", "cpu"):  # in this order: the process group then supports both devices
+        args = make_arguments(device, "float32", rows=1)
         engine, data = scoring.make_engine(args), scoring.make_batch(1024, args)
-        found[device] = score_rows(engine, data, max_tokens=args.max_tokens)
+        scores[device] = score_rows(engine, data, max_tokens=args.max_tokens)
     for name in ("log_probs", "entropy"):
         torch.testing.assert_close(
-            getattr(found["cuda"], name), getattr(found["cpu"], name), atol=1e-3, rtol=0
+            getattr(scores["cuda"], name), getattr(scores["cpu"], name), atol=1e-3, rtol=0
         )

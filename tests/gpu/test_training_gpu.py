@@ -1,4 +1,4 @@
-"""What is another way on a CUDA device than on a CPU: attention, output head, compiled layers."""
+"""Tests of code with another implementation on CUDA: attention, output head, compiled layers."""
 
 import pytest
 import torch
@@ -21,8 +21,8 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=128, layers=2, std=0.1)
 
 
-def scored_and_learnt(policy, attention, compiled, dtype):
-    """Scores of rows and branches, and the gradient of the rows' log-probs."""
+def score_and_learn(policy, attention, compiled, dtype):
+    """Return the scores of rows and branches, and the gradient of the rows' log-probs."""
     lm = load_causal_lm(policy, attention=attention)
     engine = TrainEngine(
         PolicyModel(lm), device="cuda", dtype=dtype, optim=OptimConfig(), compiled=compiled
@@ -35,8 +35,8 @@ def scored_and_learnt(policy, attention, compiled, dtype):
     for index in ([0, 1], [2, 3, 4]):
         packed = rows.pack_rows(index)
         inputs = (packed.input_ids, packed.position_ids, packed.layout)
-        found = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
-        engine.backward(found.log_probs.sum() / 50, is_last_micro_batch=index[0] == 2)
+        row_scores = engine.module(*inputs, [rows.sampled_targets(packed, index)])[0]
+        engine.backward(row_scores.log_probs.sum() / 50, is_last_micro_batch=index[0] == 2)
     gradient = {name: value.cpu() for name, value in gradients(engine.module).items()}
     return scores.log_probs, branches, gradient
 
@@ -45,15 +45,13 @@ def scored_and_learnt(policy, attention, compiled, dtype):
 @pytest.mark.parametrize(
     ("attention", "compiled"), [("flex", False), ("sdpa", True), ("flex", True)]
 )
-def test_every_way_gives_the_numbers_of_plain_layers_with_sdpa(
-    policy, attention, compiled, dtype, atol
-):
-    expected = scored_and_learnt(policy, "sdpa", compiled=False, dtype=dtype)
-    found = scored_and_learnt(policy, attention, compiled, dtype)
-    torch.testing.assert_close(found, expected, atol=atol, rtol=atol)
+def test_all_variants_equal_plain_layers_with_sdpa(policy, attention, compiled, dtype, atol):
+    expected = score_and_learn(policy, "sdpa", compiled=False, dtype=dtype)
+    actual = score_and_learn(policy, attention, compiled, dtype)
+    torch.testing.assert_close(actual, expected, atol=atol, rtol=atol)
 
 
-def test_logits_of_bfloat16_factors_are_added_up_in_float32():
+def test_logits_of_bfloat16_factors_are_summed_in_float32():
     draw = torch.Generator("cuda").manual_seed(0)
     head = torch.nn.Linear(256, 1000, device="cuda", dtype=torch.bfloat16)
     hidden = torch.randn(64, 256, device="cuda", generator=draw).bfloat16().requires_grad_()
@@ -63,6 +61,6 @@ def test_logits_of_bfloat16_factors_are_added_up_in_float32():
     assert (logits - exact).abs().max() < 1e-4
     upstream = torch.randn(logits.shape, device="cuda", generator=draw)
     logits.backward(upstream)
-    of_hidden = upstream.double() @ head.weight.double()
+    hidden_gradient = upstream.double() @ head.weight.double()
     assert hidden.grad is not None
-    torch.testing.assert_close(hidden.grad.double(), of_hidden, atol=0.1, rtol=2**-6)
+    torch.testing.assert_close(hidden.grad.double(), hidden_gradient, atol=0.1, rtol=2**-6)

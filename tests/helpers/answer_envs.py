@@ -1,4 +1,4 @@
-"""Environments of one question, each with a fault or a format of its own; named by ``fault``."""
+"""Environments of one question. ``fault`` selects a fault or an unusual format."""
 
 import os
 import re
@@ -15,17 +15,17 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>")
 
 
 class AnswerSettings(EnvSettings):
-    """What is wrong with the answers."""
+    """Fault of the answers, and number of validation questions."""
 
     fault: Literal["none", "skewed", "nan", "no path", "slow path"] = "none"
-    """skewed: seven of ten answers are Yes; nan: the grader takes what is not finite; no path:
+    """skewed: seven of ten answers are Yes; nan: the grader accepts non-finite numbers; no path:
     gold_path is a text; slow path: gold_path takes a minute"""
     count: int = 10
-    """questions held out"""
+    """number of validation questions"""
 
 
 class AnswerEnv:
-    """A number to repeat, or a question of which most are answered by Yes."""
+    """Asks to repeat a number, or asks a question whose answer is mostly Yes."""
 
     placement = "process"
 
@@ -66,8 +66,8 @@ def tasks(settings, split):
 
 
 def project(text):
-    found = CALL.findall(text)
-    return (found[-1], True) if found else ("", False)
+    calls = CALL.findall(text)
+    return (calls[-1], True) if calls else ("", False)
 
 
 PACKAGE = EnvPackage(

@@ -1,4 +1,4 @@
-"""Two environments of Gymnasium that nobody put into words."""
+"""Two Gymnasium environments without a text description."""
 
 import gymnasium
 import numpy as np
@@ -29,7 +29,7 @@ class Bare(gymnasium.Env):
 
 
 class Drawn(Bare):
-    """The same as a picture."""
+    """The same environment with observations as pictures."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through its debugging pipe; nothing but the standard library."""
+"""Headless Chromium, driven through its debugging pipe with the standard library only."""
 
 import base64
 import fcntl
@@ -19,13 +19,13 @@ DESKTOP = (1280, 900)
 
 
 def find_browser() -> str | None:
-    """``RLVCR_BROWSER``, or the first Chromium on the path."""
+    """Return ``RLVCR_BROWSER``, or the first Chromium on the path."""
     named = os.environ.get("RLVCR_BROWSER")
     return named or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
-    """One page of a Chromium without a window and without a network; use as a context manager."""
+    """Context manager for one page of a Chromium without window and network."""
 
     def __init__(self, program: str) -> None:
         self._profile = tempfile.TemporaryDirectory(
@@ -33,19 +33,22 @@ class Browser:
         )
         self._read, answers = os.pipe()
         commands, self._write = os.pipe()
-        # The browser reads from descriptor 3 and answers on descriptor 4: ours must be others.
-        theirs = [fcntl.fcntl(own, fcntl.F_DUPFD, 10) for own in (commands, answers)]
-        shell = f'exec "$0" "$@" 3<&{theirs[0]} 4>&{theirs[1]}'
+        # The browser reads from descriptor 3 and writes to descriptor 4. Our descriptors must
+        # differ.
+        child_descriptors = [
+            fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (commands, answers)
+        ]
+        shell = f'exec "$0" "$@" 3<&{child_descriptors[0]} 4>&{child_descriptors[1]}'
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
         profile = f"--user-data-dir={self._profile.name}"
         self._process = subprocess.Popen(
             ["bash", "-c", shell, program, *flags, profile, "about:blank"],
-            pass_fds=theirs,
+            pass_fds=child_descriptors,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for own in (commands, answers, *theirs):
-            os.close(own)
+        for descriptor in (commands, answers, *child_descriptors):
+            os.close(descriptor)
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
@@ -69,8 +72,9 @@ class Browser:
         self._profile.cleanup()
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The answer to a command of the DevTools protocol. Raises ``RuntimeError`` for an error,
-        ``TimeoutError`` after ``DEADLINE_S``.
+        """Return the result of a DevTools command.
+
+        Raises ``RuntimeError`` for an error and ``TimeoutError`` after ``DEADLINE_S``.
         """
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
@@ -90,7 +94,7 @@ class Browser:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._read], [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"the browser said nothing for {DEADLINE_S:.0f} s")
+                raise TimeoutError(f"the browser sent nothing for {DEADLINE_S:.0f} s")
             part = os.read(self._read, 1 << 20)
             if not part:
                 raise RuntimeError("the browser has ended")
@@ -110,14 +114,15 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        # Else an address that differs in its fragment alone would not be loaded again.
+        # Without it, an address that differs only in its fragment is not loaded again.
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=address)
         self.wait("document.documentElement?.dataset.ready !== undefined")
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression; promises are awaited. Raises ``RuntimeError`` with
-        what it throws.
+        """Return the value of a JavaScript expression, with promises awaited.
+
+        Raises ``RuntimeError`` with the JavaScript error.
         """
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
@@ -131,11 +136,11 @@ class Browser:
         end = time.monotonic() + DEADLINE_S
         while not self.evaluate(condition):
             if time.monotonic() > end:
-                raise TimeoutError(f"never true in the page: {condition}")
+                raise TimeoutError(f"the condition did not become true in the page: {condition}")
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        """A key of the keyboard by its name: ``j``, ``Enter``, ``ArrowRight`` ..."""
+        """Press a key by its name, for example ``j``, ``Enter`` or ``ArrowRight``."""
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         down: dict[str, Any] = {
             "type": "keyDown" if text else "rawKeyDown",
@@ -148,19 +153,19 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def click(self, selector: str, right: float = 0.5, down: float = 0.5) -> None:
-        """Press the mouse on the first element of ``selector``, at these shares of its box."""
+        """Click the first element of ``selector`` at these shares of its width and height."""
         box = self.evaluate(
             f"(() => {{ const node = document.querySelector({json.dumps(selector)});"
             "node.scrollIntoView({block: 'center'}); const box = node.getBoundingClientRect();"
             "return [box.left, box.top, box.width, box.height]; })()"
         )
-        place = {"x": box[0] + right * box[2], "y": box[1] + down * box[3]}
-        self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        position = {"x": box[0] + right * box[2], "y": box[1] + down * box[3]}
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **position)
         for kind in ("mousePressed", "mouseReleased"):
-            press = {"type": kind, "button": "left", "clickCount": 1, **place}
+            press = {"type": kind, "button": "left", "clickCount": 1, **position}
             self.call("Input.dispatchMouseEvent", **press)
 
     def screenshot(self, path: Path) -> None:
-        """Write what the window shows to ``path``, a PNG."""
+        """Write the visible part of the page to ``path`` as a PNG."""
         answer = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(answer["data"]))

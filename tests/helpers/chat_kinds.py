@@ -1,4 +1,6 @@
-"""Kinds of tokenizers and of chat templates, made from nothing: every pair of them is a case."""
+"""Tokenizers and chat templates of many kinds, built without downloads. Each pair is a test
+case.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -19,12 +21,17 @@ def _wrapped(raw: Any, added: Any = None, **options: Any) -> Any:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
-    own = added or {}
+    options_by_mark = added or {}
     marks = (BOS, EOS, *SPECIAL)
     raw.add_special_tokens(
-        [AddedToken(mark, **{"normalized": False, **own.get(mark, {})}) for mark in marks]
+        [
+            AddedToken(mark, **{"normalized": False, **options_by_mark.get(mark, {})})
+            for mark in marks
+        ]
     )
-    raw.add_tokens([AddedToken(tag, normalized=False, **own.get("tag", {})) for tag in TAGS])
+    raw.add_tokens(
+        [AddedToken(tag, normalized=False, **options_by_mark.get("tag", {})) for tag in TAGS]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         bos_token=BOS,
@@ -36,7 +43,7 @@ def _wrapped(raw: Any, added: Any = None, **options: Any) -> Any:
 
 
 def _bpe(scheme: str, added: Any = None, split: bool = True) -> Any:
-    """BPE with spaces written as SentencePiece writes them, and bytes for what is unknown."""
+    """Return a BPE tokenizer with SentencePiece spaces and byte fallback."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
@@ -51,7 +58,7 @@ def _bpe(scheme: str, added: Any = None, split: bool = True) -> Any:
 
 
 def train_unigram(lines: Sequence[str], vocab_size: int) -> Any:
-    """Pieces with their leading space, letters made equal (NFKC)."""
+    """Return a unigram tokenizer with leading spaces and NFKC normalisation."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     raw = Tokenizer(models.Unigram())
@@ -66,7 +73,7 @@ def train_unigram(lines: Sequence[str], vocab_size: int) -> Any:
 
 
 def train_word_piece(lines: Sequence[str], vocab_size: int, normalizer: str) -> Any:
-    """Words and parts of words; ``normalizer`` is a class of ``tokenizers.normalizers``."""
+    """Return a WordPiece tokenizer; ``normalizer`` is a class of ``tokenizers.normalizers``."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     raw = Tokenizer(models.WordPiece(unk_token="<unk>"))
@@ -80,7 +87,7 @@ def train_word_piece(lines: Sequence[str], vocab_size: int, normalizer: str) -> 
 
 
 def _llama(legacy: bool) -> Any:
-    """The class of transformers itself."""
+    """Return a tokenizer of transformers' own Llama class."""
     from transformers import LlamaTokenizer
 
     trained = _bpe("first")
@@ -110,7 +117,7 @@ def _bytes() -> Any:
 
 
 def _bytes_with_space() -> Any:
-    """Byte-level, with a space before a text (RoBERTa)."""
+    """Return a byte-level tokenizer that puts a space before a text, as RoBERTa does."""
     from tokenizers import pre_tokenizers
 
     tokenizer = _bytes()
@@ -119,7 +126,7 @@ def _bytes_with_space() -> Any:
 
 
 def _bytes_of_qwen() -> Any:
-    """Byte-level, with line breaks that become one token with those before them."""
+    """Return a byte-level tokenizer in which a line break joins the preceding line breaks."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     pattern = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -141,7 +148,7 @@ def _bytes_of_qwen() -> Any:
 
 
 def _ends_with_bos(tokenizer: Any) -> Any:
-    """A post-processor that begins every text with BOS, as that of Llama 3."""
+    """Let the post-processor start every text with BOS, as in Llama 3."""
     from tokenizers.processors import TemplateProcessing
 
     number = tokenizer.convert_tokens_to_ids(BOS)
@@ -234,8 +241,9 @@ def _tokenizer(kind: str) -> Any:
 
 
 def chat_tokenizer(kind: str, template: str) -> Any:
-    """The tokenizer of ``kind`` with the ``template`` of ``TEMPLATES``; the last call's template
-    counts, since a kind is made once.
+    """Return the tokenizer of ``kind`` with the ``template`` of ``TEMPLATES``.
+
+    Each kind is made once, so a later call changes the template of an earlier result.
     """
     tokenizer = _tokenizer(kind)
     tokenizer.chat_template = TEMPLATES[template]

@@ -1,4 +1,4 @@
-"""Environments whose rewards cannot be believed, each in its own way; named by ``fault``."""
+"""Environments with unreliable rewards. ``fault`` selects the kind of error."""
 
 import os
 from dataclasses import replace
@@ -11,21 +11,21 @@ from agent_system.environments.package import EnvPackage
 
 
 class DoubtfulSettings(LineSettings):
-    """Which of its promises the environment breaks."""
+    """Promise that the environment breaks."""
 
     fault: Literal[
         "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "other", "leaks"
     ]
-    """what is wrong with it"""
+    """name of the fault"""
     no_gold: bool = False
-    """whether nobody knows how to win"""
+    """True if the package has no expert"""
 
 
 class DoubtfulEnv(NumberLineEnv):
-    """A number line with a fault."""
+    """Number line with a fault."""
 
     placement = "process"
-    # Of all instances of a process.
+    # Shared by all instances of a process.
     played = 0
 
     def __init__(self, settings: DoubtfulSettings) -> None:

@@ -1,5 +1,5 @@
-"""What the tests of all rollout engines share: a config section, a driver loop, and the reference
-they are held to.
+"""Helpers for the tests of all rollout engines: config section, driver loop and reference log-
+probs.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from verl.workers.rollout.base import RolloutEngine
 
 
 def rollout_section(**changes: Any) -> RolloutConfig:
-    """The section ``actor_rollout_ref.rollout``, sized for a tiny model."""
+    """Return the section ``actor_rollout_ref.rollout``, sized for a tiny model."""
     values: dict[str, Any] = {
         "name": "hf",
         "dtype": "float32",
@@ -30,15 +30,15 @@ def rollout_section(**changes: Any) -> RolloutConfig:
 
 
 def prompts(count: int, vocab: int = 390) -> list[list[int]]:
-    """Prompts of different lengths (12 to 96 tokens)."""
+    """Return ``count`` prompts of 12 to 96 tokens."""
     return [
-        [(7 * index + 3 * place) % (vocab - 10) + 5 for place in range(12 + 12 * (index % 8))]
+        [(7 * index + 3 * position) % (vocab - 10) + 5 for position in range(12 + 12 * (index % 8))]
         for index in range(count)
     ]
 
 
 def ask(count: int, **fields: Any) -> list[SamplingRequest]:
-    """``count`` seeded requests."""
+    """Return ``count`` seeded requests."""
     options: dict[str, Any] = {"max_tokens": 12} | fields
     return [
         SamplingRequest(f"r{i}", ids, seed=100 + i, **options)
@@ -47,7 +47,7 @@ def ask(count: int, **fields: Any) -> list[SamplingRequest]:
 
 
 def play(engine: RolloutEngine, requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
-    """Serve ``requests`` to the end; results by id."""
+    """Run ``requests`` to the end and return the results by id."""
     for request in requests:
         engine.add(request)
     results: dict[str, SamplingResult] = {}
@@ -58,10 +58,10 @@ def play(engine: RolloutEngine, requests: list[SamplingRequest]) -> dict[str, Sa
 
 
 def reference_logprobs(model, request: SamplingRequest, token_ids: list[int]):
-    """Log-probs [T] of ``token_ids`` from one full forward of ``model``, after temperature, top-k
-    and top-p.
+    """Return log-probs [T] of ``token_ids`` from one full forward of ``model``.
 
-    Truncation is written out token by token here, unlike in the engines.
+    They follow temperature, top-k and top-p. Truncation is written out token by token, unlike in
+    the engines.
     """
     import torch
 
@@ -85,8 +85,9 @@ def reference_logprobs(model, request: SamplingRequest, token_ids: list[int]):
 
 
 def perturb(model, seed: int = 1, scale: float = 0.5):
-    """Shift every weight of ``model`` by much; return the new weights as (name, float32 array),
-    tied ones once.
+    """Change every weight of ``model`` strongly; return the new weights as (name, float32 array).
+
+    A tied weight is listed once.
     """
     import torch
 
@@ -101,7 +102,7 @@ def perturb(model, seed: int = 1, scale: float = 0.5):
 
 
 def load(directory: Path):
-    """The policy in ``directory`` as a float32 transformers model."""
+    """Return the policy in ``directory`` as a float32 transformers model."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()

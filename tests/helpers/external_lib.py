@@ -1,6 +1,4 @@
-"""A module of a user's own: an environment, an engine, an estimator and a policy loss under names
-of their own.
-"""
+"""User-provided module that registers an environment, an engine, an estimator and a policy loss."""
 
 from agent_system.environments import register_env
 from verl.algos import (
@@ -18,7 +16,7 @@ register_engine("my_engine", "verl.workers.rollout.hf:HFEngine")
 
 @register_adv_est("my_estimator", inputs=OUTCOME_INPUTS | {"reference": "ref_log_prob"})
 def my_estimator(token_level_rewards, response_mask, index, reference, traj_index=None):
-    """GRPO; it only looks at the reference policy's log-probs."""
+    """Compute GRPO advantages; the reference policy's log-probs are required and not used."""
     assert reference.shape == response_mask.shape
     return compute_grpo_outcome_advantage(
         token_level_rewards, response_mask, index, traj_index=traj_index
@@ -27,5 +25,5 @@ def my_estimator(token_level_rewards, response_mask, index, reference, traj_inde
 
 @register_policy_loss("my_loss")
 def my_loss(*args, **kwargs):
-    """The usual one."""
+    """Compute the vanilla policy loss."""
     return compute_policy_loss_vanilla(*args, **kwargs)

@@ -1,6 +1,4 @@
-"""A run directory as a training run of a given length would leave it; invented figures, real
-formats.
-"""
+"""Run directory of a training run of a given length, with invented numbers in real formats."""
 
 import math
 import random
@@ -44,7 +42,7 @@ PLACES = ("countertop 1", "cabinet 2", "shelf 1", "drawer 3", "desk 1")
 
 
 def metrics_at(step: int, total: int, draw: random.Random) -> dict:
-    """Invented metrics of one training step of a run that learns."""
+    """Return invented metrics of one training step of a run that learns."""
     progress = 1 / (1 + math.exp(-8 * (step / total - 0.45)))
     shares = [
         0.25 + 0.30 * progress,
@@ -96,7 +94,7 @@ def metrics_at(step: int, total: int, draw: random.Random) -> dict:
 
 
 def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
-    """One invented step with its four thoughts."""
+    """Return one invented turn with its four thoughts."""
     level = draw.choice((1, 2, 3, 4))
     place = PLACES[step % len(PLACES)]
     action = "put mug 1 in/on desk 1" if last and won else f"go to {place}"
@@ -120,10 +118,11 @@ def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
         )
     base, think = (0.9 if won else -0.7), draw.uniform(-0.5, 0.5)
     pieces = response.replace("<", "\x00<").replace(">", ">\x00").split("\x00")
-    words = [word for piece in pieces for word in _words(piece)]
-    split = next(i for i, word in enumerate(words) if word == "<action>")
+    tokens = [word for piece in pieces for word in _words(piece)]
+    split = next(i for i, word in enumerate(tokens) if word == "<action>")
     credit = [
-        [word, round(base + (0.3 * think if i < split else 0.0), 5)] for i, word in enumerate(words)
+        [word, round(base + (0.3 * think if i < split else 0.0), 5)]
+        for i, word in enumerate(tokens)
     ]
     return {
         "step": step,
@@ -135,7 +134,7 @@ def step_record(step: int, draw: random.Random, last: bool, won: bool) -> dict:
         "is_action_valid": step % 4 != 0,
         "reward": 1.0 if last and won else 0.0,
         "done": last,
-        "num_tokens": len(words),
+        "num_tokens": len(tokens),
         "stop_reason": "stop",
         "level": level,
         "parse_failure": None,
@@ -157,7 +156,7 @@ def _words(piece: str) -> list[str]:
 def trajectories(
     step: int, groups: int, members: int, rate: float, draw: random.Random, credit: bool = True
 ):
-    """Invented rollout lines of one step."""
+    """Return invented rollout lines of one training step."""
     for group in range(groups):
         for member in range(members):
             won = draw.random() < rate
@@ -183,17 +182,17 @@ def trajectories(
 
 
 def token_numbers(row: dict, draw: random.Random) -> dict:
-    """What is known of the tokens of an invented row; the first one of a turn was not sampled."""
+    """Return token numbers of an invented row; the first token of each turn was not sampled."""
     steps = []
     for step in row["steps"]:
-        words = [text for text, _ in step["token_credit"]]
+        tokens = [text for text, _ in step["token_credit"]]
         steps.append(
             {
                 "step": step["step"],
-                "tokens": ["<|assistant|>", *words],
-                "mask": [0] + [1] * len(words),
-                "entropy": [0.0] + [round(draw.expovariate(2.0), 3) for _ in words],
-                "gap": [None] + [float(f"{draw.gauss(0, 1e-6):.2g}") for _ in words],
+                "tokens": ["<|assistant|>", *tokens],
+                "mask": [0] + [1] * len(tokens),
+                "entropy": [0.0] + [round(draw.expovariate(2.0), 3) for _ in tokens],
+                "gap": [None] + [float(f"{draw.gauss(0, 1e-6):.2g}") for _ in tokens],
                 "state": f"at {PLACES[step['step'] % len(PLACES)]}",
             }
         )
@@ -222,13 +221,13 @@ def fake_run(
                 record.update(metrics_at(step, steps, draw))
             if step % validate_every == 0:
                 rate = 0.4 + 0.27 * step / steps + draw.gauss(0, 0.01)
-                played = list(trajectories(step, 128, 1, rate, draw, credit=False))
-                run.write_rollouts(step, played, validation=True)
-                record["val/success_rate"] = sum(row["won"] for row in played) / len(played)
+                rows = list(trajectories(step, 128, 1, rate, draw, credit=False))
+                run.write_rollouts(step, rows, validation=True)
+                record["val/success_rate"] = sum(row["won"] for row in rows) / len(rows)
                 record["val/tokens_per_episode"] = 340 - 130 * step / steps
             jsonl.append(run.metrics_path, record)
             if rollouts and step in (1, steps):
-                played = list(trajectories(step, 4, 8, 0.4 + 0.25 * step / steps, draw))
-                run.write_tokens(step, [token_numbers(row, draw) for row in played])
-                run.write_rollouts(step, played)
+                rows = list(trajectories(step, 4, 8, 0.4 + 0.25 * step / steps, draw))
+                run.write_tokens(step, [token_numbers(row, draw) for row in rows])
+                run.write_rollouts(step, rows)
     return path

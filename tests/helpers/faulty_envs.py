@@ -1,4 +1,4 @@
-"""Environment packages that misbehave on demand: the action or the task says how."""
+"""Environment packages that fail on request of the action or the task."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ def time_out():
 
 
 def noise():
-    """Write into every socket of the process what is no reply."""
+    """Write bytes that are no reply into every socket of the process."""
     for fd in [int(entry) for entry in os.listdir("/proc/self/fd")]:
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(fd).st_mode):
@@ -62,18 +62,18 @@ RETURNS = {
 
 
 class FaultySettings(EnvSettings):
-    """How making the environment goes wrong."""
+    """Faults in the creation of the environment."""
 
     start_s: NonNegative = 0.0
-    """seconds that making it takes"""
+    """seconds that the creation takes"""
     fail_start: bool = False
-    """making it fails"""
+    """True if the creation fails"""
     missing: bool = False
-    """a module that it needs is not installed"""
+    """True if a required module is not installed"""
 
 
 class FaultyEnv:
-    """Counts its steps; an action named in ``DEEDS`` or ``RETURNS``, or ``child``, misbehaves."""
+    """Counts its steps. An action in ``DEEDS`` or ``RETURNS``, or ``child``, causes a fault."""
 
     placement = "process"
 
@@ -119,7 +119,7 @@ class FaultyEnv:
 
 
 class LocalFaultyEnv(FaultyEnv):
-    """The same for placements inside the caller's process: a hang ends after a second."""
+    """Version for placements inside the caller's process: a hang ends after a second."""
 
     def _misbehave(self, fault):
         if fault == "hang":
@@ -129,7 +129,7 @@ class LocalFaultyEnv(FaultyEnv):
 
 
 class AsyncEnv(FaultyEnv):
-    """Coroutines; ``sleep`` lets the others of the process play on."""
+    """Version with coroutines; during ``sleep`` the other environments of the process run."""
 
     async def reset(self, task, seed) -> Any:
         return FaultyEnv.reset(self, task, seed)
@@ -143,7 +143,7 @@ class AsyncEnv(FaultyEnv):
 
 
 class SlowEnv(FaultyEnv):
-    """Every step takes a tenth of a second, a nap longer."""
+    """Each step takes a tenth of a second, and a nap takes longer."""
 
     def step(self, action):
         time.sleep(0.5 if action == "nap" else 0.1)
@@ -151,8 +151,8 @@ class SlowEnv(FaultyEnv):
 
 
 class OverlapEnv(FaultyEnv):
-    """Tells whether another instance was being stepped at the same time; one that hangs does so
-    until ``go_on``.
+    """Reports if another instance runs a step at the same time. A hanging step ends with
+    ``go_on``.
     """
 
     inside = threading.Semaphore(1)
@@ -183,7 +183,7 @@ class ImageEnv(FaultyEnv):
 
 
 class FaultyLine(NumberLineEnv):
-    """The number line in a worker process; misbehaves as its action says."""
+    """Number line in a worker process that fails as its action says."""
 
     placement = "process"
 
@@ -195,12 +195,12 @@ class FaultyLine(NumberLineEnv):
 
 
 def tasks(settings, split):
-    """Four tasks per split."""
+    """Return four tasks per split."""
     return [{"task_id": f"{split}-{i}", "data_source": "faulty"} for i in range(4)]
 
 
 def package(make):
-    """A package around ``make`` whose prompts nobody asks for."""
+    """Return a package around ``make`` whose prompts are not used."""
     return EnvPackage(
         name="faulty",
         settings=FaultySettings,

@@ -1,36 +1,37 @@
-"""Policies that know the answer, for the environments of this repository: ``GOLD[env_name](task)``
-plays one task.
+"""Policies that know the answer, for the environments of this repository.
+
+``GOLD[env_name](task)`` returns the policy of one task.
 """
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.winning import Act, plan
 
-WAYS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
 
 def cross_the_lake(task: Task) -> Act:
-    """The shortest way over the ice, on ice that is not slippery."""
+    """Follow the shortest path over ice that is not slippery."""
     rows = task["map"]
-    ways: dict[tuple[int, int], list[str]] = {(0, 0): []}
-    edge = [(0, 0)]
-    for row, column in edge:  # grows while it is read: breadth first
-        for move, (down, right) in WAYS.items():
+    paths: dict[tuple[int, int], list[str]] = {(0, 0): []}
+    frontier = [(0, 0)]
+    for row, column in frontier:  # grows during the loop: breadth-first search
+        for move, (down, right) in MOVES.items():
             cell = row + down, column + right
             inside = 0 <= cell[0] < len(rows) and 0 <= cell[1] < len(rows)
-            if inside and cell not in ways and rows[cell[0]][cell[1]] != "H":
-                ways[cell] = [*ways[row, column], move]
-                edge.append(cell)
-    return plan(ways[len(rows) - 1, len(rows) - 1])
+            if inside and cell not in paths and rows[cell[0]][cell[1]] != "H":
+                paths[cell] = [*paths[row, column], move]
+                frontier.append(cell)
+    return plan(paths[len(rows) - 1, len(rows) - 1])
 
 
 def push_the_boxes(task: Task) -> Act:
-    """The solution that the level was made from."""
+    """Follow the solution from which the level was made."""
     return plan(task["solution"])
 
 
 def look_it_up(task: Task) -> Act:
-    """Search for every title that leads to the answer; answer once the answer was shown."""
+    """Search for every title that leads to the answer, and answer when the answer was shown."""
     searches = iter(task["support"])
 
     def act(prompt: str) -> str:
@@ -46,8 +47,8 @@ def look_it_up(task: Task) -> Act:
 
 
 def buy_the_goal(task: Task) -> Act:
-    """Search for what is wanted, go through the result pages to the product, choose its options,
-    buy.
+    """Search for the wanted product, turn result pages until it appears, choose its options and buy
+    it.
     """
     goal = task["goal"]
     options = iter(goal["options"].values())
@@ -67,7 +68,7 @@ def buy_the_goal(task: Task) -> Act:
 
 
 def pass_the_doors(task: Task) -> Act:
-    """The place that opens each door."""
+    """Say the place that opens each door."""
     return plan(Door.parse(text).goal_place for text in task["doors"])
 
 

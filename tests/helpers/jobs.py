@@ -1,5 +1,4 @@
-"""Training jobs as a user starts them: a command line in a process of its own, a deadline, and who
-is left afterwards.
+"""Training jobs as a user starts them: a process with a deadline and a check of leftover processes.
 
 job = start(words, log); job.finish(240); job.left_over(30) == []
 """
@@ -19,21 +18,21 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOK_S = 0.2  # how often a job's family is looked at
+LOOK_S = 0.2  # seconds between two scans of a job's processes
 TAIL = 6000  # characters of the log that an assertion shows
-# Ray's agents notice at once that their node is gone, and then wait a minute for its control server
-# before they exit.
+# Ray's agents detect at once that their node is gone. They then wait a minute for its control
+# server before they exit.
 AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 class Job:
-    """A running command and everything it ever started, found by looking at its descendants again
-    and again.
+    """Running command and all processes that it started, found by repeated scans of its
+    descendants.
     """
 
     def __init__(
         self,
-        words: list[str],
+        command: list[str],
         log: Path,
         cwd: Path = ROOT,
         environ: Mapping[str, str] | None = None,
@@ -42,7 +41,7 @@ class Job:
         environ = {
             **os.environ,
             **(environ or {}),
-            # Elsewhere the packages are not found by the directory.
+            # In another directory Python does not find the packages by itself.
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -50,10 +49,10 @@ class Job:
         }
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                words, cwd=cwd, env=environ, stdout=out, stderr=subprocess.STDOUT
+                command, cwd=cwd, env=environ, stdout=out, stderr=subprocess.STDOUT
             )
         self._known: set[psutil.Process] = {psutil.Process(self.process.pid)}
-        atexit.register(self.end)  # a test session that is interrupted leaves nothing behind
+        atexit.register(self.end)  # an interrupted test session leaves no process
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
@@ -63,77 +62,77 @@ class Job:
             time.sleep(LOOK_S)
 
     def _look(self) -> None:
-        # children of children that lost their parent are found too, as long as they were seen once
+        # Orphaned grandchildren are also listed if a scan saw them before.
         children = defaultdict(list)
-        for process in psutil.process_iter():  # once for all of them: it reads all of /proc
+        for process in psutil.process_iter():  # one scan for all of them: it reads all of /proc
             with contextlib.suppress(psutil.Error):
                 children[process.ppid()].append(process)
         unseen = self.family()
         while unseen:
-            found = set(children[unseen.pop().pid]) - self._known
-            self._known |= found
-            unseen += found
+            new_processes = set(children[unseen.pop().pid]) - self._known
+            self._known |= new_processes
+            unseen += new_processes
 
     def said(self) -> str:
-        """The end of what the job printed."""
+        """Return the end of the job's output."""
         return self.log.read_text(errors="replace")[-TAIL:]
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for a good end; otherwise end the whole family and fail with the job's last
-        words.
-        """
+        """Wait for exit status 0. Otherwise end all processes and fail with the end of the log."""
         status = self.wait(timeout_s)
         assert status == 0, f"exit status {status}\n{self.said()}"
 
     def wait(self, timeout_s: float) -> int:
-        """The exit status; where it does not come, end the whole family and fail with the job's
-        last words.
+        """Return the exit status. After the timeout, end all processes and fail with the end of the
+        log.
         """
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.end()
-            raise AssertionError(f"not done after {timeout_s:g} s\n{self.said()}") from None
+            raise AssertionError(f"not ended after {timeout_s:g} s\n{self.said()}") from None
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float) -> None:
-        """Wait until ``condition()`` holds while the job runs; fail when the job ends before."""
+        """Wait until ``condition()`` holds. Fail if the job ends before."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 status = self.process.poll()
                 self.end()
-                raise AssertionError(f"waited in vain, exit status {status}\n{self.said()}")
+                raise AssertionError(
+                    f"the condition did not hold, exit status {status}\n{self.said()}"
+                )
             time.sleep(0.02)
 
     def kill_driver(self) -> None:
-        """``kill -9`` the process that was started, and only that."""
+        """Kill only the process that was started, with ``kill -9``."""
         self._look()
         self.process.kill()
         self.process.wait(30)
 
     def family(self) -> list[psutil.Process]:
-        """Processes of the job that are alive, zombies not counted."""
+        """Return the living processes of the job, without zombies."""
         return [process for process in list(self._known) if _alive(process)]
 
     def left_over(self, timeout_s: float, apart_from: tuple[str, ...] = ()) -> list[str]:
-        """Command lines of what is still alive ``timeout_s`` after this call; returns early when
-        nothing is.
+        """Return the command lines of the processes that live ``timeout_s`` after this call.
 
-        Processes whose command line begins with one of ``apart_from`` do not count.
+        The call returns early if no process is left. Processes whose command line begins with one
+        of ``apart_from`` do not count.
         """
         deadline = time.monotonic() + timeout_s
-        while left := [
+        while survivors := [
             line
             for line in map(_command, self.family())
             if line and not line.startswith(apart_from)
         ]:
             if time.monotonic() > deadline:
-                return left
+                return survivors
             time.sleep(LOOK_S)
         return []
 
     def end(self) -> None:
-        """Kill whatever is left of the job."""
+        """Kill all processes of the job."""
         self._look()
         for process in self.family():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -141,13 +140,13 @@ class Job:
         psutil.wait_procs(self.family(), timeout=10)
 
 
-def start(words: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Job:
-    """Start ``python -m verl.trainer.main_ppo *words``; what it prints is appended to ``log``."""
-    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *words], log, environ=environ)
+def start(arguments: list[str], log: Path, environ: Mapping[str, str] | None = None) -> Job:
+    """Start ``python -m verl.trainer.main_ppo *arguments``; its output is appended to ``log``."""
+    return Job([sys.executable, "-m", "verl.trainer.main_ppo", *arguments], log, environ=environ)
 
 
 def children() -> set[int]:
-    """Process ids of all that this process has started, however indirectly."""
+    """Return the process ids of all direct and indirect children of this process."""
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 

@@ -1,8 +1,10 @@
-"""How large a report of many plays is and how long it takes to open, with invented plays:
-``python -m tests.helpers.large_page RUN_DIR [--plays 10000]``.
+"""Measure the size and the opening time of a report with many invented trajectories.
 
-Writes the run and its report, opens the report in a headless Chromium (a fresh page each time), and
-says what the page itself measured from the start of loading to the first play on the screen.
+``python -m tests.helpers.large_page RUN_DIR [--plays 10000]``
+
+The command writes the run and its report, and opens the report in a headless Chromium, each time in
+a new page. It prints the times that the page measured from the start of loading to the first
+visible trajectory.
 """
 
 import argparse
@@ -11,22 +13,22 @@ import statistics
 import time
 from pathlib import Path
 
-import rlvcr.report_sections  # noqa: F401  (what a report shows of steps)
+import rlvcr.report_sections  # noqa: F401  (registers sections of the report)
 from tests.helpers.browser import DESKTOP, PHONE, Browser, find_browser
 from tests.helpers.fake_run import fake_run, token_numbers, trajectories
 from verl.record.report import write_report
 from verl.record.run_dir import RunDirectory
 
-GROUPS, MEMBERS = 16, 8  # of a training step
+GROUPS, MEMBERS = 16, 8  # per training step
 OPENINGS = 5
 ALL = "step.value = 'all'; step.dispatchEvent(new Event('change'))"
 LAST = "document.querySelector('#list li:last-child button').click()"
 
 
-def make_run(path: Path, plays: int) -> Path:
-    """A run directory with at least ``plays`` training plays and no others."""
+def make_run(path: Path, num_trajectories: int) -> Path:
+    """Write a run directory with at least ``plays`` training trajectories and no others."""
     draw = random.Random(0)
-    steps = -(-plays // (GROUPS * MEMBERS))
+    steps = -(-num_trajectories // (GROUPS * MEMBERS))
     run = RunDirectory(fake_run(path, steps=steps, validate_every=steps + 1, rollouts=False))
     for step in range(1, steps + 1):
         rows = list(trajectories(step, GROUPS, MEMBERS, 0.4 + 0.3 * step / steps, draw))
@@ -36,13 +38,13 @@ def make_run(path: Path, plays: int) -> Path:
 
 
 def opened(browser: Browser, address: str, size: tuple[int, int]) -> float:
-    """Milliseconds until the first play is shown, by the clock of the page."""
+    """Return milliseconds until the first trajectory is visible, by the clock of the page."""
     browser.show(address, size)
     return float(browser.evaluate("document.documentElement.dataset.ready.split(' ')[0]"))
 
 
 def took(browser: Browser, action: str, condition: str) -> float:
-    """Milliseconds from ``action`` until ``condition`` holds in the page, frame by frame."""
+    """Return milliseconds from ``action`` until ``condition`` holds in the page."""
     return browser.evaluate(
         "new Promise((done) => { const start = performance.now();"
         f"{action};"
@@ -52,12 +54,12 @@ def took(browser: Browser, action: str, condition: str) -> float:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Size and opening time of a large report.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--plays", type=int, default=10_000)
-    words = parser.parse_args()
-    run_dir = make_run(words.run_dir, words.plays)
+    arguments = parser.parse_args()
+    run_dir = make_run(arguments.run_dir, arguments.plays)
     start = time.perf_counter()
     report = write_report(run_dir)
     written = time.perf_counter() - start

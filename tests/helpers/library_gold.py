@@ -14,25 +14,24 @@ FEEDBACK = re.compile(
 
 
 class GoldenEnv(Env, Protocol):
-    """An environment that knows a solution of each task."""
+    """Environment that knows a solution of each task."""
 
     def gold_path(self, task: Task) -> list[str]: ...
 
 
 def gold(env: GoldenEnv) -> Policy:
-    """The actions that the library itself gives, without those that its own list of possible
-    actions does not hold.
+    """Return a policy of the library's own actions, without those that its action list lacks.
 
-    Played on ``env`` first; what does not win there is an error of the library and not of the
-    collector.
+    The actions are first run on ``env``. If they do not succeed there, the error is in the library
+    and not in the collector.
     """
 
-    known: dict[str, list[str]] = {}
+    paths_by_task: dict[str, list[str]] = {}
 
     def policy(task: Task) -> Act:
-        if task["task_id"] not in known:
-            known[task["task_id"]] = winning_actions(task)
-        return plan(known[task["task_id"]])
+        if task["task_id"] not in paths_by_task:
+            paths_by_task[task["task_id"]] = winning_actions(task)
+        return plan(paths_by_task[task["task_id"]])
 
     def winning_actions(task: Task) -> list[str]:
         path = env.gold_path(task)
@@ -47,14 +46,14 @@ def gold(env: GoldenEnv) -> Policy:
             possible = observation.info.get("admissible_actions")
             if done:
                 break
-        assert info["won"], f"{task['task_id']}: the library's own solution {path} does not win"
+        assert info["won"], f"{task['task_id']}: the library's own solution {path} has no success"
         return actions
 
     return policy
 
 
 def halve(task: Task) -> Act:
-    """Guess the middle of what is left."""
+    """Guess the middle of the remaining range."""
     low, high, last = 1, 100, 0
 
     def act(prompt: str) -> str:
@@ -69,7 +68,7 @@ def halve(task: Task) -> Act:
 
 
 def walk_around_holes(task: Task) -> Act:
-    """The shortest way on the board that was printed last."""
+    """Follow the shortest path on the board that was printed last."""
 
     def act(prompt: str) -> str:
         lines = [
@@ -83,7 +82,7 @@ def walk_around_holes(task: Task) -> Act:
         )
         first: dict[tuple[int, int], str] = {start: ""}
         edge = [start]
-        for row, column in edge:  # grows while it is read: breadth first
+        for row, column in edge:  # grows during the loop: breadth-first search
             for move, (down, right) in {
                 "up": (-1, 0),
                 "down": (1, 0),
@@ -105,14 +104,18 @@ def walk_around_holes(task: Task) -> Act:
 
 
 def switch_off(task: Task) -> Act:
-    """Every combination of the first row's switches, the others follow: chase the lights down."""
-    left: list[str] = []
+    """Try all switches of the first row; the other rows follow from the lights above (light
+    chasing).
+    """
+    remaining: list[str] = []
 
     def act(prompt: str) -> str:
-        if not left:
+        if not remaining:
             rows = re.findall(r"^\d: ([O.](?: [O.])*)", prompt, re.MULTILINE)
-            left.extend(_lights_solution([[light == "O" for light in row.split()] for row in rows]))
-        return left.pop(0)
+            remaining.extend(
+                _lights_solution([[light == "O" for light in row.split()] for row in rows])
+            )
+        return remaining.pop(0)
 
     return act
 
@@ -134,16 +137,16 @@ def _lights_solution(grid: list[list[bool]]) -> list[str]:
 
 
 def break_the_code(task: Task) -> Act:
-    """The first code that all answers so far allow."""
-    asked: dict[tuple[int, ...], tuple[int, int]] = {}
+    """Guess the first code that agrees with all answers so far."""
+    feedback_by_guess: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def act(prompt: str) -> str:
         for code, black, white in FEEDBACK.findall(prompt):
-            asked[tuple(map(int, code.split()))] = int(black), int(white)
+            feedback_by_guess[tuple(map(int, code.split()))] = int(black), int(white)
         for code in itertools.permutations(range(1, 7), 4):
-            if all(_pegs(code, guess) == pegs for guess, pegs in asked.items()):
+            if all(_pegs(code, guess) == pegs for guess, pegs in feedback_by_guess.items()):
                 return f"[{' '.join(map(str, code))}]"
-        raise AssertionError(f"no code fits {asked}")
+        raise AssertionError(f"no code fits {feedback_by_guess}")
 
     return act
 

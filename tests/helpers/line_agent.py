@@ -1,5 +1,6 @@
-"""Agents that know nothing of this repository's trainer: they play the number line, or misbehave,
-through an ``openai`` client.
+"""Agents without knowledge of the trainer that use an ``openai`` client on the number line.
+
+Some of them misbehave.
 """
 
 import asyncio
@@ -22,33 +23,33 @@ from agent_system.environments.env_package.number_line.settings import LineSetti
 LINE = LineSettings(size=6)
 SHORT = LineSettings(size=4, max_steps=4)
 END = "</action>"
-REFUSED: list[Exception] = []  # what ``leave_one_behind`` was told, in this process
-BROKEN: set[str] = set()  # tasks in which ``break_once`` broke, in this process
+REFUSED: list[Exception] = []  # errors that ``leave_one_behind`` received in this process
+BROKEN: set[str] = set()  # tasks in which ``break_once`` failed in this process
 
-LEAVE = threading.Event()  # what ``linger`` waits for, in this process
-LINGERED: list[str] = []  # tasks in which ``linger`` came to its end, in this process
+LEAVE = threading.Event()  # event that ends ``linger`` in this process
+LINGERED: list[str] = []  # tasks in which ``linger`` reached its end in this process
 
 
 def tasks(split):
-    """The way of three numbers or more, as ``tests.helpers.play`` has them."""
-    found = number_line.list_tasks(LINE, split)
-    return [task for task in found if abs(task["start"] - task["target"]) >= 3]
+    """Return the tasks with three or more numbers on the way, as in ``tests.helpers.play``."""
+    all_tasks = number_line.list_tasks(LINE, split)
+    return [task for task in all_tasks if abs(task["start"] - task["target"]) >= 3]
 
 
 def short_tasks(split):
-    """All ways on a short line."""
+    """Return all tasks of a short line."""
     return number_line.list_tasks(SHORT, split)
 
 
 def play(task, seed, base_url, api_key, model):
-    """One episode as a chat; returns what it earned."""
+    """Run one episode as a chat and return its reward."""
     client = _client(base_url, api_key)
     env = NumberLineEnv(LINE)
-    seen = env.reset(task, seed)
+    observation = env.reset(task, seed)
     rules = number_line.make_prompts(LINE).system(levels=False) or ""
     messages: list = [
         {"role": "system", "content": rules},
-        {"role": "user", "content": seen.text},
+        {"role": "user", "content": observation.text},
     ]
     reward = 0.0
     done = False
@@ -57,15 +58,15 @@ def play(task, seed, base_url, api_key, model):
         choice = answer.choices[0]
         if choice.finish_reason == "length":
             break
-        # A client is answered without the text that ended the turn.
+        # A client gets the text without the string that ended the turn.
         action, _ = project_move(f"{choice.message.content}{END}")
-        seen, reward, done, _ = env.step(action)
-        messages += [choice.message, {"role": "user", "content": seen.text}]
+        observation, reward, done, _ = env.step(action)
+        messages += [choice.message, {"role": "user", "content": observation.text}]
     return reward
 
 
 def play_loosely(task, seed, base_url, api_key, model):
-    """One episode on a short line with a policy that knows nothing: any words are a move."""
+    """Run one episode on a short line with an untrained policy: any text is a move."""
     client = _client(base_url, api_key)
     env = NumberLineEnv(SHORT)
     messages: list = [{"role": "user", "content": env.reset(task, seed).text}]
@@ -75,8 +76,8 @@ def play_loosely(task, seed, base_url, api_key, model):
         answer = client.chat.completions.create(model=model, messages=messages)
         message = answer.choices[0].message
         move = sorted(MOVES)[len(message.content or "") % len(MOVES)]
-        seen, reward, done, _ = env.step(move)
-        messages += [message, {"role": "user", "content": seen.text}]
+        observation, reward, done, _ = env.step(move)
+        messages += [message, {"role": "user", "content": observation.text}]
     return reward
 
 
@@ -87,28 +88,28 @@ def _client(base_url, api_key):
 def _ask(client, model, *texts, **options):
     roles = ("user", "assistant")
     messages: list = [
-        {"role": roles[place % 2], "content": text} for place, text in enumerate(texts)
+        {"role": roles[index % 2], "content": text} for index, text in enumerate(texts)
     ]
     return client.chat.completions.create(model=model, messages=messages, **options)
 
 
 def fork(task, seed, base_url, api_key, model):
-    """Goes on, asks something else, goes on in the first one, quotes a reply wrongly."""
+    """Continue a chat, start another, continue the first one, and quote a reply wrongly."""
     client = _client(base_url, api_key)
 
-    def said(*texts):
+    def send(*texts):
         return _ask(client, model, *texts).choices[0].message.content
 
-    first = said("one")
-    second = said("one", first, "two")
-    said("another")
-    said("one", first, "two", second, "three")
-    said("one", f"{first}!", "two")
+    first = send("one")
+    second = send("one", first, "two")
+    send("another")
+    send("one", first, "two", second, "three")
+    send("one", f"{first}!", "two")
     return 1.0
 
 
 class AgentBroke(RuntimeError):
-    """What a broken agent raises."""
+    """Error of a faulty agent."""
 
 
 def _crash(client, model, door):
@@ -178,7 +179,7 @@ DEEDS = {
 
 
 def deeds(split):
-    """A task for each way to misbehave."""
+    """Return one task for each kind of misbehaviour."""
     return [
         {"task_id": f"{split}/{deed}", "data_source": "deeds", "deed": deed}
         for deed in ["play well", *DEEDS]
@@ -186,7 +187,7 @@ def deeds(split):
 
 
 def misbehave(task, seed, base_url, api_key, model):
-    """One turn, then what the task says."""
+    """Run one turn, then the misbehaviour of the task."""
     client = _client(base_url, api_key)
     _ask(client, model, "hello")
     deed = DEEDS.get(task["deed"], lambda *_: 1.0)
@@ -194,7 +195,7 @@ def misbehave(task, seed, base_url, api_key, model):
 
 
 async def play_asynchronously(task, seed, base_url, api_key, model):
-    """Two questions at once, and the reward."""
+    """Send two requests at once, then report the reward."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
     asked = [
         client.chat.completions.create(
@@ -208,7 +209,7 @@ async def play_asynchronously(task, seed, base_url, api_key, model):
 
 
 def shrug(task, seed, base_url, api_key, model):
-    """Goes on whatever the endpoint says."""
+    """Continue after every response of the endpoint, also after errors."""
     try:
         _ask(_client(base_url, api_key), model, "hello")
     except openai.APIError:
@@ -217,7 +218,7 @@ def shrug(task, seed, base_url, api_key, model):
 
 
 def linger(task, seed, base_url, api_key, model):
-    """Goes on, and is not done before ``LEAVE`` is set."""
+    """Continue the chat, and end only when ``LEAVE`` is set."""
     shrug(task, seed, base_url, api_key, model)
     LEAVE.wait(60)
     LINGERED.append(task["task_id"])
@@ -225,7 +226,7 @@ def linger(task, seed, base_url, api_key, model):
 
 
 def lose_patience(task, seed, base_url, api_key, model):
-    """Hangs up on its first request, and waits for the second."""
+    """Close the connection of the first request, and wait for the second."""
     client = _client(base_url, api_key)
     try:
         _ask(client.with_options(timeout=0.3, max_retries=0), model, "hello")
@@ -235,7 +236,7 @@ def lose_patience(task, seed, base_url, api_key, model):
 
 
 def leave_one_behind(task, seed, base_url, api_key, model):
-    """Is rewarded while a request is under way."""
+    """Report the reward while a request is running."""
     client = _client(base_url, api_key).with_options(max_retries=0)
 
     def ask():
@@ -252,7 +253,7 @@ def leave_one_behind(task, seed, base_url, api_key, model):
 
 
 def break_once(task, seed, **door):
-    """Plays, but breaks the first time that a task begins at 0."""
+    """Run an episode, but fail the first time that a task starts at 0."""
     if task["start"] == 0 and task["task_id"] not in BROKEN:
         BROKEN.add(task["task_id"])
         raise AgentBroke("at 0")

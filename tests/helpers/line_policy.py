@@ -1,4 +1,4 @@
-"""A tiny policy that has seen number-line plays on all four thinking levels: for tests of whole
+"""Tiny policy trained on number-line episodes with all four thinking levels, for tests of whole
 jobs.
 """
 
@@ -17,7 +17,7 @@ from agent_system.environments.env_package.number_line.settings import LineSetti
 from tests.helpers.jobs import Job
 from tests.helpers.tiny_model import make_tiny_policy
 
-SETTINGS = LineSettings(size=4, max_steps=4)  # so small that rewards come
+SETTINGS = LineSettings(size=4, max_steps=4)  # so small that a random policy gets rewards
 THOUGHTS = {
     1: "",
     2: "I am at {position}.",
@@ -30,8 +30,8 @@ TIMEOUT_S = 240
 
 
 def write_line_policy(directory: Path) -> Path:
-    """Train the policy with ``main_sft`` on episodes below ``directory``; returns its own
-    directory.
+    """Train the policy with ``main_sft`` below ``directory`` and return the directory of the
+    policy.
     """
     episodes = directory / "episodes.jsonl"
     draw = random.Random(0)
@@ -40,7 +40,7 @@ def write_line_policy(directory: Path) -> Path:
         {"task_id": str(i), "messages": _episode(draw.choice(train), draw)} for i in range(EPISODES)
     ]
     episodes.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = [
+    overrides = [
         f"model.path={make_tiny_policy(directory / 'random')}",
         f"model.save_path={directory / 'policy'}",
         f"data.train_files=[{episodes}]",
@@ -51,7 +51,7 @@ def write_line_policy(directory: Path) -> Path:
         "env.env_name=number_line",
         "optim.lr=1e-2",
     ]
-    job = Job([sys.executable, "-m", "verl.trainer.main_sft", *words], directory / "sft.log")
+    job = Job([sys.executable, "-m", "verl.trainer.main_sft", *overrides], directory / "sft.log")
     job.finish(TIMEOUT_S)
     return directory / "policy"
 
@@ -59,11 +59,11 @@ def write_line_policy(directory: Path) -> Path:
 def _episode(task: dict, draw: random.Random) -> list[dict[str, str]]:
     env = NumberLineEnv(SETTINGS)
     prompts = NumberLinePrompts(SETTINGS)
-    seen = env.reset(task, 0)
+    observation = env.reset(task, 0)
     done = False
     messages = [
         {"role": "system", "content": prompts.system(True)},
-        {"role": "user", "content": seen.text},
+        {"role": "user", "content": observation.text},
     ]
     while not done:
         level = draw.randint(1, 4)
@@ -76,6 +76,6 @@ def _episode(task: dict, draw: random.Random) -> list[dict[str, str]]:
         )
         text = f"<level>{level}</level><think>{thought}</think><action>{action}</action>"
         messages.append({"role": "assistant", "content": text})
-        seen, _, done, _ = env.step(action)
-        messages.append({"role": "user", "content": prompts.turn(seen)})
+        observation, _, done, _ = env.step(action)
+        messages.append({"role": "user", "content": prompts.turn(observation)})
     return messages[:-1]

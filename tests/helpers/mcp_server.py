@@ -1,4 +1,4 @@
-"""A tiny MCP server on standard input and output: adds, fails, sleeps, tells its bound."""
+"""Tiny MCP server on standard input and output: adds, fails, sleeps, reports its memory limit."""
 
 import resource
 import time
@@ -11,26 +11,26 @@ server = MCPServer("tiny")
 
 @server.tool()
 def add(a: int, b: int) -> int:
-    """The sum of two numbers."""
+    """Return the sum of two numbers."""
     return a + b
 
 
 @server.tool()
 def fail(reason: str) -> str:
-    """Always an error."""
+    """Always raise an error."""
     raise ToolError(reason)
 
 
 @server.tool()
 def sleep(seconds: float) -> str:
-    """Answers late."""
+    """Answer after ``seconds``."""
     time.sleep(seconds)
     return "awake"
 
 
 @server.tool()
 def bound() -> int:
-    """How many bytes of address space there are for the server."""
+    """Return the limit of the server's address space in bytes."""
     return resource.getrlimit(resource.RLIMIT_AS)[0]
 
 

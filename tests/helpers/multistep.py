@@ -1,5 +1,5 @@
-"""Environments, models and agents to test a ``MultistepEnv`` with, written as callers outside would
-write them.
+"""Environments, models and agents for tests of ``MultistepEnv``, written as external code would
+be.
 """
 
 from types import SimpleNamespace
@@ -11,9 +11,9 @@ from verl.utils.sampling import StopReason
 
 
 class CountTo(MultistepEnv):
-    """Say the next number until the target is reached; reward 1 for a right one.
+    """Say the next number until the target is reached; a correct number gives reward 1.
 
-    In the older style.
+    The class uses the older interface.
     """
 
     def _initialize_episode(self, session_id, task_info) -> Any:
@@ -31,7 +31,7 @@ class CountTo(MultistepEnv):
 
 
 class OldModel:
-    """The model of older callers: results have ``.outputs[0].token_ids`` and nothing else."""
+    """Model of older callers: results have only ``.outputs[0].token_ids``."""
 
     def __init__(self, token_ids=(5, 6, 7)):
         self.token_ids, self.prompts = list(token_ids), []
@@ -44,23 +44,24 @@ class OldModel:
 
 
 class Speaker:
-    """The source's agent: ``get_action`` returns text and a state.
+    """Agent whose ``get_action`` returns a text and a state.
 
-    Says ``words`` in turn and counts in its state.
+    It says ``words`` in turn and counts in its state.
     """
 
     def __init__(self, *words):
         self.words, self.seen = words, []
 
     def get_action(self, messages, agent_state):
-        said = agent_state or 0
+        num_turns = agent_state or 0
         self.seen.append((list(messages), agent_state))
-        return self.words[said % len(self.words)], said + 1
+        return self.words[num_turns % len(self.words)], num_turns + 1
 
 
 class TokenSpeaker:
-    """Returns the tokens of ``words`` as sampled ones, with log-probs -0.1, -0.2, ...; the last
-    turn may be cut.
+    """Agent that returns the tokens of ``words`` as sampled tokens, with log-probs -0.1, -0.2, ...
+
+    The last turn may be cut.
     """
 
     def __init__(self, tokenizer, *words, max_turn_tokens=8, cut=()):

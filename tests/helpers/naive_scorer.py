@@ -1,6 +1,4 @@
-"""``compute_log_prob`` the slow way: one forward of a transformers model for the row and for every
-branch.
-"""
+"""Reference of ``compute_log_prob``: one forward of a transformers model per row and per branch."""
 
 import torch
 
@@ -9,7 +7,7 @@ from verl.records import Branch, SegmentScore, Span
 
 
 class NaiveScorer:
-    """Scores rows, branches and spans with ``model``; ``calls`` keeps what it was asked."""
+    """Scores rows, branches and spans with ``model``; ``calls`` records the inputs."""
 
     def __init__(self, model) -> None:
         self.model = model.eval()
@@ -20,16 +18,16 @@ class NaiveScorer:
         return self.model(torch.tensor([ids])).logits[0].float()
 
     def measure(self, ids: list[int], start: int, end: int, temperature: float = 1.0):
-        """Log-probs and entropies of ``ids[start:end]``, each given all tokens before it."""
+        """Return log-probs and entropies of ``ids[start:end]``, each given all tokens before it."""
         log_probs = (self.logits(ids[:end])[start - 1 : end - 1] / temperature).log_softmax(-1)
         chosen = log_probs.gather(-1, torch.tensor(ids[start:end]).unsqueeze(-1)).squeeze(-1)
         return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
-    def score(self, asked: Branch | Span, ids: list[int], start: int, end: int) -> SegmentScore:
+    def score(self, segment: Branch | Span, ids: list[int], start: int, end: int) -> SegmentScore:
         chosen, entropy = self.measure(ids, start, end)
         return SegmentScore(
-            step=asked.step,
-            label=asked.label,
+            step=segment.step,
+            label=segment.label,
             logprob=chosen.mean().item(),
             entropy=entropy.mean().item(),
             mean_prob=chosen.exp().mean().item(),

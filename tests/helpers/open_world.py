@@ -1,4 +1,4 @@
-"""An environment as OpenEnv's interface asks for, and a server that speaks its protocol."""
+"""Environment with OpenEnv's interface, and a server that speaks its protocol."""
 
 import json
 import random
@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Guess(BaseModel):
-    """An action."""
+    """Action of the environment."""
 
     model_config = ConfigDict(extra="forbid")
     message: str
 
 
 class Hint(BaseModel):
-    """An observation."""
+    """Observation of the environment."""
 
     text: str
     tries: int = 0
@@ -51,21 +51,21 @@ class GuessWorld:
 def _answer(world: GuessWorld, message: dict[str, Any]) -> dict[str, Any]:
     try:
         if message["type"] == "reset":
-            seen = world.reset(**message["data"])
+            observation = world.reset(**message["data"])
         else:
-            seen = world.step(Guess.model_validate(message["data"]))
+            observation = world.step(Guess.model_validate(message["data"]))
     except ValidationError as error:
         return {"type": "error", "data": {"message": str(error), "code": "VALIDATION_ERROR"}}
     except RuntimeError as error:
         return {"type": "error", "data": {"message": str(error), "code": "EXECUTION_ERROR"}}
-    fields = seen.model_dump(exclude={"done", "reward", "metadata"})
-    data = {"observation": fields, "reward": seen.reward, "done": seen.done}
+    fields = observation.model_dump(exclude={"done", "reward", "metadata"})
+    data = {"observation": fields, "reward": observation.reward, "done": observation.done}
     return {"type": "observation", "data": data}
 
 
 @contextmanager
 def served() -> Iterator[str]:
-    """The address of a running server."""
+    """Start a server and yield its address."""
     from websockets.sync.server import ServerConnection, serve
 
     def talk(connection: ServerConnection) -> None:

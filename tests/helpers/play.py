@@ -1,6 +1,4 @@
-"""A small world to play in: configuration, tasks on the number line, a policy that walks to the
-target.
-"""
+"""Small test world: configuration, number-line tasks, and a policy that walks to the target."""
 
 import re
 from collections.abc import Sequence
@@ -16,9 +14,9 @@ THOUGHTS = {2: "I see the target", 3: "I tried nothing yet", 4: "first right the
 
 
 class Group:
-    """What the collector needs of the trainer's workers.
+    """The part of the trainer's workers that the collector needs.
 
-    ``score(data)`` stands for ``compute_log_prob``.
+    ``score(data)`` replaces ``compute_log_prob``.
     """
 
     def __init__(self, engines: Sequence[ScriptedEngine], score: Any = None) -> None:
@@ -51,14 +49,15 @@ def make_config(
 
 
 def walk(text: str) -> str:
-    """The move towards the target from the last place named in ``text``."""
+    """Return the move towards the target from the last position in ``text``."""
     position, target = map(int, PLACE.findall(text)[-1])
     return "right" if target > position else "left"
 
 
 def walking_policy(levels: bool = False):
-    """A script for ``ScriptedEngine``: walks to the target; with levels, level 1 + position % 4
-    (and its thought).
+    """Return a script for ``ScriptedEngine`` that walks to the target.
+
+    With levels, it uses level 1 + position % 4 and the thought of that level.
     """
 
     def script(_request: object, prompt: str) -> str:
@@ -74,8 +73,9 @@ def walking_policy(levels: bool = False):
 
 
 def make_world(tokenizer, config, script=None, engines: int = 1, score=None, delay_s: float = 0.0):
-    """``(group, train_envs, engines)`` for ``TrajectoryCollector.multi_turn_loop``; plays last
-    three steps or more.
+    """Return ``(group, train_envs, engines)`` for ``TrajectoryCollector.multi_turn_loop``.
+
+    Each episode has three turns or more.
     """
     script = script or walking_policy(bool(config.env.levels))
     workers = [ScriptedEngine(tokenizer, script, delay_s) for _ in range(engines)]

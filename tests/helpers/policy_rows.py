@@ -1,4 +1,4 @@
-"""Tiny policies' worker configs and random rows, for tests of the engine and its workers."""
+"""Worker configs of tiny policies and random rows, for tests of the engine and its workers."""
 
 import time
 from pathlib import Path
@@ -20,7 +20,9 @@ VOCAB = 300  # ids are drawn below it; every tiny policy has more
 
 
 def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
-    """An ``actor_rollout_ref`` section in float32 with one mini-batch; ``actor`` values on top."""
+    """Return a float32 ``actor_rollout_ref`` section with one mini-batch and the ``actor``
+    values.
+    """
     config = ActorRolloutRefConfig()
     config.model.path = str(path)
     config.actor.dtype = "float32"
@@ -30,7 +32,7 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
     config.actor.optim.weight_decay = 0.1
     for key, value in actor.items():
         setattr(config.actor, key, value)
-    for section in (config.rollout, config.ref):  # as the configuration fills them in
+    for section in (config.rollout, config.ref):  # set as the configuration does
         section.log_prob_use_dynamic_bsz = config.actor.use_dynamic_bsz
         section.log_prob_micro_batch_size_per_gpu = config.actor.ppo_micro_batch_size_per_gpu
         section.log_prob_max_token_len_per_gpu = config.actor.ppo_max_token_len_per_gpu
@@ -39,14 +41,14 @@ def policy_config(path: str | Path, **actor: Any) -> ActorRolloutRefConfig:
 
 
 def actor_of(path: str | Path, **actor: Any) -> ActorWorker:
-    """The only rank of an actor group, with its model; ``actor`` as in ``policy_config``."""
+    """Return the only rank of an actor group with its model; ``actor`` as in ``policy_config``."""
     worker = ActorWorker(policy_config(path, **actor), device="cpu")
     worker.init_model()
     return worker
 
 
 def critic_config(path: str | Path, **values: Any) -> CriticConfig:
-    """A ``critic`` section in float32 with the values it would share with the actor filled in."""
+    """Return a float32 ``critic`` section with the values that it shares with the actor."""
     config = CriticConfig(
         dtype="float32", ppo_mini_batches=1, ppo_micro_batch_size_per_gpu=3, ppo_epochs=1
     )
@@ -60,11 +62,11 @@ def critic_config(path: str | Path, **values: Any) -> CriticConfig:
 
 
 def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
-    """Rows of random tokens with ragged prompts and responses, advantages, old log-probs, weights
-    and positions of a choice.
+    """Return rows of random tokens with all columns of an update.
 
-    Two rows make a trajectory, ``group`` rows a group. In every row some response positions are not
-    sampled.
+    Prompts and responses differ in length. The columns include advantages, old log-probs, weights
+    and positions of a choice. Two rows form a trajectory, and ``group`` rows a group. In each row
+    some response positions are not sampled.
     """
     g = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCAB, (rows, PROMPT + RESPONSE), generator=g)
@@ -99,16 +101,16 @@ def random_rows(rows: int = 8, seed: int = 0, group: int = 4) -> DataProto:
 
 
 def gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the whole gradients of a sharded module, by parameter."""
-    found: dict[str, torch.Tensor] = {}
+    """Return copies of the unsharded gradients of a module, by parameter."""
+    gradients_by_name: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
         assert isinstance(parameter.grad, DTensor), name
-        found[name] = parameter.grad.full_tensor().clone()
-    return found
+        gradients_by_name[name] = parameter.grad.full_tensor().clone()
+    return gradients_by_name
 
 
 def wait_for_files(worker: TrainingWorker) -> WrittenFiles:
-    """What this rank wrote of the checkpoint that the worker saves."""
+    """Return the files that this rank wrote of the checkpoint that the worker saves."""
     deadline = time.monotonic() + 60
     while (written := worker.written_files()) is None:
         assert time.monotonic() < deadline
@@ -117,8 +119,9 @@ def wait_for_files(worker: TrainingWorker) -> WrittenFiles:
 
 
 def add_branches(data: DataProto, seed: int = 0) -> DataProto:
-    """The rows with ragged branches (three at one start, others elsewhere, none in the last row)
-    and spans.
+    """Add ragged branches and spans to the rows.
+
+    Three branches share a start, others have other starts, and the last row has none.
     """
     g = torch.Generator().manual_seed(seed)
 
@@ -128,13 +131,13 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
     branches, spans = [], []
     for row, length in enumerate(data.batch["attention_mask"].sum(-1).tolist()):
         starts = [] if row == len(data) - 1 else [number(1, length)] * 3 + [length, 1]
-        mine: list[Branch] = []
+        row_branches: list[Branch] = []
         for label, start in enumerate(starts):
             size = number(1, 9)
             ids = torch.randint(3, VOCAB, (size,), generator=g).tolist()
             first = number(0, size)
-            mine.append(Branch(start, ids, target_start=first, step=row, label=label))
-        branches.append(mine)
+            row_branches.append(Branch(start, ids, target_start=first, step=row, label=label))
+        branches.append(row_branches)
         spans.append([Span(length - 3, length, step=row, label=9)])
     columns = {
         **data.non_tensor_batch,
@@ -145,7 +148,9 @@ def add_branches(data: DataProto, seed: int = 0) -> DataProto:
 
 
 def padded_scores(path, data, temperature=1.0):
-    """Log-probs and entropies [B, R] from a plain padded forward of transformers' own attention."""
+    """Return log-probs and entropies [B, R] from a plain padded forward of transformers' own
+    attention.
+    """
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     batch = data.batch
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Processes of a test that are the two ranks of a gloo group."""
+"""Run a test function as the two ranks of a gloo group."""
 
 import faulthandler
 import os
@@ -14,51 +14,53 @@ import torch.multiprocessing as mp
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 LOOPBACK = "127.0.0.1"
-# Ranks are forks of a process that has loaded these once: a load takes ten seconds of a core.
+# The ranks fork from a process that imported these modules, because an import takes ten seconds.
 LOADED_ONCE = ["tests.helpers.policy_rows", "verl.workers.actor", "verl.workers.critic"]
-# vLLM on a CPU sets it for a process of its own, which in other tests is this one.
+# vLLM on CPU sets it in its process, which in other tests is the test process.
 NOT_PASSED = "TORCH_COMPILE_DISABLE"
 PYTHON_CRASHED = "Current thread"
-"""What faulthandler writes where the thread that crashed was one of Python's."""
+"""Line that faulthandler writes if the crashed thread was a Python thread."""
 
 
-def run_two_ranks(play: Callable[..., None], *args: object) -> None:
-    """Run ``play(rank, *args)`` in two processes that have the environment of ranks 0 and 1, on a
-    thread each. A thread of torch 2.13's own gloo was seen to crash once in hundreds of runs; only
-    where that is how a rank died are both run a second time, with a warning, and ``play`` must be
-    able to write over what it left.
+def run_two_ranks(function: Callable[..., None], *args: object) -> None:
+    """Run ``function(rank, *args)`` in two processes with the environment of ranks 0 and 1.
+
+    Each rank has one thread. In rare cases (about once in hundreds of runs) a gloo thread of torch
+    2.13 crashes. Only after such a crash both ranks run a second time, with a warning. So
+    ``function`` must be able to overwrite its files.
 
     Raises:
-        ProcessRaisedException: ``play`` raised in one of them.
-        ProcessExitedException: one of them died otherwise, or of gloo for the second time.
+        ProcessRaisedException: ``function`` raised in a rank.
+        ProcessExitedException: a rank died otherwise, or crashed in gloo a second time.
     """
     with tempfile.TemporaryDirectory() as notes:
         try:
-            _spawn(play, args, Path(notes))
+            _spawn(function, args, Path(notes))
         except ProcessExitedException as died:
-            said = (Path(notes) / str(died.error_index)).read_text()
-            if died.signal_name != "SIGSEGV" or PYTHON_CRASHED in said:
+            traceback = (Path(notes) / str(died.error_index)).read_text()
+            if died.signal_name != "SIGSEGV" or PYTHON_CRASHED in traceback:
                 raise
-            warnings.warn(f"{died} outside Python; once more. It said:\n{said}", stacklevel=2)
-            _spawn(play, args, Path(notes))
+            message = f"{died} outside Python; the ranks run a second time. Output:\n{traceback}"
+            warnings.warn(message, stacklevel=2)
+            _spawn(function, args, Path(notes))
 
 
-def _spawn(play: Callable[..., None], args: tuple[object, ...], notes: Path) -> None:
+def _spawn(function: Callable[..., None], args: tuple[object, ...], notes: Path) -> None:
     with socket.socket() as free:
         free.bind((LOOPBACK, 0))
         port = free.getsockname()[1]
     mp.set_forkserver_preload(LOADED_ONCE)
-    kept = os.environ.pop(NOT_PASSED, None)
+    previous = os.environ.pop(NOT_PASSED, None)
     try:
-        arguments = (port, notes, play, args)
-        start_processes(_be_rank, arguments, nprocs=2, start_method="forkserver")
+        arguments = (port, notes, function, args)
+        start_processes(_run_as_rank, arguments, nprocs=2, start_method="forkserver")
     finally:
-        if kept is not None:
-            os.environ[NOT_PASSED] = kept
+        if previous is not None:
+            os.environ[NOT_PASSED] = previous
 
 
-def _be_rank(
-    number: int, port: int, notes: Path, play: Callable[..., None], args: tuple[object, ...]
+def _run_as_rank(
+    number: int, port: int, notes: Path, function: Callable[..., None], args: tuple[object, ...]
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {
@@ -67,9 +69,9 @@ def _be_rank(
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(port),
     }
-    with (notes / str(number)).open("w") as said:
-        faulthandler.enable(said)
-        play(number, *args)
+    with (notes / str(number)).open("w") as output:
+        faulthandler.enable(output)
+        function(number, *args)
         if dist.is_initialized():
             dist.destroy_process_group()
         faulthandler.disable()

@@ -1,7 +1,7 @@
 """Checks of refusals and logged texts that do not depend on their wording.
 
-``pytest.raises(ValueError, check=mentions("data.path", 3))`` asks for the key and the value in the
-message. The markers below are the form of every message, and stand here alone.
+``pytest.raises(ValueError, check=mentions("data.path", 3))`` requires the key and the value in the
+message. The markers below are part of every message, and only this module names them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""A turn that was sampled, as conversations take it."""
+"""A sampled turn in the form that conversations accept."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from verl.utils.sampling import StopReason
 
 @dataclass
 class Said:
-    """A sampled turn; without log-probs every token has one of -0.5."""
+    """Sampled turn. Without log-probs every token has -0.5."""
 
     token_ids: list[int]
     logprobs: list[float] = field(default_factory=list)

@@ -1,5 +1,5 @@
-"""A rollout worker without a model: a script says what is "sampled", so that a whole play is known
-in advance.
+"""Rollout worker without a model: a script determines the samples, so a trajectory is known in
+advance.
 """
 
 import asyncio
@@ -13,13 +13,12 @@ Script = Callable[[SamplingRequest, str], "str | list[int] | StopReason"]
 
 
 class ScriptedEngine:
-    """``script(request, prompt_text)`` returns the text or the tokens to sample, or
-    ``StopReason.ABORT``.
+    """Worker whose ``script(request, prompt_text)`` returns a text, tokens or ``StopReason.ABORT``.
 
-    A script that raises ends the play. A turn longer than ``max_tokens`` is cut. Log-probs are
-    -1/4, -2/4, ... in order, so that a misplaced one is seen. ``requests`` keeps what was asked,
-    ``submits`` the sizes of the messages, ``polls`` how many polls were under way, ``forgotten``
-    the clients that were given up.
+    A script that raises ends the trajectory. A turn longer than ``max_tokens`` is cut. Log-probs
+    are -1/4, -2/4, ... in order, so that a misplaced one is detected. ``requests`` records the
+    requests, ``submits`` the number of requests in each call, ``polls`` the number of running
+    polls, and ``forgotten`` the aborted clients.
     """
 
     def __init__(self, tokenizer, script: Script, delay_s: float = 0.0, version: int = 0) -> None:
@@ -50,7 +49,7 @@ class ScriptedEngine:
             while not self._done[client].empty():
                 results.append(self._done[client].get_nowait())
             for failure in (result for result in results if isinstance(result, Exception)):
-                raise AssertionError("the script cannot go on") from failure
+                raise AssertionError("the script raised an error") from failure
             return results
         except TimeoutError:
             return []
@@ -58,7 +57,7 @@ class ScriptedEngine:
             self.polls -= 1
 
     async def told(self) -> tuple[list[str], list[str]]:
-        """The ids of all requests, and ``forgotten``; for an engine that is a Ray actor."""
+        """Return the ids of all requests and ``forgotten``, for an engine that is a Ray actor."""
         return [request.request_id for request in self.requests], self.forgotten
 
     async def abort(self, client: str) -> None:
@@ -70,18 +69,18 @@ class ScriptedEngine:
             self._done[request.client].put_nowait(self._result(request))
         except (
             Exception
-        ) as failure:  # a timer's exception would be lost, and its play would wait for ever
+        ) as failure:  # an exception of a timer would be lost, and the trajectory would never end
             self._done[request.client].put_nowait(failure)
 
     def _result(self, request: SamplingRequest) -> SamplingResult:
-        said = self.script(request, self.tokenizer.decode(request.prompt_ids))
-        if isinstance(said, StopReason):
-            result = SamplingResult(request.request_id, [], [], said, self.version)
+        sample = self.script(request, self.tokenizer.decode(request.prompt_ids))
+        if isinstance(sample, StopReason):
+            result = SamplingResult(request.request_id, [], [], sample, self.version)
         else:
             ids = (
-                self.tokenizer(said, add_special_tokens=False)["input_ids"]
-                if isinstance(said, str)
-                else list(said)
+                self.tokenizer(sample, add_special_tokens=False)["input_ids"]
+                if isinstance(sample, str)
+                else list(sample)
             )
             reason = StopReason.LENGTH if len(ids) > request.max_tokens else StopReason.STOP
             ids = ids[: request.max_tokens]

@@ -1,6 +1,6 @@
-"""Shape annotations of the pure maths, checked while the tests run.
+"""Checks of the shape annotations of pure maths while the tests run.
 
-``check_shapes`` has to be called before the modules are imported; ``tests/conftest.py`` does.
+``tests/conftest.py`` calls ``check_shapes`` before the modules are imported.
 """
 
 from beartype import BeartypeConf, beartype
@@ -13,11 +13,11 @@ CHECKED_MODULES = [
     "verl.utils.torch_functional",
 ]
 
-# What jaxtyping puts on every function of these modules. The numeric tower lets an int stand for a
-# float, as Python's own type checkers do.
+# jaxtyping decorates every function of these modules with it. The numeric tower accepts an int for
+# a float, as Python's type checkers do.
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def check_shapes() -> None:
-    """From now on, calls with a wrong shape raise ``jaxtyping.TypeCheckError``."""
+    """Let calls with a wrong shape raise ``jaxtyping.TypeCheckError`` from now on."""
     install_import_hook(CHECKED_MODULES, f"{__name__}.checked")

@@ -1,6 +1,4 @@
-"""The smallest real job: cold start, Ray, vLLM and ALFWorld from one command, with every path in
-one directory.
-"""
+"""The smallest real job: cold start, Ray, vLLM and ALFWorld, with all paths in one directory."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,21 +10,21 @@ from tests.helpers.jobs import Job, start
 
 STEPS = 3
 TIMEOUT_S = 420
-# Looked for, not imported: that takes seconds.
+# The package is looked up without an import, which takes seconds.
 NEEDS_VLLM = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 def smoke_words(root: Path, run: str, *more: str) -> list[str]:
-    """The command line after ``main_ppo``: games, episodes, policy and the run directory ``run``
-    lie below ``root``.
+    """Return the arguments of ``main_ppo``, with all paths and the run directory ``run`` below
+    ``root``.
     """
     cold_start = [
         "data.episodes=32",
         "data.val_episodes=0",
         "data.noise=0.0",
         "data.tokens_per_batch=1024",
-        "trainer.total_training_steps=60",  # until most answers have the form of a step
-        "trainer.num_threads=1",  # the other core belongs to whatever runs beside the test
+        "trainer.total_training_steps=60",  # until most answers follow the format of a turn
+        "trainer.num_threads=1",  # the other core is for processes beside the test
         f"data.data_dir={root}/episodes",
         f"trainer.default_local_dir={root}/sft",
     ]
@@ -47,7 +45,7 @@ def smoke_words(root: Path, run: str, *more: str) -> list[str]:
 
 @dataclass
 class FinishedJob:
-    """A job that ended well: where everything lies, its run directory, and the job itself."""
+    """Job that ended with status 0, with its root and run directories."""
 
     root: Path
     run: Path
@@ -55,8 +53,8 @@ class FinishedJob:
 
 
 def run_smoke_job(root: Path) -> FinishedJob:
-    """Run ``STEPS`` steps of RLVCR from nothing; validation before the first and after the last
-    step.
+    """Run ``STEPS`` steps of RLVCR from scratch, with a validation before the first and after the
+    last.
     """
     schedule = [f"trainer.total_training_steps={STEPS}", f"trainer.test_freq={STEPS}"]
     job = start(smoke_words(root, "run", *schedule), root / "log.txt")

@@ -1,12 +1,10 @@
-"""An agent of the library ``smolagents``: it writes Python, which is run, until it knows the
-answer.
-"""
+"""Agent of the library ``smolagents``: it writes and runs Python until it knows the answer."""
 
 from smolagents import CodeAgent, OpenAIModel
 
 
 def tasks(split):
-    """One question per split."""
+    """Return one question per split."""
     numbers = (6, 7) if split == "train" else (8, 9)
     question = "What is {} times {}?".format(*numbers)
     product = numbers[0] * numbers[1]
@@ -14,7 +12,7 @@ def tasks(split):
 
 
 def play(task, seed, base_url, api_key, model):
-    """Ask the agent; 1 for the right answer."""
+    """Ask the agent and return 1 for the correct answer."""
     policy = OpenAIModel(model, api_base=base_url, api_key=api_key)
     agent = CodeAgent(tools=[], model=policy, max_steps=3, verbosity_level=0)
     return float(agent.run(task["question"]) == task["answer"])

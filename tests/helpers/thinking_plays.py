@@ -1,9 +1,8 @@
-"""Plays in which every step acts and thinks differently, and what a plain forward says of each of
-their contexts.
+"""Trajectories with other thoughts and actions in each turn, and reference scores of their
+contexts.
 
-``Reference`` knows nothing of ledgers, spans or branches: it writes the conversation as text with
-the chat template, puts a thought and ``<action>`` behind it, and asks a transformers model for the
-words of the action.
+``Reference`` does not use ledgers, spans or branches. It writes the conversation as text with the
+chat template, adds a thought and ``<action>``, and scores the action with a transformers model.
 """
 
 import re
@@ -37,7 +36,7 @@ ACTIONS = (
 
 
 def thought_of(level: int, step: int, start: int) -> str:
-    """The thought at a level, different at every step and for every start."""
+    """Return the thought at a level. It differs between turns and starts."""
     return {
         1: "",
         2: f"I am near {start}.",
@@ -47,18 +46,20 @@ def thought_of(level: int, step: int, start: int) -> str:
 
 
 def level_of(step: int, start: int) -> int:
-    """The level that is sampled: each one once in a play of four steps."""
+    """Return the sampled level: each level occurs once in a trajectory of four turns."""
     return 1 + (3 * step + start) % 4
 
 
 def before_action(level: int, thought: str, gap: str) -> str:
-    """A step up to its action, with ``gap`` between its blocks."""
+    """Return a turn up to its action, with ``gap`` between its blocks."""
     return f"<level>{level}</level>{gap}<think>{thought}</think>{gap}<action>"
 
 
 def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Callable:
-    """A script for ``ScriptedEngine``; plays of four steps, one of them (level 4) with an empty
-    thought at times. From odd starts on, blocks stand on lines of their own.
+    """Return a script for ``ScriptedEngine`` with trajectories of four turns.
+
+    The turn at level 4 sometimes has an empty thought. For odd starts, blocks are on separate
+    lines.
     """
 
     def script(_request: object, prompt: str) -> str:
@@ -74,9 +75,9 @@ def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Cal
 
 
 def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
-    """RLVCR on the number line, with values of ``algorithm.rlvcr``.
+    """Return a config of RLVCR on the number line with values of ``algorithm.rlvcr``.
 
-    A window shows the whole play.
+    A window covers the whole trajectory.
     """
     config = make_config(history=history, levels=True, n=n, max_steps=STEPS, history_length=STEPS)
     config.env.kwargs = {"size": 12}
@@ -88,8 +89,9 @@ def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
 
 
 def collect(tokenizer, score, config, script: Callable | None = None, groups: int = 2) -> DataProto:
-    """Rows of one collected batch; ``score`` stands for ``compute_log_prob``, without one rows
-    keep their questions.
+    """Return the rows of one collected batch.
+
+    ``score`` replaces ``compute_log_prob``. Without it the rows keep their questions.
     """
     group, envs, _ = make_world(tokenizer, config, script or thinking_script(), score=score)
     collector = TrajectoryCollector(config, tokenizer)
@@ -100,8 +102,9 @@ def collect(tokenizer, score, config, script: Callable | None = None, groups: in
 
 
 def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
-    """``data`` with the columns of thinking credit, as collector and trainer make them: bonus,
-    questions about ``steps``, answers.
+    """Return ``data`` with the columns of thinking advantages, as made by collector and trainer.
+
+    The columns are the bonus, the questions about ``steps``, and the answers.
     """
     add_level_entropy_bonus(data, steps, method_settings(config.algorithm), codec)
     add_score_requests(data, steps)
@@ -109,24 +112,24 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
 
 
 def answer_questions(data, compute_log_prob, config) -> DataProto:
-    """``data`` with what follows from the answers to its questions."""
+    """Return ``data`` with the columns computed from the answers to its questions."""
     return add_thinking_columns(data.union(compute_log_prob(data)), config)
 
 
 def real_tokens(data: DataProto, row: int) -> list[int]:
-    """The unpadded tokens of a row."""
+    """Return the unpadded tokens of a row."""
     return data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
 
 
 def steps_of(data: DataProto) -> list[tuple[int, ThinkingTurnRecord]]:
-    """Row number and record of every step."""
+    """Return the row number and the record of every turn."""
     return [
         (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
     ]
 
 
 def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingTurnRecord]]]:
-    """The steps of every trajectory in order, whatever rows they lie in."""
+    """Return the turns of every trajectory in order, over all of its rows."""
     plays: dict[str, list[tuple[int, ThinkingTurnRecord]]] = {}
     for row, step in steps_of(data):
         plays.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
@@ -134,9 +137,7 @@ def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingTurnRecord]]]
 
 
 class Reference:
-    """What ``model`` gives for an action after a thought, from the text of the conversation
-    alone.
-    """
+    """Scores of ``model`` for an action after a thought, from the text of the conversation."""
 
     def __init__(self, model, tokenizer, history: str) -> None:
         self.model, self.tokenizer, self.history = model.eval(), tokenizer, history
@@ -144,7 +145,7 @@ class Reference:
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def said_before(self, play: list[ThinkingTurnRecord], step: int) -> str:
-        """The conversation up to where the policy answers at ``step``, as text."""
+        """Return the conversation before the response of turn ``step``, as text."""
         messages = [{"role": "system", "content": self.prompts.system(True)}]
         seen = [Observation(record.observation) for record in play]
         if self.history == "window":
@@ -162,14 +163,14 @@ class Reference:
         )
 
     def thinking(self, record: ThinkingTurnRecord, context: ThoughtContext) -> str:
-        """What stands between the conversation and the action in one of a step's contexts."""
+        """Return the text between the conversation and the action in one of a turn's contexts."""
         if context.original:
             return record.response.partition("<action>")[0] + "<action>"
         gap = "\n" if "</level>\n" in record.response else ""
         return before_action(context.level, context.thought, gap)
 
     def measure(self, before: str, action: str) -> dict[str, float]:
-        """The four scores of ``action`` and of the token that closes it, after ``before``."""
+        """Return the four scores of ``action`` and its closing token, after ``before``."""
         if (before, action) not in self._known:
             self._known[before, action] = self._measure(before, action)
         return self._known[before, action]
@@ -192,12 +193,12 @@ class Reference:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def differences(self, data: DataProto) -> list[float]:
-        """For every context of every step, the largest difference between its four scores and the
+        """Return, for every context of every turn, the largest difference of its scores to the
         reference.
         """
-        found = []
-        for play in plays_of(data).values():
-            records = [record for _, record in play]
+        distances_of_contexts = []
+        for trajectory in plays_of(data).values():
+            records = [record for _, record in trajectory]
             for number, record in enumerate(records):
                 before = self.said_before(records, number)
                 for context in record.contexts:
@@ -205,5 +206,5 @@ class Reference:
                     distances = []
                     for measure, name in SCORE_KEYS.items():
                         distances.append(abs(getattr(context.scores, measure) - expected[name]))
-                    found.append(max(distances))
-        return found
+                    distances_of_contexts.append(max(distances))
+        return distances_of_contexts

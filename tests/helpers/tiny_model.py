@@ -1,7 +1,7 @@
-"""A tiny Qwen3 policy with its own byte-level BPE tokenizer, made from nothing in about a second.
+"""Tiny Qwen3 policy with its own byte-level BPE tokenizer, made in about a second.
 
 ``make_tiny_policy`` writes a directory that transformers and vLLM both load. The weights are random
-but seeded.
+and seeded.
 """
 
 import itertools
@@ -42,14 +42,15 @@ def _corpus() -> list[str]:
         "I have not tried this yet, so first I plan where to search and which door could be closed."
     )
     syllables = [c + v for c in "bdfgklmnprst" for v in "aeiou"]
-    # room for larger vocabularies
+    # more text for larger vocabularies
     lines += [f"{a}{b}{a} {b}{a}" for a, b in itertools.combinations(syllables, 2)]
     return lines
 
 
 def make_tiny_tokenizer(vocab: int = 400) -> Any:
-    """A ``PreTrainedTokenizerFast`` of at most ``vocab`` tokens; digits, tags and specials are
-    single tokens.
+    """Return a ``PreTrainedTokenizerFast`` of at most ``vocab`` tokens.
+
+    Digits, tags and special tokens are single tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -90,12 +91,12 @@ def make_tiny_policy(
     seed: int = 0,
     std: float = 0.05,
 ) -> Path:
-    """Write a random Qwen3 policy (float32 safetensors), its tokenizer and generation config;
-    return the directory.
+    """Write a random Qwen3 policy in float32, its tokenizer and generation config; return the
+    directory.
 
-    The vocabulary is exactly the tokenizer's, so every sampled id decodes. ``hidden`` is a multiple
-    of 32; ``tie`` shares the embedding with the output head; ``std`` is the initial spread of the
-    weights.
+    The model has the vocabulary of the tokenizer, so every sampled id decodes. ``hidden`` is a
+    multiple of 32. ``tie`` shares the embedding with the output head. ``std`` is the standard
+    deviation of the initial weights.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -1,4 +1,6 @@
-"""Chat tokenizers of several kinds, made from nothing: how they cut and tidy text differs."""
+"""Chat tokenizers of several kinds that split and normalise text differently, built without
+downloads.
+"""
 
 from functools import cache
 from typing import Any
@@ -13,7 +15,7 @@ TEMPLATE = CHAT_TEMPLATE.replace("<|im_end|>", END_TURN)
 
 
 def unmarked() -> Any:
-    """Byte-level; what ends a turn is an added token that is not marked as special."""
+    """Return a byte-level tokenizer whose end-of-turn token is added and not marked as special."""
     from tokenizers import AddedToken
 
     tokenizer = make_tiny_tokenizer()
@@ -27,7 +29,8 @@ def _wrapped(raw: Any) -> Any:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
-    # Found in tidied text as well, where the spelling may differ; the end of a turn is not special.
+    # It is also matched in normalised text, where the spelling may differ. The end of a turn is not
+    # special.
     raw.add_special_tokens([AddedToken(text, normalized=True) for text in SPECIAL])
     raw.add_tokens([AddedToken(text, normalized=True) for text in (*TAGS, *TOOLS, END_TURN)])
     tokenizer = PreTrainedTokenizerFast(
@@ -48,5 +51,5 @@ KINDS = {
 
 @cache
 def of_kind(kind: str) -> Any:
-    """The tokenizer of ``KINDS``, made once."""
+    """Return the tokenizer of ``KINDS``; each is made once."""
     return KINDS[kind]()

@@ -1,4 +1,4 @@
-"""Stand-ins for everything the trainer is handed: they write down what was asked of them."""
+"""Fakes of all objects that the trainer uses. They record their calls."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ WIDTH = 3
 
 
 def played_rows(meta_info: dict[str, Any] | None = None) -> DataProto:
-    """Two trajectories of two rows each: the first won, the second was lost."""
+    """Return two trajectories of two rows each: the first is a success, the second is not."""
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
     tensors = {
         "prompts": torch.zeros(ROWS, 2, dtype=torch.long),
@@ -42,7 +42,7 @@ def played_rows(meta_info: dict[str, Any] | None = None) -> DataProto:
 
 
 class LocalHandle:
-    """A rollout worker as its Ray handle looks; the reference of a call is the call itself."""
+    """Imitates the Ray handle of a rollout worker; the reference of a call is the call itself."""
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
@@ -52,7 +52,7 @@ class LocalHandle:
 
 
 class Group:
-    """A group of training workers: actor, reference or critic."""
+    """Group of training workers: actor, reference or critic."""
 
     world_size = 1
 
@@ -102,7 +102,7 @@ class Group:
 
 
 class LocalActorGroup(Group):
-    """A group of one actor worker, in this process; references are as those of ``LocalHandle``."""
+    """Group of one actor worker in this process; references are as in ``LocalHandle``."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__([], "actor")
@@ -113,7 +113,7 @@ class LocalActorGroup(Group):
 
 
 class Workers:
-    """Training workers that score every token the same and remember what was asked of them."""
+    """Training workers that give all tokens the same score and record their calls."""
 
     data_parallel_size = 1
     has_reference = False
@@ -158,7 +158,7 @@ class Workers:
 
 
 class Tasks:
-    """Ten tasks that nobody looks at."""
+    """Ten tasks whose content is not used."""
 
     panel_hash = "panel of today"
 
@@ -173,7 +173,7 @@ class Tasks:
 
 
 class Collector:
-    """Plays nothing and returns the same rows."""
+    """Collector that always returns the same rows."""
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
@@ -183,7 +183,7 @@ class Collector:
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
     ) -> DataProto:
         step = gen_batch.meta_info["global_step"]
-        # Engines alone: the training workers are the trainer's.
+        # Only the engines are passed: the trainer keeps the training workers.
         assert not hasattr(actor_rollout_wg, "compute_log_prob") and len(envs.task_list) == 10
         self.calls.append(("play" if is_train else "panel", step))
         return played_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
@@ -202,7 +202,7 @@ class Collector:
 
 
 class Journal:
-    """Keeps what it is told in ``calls``, metrics by step."""
+    """Journal that records its calls in ``calls``, and metrics by step."""
 
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
@@ -227,8 +227,10 @@ class Journal:
 
 
 class Checkpoints:
-    """Checkpoints in memory. ``newest`` is what ``find_latest_valid`` finds; ``waited`` says
-    whether the last save was waited for.
+    """Checkpoints in memory.
+
+    ``find_latest_valid`` returns ``newest``. ``waited`` is True if ``wait`` was called after the
+    last save.
     """
 
     waited = False
@@ -259,7 +261,7 @@ class Checkpoints:
 
 
 class ScoreByOutcome:
-    """The return of an episode on the first token of each of its rows."""
+    """Puts the return of an episode on the first token of each of its rows."""
 
     def __call__(self, data: DataProto) -> torch.Tensor:
         scores = torch.zeros(len(data), WIDTH)
@@ -276,7 +278,7 @@ def make_fake_run(
     steps: int = 4,
     overlap: RolloutOverlap = "off",
 ) -> tuple[RayPPOTrainer[Tasks], list[Any], Journal]:
-    """A trainer among stand-ins, what was asked of all of them in order, and its journal."""
+    """Return a trainer with fakes, all recorded calls in order, and its journal."""
     config = make_config()
     config.trainer.total_training_steps = steps
     config.trainer.test_freq = -1
@@ -289,7 +291,7 @@ def make_fake_run(
     config.data.train_batch_size = 2
     workers: Any = Workers(with_critic=with_critic)
     journal: Any = Journal(workers.calls)
-    kept: Any = checkpoints or Checkpoints()
+    checkpoint_manager: Any = checkpoints or Checkpoints()
     trainer = RayPPOTrainer(
         config=config,
         workers=workers,
@@ -298,6 +300,6 @@ def make_fake_run(
         val_envs=Tasks(),
         reward_fn=ScoreByOutcome(),
         journal=journal,
-        checkpoints=kept,
+        checkpoints=checkpoint_manager,
     )
     return trainer, workers.calls, journal

@@ -1,5 +1,5 @@
-"""A ``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, in a second or
-two.
+"""``GRPOEnvTrainer`` on a random tiny policy and a few words of twenty questions, for quick
+tests.
 """
 
 import importlib
@@ -14,8 +14,8 @@ GROUP = 4
 
 
 def import_trl_without_vllm() -> None:
-    """TRL imports all of vLLM where it is installed, for half a minute on a busy machine; these
-    tests do not use it.
+    """Import TRL without vLLM. These tests do not use vLLM, and its import can take half a
+    minute.
     """
     utils: Any = importlib.import_module("trl.import_utils")
     utils.is_vllm_available = lambda *args, **kwargs: False
@@ -29,11 +29,10 @@ def make_trainer(
     with_vllm: bool = False,
     **options: Any,
 ):
-    """Groups of ``GROUP`` trials, eight rows a step. ``options`` go to ``GRPOConfig``, ``trainer``
-    to the trainer.
+    """Return a trainer with groups of ``GROUP`` trials and eight rows per step.
 
-    Without ``rewards`` the reward is the length of the last answer, so that a random policy's
-    trials differ.
+    ``options`` go to ``GRPOConfig``, ``trainer`` to the trainer. Without ``rewards`` the reward is
+    the length of the last answer, so that the trials of a random policy differ.
     """
     if not with_vllm:
         import_trl_without_vllm()
@@ -49,7 +48,9 @@ def make_trainer(
         env = TwentyQuestionsEnv(
             tokenizer, system_prompt="Ask.", words=WORDS, max_steps_per_episode=3
         )
-        env.stop = tuple(string.ascii_letters)  # a random policy says one of these soon
+        env.stop = tuple(
+            string.ascii_letters
+        )  # a random policy samples one of these after a few tokens
     settings = {
         "output_dir": str(directory / "run"),
         "per_device_train_batch_size": 2 * GROUP,
@@ -64,13 +65,18 @@ def make_trainer(
         "disable_tqdm": True,
     }
     args = GRPOConfig(**(settings | options))
-    own = {"max_turn_tokens": 12, "reward_funcs": answer_length if rewards is None else rewards}
-    made = GRPOEnvTrainer(str(path), env, args=args, **(own | (trainer or {})))
-    made.current_gradient_accumulation_steps = args.gradient_accumulation_steps  # train() sets it
-    made.model.train()
-    return made
+    defaults = {
+        "max_turn_tokens": 12,
+        "reward_funcs": answer_length if rewards is None else rewards,
+    }
+    trl_trainer = GRPOEnvTrainer(str(path), env, args=args, **(defaults | (trainer or {})))
+    trl_trainer.current_gradient_accumulation_steps = (
+        args.gradient_accumulation_steps
+    )  # train() sets it
+    trl_trainer.model.train()
+    return trl_trainer
 
 
 def answer_length(completions, session_ids, **columns) -> list[float]:
-    """Length of the last answer in characters."""
+    """Return the length of the last answer in characters."""
     return [float(len(messages[-1]["content"])) for messages in completions]

@@ -1,9 +1,8 @@
-"""A ``GRPOEnvTrainer`` with vLLM colocated, as a command of its own: vLLM rearranges the process it
-lives in.
+"""Runs a ``GRPOEnvTrainer`` with colocated vLLM as a command, because vLLM changes its process.
 
 Prints one JSON object: the largest difference between sampling log-probs and a forward pass of the
-trainer on the same tokens, before training (``start``), with changed weights before a sync
-(``stale``) and after it (``synced``).
+trainer on the same tokens. It is measured before training (``start``), with changed weights before
+a sync (``stale``) and after it (``synced``).
 """
 
 import json
@@ -18,7 +17,7 @@ ROWS = [{"solution": word} for word in WORDS[:2] for _ in range(GROUP)]
 
 
 def difference(trainer) -> float:
-    """Over the tokens of freshly played trials."""
+    """Return the largest log-prob difference over the tokens of new trials."""
     output = trainer._generate_and_score_completions(ROWS)
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
     attention = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
@@ -31,7 +30,7 @@ def difference(trainer) -> float:
 
 
 def main(directory: Path) -> None:
-    """Start, play, change the weights, play, sync, play, train a step."""
+    """Start, generate, change the weights, generate, sync, generate, and train a step."""
     from tests.helpers.trl_trainer import make_trainer
 
     trainer = make_trainer(
@@ -42,16 +41,16 @@ def main(directory: Path) -> None:
         vllm_max_model_length=512,
         max_steps=1,
     )
-    found = {"start": difference(trainer)}
+    report = {"start": difference(trainer)}
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    found["stale"] = difference(trainer)
+    report["stale"] = difference(trainer)
     trainer.vllm_generation.sync_weights()
-    found["synced"] = difference(trainer)
+    report["synced"] = difference(trainer)
     trainer.train()
-    found["steps"] = trainer.state.global_step
-    print(json.dumps(found))
+    report["steps"] = trainer.state.global_step
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""One process of its own for vLLM: it rearranges torch and the environment of whatever process it
-lives in.
+"""Separate process for vLLM, because vLLM changes torch and the environment of its process.
 
-The functions below run in that process, submitted to the pool of ``one_process``; an engine started
-by ``start`` stays there until the next ``start``. Starting a second engine is cheap, as vLLM is
+The functions below run in that process: submit them to the pool of ``one_process``. An engine that
+``start`` made stays until the next ``start``. A second engine starts quickly, because vLLM is
 imported once.
 """
 
@@ -19,12 +18,12 @@ _engine: RolloutEngine | None = None
 
 
 def one_process() -> ProcessPoolExecutor:
-    """A pool of one fresh process."""
+    """Return a pool of one new process."""
     return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
 
 
 def start(directory: str, dtype: str, enforce_eager: bool | None = None) -> None:
-    """Start an engine on the policy in ``directory`` in place of the one before."""
+    """Start an engine on the policy in ``directory``, and close the previous one."""
     global _engine
     stop()
     section = rollout_section(name="vllm", dtype=dtype, enforce_eager=enforce_eager)
@@ -40,18 +39,18 @@ def stop() -> None:
 
 
 def running() -> RolloutEngine:
-    """The engine that ``start`` made."""
+    """Return the engine that ``start`` made."""
     assert _engine is not None, "start() comes first"
     return _engine
 
 
 def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
-    """Play ``requests`` to the end."""
+    """Run ``requests`` to the end."""
     return play(running(), requests)
 
 
 def serve_staggered(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
-    """Play ``requests``, one more at every step."""
+    """Run ``requests``, with one more request at every engine step."""
     engine = running()
     waiting = list(requests)
     results: dict[str, SamplingResult] = {}
@@ -63,13 +62,15 @@ def serve_staggered(requests: list[SamplingRequest]) -> dict[str, SamplingResult
     return results
 
 
-def serve_and_abort(requests: list[SamplingRequest], gone: list[str]) -> dict[str, SamplingResult]:
-    """Play ``requests`` but forget ``gone`` after two steps."""
+def serve_and_abort(
+    requests: list[SamplingRequest], aborted_ids: list[str]
+) -> dict[str, SamplingResult]:
+    """Run ``requests`` and abort those in ``aborted_ids`` after two steps."""
     engine = running()
     for request in requests:
         engine.add(request)
     results = [*engine.step(), *engine.step()]
-    engine.abort(gone)
+    engine.abort(aborted_ids)
     while engine.has_work():
         results += engine.step()
     return {result.request_id: result for result in results}
@@ -80,14 +81,16 @@ def update(weights: list, version: int) -> None:
     running().update_weights(weights, version)
 
 
-def lost_update(weights: list, taken: bool) -> tuple[int, str]:
-    """Send weights through a worker to an engine that drops them, after it has ``taken`` them or
-    before: how many were taken, and the error.
+def lost_update(weights: list, is_read: bool) -> tuple[int, str]:
+    """Send weights through a worker to an engine that drops them; return the number read and the
+    error.
+
+    If ``is_read``, the engine reads the weights before it drops them.
     """
     engine: Any = running()
 
     def drop(_method: str, kwargs: dict) -> None:
-        if taken:
+        if is_read:
             list(kwargs["weights_iterator"])
 
     async def main() -> tuple[int, str]:
@@ -103,11 +106,11 @@ def lost_update(weights: list, taken: bool) -> tuple[int, str]:
         return asyncio.run(main())
     finally:
         engine._engine.collective_rpc = real
-        engine.policy_version = version  # other tests share the engine
+        engine.policy_version = version  # other tests use the same engine
 
 
 def refusal(method: str, *args) -> str:
-    """The message with which the engine refuses a call."""
+    """Return the message with which the engine refuses a call."""
     try:
         getattr(running(), method)(*args)
     except (ValueError, RuntimeError) as error:
@@ -116,7 +119,7 @@ def refusal(method: str, *args) -> str:
 
 
 def start_refusal(directory: str) -> str:
-    """The message with which an engine on the policy in ``directory`` refuses to start."""
+    """Return the message with which an engine on the policy in ``directory`` refuses to start."""
     try:
         create_engine(
             "vllm", rollout_section(name="vllm"), directory, seed=3, num_threads=1
@@ -129,8 +132,10 @@ def start_refusal(directory: str) -> str:
 def through_worker(
     first: list[SamplingRequest], second: list[SamplingRequest], weights: list
 ) -> list[SamplingResult]:
-    """Submit ``first``, then ``second`` while it runs, update the weights, submit ``second`` again;
-    all results.
+    """Submit ``first``, then ``second`` while it runs, update the weights, and submit ``second``
+    again.
+
+    Returns all results.
     """
 
     async def collect(worker: RolloutWorker, count: int) -> list[SamplingResult]:

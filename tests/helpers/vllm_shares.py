@@ -1,9 +1,9 @@
-"""An engine whose weights are spread over two vLLM workers, and a policy that hands it new ones by
-vLLM's own ways: CUDA IPC and NCCL.
+"""Engine with weights sharded over two vLLM workers, and a policy that sends it new weights.
 
-Everything is vLLM's and ours but CUDA. In the place of an allocation that another process opens
-there is a file that it maps; in the place of a NCCL group there is one of gloo, with the same
-name, members and ranks. The functions run in the process of ``vllm_process.one_process``.
+The weights go through vLLM's transfer backends CUDA IPC and NCCL, of which only CUDA is replaced. A
+mapped file replaces an allocation that another process opens. A gloo group with the same name,
+members and ranks replaces a NCCL group. The functions run in the process of
+``vllm_process.one_process``.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ _run: "Run | None" = None
 
 
 class Run:
-    """An engine, a policy, and what joins them: ``ipc`` or ``nccl``."""
+    """Engine and policy, joined by the backend ``ipc`` or ``nccl``."""
 
-    def __init__(self, directory: str, way: WeightTransfer) -> None:
+    def __init__(self, directory: str, backend: WeightTransfer) -> None:
         shared = tempfile.mkdtemp()
         kwargs = {
             "tensor_parallel_size": SHARES,
             "distributed_executor_backend": "mp",
-            "weight_transfer_config": {"backend": way},
+            "weight_transfer_config": {"backend": backend},
         }
-        # Whole prompts at once: vLLM's own sampler on CPU fails after a part of one.
+        # Prefill whole prompts: vLLM's own sampler on CPU fails after a part of a prompt.
         section = rollout_section(
             name="vllm", engine_kwargs=kwargs, max_num_batched_tokens=512, max_num_seqs=4
         )
@@ -57,7 +57,7 @@ class Run:
         self.ask_workers(pretend_cuda, args=(shared,))
         pretend_cuda(None, shared)
         config = policy_config(directory)
-        config.rollout.weight_transfer = way
+        config.rollout.weight_transfer = backend
         config.rollout.tensor_model_parallel_size = SHARES
         self.actor = ActorWorker(config, device="cpu")
         self.actor.init_model()
@@ -65,21 +65,23 @@ class Run:
         self.rollout_worker = RolloutWorker(None, "", engine=self.engine)
         handle: Any = LocalHandle(self.rollout_worker)
         self.workers = resources.TrainingWorkers(
-            LocalActorGroup(self.actor), [handle], weight_transfer=way
+            LocalActorGroup(self.actor), [handle], weight_transfer=backend
         )
 
     def gather(self, refs: list, *_: object) -> list:
-        """Calls are their own references here."""
+        """Return the references, which are the results of the calls."""
         return [self.answer(*ref) for ref in refs]
 
     def answer(self, worker: object, method: str, args: tuple) -> object:
-        """What ``worker.method(*args)`` gives."""
-        said = getattr(worker, method)(*args)
-        return self.loop.run_until_complete(said) if inspect.iscoroutine(said) else said
+        """Return the result of ``worker.method(*args)``."""
+        result = getattr(worker, method)(*args)
+        return self.loop.run_until_complete(result) if inspect.iscoroutine(result) else result
 
 
 class PretendedCuda:
-    """``torch`` for vLLM's transport: one device, whose memory is a file below ``shared``."""
+    """Replacement of ``torch`` for vLLM's transfer: one device whose memory is a file below
+    ``shared``.
+    """
 
     def __init__(self, shared: str) -> None:
         self.file = str(Path(shared) / "memory")
@@ -100,12 +102,12 @@ class PretendedCuda:
         return getattr(torch, name)
 
     def empty(self, size: int, dtype: torch.dtype, device: object) -> torch.Tensor:
-        if device != "cuda":  # of one process alone
+        if device != "cuda":  # memory of one process only
             return torch.empty(size, dtype=dtype, device="cpu")
         return torch.from_file(self.file, shared=True, size=size, dtype=dtype)
 
     def reduce_tensor(self, tensor: torch.Tensor) -> tuple[None, tuple]:
-        """The handle of ``tensor``; its seventh place is the receiver's to fill in."""
+        """Return the handle of ``tensor``; the receiver sets its seventh value."""
         return None, (self.file, tensor.numel(), 0, 0, 0, 0, None)
 
     @staticmethod
@@ -114,10 +116,12 @@ class PretendedCuda:
 
 
 class PretendedNccl:
-    """``PyNcclCommunicator`` on gloo: who knows a group's ``name`` joins it, below ``shared``."""
+    """Replacement of ``PyNcclCommunicator`` on gloo: processes join the group of ``name`` below
+    ``shared``.
+    """
 
     def __init__(self, shared: str, name: bytes, rank: int, world_size: int) -> None:
-        c10d: Any = distributed  # has more than its stubs say
+        c10d: Any = distributed  # has more attributes than its stubs
         store = c10d.FileStore(str(Path(shared) / name[:16].hex()), world_size)
         self.group = c10d.ProcessGroupGloo(store, rank, world_size, GLOO_TIMEOUT)
 
@@ -128,7 +132,7 @@ class PretendedNccl:
 
 
 def pretend_cuda(_worker: object, shared: str) -> None:
-    """Have vLLM's transport in this process share memory through a file, and meet over gloo."""
+    """Let vLLM's transfer in this process share memory through a file, and use gloo groups."""
     from torch.multiprocessing import reductions
     from vllm.distributed.device_communicators import pynccl_wrapper
     from vllm.distributed.weight_transfer import base, ipc_engine, nccl_common, packed_tensor
@@ -149,26 +153,26 @@ def pretend_cuda(_worker: object, shared: str) -> None:
 
 
 def spoil(worker: Any, number: int) -> None:
-    """Have worker ``number`` take zeros for what it is given."""
+    """Let worker ``number`` receive zeros."""
     model = worker.get_model()
     if worker.rank == number:
         load = model.load_weights
         model.__dict__["load_weights"] = lambda pairs: load((n, t * 0) for n, t in pairs)
 
 
-def start(directory: str, way: WeightTransfer) -> None:
+def start(directory: str, backend: WeightTransfer) -> None:
     """Start engine and policy from ``directory``."""
     global _run
     engine: Any = VLLMEngine
     engine._install_cpu_sampler = lambda _self: None  # would patch this process
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    _run = Run(directory, way)
+    _run = Run(directory, backend)
     for module in (resources, engine_calls):
         vars(module)["gather_results"] = _run.gather
 
 
 def running() -> Run:
-    """What ``start`` made."""
+    """Return the engine and policy that ``start`` made."""
     assert _run is not None, "start() comes first"
     return _run
 
@@ -179,24 +183,24 @@ def stop() -> None:
     run.loop.run_until_complete(run.rollout_worker.close())
 
 
-def hand_over(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tensor]:
-    """Change the policy by much and synchronise; the weights it has now, by their names."""
+def change_and_sync(version: int, seed: int, piece_bytes: int) -> dict[str, torch.Tensor]:
+    """Change the policy strongly and sync; return its new weights by name."""
     run = running()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         sharded: Any
         for sharded in run.actor.train_engine.module.parameters():
-            whole = torch.randn(sharded.shape, generator=generator)
-            sharded.to_local().add_(0.05 * whole)
+            noise = torch.randn(sharded.shape, generator=generator)
+            sharded.to_local().add_(0.05 * noise)
     weight_transfer.PIECE_BYTES = piece_bytes
-    run.actor._sender = None  # it keeps the size of its pieces
-    pretend_cuda(None, run.shared)  # and a group its name
+    run.actor._sender = None  # the sender keeps its piece size
+    pretend_cuda(None, run.shared)  # and a group keeps its name
     run.workers.sync_weights(version)
     return to_hf_names(full_weights(run.actor.train_engine), PREFIX, {}, run.actor.tied)
 
 
-def refused(version: int, number: int) -> str:
-    """Synchronise while worker ``number`` spoils what it gets: what is said."""
+def sync_with_zeros(version: int, number: int) -> str:
+    """Sync while worker ``number`` receives zeros; return the error message."""
     run = running()
     run.ask_workers(spoil, args=(number,))
     try:
@@ -207,13 +211,14 @@ def refused(version: int, number: int) -> str:
 
 
 def serve(requests: list[SamplingRequest]) -> dict[str, SamplingResult]:
-    """Play ``requests`` to the end."""
+    """Run ``requests`` to the end."""
     return play(running().engine, requests)
 
 
-def accepted() -> list[str]:
-    """What vLLM does not take of what the engine on CUDA says to it: arguments of its start, and
-    methods of the engine and of its workers.
+def list_rejected_calls() -> list[str]:
+    """Return the calls of the CUDA engine that the installed vLLM does not accept.
+
+    The calls are start arguments and methods of the engine and of its workers.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -232,9 +237,9 @@ def accepted() -> list[str]:
         (Worker.finish_weight_update, {}),
         (Worker.get_model, {}),
     ]
-    for function, given in calls_made:
+    for function, arguments_given in calls_made:
         try:
-            inspect.signature(function).bind(None, **given)
+            inspect.signature(function).bind(None, **arguments_given)
         except TypeError as error:
             wrong.append(f"{function.__qualname__}: {error}")
     return wrong

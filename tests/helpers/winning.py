@@ -1,11 +1,9 @@
-"""Can an environment be won through the real collector? A scripted policy plays; nothing is sampled
-by a model.
+"""Runs scripted policies through the real collector to check that an environment can be solved.
 
-    data = wins("frozen_lake", lambda task: plan(shortest_path(task["map"])), slippery=False)
+data = wins("frozen_lake", lambda task: plan(shortest_path(task["map"])), slippery=False)
 
-Every trajectory has a scripted engine of its own, so that a policy is a function of the task:
-``policy(task)`` gives ``act(prompt) -> action``, called once per turn with the whole prompt as
-text.
+Each trajectory has its own scripted engine, so a policy is a function of the task: ``policy(task)``
+returns ``act(prompt) -> action``, which is called once per turn with the whole prompt as text.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +24,7 @@ RESPONSE_TOKENS = 32768
 
 
 def plan(actions: Iterable[str]) -> Act:
-    """Plays ``actions`` one after another, whatever it sees."""
+    """Return an ``act`` that says ``actions`` one after another and ignores the prompts."""
     left = iter(actions)
     return lambda prompt: next(left)
 
@@ -44,8 +42,9 @@ def play_episodes(
     processor: Any = None,
     **section: Any,
 ) -> DataProto:
-    """The rows of ``groups`` tasks of ``split`` that ``policy`` played ``n`` times each;
-    ``section`` is env.kwargs.
+    """Return the rows of ``n`` trajectories of ``policy`` for ``groups`` tasks of ``split``.
+
+    ``section`` is the section of the environment.
     """
     config = make_config(
         env_name, history, n, levels, kwargs=section, max_steps=max_steps, max_turn_tokens=256
@@ -70,7 +69,7 @@ def play_episodes(
 
 
 def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
-    """Play as ``play_episodes`` does and assert that every trajectory was won with valid actions
+    """Run ``play_episodes`` and assert that all trajectories are successes with valid actions
     only.
     """
     data = play_episodes(env_name, policy, **settings)
@@ -88,8 +87,9 @@ def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
 
 
 def _speak(act: Act, levels: bool) -> Callable:
-    """A script for ``ScriptedEngine``: the policy's actions in tags, thinking on level 2 where
-    levels are asked for.
+    """Return a script for ``ScriptedEngine`` with the policy's actions in tags.
+
+    If levels are required, it thinks at level 2.
     """
     head = "<level>2</level><think>as planned</think>" if levels else "<think>as planned</think>"
     return lambda request, prompt: f"{head}<action>{act(prompt)}</action>"

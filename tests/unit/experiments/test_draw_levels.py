@@ -1,4 +1,4 @@
-"""The picture of levels against what situations need, from written metrics."""
+"""Tests of the picture that compares levels with required levels, from written metrics."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -11,22 +11,24 @@ from tests.helpers.refusals import mentions
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def measured(directory, shares, needed=None):
+def write_metrics(directory, shares, required=None):
     directory.mkdir()
     metrics = {"step": 0, "val/success_rate": 0.5}
-    for name, of_levels in shares.items():
-        for level, share in zip((1, 2, 3, 4), of_levels, strict=True):
+    for name, level_shares in shares.items():
+        for level, share in zip((1, 2, 3, 4), level_shares, strict=True):
             metrics[f"val/levels_in/{name}/share_{level}"] = share
-        if needed:
-            metrics[f"val/levels_in/{name}/needed_level"] = float(needed[name])
+        if required:
+            metrics[f"val/levels_in/{name}/needed_level"] = float(required[name])
     (directory / "metrics.jsonl").write_text(json.dumps(metrics) + "\n")
     return directory
 
 
-def test_every_share_has_its_square_and_what_is_needed_a_frame(tmp_path):
-    needed = {"+0": 1, "+7": 4}
-    before = measured(tmp_path / "a", {"+0": (0.25,) * 4, "+7": (0.1, 0.2, 0.3, 0.4)}, needed)
-    after = measured(tmp_path / "b", {"+0": (1.0, 0, 0, 0), "+7": (0, 0, 0.1, 0.9)}, needed)
+def test_every_share_has_a_square_and_required_levels_a_frame(tmp_path):
+    required = {"+0": 1, "+7": 4}
+    before = write_metrics(
+        tmp_path / "a", {"+0": (0.25,) * 4, "+7": (0.1, 0.2, 0.3, 0.4)}, required
+    )
+    after = write_metrics(tmp_path / "b", {"+0": (1.0, 0, 0, 0), "+7": (0, 0, 0.1, 0.9)}, required)
     path = tmp_path / "levels.svg"
     assert draw_levels.main([f"before={before}", f"after={after}", "--svg", str(path)]) == 0
     root = ElementTree.parse(path).getroot()
@@ -41,12 +43,12 @@ def test_every_share_has_its_square_and_what_is_needed_a_frame(tmp_path):
     assert {"before", "after", "+0", "+7", "level 4", "90"} <= set(texts)
 
 
-def test_situations_without_a_need_have_no_frame(tmp_path):
-    run = measured(tmp_path / "a", {"take": (0.25,) * 4})
+def test_situations_without_a_required_level_have_no_frame(tmp_path):
+    run = write_metrics(tmp_path / "a", {"take": (0.25,) * 4})
     assert draw_levels.read_situation_shares("x", str(run)).required_levels == {}
 
 
-def test_a_run_that_measured_no_situations_is_refused(tmp_path):
-    run = measured(tmp_path / "a", {})
+def test_run_without_measured_situations_is_refused(tmp_path):
+    run = write_metrics(tmp_path / "a", {})
     with pytest.raises(SystemExit, check=mentions("main_eval")):
         draw_levels.main([f"x={run}", "--svg", str(tmp_path / "x.svg")])

@@ -1,4 +1,4 @@
-"""The matrix of levels: what is counted for players whose play is known."""
+"""Tests of the level matrix on policies with known behaviour."""
 
 import json
 import math
@@ -25,100 +25,102 @@ from verl.trainer.launch.sft import prepare_start_policy
 HOPS = (0, 2, 4, 7)
 
 
-def world(doors=8, name="relay"):
+def make_environment(doors=8, name="relay"):
     return MatrixEnvironment.from_config(
         load_config(name, [f"env.relay.doors={doors}", "env.relay.val_tasks=60"])
     )
 
 
-def tasks_of(place):
-    return place.package.tasks(place.settings, "val")
+def list_tasks(environment):
+    return environment.package.tasks(environment.settings, "val")
 
 
-class KnowingPlayer:
-    """Is right exactly where the level suffices, and chooses the needed one."""
+class OptimalPolicy:
+    """Chooses the required level; its action is right exactly at levels that suffice."""
 
     def sample_steps(
         self, prompts: Sequence[str], levels: Sequence[int | None]
     ) -> list[SampledStep]:
-        answers = []
+        turns = []
         for prompt, level in zip(prompts, levels, strict=True):
             door = Door.parse(prompt)
-            needed = needed_level(door.hops, HOPS)
-            chosen = level or needed
-            wrong = next(place for place in door.all_places if place != door.goal_place)
-            action = door.goal_place if chosen >= needed else wrong
-            answers.append(SampledStep(chosen, action, 8 + HOPS[chosen - 1]))
-        return answers
+            required = needed_level(door.hops, HOPS)
+            chosen_level = level or required
+            wrong = next(candidate for candidate in door.all_places if candidate != door.goal_place)
+            action = door.goal_place if chosen_level >= required else wrong
+            turns.append(SampledStep(chosen_level, action, 8 + HOPS[chosen_level - 1]))
+        return turns
 
 
-def test_a_player_that_knows_what_it_needs_is_measured_as_one():
-    place = world()
-    found = measure_levels(place, KnowingPlayer(), tasks_of(place), noise=0.0)
-    assert [line["situation"] for line in found["situations"]] == [f"+{k}" for k in range(8)]
-    for arrows, line in enumerate(found["situations"]):
-        needed = needed_level(arrows, HOPS)
-        assert line["needed"] == needed and line["states"] > 30
-        assert line["accuracy"] == [float(level >= needed) for level in LEVELS]
-        assert line["chosen"] == [line["states"] * (level == needed) for level in LEVELS]
-    assert found["states"] == sum(line["states"] for line in found["situations"]) == 480
-    assert found["tokens_by_level"] == [8, 10, 12, 15]
-    assert found["level_information"] == pytest.approx(math.log(4), abs=0.02)
-    free, needed, deepest = (found["episodes"][how] for how in ("free", "needed", "4"))
-    assert free == needed and needed["success"] == deepest["success"] == 1.0
+def test_optimal_policy_gets_the_optimal_matrix():
+    environment = make_environment()
+    matrix = measure_levels(environment, OptimalPolicy(), list_tasks(environment), noise=0.0)
+    assert [line["situation"] for line in matrix["situations"]] == [f"+{k}" for k in range(8)]
+    for arrows, line in enumerate(matrix["situations"]):
+        required = needed_level(arrows, HOPS)
+        assert line["needed"] == required and line["states"] > 30
+        assert line["accuracy"] == [float(level >= required) for level in LEVELS]
+        assert line["chosen"] == [line["states"] * (level == required) for level in LEVELS]
+    assert matrix["states"] == sum(line["states"] for line in matrix["situations"]) == 480
+    assert matrix["tokens_by_level"] == [8, 10, 12, 15]
+    assert matrix["level_information"] == pytest.approx(math.log(4), abs=0.02)
+    free, required, deepest = (matrix["episodes"][how] for how in ("free", "needed", "4"))
+    assert free == required and required["success"] == deepest["success"] == 1.0
     assert deepest["tokens"] == 8 * 15
-    # Every k is asked for as often as any other: 11.25 tokens a step.
-    assert needed["tokens"] == pytest.approx(8 * 11.25, rel=0.02)
-    assert found["episodes"]["1"]["success"] < 0.1
+    # Every number of hops is equally frequent: 11.25 tokens per turn.
+    assert required["tokens"] == pytest.approx(8 * 11.25, rel=0.02)
+    assert matrix["episodes"]["1"]["success"] < 0.1
 
 
-def test_useless_actions_lead_the_walk_elsewhere_and_are_not_right():
+def test_useless_actions_change_the_walk_and_are_not_right():
     line = MatrixEnvironment.from_config(
         load_config("number_line", ["env.history=window", "env.max_steps=8"])
     )
-    tasks = tasks_of(line)[:20]
+    tasks = list_tasks(line)[:20]
     calm, noisy = collect_expert_states(line, tasks, 0.0), collect_expert_states(line, tasks, 0.5)
-    assert len(noisy) > len(calm), "what is useless takes time"
-    right = {state.situation: state.decision.action for state in calm}
-    shared = [state for state in noisy if state.situation in right]
-    assert shared and all(state.decision.is_right(right[state.situation]) for state in shared)
+    assert len(noisy) > len(calm), "useless actions take no additional turns"
+    right_actions = {state.situation: state.decision.action for state in calm}
+    shared = [state for state in noisy if state.situation in right_actions]
+    assert shared and all(
+        state.decision.is_right(right_actions[state.situation]) for state in shared
+    )
     assert not any(state.decision.is_useless for state in noisy)
 
 
-def test_episodes_end_at_the_limit_of_steps():
-    class Idle:
+def test_episodes_end_at_the_turn_limit():
+    class IdlePolicy:
         def sample_steps(self, prompts, levels):
             return [SampledStep(level, "nowhere", 5) for level in levels]
 
-    place = world(doors=2)
-    found = measure_levels(place, Idle(), tasks_of(place)[:3], noise=0.0)
-    assert found["episodes"]["3"] == {"success": 0.0, "steps": 2.0, "tokens": 10.0}
-    assert found["situations"][0]["chosen"] == [0, 0, 0, 0], "a level that is not readable"
+    environment = make_environment(doors=2)
+    matrix = measure_levels(environment, IdlePolicy(), list_tasks(environment)[:3], noise=0.0)
+    assert matrix["episodes"]["3"] == {"success": 0.0, "steps": 2.0, "tokens": 10.0}
+    assert matrix["situations"][0]["chosen"] == [0, 0, 0, 0], "an unreadable level is counted"
 
 
-def test_information_is_what_columns_say_about_lines():
+def test_mutual_information_by_hand():
     assert compute_mutual_information([[3, 0], [0, 3]]) == pytest.approx(math.log(2))
     assert compute_mutual_information([[1, 2], [2, 4]]) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_intervals_are_those_of_independent_draws():
+def test_interval_half_width_by_hand():
     assert half_width(0.5, 100) == pytest.approx(0.098)
     assert half_width(1.0, 7) == 0.0
 
 
-def test_a_policy_is_measured_on_the_level_it_is_made_to_think_on(tmp_path, capsys):
-    words = ["env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"]
-    cfg = load_config("sft_trainer", words, SFTConfig)
+def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):
+    overrides = ["env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"]
+    cfg = load_config("sft_trainer", overrides, SFTConfig)
     policy = prepare_start_policy(cfg, [], tmp_path / "policy")
     out = tmp_path / "matrix.json"
     assert main([str(policy), "--tasks", "12", "--episodes", "5", "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert (found["tasks"], found["states"], found["whole_episodes"]) == (12, 96, 5)
-    assert [len(line["accuracy"]) for line in found["situations"]] == [4] * 8
-    assert found["episodes"]["free"]["success"] < 0.1, "this policy has learnt nothing"
+    matrix = json.loads(out.read_text())
+    assert (matrix["tasks"], matrix["states"], matrix["whole_episodes"]) == (12, 96, 5)
+    assert [len(line["accuracy"]) for line in matrix["situations"]] == [4] * 8
+    assert matrix["episodes"]["free"]["success"] < 0.1, "this policy is not trained"
     assert "episodes, needed: success" in capsys.readouterr().out
 
 
-def test_states_that_do_not_stand_alone_are_refused():
+def test_history_across_turns_is_refused():
     with pytest.raises(ValueError, check=mentions("env.history='append'", "env.history=window")):
         MatrixEnvironment.from_config(load_config("number_line"))

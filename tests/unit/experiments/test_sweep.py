@@ -1,4 +1,4 @@
-"""Sweeps: what is run, what is kept of it, and how arms are compared."""
+"""Tests of sweeps: which runs are started, which results are stored, and how arms are compared."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def plan(tmp_path, monkeypatch):
     return path
 
 
-def result(arm, seed, success, tokens, length=8.0):
+def make_result(arm, seed, success, tokens, length=8.0):
     return {
         "arm": arm,
         "seed": seed,
@@ -47,7 +47,7 @@ def result(arm, seed, success, tokens, length=8.0):
     }
 
 
-def test_every_arm_has_its_first_seed_before_any_has_its_second(plan):
+def test_first_seeds_of_all_arms_run_before_second_seeds(plan):
     settings, runs = sweep.read_plan(plan)
     assert [run.name for run in runs] == ["grpo_s0", "rlvcr_s0", "grpo_s1"]
     assert settings.baseline == "grpo"
@@ -56,7 +56,7 @@ def test_every_arm_has_its_first_seed_before_any_has_its_second(plan):
     assert "trainer.seed=1" in runs[2].build_command()
 
 
-def test_a_wrong_key_of_a_plan_is_named(plan):
+def test_unknown_key_of_a_plan_is_named(plan):
     plan.write_text(PLAN.replace("baseline", "basline"))
     with pytest.raises(ConfigError, check=mentions("basline")):
         sweep.read_plan(plan)
@@ -65,8 +65,8 @@ def test_a_wrong_key_of_a_plan_is_named(plan):
         sweep.read_plan(plan)
 
 
-def play_fake(monkeypatch, code="pass"):
-    """Runs are Python programs that find their own run directory made."""
+def use_fake_runs(monkeypatch, code="pass"):
+    """Replace runs by short Python programs, and make their run directories."""
 
     def command(run):
         fake_run(run.run_directory, steps=4, validate_every=4, rollouts=False)
@@ -75,89 +75,89 @@ def play_fake(monkeypatch, code="pass"):
     monkeypatch.setattr(sweep.Run, "build_command", command)
 
 
-def test_what_is_finished_is_not_run_again(plan, monkeypatch, capsys):
-    play_fake(monkeypatch)
+def test_finished_runs_are_not_repeated(plan, monkeypatch, capsys):
+    use_fake_runs(monkeypatch)
     assert sweep.main([str(plan), "--arms", "grpo", "--workers", "2"]) == 0
     assert "0 runs are finished, 2 remain" in capsys.readouterr().out
-    kept = json.loads((plan.parent / "small" / "grpo_s1.json").read_text())
-    assert (kept["arm"], kept["seed"]) == ("grpo", 1)
-    assert len(kept["metrics"]["val/success_rate"]) == 2
-    assert len(kept["metrics"]["episode/success_rate"]) > 2
+    stored = json.loads((plan.parent / "small" / "grpo_s1.json").read_text())
+    assert (stored["arm"], stored["seed"]) == ("grpo", 1)
+    assert len(stored["metrics"]["val/success_rate"]) == 2
+    assert len(stored["metrics"]["episode/success_rate"]) > 2
     assert sweep.main([str(plan)]) == 0
     assert "2 runs are finished, 1 remain" in capsys.readouterr().out
 
 
-def test_a_run_that_fails_keeps_no_result_and_stops_no_other(plan, monkeypatch, capsys):
-    play_fake(monkeypatch, "raise SystemExit(3)")
+def test_failed_run_has_no_result_and_stops_no_other_run(plan, monkeypatch, capsys):
+    use_fake_runs(monkeypatch, "raise SystemExit(3)")
     assert sweep.main([str(plan)]) == 1
-    said = capsys.readouterr().out
-    assert said.count("failed with status 3") == 3
+    output = capsys.readouterr().out
+    assert output.count("failed with status 3") == 3
     assert not list((plan.parent / "small").glob("*.json"))
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"), [(("steps=2", "steps=3"), "steps=3"), (("smoke", "relay"), "relay")]
+    ("changed", "message"), [(("steps=2", "steps=3"), "steps=3"), (("smoke", "relay"), "relay")]
 )
-def test_a_result_of_other_settings_is_refused(plan, monkeypatch, changed, said):
-    play_fake(monkeypatch)
+def test_result_of_other_settings_is_refused(plan, monkeypatch, changed, message):
+    use_fake_runs(monkeypatch)
     sweep.main([str(plan)])
     plan.write_text(PLAN.replace(*changed))
-    with pytest.raises(ValueError, match=f"made with other settings.*{said}"):
+    with pytest.raises(ValueError, match=f"made with other settings.*{message}"):
         sweep.main([str(plan)])
 
 
-def test_a_result_is_committed_where_that_is_asked(plan, monkeypatch):
-    play_fake(monkeypatch)
-    called = []
-    monkeypatch.setattr(sweep, "_commit_result", called.append)
+def test_result_is_committed_on_request(plan, monkeypatch):
+    use_fake_runs(monkeypatch)
+    committed = []
+    monkeypatch.setattr(sweep, "_commit_result", committed.append)
     sweep.main([str(plan), "--arms", "rlvcr"])
-    assert called == []
+    assert committed == []
     sweep.main([str(plan), "--commit"])
-    assert sorted(run.name for run in called) == ["grpo_s0", "grpo_s1"]
+    assert sorted(run.name for run in committed) == ["grpo_s0", "grpo_s1"]
 
 
-def test_an_unknown_arm_is_named(plan):
+def test_unknown_arm_is_named(plan):
     with pytest.raises(SystemExit, check=mentions("gpro")):
         sweep.main([str(plan), "--arms", "gpro"])
     with pytest.raises(SystemExit, check=mentions("--baseline", "gpro", "grpo", "rlvcr")):
         sweep.main([str(plan), "--report", "--baseline", "gpro"])
 
 
-def test_tables_compare_with_the_arm_that_is_asked_for(plan, monkeypatch, capsys):
-    monkeypatch.setattr(sweep, "format_sweep_report", lambda results, baseline: f"less {baseline}")
+def test_tables_compare_with_the_requested_arm(plan, monkeypatch, capsys):
+    monkeypatch.setattr(sweep, "format_sweep_report", lambda results, baseline: f"minus {baseline}")
     sweep.main([str(plan), "--report"])
-    assert capsys.readouterr().out == "less grpo"
+    assert capsys.readouterr().out == "minus grpo"
     sweep.main([str(plan), "--report", "--baseline", "rlvcr"])
-    assert capsys.readouterr().out == "less rlvcr"
+    assert capsys.readouterr().out == "minus rlvcr"
 
 
-def test_success_in_training_is_drawn_for_every_arm(plan, tmp_path, capsys):
+def test_training_success_is_drawn_for_every_arm(plan, tmp_path, capsys):
     (plan.parent / "small").mkdir()
-    words = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
+    overrides = {"grpo": ["trainer.total_training_steps=2", "algorithm.adv_estimator=grpo"]}
     for arm, seed in (("grpo", 0), ("grpo", 1), ("rlvcr", 0)):
-        kept = result(arm, seed, 0.9, 80.0) | {
+        stored = make_result(arm, seed, 0.9, 80.0) | {
             "config": "smoke",
-            "words": words.get(arm, ["trainer.total_training_steps=2"]),
+            "words": overrides.get(arm, ["trainer.total_training_steps=2"]),
         }
-        (plan.parent / "small" / f"{arm}_s{seed}.json").write_text(json.dumps(kept))
+        (plan.parent / "small" / f"{arm}_s{seed}.json").write_text(json.dumps(stored))
     assert sweep.main([str(plan), "--svg", str(tmp_path / "small.svg")]) == 0
     assert capsys.readouterr().out == ""
     drawn = ElementTree.parse(tmp_path / "small.svg")
     paths = [element.get("class", "") for element in drawn.iter() if element.tag.endswith("path")]
-    # A faint line per seed, and a line per arm.
+    # A faint line per seed, and one line per arm.
     assert len([name for name in paths if "faint" in name]) == 3
     assert len([name for name in paths if "line" in name]) == 2
     texts = [element.text for element in drawn.iter() if element.tag.endswith("text")]
     assert {"grpo", "rlvcr"} <= set(texts)
 
 
-def test_tables_by_hand():
+def test_report_tables_by_hand():
     text = format_sweep_report(
         [
-            result("grpo", 0, 0.90, 80.0),
-            result("grpo", 1, 0.92, 84.0),
-            result("short", 0, 0.91, 72.0),
-            result("short", 1, 0.92, 63.0),
+            make_result("grpo", 0, 0.90, 80.0),
+            make_result("grpo", 1, 0.92, 84.0),
+            make_result("short", 0, 0.91, 72.0),
+            make_result("short", 1, 0.92, 63.0),
         ],
         "grpo",
     )
@@ -171,26 +171,26 @@ def test_tables_by_hand():
     assert differences.endswith("| -17.5 (-25.0 to -10.0) |")
 
 
-def test_what_was_measured_after_training_alone_has_no_before():
-    once = result("grpo", 0, 0.90, 80.0)
+def test_single_measurement_has_no_value_before_training():
+    once = make_result("grpo", 0, 0.90, 80.0)
     once["metrics"]["val/success_rate"] = [0.90]
     assert "| grpo | 1 |  | 0.900 |" in format_sweep_report([once], "grpo")
 
 
-def test_tokens_are_those_of_a_step():
-    assert value_of(result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
+def test_tokens_are_counted_per_turn():
+    assert value_of(make_result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
 
 
-def test_nothing_to_compare_is_said():
+def test_report_without_results_says_so():
     assert format_sweep_report([], "grpo") == "no results yet\n"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/*.yaml")), ids=lambda p: p.stem)
-def test_the_plans_of_the_project_are_jobs_that_can_start(path):
+def test_plans_of_the_project_have_valid_configs(path):
     plan, runs = sweep.read_plan(path)
     assert plan.baseline in {run.arm for run in runs}
-    for words in {run.words for run in runs}:
-        load_config(plan.config, list(words))
+    for overrides in {run.words for run in runs}:
+        load_config(plan.config, list(overrides))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_the_plans_of_the_project_are_jobs_that_can_start(path):
         "arms: {grpo: {}}\nunknown: 1\n",
     ],
 )
-def test_a_plan_with_a_mistake_is_refused(tmp_path, plan):
+def test_plan_with_a_mistake_is_refused(tmp_path, plan):
     path = tmp_path / "plan.yaml"
     path.write_text(plan)
     with pytest.raises((UsageError, ConfigError)):
@@ -221,12 +221,12 @@ def test_counts_below_one_are_refused(tmp_path, option):
     assert ended.value.code == 2
 
 
-@pytest.mark.parametrize("result", ["", "{", "[]", "{}", '{"config": "relay"}'])
-def test_a_torn_result_is_named(tmp_path, result):
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"config": "relay"}'])
+def test_torn_result_is_named(tmp_path, text):
     path = tmp_path / "plan.yaml"
     path.write_text("config: relay\narms: {grpo: {seeds: [0]}}\n")
     (tmp_path / "plan").mkdir()
-    (tmp_path / "plan" / "grpo_s0.json").write_text(result)
+    (tmp_path / "plan" / "grpo_s0.json").write_text(text)
     with pytest.raises(UsageError) as refused:
         sweep.main([str(path), "--report"])
     assert "grpo_s0.json" in str(refused.value)

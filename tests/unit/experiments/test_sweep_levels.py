@@ -1,4 +1,6 @@
-"""Levels of a sweep's runs: what is measured, what is trained again, and the table."""
+"""Tests of the level measurement of sweep runs: which runs are measured or repeated, and the
+table.
+"""
 
 import json
 
@@ -32,77 +34,77 @@ LEVELS = {
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """A plan whose runs of seed 1 are finished, in a project where nothing is really run."""
+    """Return a plan whose runs of seed 1 are finished; no run is really started."""
     monkeypatch.setattr(sweep, "ROOT", tmp_path)
     path = tmp_path / "small.yaml"
     path.write_text(PLAN)
     (tmp_path / "small").mkdir()
     for run in sweep.read_plan(path)[1]:
         if run.seed == 1:
-            run.result_path.write_text(json.dumps(result(0.75)))
+            run.result_path.write_text(json.dumps(make_result(0.75)))
     return path
 
 
-def result(success):
+def make_result(success):
     return {"config": "smoke", "words": [], "cpu": "a CPU", "metrics": {SUCCESS: [0.1, success]}}
 
 
 @pytest.fixture
-def said(monkeypatch):
-    """Commands that were run; what would write a file does, and one that trains saves."""
+def commands(monkeypatch):
+    """Record commands instead of running them. A command with ``--out`` writes its file."""
     commands = []
 
-    def on_core(command, log, core, threads=1):
+    def record_command(command, log, core, threads=1):
         commands.append(" ".join(command[1:]))
         if "--out" in command:
             with open(command[-1], "w") as file:
                 json.dump(LEVELS, file)
 
-    monkeypatch.setattr(sweep, "run_on_core", on_core)
+    monkeypatch.setattr(sweep, "run_on_core", record_command)
     return commands
 
 
-def trained(monkeypatch, success):
-    """Training ends at ``success``, with a checkpoint; returns the runs that were trained."""
+def use_fake_training(monkeypatch, success):
+    """Let training end at ``success`` with a checkpoint; return the list of trained runs."""
     runs = []
 
     def train(run, core):
         runs.append(run.name)
         CheckpointManager(run.run_directory / "checkpoints").save(4, lambda directory: None, {})
-        return result(success)
+        return make_result(success)
 
     monkeypatch.setattr(sweep, "train_run", train)
     return runs
 
 
-def test_the_last_policy_is_measured_once(plan, said, monkeypatch, capsys):
-    runs = trained(monkeypatch, 0.75)
+def test_last_policy_is_measured_once(plan, commands, monkeypatch, capsys):
+    runs = use_fake_training(monkeypatch, 0.75)
     assert main([str(plan), "--arms", "grpo", "--seed", "1"]) == 0
     assert runs == ["grpo_s1"]
     assert "1 of 1 runs to measure" in capsys.readouterr().out
     policy = plan.parent / "runs/sweeps/small/grpo_s1/policy"
     checkpoint = policy.parent / "checkpoints/global_step_4"
-    assert said[0].endswith(f"main_export checkpoint={checkpoint} target={policy}")
-    assert f"level_matrix.py {policy} --config-name relay --out" in said[1]
+    assert commands[0].endswith(f"main_export checkpoint={checkpoint} target={policy}")
+    assert f"level_matrix.py {policy} --config-name relay --out" in commands[1]
     assert json.loads((plan.parent / "small/levels/grpo_s1.json").read_text()) == LEVELS
     assert main([str(plan), "--arms", "grpo", "--seed", "1"]) == 0
-    assert len(said) == 2
+    assert len(commands) == 2
 
 
-def test_a_policy_that_is_there_is_not_trained_again(plan, said, monkeypatch):
-    runs = trained(monkeypatch, 0.75)
+def test_existing_policy_is_not_trained_again(plan, commands, monkeypatch):
+    runs = use_fake_training(monkeypatch, 0.75)
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "copo_s1")
     CheckpointManager(run.run_directory / "checkpoints").save(4, lambda directory: None, {})
     assert main([str(plan), "--arms", "copo", "--seed", "1"]) == 0
     assert runs == [] and levels_path(run).exists()
 
 
-def test_another_policy_than_that_of_the_result_is_not_measured(plan, said, monkeypatch):
-    trained(monkeypatch, 0.5)
+def test_policy_that_differs_from_the_result_is_not_measured(plan, commands, monkeypatch):
+    use_fake_training(monkeypatch, 0.5)
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "grpo_s1")
     with pytest.raises(RunFailed, check=mentions("0.5", "0.75")):
         sweep_levels.measure_run(run, 0, "relay")
-    assert said == [] and not levels_path(run).exists()
+    assert commands == [] and not levels_path(run).exists()
 
 
 def test_runs_without_a_result_are_named(plan):
@@ -110,7 +112,7 @@ def test_runs_without_a_result_are_named(plan):
         main([str(plan), "--arms", "grpo", "--seed", "0"])
 
 
-def test_the_table_by_hand(plan, capsys):
+def test_levels_table_by_hand(plan, capsys):
     lines = format_levels_table({"grpo_s7": LEVELS}).splitlines()
     assert lines[0].startswith("| run | right, required 1 | right, required 2 |")
     assert lines[2] == (

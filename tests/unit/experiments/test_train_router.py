@@ -1,4 +1,4 @@
-"""The supervised router: labels of states, and what the training sees."""
+"""Tests of the supervised router: labels of states and the training data."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 
 class FakePolicy:
-    """At level k the action is right in states whose prompt names a need of at most k.
+    """Policy whose action at level k is right in states whose prompt names a need of at most k.
 
     ``unlucky`` names a prompt whose second sample at each level is wrong.
     """
@@ -29,26 +29,26 @@ class FakePolicy:
         return turns
 
 
-def states(*needs: str) -> list[DecisionState]:
+def make_states(*needs: str) -> list[DecisionState]:
     return [DecisionState(need, "", None, Decision("right")) for need in needs]
 
 
-def test_a_state_is_labelled_with_the_cheapest_level_that_suffices():
+def test_state_is_labelled_with_the_lowest_level_that_suffices():
     policy = FakePolicy()
-    turns, tokens = find_right_turns(states("1", "3", "5", "2"), policy, samples=2)
+    turns, tokens = find_right_turns(make_states("1", "3", "5", "2"), policy, samples=2)
     assert [None if turn is None else turn.level for turn in turns] == [1, 3, None, 2]
-    # A level is not tried again after a wrong action, nor after the label is found.
+    # A level is not sampled again after a wrong action, and higher levels are not sampled.
     assert policy.seen["1", 1] == 2 and ("1", 2) not in policy.seen
     assert policy.seen["3", 1] == 1 and policy.seen["3", 3] == 2
     assert tokens == sum(level * count for (_, level), count in policy.seen.items())
 
 
-def test_one_wrong_sample_is_enough_to_pass_over_a_level():
-    turns, _ = find_right_turns(states("2"), FakePolicy(unlucky="2"), samples=2)
+def test_one_wrong_sample_excludes_a_level():
+    turns, _ = find_right_turns(make_states("2"), FakePolicy(unlucky="2"), samples=2)
     assert turns == [None]
 
 
-def test_the_model_learns_the_turns(tmp_path):
+def test_training_raises_the_probability_of_the_turns(tmp_path):
     directory = str(make_tiny_policy(tmp_path / "policy"))
     rows = [([5, 6, 7], (20, 30)), ([5, 6, 8], (21, 31))] * 64
 
@@ -63,11 +63,11 @@ def test_the_model_learns_the_turns(tmp_path):
 
 
 def test_prompts_are_not_trained(tmp_path):
-    """Rows whose turn is empty have no loss, whatever their prompts are."""
+    """Rows with an empty turn have no loss, whatever their prompts are."""
     directory = str(make_tiny_policy(tmp_path / "policy"))
     model = train_on_turns(directory, [([5, 6], (20,)), ([9, 9, 9, 9], ())], epochs=1, seed=0)
     expected = train_on_turns(directory, [([5, 6], (20,))], epochs=1, seed=0)
-    for found, alone in zip(model.parameters(), expected.parameters(), strict=True):
-        assert found.detach().flatten()[:8].tolist() == pytest.approx(
-            alone.detach().flatten()[:8].tolist(), abs=1e-5
+    for actual, reference in zip(model.parameters(), expected.parameters(), strict=True):
+        assert actual.detach().flatten()[:8].tolist() == pytest.approx(
+            reference.detach().flatten()[:8].tolist(), abs=1e-5
         )

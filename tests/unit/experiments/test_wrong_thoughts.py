@@ -1,4 +1,4 @@
-"""Wrong thoughts of relay: what is right is read from the door, and what is counted is told."""
+"""Tests of the classification of wrong thoughts in relay, and of its table."""
 
 import json
 
@@ -10,7 +10,7 @@ from tests.helpers.refusals import mentions
 DOOR = "Door 1 of 16. Arrows: a>b b>c c>d d>a. You are at a. Go 2 arrows on."
 
 
-def step(thought: str, action: str, level: int | None = 2, advantage=None, entropy=None):
+def make_step(thought: str, action: str, level: int | None = 2, advantage=None, entropy=None):
     contexts = [
         {"original": False, "score_entropy": 9.0},
         {"original": True, "score_entropy": entropy},
@@ -36,20 +36,18 @@ def step(thought: str, action: str, level: int | None = 2, advantage=None, entro
         ("1=b 2=c 3=d 4=a 5=b", "c", True, True),
     ],
 )
-def test_a_thought_is_right_where_it_follows_the_arrows(
-    thought, action, thought_right, action_right
-):
-    found = wrong_thoughts.classify_step(step(thought, action))
-    assert found.kind == wrong_thoughts.StepKind(2, thought_right, action_right)
+def test_thought_is_right_if_it_follows_the_arrows(thought, action, thought_right, action_right):
+    classified = wrong_thoughts.classify_step(make_step(thought, action))
+    assert classified.kind == wrong_thoughts.StepKind(2, thought_right, action_right)
 
 
-def test_the_table_by_hand(tmp_path, capsys):
+def test_table_by_hand(tmp_path, capsys):
     steps = [
-        step("1=b 2=c", "c", advantage=0.5, entropy=0.25),
-        step("1=b 2=c", "c", advantage=1.0, entropy=0.75),
-        step("1=c 2=d", "d", advantage=-1.0, entropy=0.1),
-        step("", "c", level=None),
-        step("1=b", "c", level=1),
+        make_step("1=b 2=c", "c", advantage=0.5, entropy=0.25),
+        make_step("1=b 2=c", "c", advantage=1.0, entropy=0.75),
+        make_step("1=c 2=d", "d", advantage=-1.0, entropy=0.1),
+        make_step("", "c", level=None),
+        make_step("1=b", "c", level=1),
     ]
     (tmp_path / "rollouts").mkdir()
     for number, part in ((1, steps[:2]), (3, steps[2:])):

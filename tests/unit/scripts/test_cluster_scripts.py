@@ -1,5 +1,5 @@
-"""The job scripts for clusters, with a scheduler and a Ray that only write down what they are asked
-for.
+"""Tests of the cluster job scripts, with a fake scheduler and a fake Ray that record their
+calls.
 """
 
 import os
@@ -50,8 +50,8 @@ esac
 """
 
 
-class Cluster:
-    """A checkout with stand-ins for what the scripts call, which log their arguments."""
+class FakeCheckout:
+    """Checkout with stubs of the programs that the scripts call. The stubs log their arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,8 +80,8 @@ class Cluster:
         path.write_text(text)
         path.chmod(0o755)
 
-    def start(self, script: str, *words: str, **variables: str) -> subprocess.Popen[str]:
-        command = ["bash", f"scripts/cluster/{script}", *words]
+    def start(self, script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        command = ["bash", f"scripts/cluster/{script}", *arguments]
         return subprocess.Popen(
             command,
             cwd=self.folder,
@@ -91,12 +91,12 @@ class Cluster:
             text=True,
         )
 
-    def run(self, script: str, *words: str, **variables: str) -> tuple[int, str]:
-        """Exit status and what was printed."""
+    def run(self, script: str, *arguments: str, **variables: str) -> tuple[int, str]:
+        """Return the exit status and the output."""
         self.log.write_text("")
-        process = self.start(script, *words, **variables)
-        printed, _ = process.communicate(timeout=60)
-        return process.returncode, printed
+        process = self.start(script, *arguments, **variables)
+        output, _ = process.communicate(timeout=60)
+        return process.returncode, output
 
     def calls(self, beginning: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if line.startswith(beginning)]
@@ -104,56 +104,56 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path):
-    return Cluster(tmp_path)
+    return FakeCheckout(tmp_path)
 
 
 # ---------------------------------------------------------------- Slurm
 
 
-def test_a_slurm_job_starts_ray_where_other_nodes_reach_it_and_the_driver(cluster):
+def test_slurm_job_starts_ray_on_all_nodes_and_then_the_driver(cluster):
     status, _ = cluster.run("slurm.sh", "quickstart", "trainer.seed=3")
     assert status == 0
-    (asked,) = cluster.calls("srun --nodes=1 --ntasks=1 --nodelist=n2 getent")
-    assert asked.endswith("getent ahostsv4 n1")
+    (lookup,) = cluster.calls("srun --nodes=1 --ntasks=1 --nodelist=n2 getent")
+    assert lookup.endswith("getent ahostsv4 n1")
     head, worker = sorted(line for line in cluster.calls("srun") if "ray start" in line)
     assert "--nodelist=n1" in head and "--head --node-ip-address=10.0.0.1" in head
     assert "--nodelist=n2" in worker and "--address=10.0.0.1:6379" in worker
-    (waited,) = cluster.calls("python scripts/cluster/wait_for_nodes.py")
-    assert waited.endswith(" 2")
+    (wait_call,) = cluster.calls("python scripts/cluster/wait_for_nodes.py")
+    assert wait_call.endswith(" 2")
     (driver,) = cluster.calls("python -m verl.trainer.main_ppo")
     assert "--config-name quickstart trainer.nnodes=2 trainer.n_gpus_per_node=8" in driver
     assert "trainer.resume_mode=auto" in driver and driver.endswith("trainer.seed=3")
 
 
 @pytest.mark.parametrize("address", ["127.0.1.1", "none"])
-def test_an_address_that_only_the_head_knows_is_refused(cluster, address):
-    status, printed = cluster.run("slurm.sh", "quickstart", ADDRESS=address)
-    assert status == 2 and "RLVCR_HEAD_IP" in printed
+def test_loopback_or_missing_head_address_is_refused(cluster, address):
+    status, output = cluster.run("slurm.sh", "quickstart", ADDRESS=address)
+    assert status == 2 and "RLVCR_HEAD_IP" in output
     assert not cluster.calls("python")
 
 
-def test_somebody_may_know_the_address_better(cluster):
+def test_head_address_can_be_set_by_a_variable(cluster):
     status, _ = cluster.run("slurm.sh", "quickstart", ADDRESS="127.0.1.1", RLVCR_HEAD_IP="10.0.0.9")
     assert status == 0 and any("10.0.0.9:6379" in line for line in cluster.calls("srun"))
 
 
-def test_one_node_asks_nobody_for_its_address(cluster):
+def test_single_node_needs_no_address(cluster):
     assert cluster.run("slurm.sh", "quickstart", NODES="n1")[0] == 0
     assert not any("getent" in line for line in cluster.calls("srun"))
 
 
 @pytest.mark.parametrize("failing", [{"STATUS": "1"}, {"JOINED": "1"}])
-def test_a_slurm_job_that_fails_is_queued_again_three_times(cluster, failing):
+def test_failed_slurm_job_is_requeued_three_times(cluster, failing):
     for attempt in (1, 2, 3):
-        status, printed = cluster.run("slurm.sh", "quickstart", **failing)
-        assert status == 0 and f"attempt {attempt} of 3" in printed
+        status, output = cluster.run("slurm.sh", "quickstart", **failing)
+        assert status == 0 and f"attempt {attempt} of 3" in output
         assert cluster.calls("scontrol requeue") == ["scontrol requeue 7"]
-    status, printed = cluster.run("slurm.sh", "quickstart", **failing)
-    assert status == 1 and "3 further attempts" in printed
+    status, output = cluster.run("slurm.sh", "quickstart", **failing)
+    assert status == 1 and "3 further attempts" in output
     assert not cluster.calls("scontrol requeue")
 
 
-def test_without_gpus_the_configuration_keeps_its_own_number(cluster):
+def test_node_without_gpus_keeps_the_gpu_count_of_the_config(cluster):
     assert cluster.run("slurm.sh", "quickstart", SLURM_GPUS_ON_NODE="0")[0] == 0
     (driver,) = cluster.calls("python -m verl.trainer.main_ppo")
     assert "n_gpus_per_node" not in driver and "trainer.nnodes=2" in driver
@@ -166,27 +166,27 @@ def test_missing_gpus_end_a_slurm_job_before_ray_starts(cluster):
     assert not cluster.calls("scontrol requeue")
 
 
-def test_wrong_settings_are_not_tried_again(cluster):
+def test_usage_errors_are_not_retried(cluster):
     assert cluster.run("slurm.sh", "quickstart", STATUS="2")[0] == 2
     assert not cluster.calls("scontrol requeue")
 
 
-def test_before_its_time_limit_a_slurm_job_asks_to_be_queued_again(cluster):
+def test_slurm_job_is_requeued_before_its_time_limit(cluster):
     process = cluster.start("slurm.sh", "quickstart", HANGS="1")
     deadline = time.monotonic() + 30
     while not cluster.calls("python -m") and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    printed, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "time limit ahead" in printed
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0 and "time limit ahead" in output
     assert cluster.calls("scontrol requeue") == ["scontrol requeue 7"]
 
 
 # ---------------------------------------------------------------- Ray jobs
 
 
-class Jobs:
-    """A Ray cluster's jobs: of each the answers to who asks how it goes, the last one for ever."""
+class FakeJobs:
+    """Jobs of a Ray cluster. Each has a list of status answers; the last one is repeated."""
 
     def __init__(self, *jobs: list[Any]) -> None:
         self.jobs = jobs
@@ -199,11 +199,11 @@ class Jobs:
         return str(len(self.submitted) - 1)
 
     def get_job_info(self, job: str) -> Any:
-        answers = self.jobs[int(job)]
-        answer = answers.pop(0) if len(answers) > 1 else answers[0]
-        if isinstance(answer, BaseException):
-            raise answer
-        status, code = answer
+        statuses = self.jobs[int(job)]
+        status_or_error = statuses.pop(0) if len(statuses) > 1 else statuses[0]
+        if isinstance(status_or_error, BaseException):
+            raise status_or_error
+        status, code = status_or_error
         return SimpleNamespace(status=status, driver_exit_code=code)
 
     def get_job_logs(self, _job: str) -> str:
@@ -213,17 +213,17 @@ class Jobs:
         self.stopped.append(job)
 
 
-WON = (JobStatus.SUCCEEDED, 0)
-LOST = (JobStatus.FAILED, 1)
-RUNS = (JobStatus.RUNNING, None)
+SUCCEEDED = (JobStatus.SUCCEEDED, 0)
+FAILED = (JobStatus.FAILED, 1)
+RUNNING = (JobStatus.RUNNING, None)
 
 
 @pytest.fixture
 def submit(monkeypatch):
-    """Exit status of the script, and the jobs it submitted."""
+    """Return a function that runs the script: exit status and submitted jobs."""
 
-    def run(*jobs: list[Any]) -> tuple[int, Jobs]:
-        cluster = Jobs(*jobs)
+    def run(*jobs: list[Any]) -> tuple[int, FakeJobs]:
+        cluster = FakeJobs(*jobs)
         monkeypatch.setattr(ray_job, "connect", lambda _address: cluster)
         return ray_job.main(["quickstart", "trainer.seed=3"]), cluster
 
@@ -235,32 +235,32 @@ def submit(monkeypatch):
 @pytest.mark.parametrize(
     ("jobs", "status"),
     [
-        ([[WON]], 0),
-        ([[RUNS, ConnectionError("restarts"), RUNS, WON]], 0),
-        ([[LOST], [RUNS, LOST], [WON]], 0),
-        ([[LOST]] * 4, 1),
+        ([[SUCCEEDED]], 0),
+        ([[RUNNING, ConnectionError("restarts"), RUNNING, SUCCEEDED]], 0),
+        ([[FAILED], [RUNNING, FAILED], [SUCCEEDED]], 0),
+        ([[FAILED]] * 4, 1),
         ([[(JobStatus.FAILED, 2)]], 2),
-        ([[(JobStatus.FAILED, None)], [WON]], 0),
+        ([[(JobStatus.FAILED, None)], [SUCCEEDED]], 0),
         ([[(JobStatus.STOPPED, None)]], 1),
     ],
 )
-def test_a_ray_job_that_fails_is_submitted_again(submit, jobs, status, capsys):
-    found, cluster = submit(*jobs)
-    assert (found, len(cluster.submitted)) == (status, len(jobs))
+def test_failed_ray_job_is_submitted_again(submit, jobs, status, capsys):
+    actual, cluster = submit(*jobs)
+    assert (actual, len(cluster.submitted)) == (status, len(jobs))
     for command in cluster.submitted:
         assert "--config-name quickstart trainer.resume_mode=auto trainer.seed=3" in command
-    assert capsys.readouterr().out.count("12 succeeded") == len(jobs), "no line comes twice"
+    assert capsys.readouterr().out.count("12 succeeded") == len(jobs), "a log line is repeated"
 
 
-def test_whoever_stops_following_stops_the_job(submit, monkeypatch):
+def test_interrupt_stops_the_ray_job(submit, monkeypatch):
     stopped = []
-    monkeypatch.setattr(Jobs, "stop_job", lambda _, job: stopped.append(job))
+    monkeypatch.setattr(FakeJobs, "stop_job", lambda _, job: stopped.append(job))
     with pytest.raises(KeyboardInterrupt):
-        submit([RUNS, KeyboardInterrupt()])
+        submit([RUNNING, KeyboardInterrupt()])
     assert stopped == ["0"]
 
 
-def test_a_cluster_that_is_gone_is_not_asked_for_ever(submit, monkeypatch):
+def test_unreachable_cluster_ends_the_script(submit, monkeypatch):
     monkeypatch.setattr(ray_job, "NO_ANSWER_TIMEOUT_S", 0.0)
     with pytest.raises(ray_job.ClusterUnreachable, check=mentions("job 0")):
         submit([ConnectionError("no route")])
@@ -269,20 +269,20 @@ def test_a_cluster_that_is_gone_is_not_asked_for_ever(submit, monkeypatch):
 @pytest.mark.parametrize(
     "address", ["junk", "127.0.0.1:6379", "ray://head:10001", "http://", "http://h:x", "auto", " "]
 )
-def test_a_ray_job_needs_the_url_of_a_dashboard(monkeypatch, address):
+def test_ray_job_needs_the_url_of_a_dashboard(monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError):
         ray_job.main(["quickstart"])
 
 
-def test_a_ray_job_where_nothing_answers(monkeypatch):
+def test_ray_job_without_a_server_is_refused(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")
     with pytest.raises(UsageError):
         ray_job.main(["quickstart"])
 
 
-def test_a_ray_job_passes_variables_and_the_data_that_is_named(monkeypatch):
+def test_ray_job_passes_variables_and_named_data(monkeypatch):
     for name in ray_job.PASSED_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALFWORLD_DATA", "/games")
@@ -295,7 +295,7 @@ def test_a_ray_job_passes_variables_and_the_data_that_is_named(monkeypatch):
         ray_job.main(["quickstart", "--env", "NOT_SET_ANYWHERE"])
 
 
-def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
+def test_ray_job_without_an_address_names_the_variable(monkeypatch, capsys):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(SystemExit):
         ray_job.main(["quickstart"])
@@ -306,7 +306,7 @@ def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "training"),
+    ("arguments", "training"),
     [
         (["2", "8", "alfworld_qwen2.5_7b_2nodes"], 2),
         (["2", "8", "alfworld_qwen2.5_7b_2nodes_apart"], 1),
@@ -316,31 +316,32 @@ def test_a_ray_job_without_an_address_says_which_variable(monkeypatch, capsys):
         (["2", "0", "quickstart"], 2),
     ],
 )
-def test_nodes_for_engines_alone_do_not_train(words, training):
-    assert training_nodes.main(words) == training
+def test_engine_only_nodes_are_not_training_nodes(arguments, training):
+    assert training_nodes.main(arguments) == training
 
 
-def test_a_configuration_for_gpus_needs_an_allocation_with_gpus():
+def test_gpu_configuration_needs_an_allocation_with_gpus():
     with pytest.raises(UsageError) as refused:
         training_nodes.main(["2", "0", "alfworld_qwen2.5_7b_2nodes"])
     assert "--gpus-per-node=8" in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["2"], ["2", "8"], ["x", "8", "quickstart"], ["0", "8", "quickstart"], ["1", "y"]]
+    "arguments",
+    [[], ["2"], ["2", "8"], ["x", "8", "quickstart"], ["0", "8", "quickstart"], ["1", "y"]],
 )
-def test_wrong_arguments_have_status_two(words):
+def test_wrong_arguments_have_status_two(arguments):
     for main in (training_nodes.main, wait_for_nodes.main):
         with pytest.raises(SystemExit) as ended:
-            main(["0", *words] if main is wait_for_nodes.main else words)
+            main(["0", *arguments] if main is wait_for_nodes.main else arguments)
         assert ended.value.code == 2
 
 
-def test_the_kubernetes_job_runs_what_the_framework_takes():
+def test_kubernetes_job_has_a_valid_configuration():
     job = yaml.safe_load((CLUSTER / "kuberay.yaml").read_text())["spec"]
-    words = job["entrypoint"].split()
-    assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
-    cfg = load_config(words[4], words[5:])
+    arguments = job["entrypoint"].split()
+    assert arguments[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    cfg = load_config(arguments[4], arguments[5:])
     assert isinstance(cfg, PPOConfig)
     (workers,) = job["rayClusterSpec"]["workerGroupSpecs"]
     assert workers["replicas"] == cfg.trainer.nnodes
@@ -352,14 +353,14 @@ def test_the_kubernetes_job_runs_what_the_framework_takes():
     assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pinned
 
 
-def test_the_cloud_job_is_a_script_that_bash_reads():
+def test_cloud_job_has_valid_shell_scripts():
     job = yaml.safe_load((CLUSTER / "skypilot.yaml").read_text())
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=job[part], text=True, check=True)
     assert isinstance(load_config(job["envs"]["CONFIG"]), PPOConfig)
 
 
-def test_the_image_copies_what_there_is():
+def test_image_copies_existing_files():
     lines = (CLUSTER / "Dockerfile").read_text().splitlines()
     copied = [line.split()[1] for line in lines if line.startswith("COPY")]
     assert copied == ["requirements", "."] and (ROOT / "requirements" / "gpu.txt").is_file()

@@ -1,6 +1,4 @@
-"""SmolLM2 out of its pip package: a plain directory, whole or not there, and a clear error without
-the package.
-"""
+"""Tests of the conversion of SmolLM2 from its pip package to a model directory."""
 
 import importlib.util
 import json
@@ -16,13 +14,13 @@ installed = pytest.mark.skipif(
 )
 
 
-class Tokens:
+class FakeTokenizer:
     bos_token_id: int | None = 1
     eos_token_id: int | None = 2
     pad_token_id: int | None = 2
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
+def test_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(conversion.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr("sys.argv", ["convert_smollm2.py", "--out", str(tmp_path / "model")])
     assert conversion.main() == 1
@@ -31,7 +29,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path, capsys
     assert not (tmp_path / "model").exists()
 
 
-def test_the_config_forgets_that_it_was_quantised():
+def test_config_has_no_quantization_settings():
     source = LlamaConfig.from_dict(
         {
             "hidden_size": 64,
@@ -40,13 +38,13 @@ def test_the_config_forgets_that_it_was_quantised():
             "eos_token_id": 7,
         }
     )
-    plain = conversion.dequantized_config(source, Tokens())
+    plain = conversion.dequantized_config(source, FakeTokenizer())
     assert "quantization_config" not in plain.to_dict() and plain.to_dict()["dtype"] == "bfloat16"
     assert (plain.bos_token_id, plain.eos_token_id, plain.pad_token_id) == (1, 2, 2)
     assert hasattr(source, "quantization_config") and plain.hidden_size == 64
 
 
-def test_a_failed_conversion_leaves_what_was_there(monkeypatch, tmp_path):
+def test_failed_conversion_keeps_the_old_directory(monkeypatch, tmp_path):
     out = tmp_path / "model"
     out.mkdir()
     (out / "config.json").write_text("old")
@@ -63,7 +61,7 @@ def test_a_failed_conversion_leaves_what_was_there(monkeypatch, tmp_path):
 
 
 @installed
-def test_the_tokenizer_ends_turns_and_has_a_chat_template():
+def test_tokenizer_ends_turns_and_has_a_chat_template():
     tokenizer = conversion.load_tokenizer(conversion.find_gguf())
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
@@ -77,7 +75,7 @@ def test_the_tokenizer_ends_turns_and_has_a_chat_template():
 
 @pytest.mark.slow
 @installed
-def test_the_directory_loads_and_answers(tmp_path):
+def test_converted_directory_loads_and_answers(tmp_path):
     out = conversion.convert_gguf(tmp_path / "model")
     config = json.loads((out / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and "quantization_config" not in config

@@ -1,6 +1,4 @@
-"""``scripts/show_trajectory.py`` prints a rollout file readably: levels and credit in colour,
-thoughts with scores.
-"""
+"""Tests of ``scripts/show_trajectory.py``: levels and credit in colour, thoughts with scores."""
 
 import json
 import re
@@ -21,8 +19,8 @@ def run_dir(tmp_path_factory):
     return fake_run(tmp_path_factory.mktemp("runs") / "run", steps=6, validate_every=3)
 
 
-def printed(row, **options):
-    """Plain text, and the pieces of it with their styles."""
+def print_row(row, **options):
+    """Return the printed text, and its segments with their styles."""
     console = Console(
         width=160, force_terminal=True, color_system="truecolor", record=True, file=StringIO()
     )
@@ -35,9 +33,9 @@ def first_row(run_dir):
     return read_trajectories(run_dir / "rollouts" / "6.jsonl")[0]
 
 
-def test_every_step_is_shown_with_its_level_action_and_credit(run_dir):
+def test_every_turn_is_shown_with_level_action_and_credit(run_dir):
     row = first_row(run_dir)
-    text, _ = printed(row)
+    text, _ = print_row(row)
     lines = text.splitlines()
     for step in row["steps"]:
         (head,) = [
@@ -52,7 +50,7 @@ def test_every_step_is_shown_with_its_level_action_and_credit(run_dir):
     )
     assert (
         "Interact with a household" not in text
-        and "Interact with a household" in printed(row, prompt=True)[0]
+        and "Interact with a household" in print_row(row, prompt=True)[0]
     )
 
 
@@ -64,29 +62,33 @@ def test_tokens_have_the_colour_of_their_credit(run_dir):
             "token_credit": [["<level>", 0.0], ["2", 0.9], ["up", 0.45], ["down", -0.9]],
         }
     ]
-    segments = printed(row)[1]
+    segments = print_row(row)[1]
     styles = dict(segments)
     assert styles["2"] == credit_style(1.0) != styles["up"] == credit_style(0.5)
     assert styles["down"] == credit_style(-1.0)
     assert [style for text, style in segments if "<level>" in text] == [""]
 
-    def colours(style):
+    def parse_colour(style):
         return list(map(int, re.findall(r"\d+", style)))
 
-    assert colours(styles["2"])[1] > max(colours(styles["2"])[0], colours(styles["2"])[2])
-    assert colours(styles["down"])[0] > max(colours(styles["down"])[1:])
+    assert parse_colour(styles["2"])[1] > max(
+        parse_colour(styles["2"])[0], parse_colour(styles["2"])[2]
+    )
+    assert parse_colour(styles["down"])[0] > max(parse_colour(styles["down"])[1:])
 
 
-def test_levels_are_told_apart(run_dir):
-    _, segments = printed(first_row(run_dir), contexts=True)
+def test_levels_have_different_styles(run_dir):
+    _, segments = print_row(first_row(run_dir), contexts=True)
     levels = {f" {level} " for level in LEVEL_STYLES}
-    seen = {text.strip(): style.removeprefix("bold ") for text, style in segments if text in levels}
-    assert seen == {str(level): style for level, style in LEVEL_STYLES.items()}
+    level_styles = {
+        text.strip(): style.removeprefix("bold ") for text, style in segments if text in levels
+    }
+    assert level_styles == {str(level): style for level, style in LEVEL_STYLES.items()}
 
 
 def test_contexts_show_four_thoughts_with_costs_and_scores(run_dir):
     row = first_row(run_dir)
-    text, _ = printed(row, contexts=True)
+    text, _ = print_row(row, contexts=True)
     for step in row["steps"]:
         for context in step["contexts"]:
             thought = (context["thought"] or "-") + (" (sampled)" if context["original"] else "")
@@ -101,7 +103,7 @@ def test_contexts_show_four_thoughts_with_costs_and_scores(run_dir):
     assert text.count("(sampled)") == len(row["steps"])
 
 
-def test_contexts_of_an_older_run_are_shown_the_same(run_dir):
+def test_contexts_with_old_column_names_are_shown_equally(run_dir):
     row = first_row(run_dir)
     older = json.loads(
         json.dumps(row)
@@ -109,41 +111,41 @@ def test_contexts_of_an_older_run_are_shown_the_same(run_dir):
         .replace("score_geometric_prob", "score_seq_prob")
     )
     assert older != row
-    assert printed(older, contexts=True) == printed(row, contexts=True)
+    assert print_row(older, contexts=True) == print_row(row, contexts=True)
 
 
-def test_failures_and_forced_levels_are_named(run_dir):
+def test_parse_failures_and_forced_levels_are_named(run_dir):
     row = first_row(run_dir)
     row["steps"] = [
         {**row["steps"][0], "level": None, "parse_failure": "missing_level", "contexts": []},
         {**row["steps"][1], "level_forced": True, "think_cost": -0.125},
     ]
-    text, _ = printed(row, contexts=True)
+    text, _ = print_row(row, contexts=True)
     assert " ?  " in text and "missing level" in text
     assert "level forced" in text and "of it cost -0.12" in text
 
 
-def test_words_that_look_like_markup_are_shown_as_they_are(run_dir):
+def test_markup_in_texts_is_not_interpreted(run_dir):
     row = {**first_row(run_dir), "task_id": "[bold]task[/]"}
     row["steps"] = [
         {**row["steps"][0], "observation": "a [red]door[/red]", "token_credit": [["[b]", 0.1]]}
     ]
-    text, _ = printed(row)
+    text, _ = print_row(row)
     assert "[bold]task[/]" in text and "a [red]door[/red]" in text and "[b]" in text
 
 
-def test_the_command_line_chooses_files_and_trajectories(run_dir, capsys, tmp_path):
-    def shown(*words):
-        main([str(word) for word in words])
+def test_command_line_selects_files_and_trajectories(run_dir, capsys, tmp_path):
+    def show(*arguments):
+        main([str(word) for word in arguments])
         return capsys.readouterr().out
 
-    assert shown(run_dir).startswith("success ")
-    assert shown(run_dir, "--lost").startswith("no success ")
-    assert shown(run_dir, "--step", 1) != shown(run_dir)
-    group = shown(run_dir, "--uid", "train-6-0-0")
+    assert show(run_dir).startswith("success ")
+    assert show(run_dir, "--lost").startswith("no success ")
+    assert show(run_dir, "--step", 1) != show(run_dir)
+    group = show(run_dir, "--uid", "train-6-0-0")
     assert group.count("train-6-0-0-") == 8
-    assert "train-6-0-0-3" in shown(run_dir / "rollouts" / "6.jsonl", "-n", 3).splitlines()[0]
-    validation = shown(run_dir, "--val")
+    assert "train-6-0-0-3" in show(run_dir / "rollouts" / "6.jsonl", "-n", 3).splitlines()[0]
+    validation = show(run_dir, "--val")
     assert "advantage" not in validation and "more likely" not in validation
     with pytest.raises(SystemExit, check=mentions(99)):
         main([str(run_dir), "--step", "99"])
@@ -152,7 +154,7 @@ def test_the_command_line_chooses_files_and_trajectories(run_dir, capsys, tmp_pa
         main([str(tmp_path / "1.jsonl")])
 
 
-def test_rows_of_one_play_are_shown_as_one(run_dir, tmp_path, capsys):
+def test_rows_of_one_trajectory_are_shown_together(run_dir, tmp_path, capsys):
     row = first_row(run_dir)
     jsonl.write(
         tmp_path / "6.jsonl", ({**row, "steps": [step]} for step in row["steps"])
@@ -161,7 +163,7 @@ def test_rows_of_one_play_are_shown_as_one(run_dir, tmp_path, capsys):
     assert f"{len(row['steps'])} steps, " in capsys.readouterr().out
 
 
-def test_a_pipe_shows_the_return_of_a_long_task_name(tmp_path, capsys):
+def test_pipe_shows_the_return_of_a_long_task_name(tmp_path, capsys):
     row = {
         "task_id": "alfworld/pick_two_obj_and_place/" + "x" * 60,
         "traj_uid": "train-1-0-0-0",

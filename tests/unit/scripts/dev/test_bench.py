@@ -1,5 +1,5 @@
-"""The benches measure what they say: token counts by hand, equal numbers of both ways, a readable
-table. No times.
+"""Tests of the benchmarks: token counts by hand, equal results of both methods, a readable
+table.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from verl.utils import jsonl
 
 @pytest.fixture(scope="module")
 def args():
-    words = {
+    options = {
         "rows": 2,
         "thought": 6,
         "action": 3,
@@ -29,7 +29,7 @@ def args():
         "max_tokens": 400,
         "repeats": 1,
     }
-    return argparse.Namespace(**words, model=None, contexts=[150], device="cpu", dtype="float32")
+    return argparse.Namespace(**options, model=None, contexts=[150], device="cpu", dtype="float32")
 
 
 def test_scoring_counts_tokens_and_compares_equal_numbers(args):
@@ -41,18 +41,18 @@ def test_scoring_counts_tokens_and_compares_equal_numbers(args):
     assert all(length >= 150 for length in rows) and all(
         len(b) == 3 * len(s) for b, s in zip(branches, spans, strict=True)
     )
-    asked = [branch for row in branches for branch in row]
+    all_branches = [branch for row in branches for branch in row]
     assert costs["old"].tokens == sum(rows)
-    assert costs["shared"].tokens == sum(rows) + sum(len(b.token_ids) for b in asked)
-    contexts = sum(b.start + len(b.token_ids) for b in asked) + sum(
+    assert costs["shared"].tokens == sum(rows) + sum(len(b.token_ids) for b in all_branches)
+    contexts = sum(b.start + len(b.token_ids) for b in all_branches) + sum(
         s.end for row in spans for s in row
     )
     assert costs["naive"].tokens == sum(rows) + contexts
     assert all(0 < cost.wall < float("inf") for cost in costs.values())
-    for row, (own, others) in enumerate(zip(spans, branches, strict=True)):
+    for row, (row_spans, row_branches) in enumerate(zip(spans, branches, strict=True)):
         tokens = data.batch["input_ids"][row].tolist()
-        actions = {span.step: tokens[span.start : span.end] for span in own}
-        assert all(b.token_ids[b.target_start :] == actions[b.step] for b in others)
+        actions = {span.step: tokens[span.start : span.end] for span in row_spans}
+        assert all(b.token_ids[b.target_start :] == actions[b.step] for b in row_branches)
 
 
 def test_scoring_prints_a_table(capsys):
@@ -78,7 +78,7 @@ def test_scoring_prints_a_table(capsys):
     assert lines[2].startswith("| 100 |") and lines[3].startswith("| 140 |")
 
 
-def metrics(step, gen, score, update, old=0.0):
+def make_metrics(step, gen, score, update, old=0.0):
     timing = {
         "step": gen + score + update + old + 1,
         "gen": gen + score,
@@ -89,10 +89,14 @@ def metrics(step, gen, score, update, old=0.0):
     return {"step": step, **{f"timing_s/{name}": value for name, value in timing.items()}}
 
 
-def test_iteration_compares_parts_and_the_whole():
+def test_step_table_compares_parts_and_the_whole():
     measured = {
-        "rlvcr": [metrics(2, 6.0, 2.0, 3.0), metrics(3, 8.0, 2.0, 3.0), metrics(4, 7.0, 2.0, 3.0)],
-        "grpo": [metrics(2, 5.0, 0.0, 3.0, old=1.0)] * 3,
+        "rlvcr": [
+            make_metrics(2, 6.0, 2.0, 3.0),
+            make_metrics(3, 8.0, 2.0, 3.0),
+            make_metrics(4, 7.0, 2.0, 3.0),
+        ],
+        "grpo": [make_metrics(2, 5.0, 0.0, 3.0, old=1.0)] * 3,
     }
     lines = rlvcr_step.format_table(measured).splitlines()
     rows = {
@@ -106,29 +110,33 @@ def test_iteration_compares_parts_and_the_whole():
     assert rows["**whole step**"] == ["13.00", "10.00", "1.30"]
 
 
-def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_path, capsys):
+def test_step_benchmark_runs_both_estimators_with_equal_overrides(monkeypatch, tmp_path, capsys):
     commands = []
 
-    class Done:
+    class FinishedRun:
         returncode = 0
 
     def run(command, **_options):
         commands.append(command)
-        (place,) = [
+        (directory,) = [
             word.partition("=")[2]
             for word in command
             if word.startswith("trainer.default_local_dir=")
         ]
-        place = type(tmp_path)(place)
-        (place / "rollouts").mkdir()
-        jsonl.write(place / "metrics.jsonl", [metrics(step, 5.0, 1.0, 2.0) for step in (1, 2)])
+        directory = type(tmp_path)(directory)
+        (directory / "rollouts").mkdir()
+        jsonl.write(
+            directory / "metrics.jsonl", [make_metrics(step, 5.0, 1.0, 2.0) for step in (1, 2)]
+        )
         for step in (1, 2):
             turns = [
                 {"step": 0, "response": "left"},
                 {"step": 1, "response": f"{step + len(commands) % 2}"},
             ]
-            jsonl.write(place / "rollouts" / f"{step}.jsonl", [{"traj_uid": "t", "steps": turns}])
-        return Done()
+            jsonl.write(
+                directory / "rollouts" / f"{step}.jsonl", [{"traj_uid": "t", "steps": turns}]
+            )
+        return FinishedRun()
 
     monkeypatch.setattr(rlvcr_step.subprocess, "run", run)
     keep = ["--keep", str(tmp_path / "runs"), "--steps", "2", "--rounds", "2"]
@@ -158,14 +166,14 @@ def test_iteration_runs_both_estimators_with_the_same_words(monkeypatch, tmp_pat
     assert "2 of 4 replies are the same" in out and "**whole step**" in out
 
 
-def test_iteration_words_are_a_config_that_is_not_refused(tmp_path):
+def test_step_benchmark_overrides_are_a_valid_config(tmp_path):
     from verl.config.load import load_config
     from verl.config.validate import find_problems
 
     args = argparse.Namespace(config_name="quickstart", steps=4, overrides=["env.rollout.n=4"])
     for estimator in rlvcr_step.ESTIMATORS:
-        name, *words = rlvcr_step.build_arguments(estimator, tmp_path / estimator, args)[1:]
-        cfg = load_config(name, words)
+        name, *overrides = rlvcr_step.build_arguments(estimator, tmp_path / estimator, args)[1:]
+        cfg = load_config(name, overrides)
         assert find_problems(cfg, check_files=False) == []
         assert (
             cfg.actor_rollout_ref.actor.optim.lr == 0 and cfg.algorithm.adv_estimator == estimator
@@ -173,7 +181,7 @@ def test_iteration_words_are_a_config_that_is_not_refused(tmp_path):
         assert cfg.env.levels and cfg.env.rollout.n == 4
 
 
-def test_iteration_shows_why_a_run_failed(monkeypatch, tmp_path):
+def test_step_benchmark_shows_why_a_run_failed(monkeypatch, tmp_path):
     class Failed:
         returncode = 2
 
@@ -188,8 +196,8 @@ def test_iteration_shows_why_a_run_failed(monkeypatch, tmp_path):
         rlvcr_step.main(["--steps", "1"])
 
 
-def stage_of(tmp_path, *words):
-    """A tiny random policy on the number line, without vLLM."""
+def make_workload(tmp_path, *overrides):
+    """Return a workload with a tiny random policy on the number line, without vLLM."""
     path = make_tiny_policy(tmp_path / "policy", std=0.2)
     sizes = [
         "data.max_prompt_length=512",
@@ -206,67 +214,67 @@ def stage_of(tmp_path, *words):
             "env.env_name=number_line",
             "env.rollout.n=2",
             *sizes,
-            *words,
+            *overrides,
         ],
         tasks=3,
     )
 
 
-def test_exactness_finds_nothing_in_what_was_played_and_everything_that_is_changed(tmp_path):
-    stage = stage_of(tmp_path, "env.history=append", "env.max_turn_tokens=40")
-    stage.settings = replace(
-        stage.settings, stop=tuple("aeiou")
-    )  # a random policy says one of these soon
-    rows, witness = asyncio.run(exactness.collect_rows(stage))
-    data = pack_rows(rows, stage.tokenizer.pad_token_id)
-    found = exactness.check_tokens(rows, data, witness, stage)
-    wrong = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
-    assert found["turns"] > len(rows) and found["gaps"] == found["turns"] - len(rows)
-    assert [found[name] for name in wrong] == [0, 0, 0, 0]
-    assert found["tokens"] == data.batch["response_mask"].sum()
-    assert exactness.check_logprobs(data, str(stage.path), "float32")[1] < 1e-3
+def test_exactness_finds_every_change_of_correct_rows(tmp_path):
+    workload = make_workload(tmp_path, "env.history=append", "env.max_turn_tokens=40")
+    workload.settings = replace(
+        workload.settings, stop=tuple("aeiou")
+    )  # a random policy samples one of these after a few tokens
+    rows, witness = asyncio.run(exactness.collect_rows(workload))
+    data = pack_rows(rows, workload.tokenizer.pad_token_id)
+    counts = exactness.check_tokens(rows, data, witness, workload)
+    faults = ("other tokens", "other log-probs", "loss elsewhere", "separators lost")
+    assert counts["turns"] > len(rows) and counts["gaps"] == counts["turns"] - len(rows)
+    assert [counts[name] for name in faults] == [0, 0, 0, 0]
+    assert counts["tokens"] == data.batch["response_mask"].sum()
+    assert exactness.check_logprobs(data, str(workload.path), "float32")[1] < 1e-3
     b = next(b for b, row in enumerate(rows) if len(row.turns) > 1)
-    place = (
+    position = (
         data.batch["attention_mask"][b].argmax() + rows[b].turns[0].end
     )  # the token after the first turn
-    column = place - data.batch["prompts"].shape[1]
+    column = position - data.batch["prompts"].shape[1]
     data.batch["response_mask"][b, column] = 1
-    data.batch["input_ids"][b, place] += 1
+    data.batch["input_ids"][b, position] += 1
     data.batch["rollout_log_probs"][b, column - 1] -= 1
-    found = exactness.check_tokens(rows, data, witness, stage)
-    assert [found[name] for name in wrong] == [len(rows[b].turns) - 1, 1, 1, 1]
+    counts = exactness.check_tokens(rows, data, witness, workload)
+    assert [counts[name] for name in faults] == [len(rows[b].turns) - 1, 1, 1, 1]
 
 
-def test_lock_step_plays_the_same_and_asks_for_all_at_once(tmp_path):
-    words = ["env.num_workers=1", "env.envs_per_worker=4"]
-    stage = stage_of(tmp_path, *words)
-    found = asyncio.run(collector.measure_collectors(stage, slots=4, rounds=1))
-    assert found["same"] == len(found["played"]) == 6
-    assert all(len(seconds) == 1 for seconds in found["seconds"].values())
+def test_lock_step_is_equal_and_submits_all_turns_at_once(tmp_path):
+    overrides = ["env.num_workers=1", "env.envs_per_worker=4"]
+    workload = make_workload(tmp_path, *overrides)
+    comparison = asyncio.run(collector.measure_collectors(workload, slots=4, rounds=1))
+    assert comparison["same"] == len(comparison["played"]) == 6
+    assert all(len(seconds) == 1 for seconds in comparison["seconds"].values())
 
-    stage, tokenizer = stage_of(tmp_path, *words), make_tiny_tokenizer()
+    workload, tokenizer = make_workload(tmp_path, *overrides), make_tiny_tokenizer()
     engine = ScriptedEngine(tokenizer, walking_policy(levels=True))
-    lock = collector.LockStepCollector(stage.cfg.env, tokenizer, [engine], slots=4)
+    lock_step = collector.LockStepCollector(workload.cfg.env, tokenizer, [engine], slots=4)
     settings = replace(
-        stage.settings, max_turn_tokens=64, max_response_length=1024, max_prompt_length=1024
+        workload.settings, max_turn_tokens=64, max_response_length=1024, max_prompt_length=1024
     )
 
-    async def play():
-        collected = await lock.collect(stage.rollout_specs, settings)
-        await lock.close()
+    async def collect_trajectories():
+        collected = await lock_step.collect(workload.rollout_specs, settings)
+        await lock_step.close()
         return collected.trajectories
 
-    lengths = [len(trajectory.turns) for trajectory in asyncio.run(play())]
+    lengths = [len(trajectory.turns) for trajectory in asyncio.run(collect_trajectories())]
     rounds = [
         [sum(n > turn for n in batch) for turn in range(max(batch))]
         for batch in (lengths[:4], lengths[4:])
     ]
     assert engine.submits == rounds[0] + rounds[1], (
-        "each message holds the turns of all who still play"
+        "each request holds the turns of all running trajectories"
     )
 
 
-def test_overlap_compares_what_an_iteration_waits_for():
+def test_overlap_table_compares_the_waiting_times():
     def step(gen: float, wait: float, whole: float, stale: float) -> dict:
         times = {"gen": gen, "wait_for_plays": wait, "update_actor": 2.0, "step": whole}
         timing = {f"timing_s/{name}": value for name, value in times.items()}
@@ -283,27 +291,31 @@ def test_overlap_compares_what_an_iteration_waits_for():
     assert ["updates since the rollout", "0.00", "1.00", ""] in rows
 
 
-def test_overlap_plays_both_modes_and_leaves_out_the_steps_that_warm_up(monkeypatch, capsys):
-    lines: list[list[str]] = []
+def test_overlap_benchmark_runs_both_modes_without_warm_up_steps(monkeypatch, capsys):
+    argument_lists: list[list[str]] = []
 
-    def run(name: str, place: object, line: list[str]) -> list[dict]:
-        assert f"trainer.default_local_dir={place}" in line
-        lines.append(line)
+    def run(name: str, directory: object, arguments: list[str]) -> list[dict]:
+        assert f"trainer.default_local_dir={directory}" in arguments
+        argument_lists.append(arguments)
         times = [9.0, 9.0, 2.0 if name == "off" else 1.0]
         return [{"timing_s/step": seconds, "training/staleness": 0.0} for seconds in times]
 
     monkeypatch.setattr(rlvcr_step, "run_main_ppo", run)
     overlap.main(["--steps", "3", "env.rollout.carry_over=2"])
     modes = [
-        [word for word in line if word.startswith("trainer.rollout_overlap")] for line in lines
+        [word for word in arguments if word.startswith("trainer.rollout_overlap")]
+        for arguments in argument_lists
     ]
     assert modes == [["trainer.rollout_overlap=off"], ["trainer.rollout_overlap=one_step"]]
-    assert ["env.rollout.carry_over=2" in line for line in lines] == [False, True]
+    assert ["env.rollout.carry_over=2" in arguments for arguments in argument_lists] == [
+        False,
+        True,
+    ]
     assert "| **whole step** | 2.00 | 1.00 | 2.00 |" in capsys.readouterr().out
     from verl.config.load import load_config
 
     for mode in overlap.MODES:
-        name, *words = lines[overlap.MODES.index(mode)][1:]
+        name, *words = argument_lists[overlap.MODES.index(mode)][1:]
         assert load_config(name, words).trainer.rollout_overlap == mode
     with pytest.raises(SystemExit):
         overlap.main(["--steps", "2"])

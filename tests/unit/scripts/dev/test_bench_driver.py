@@ -1,4 +1,4 @@
-"""What the benches of the driver count, and what is made of it; no times."""
+"""Tests of the driver benchmarks: their counts and the estimates made from them."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def cost() -> driver.DriverCost:
     return driver.measure_driver_cost(rows=96, ranks=4, shape=SHAPE)
 
 
-def test_a_part_is_not_charged_for_what_it_contains(monkeypatch):
+def test_nested_part_is_not_counted_twice(monkeypatch):
     now = iter([0.0, 1.0, 3.0, 10.0, 20.0, 21.0])
     monkeypatch.setattr(driver.time, "process_time", lambda: next(now))
     clock = driver.CpuClock()
@@ -27,25 +27,25 @@ def test_a_part_is_not_charged_for_what_it_contains(monkeypatch):
     assert clock.seconds == {"score": 1.0 + 7.0 + 1.0, "send": 2.0}
 
 
-def test_every_part_of_an_iteration_is_there(cost):
+def test_every_part_of_a_step_is_measured(cost):
     assert set(cost.seconds) == {*driver.PARTS, driver.BACKGROUND_PART, "of the ranks"}
     assert min(cost.seconds.values()) >= 0
-    waited = sum(cost.seconds[part] for part in driver.PARTS)
-    assert cost.blocking_ms == pytest.approx(1e3 * waited / 96)
+    blocking_s = sum(cost.seconds[part] for part in driver.PARTS)
+    assert cost.blocking_ms == pytest.approx(1e3 * blocking_s / 96)
 
 
-def test_bytes_are_those_of_the_rows(cost):
+def test_sent_bytes_equal_those_of_the_rows(cost):
     tokens = 96 * SHAPE.row_tokens
     responses = 96 * (SHAPE.row_tokens - SHAPE.prompt)
     # Log-probs and entropies of the policy, log-probs of the reference.
     assert 3 * 4 * responses < cost.sent["answers"] < 3 * 4 * responses + 20_000
-    # Twice ids and attention, with responses and their mask.
+    # Ids and attention mask twice, with the responses and their mask.
     assert cost.sent["send"] > 2 * 8 * 2 * (tokens + responses)
     assert cost.sent["update"] > cost.sent["send"] / 2
     assert cost.sent[driver.BACKGROUND_PART] > 96 * 100
 
 
-def test_costs_are_a_table(capsys, tmp_path):
+def test_costs_are_printed_as_a_table(capsys, tmp_path):
     driver.main(["--rows", "64", "128", "--turns", "2", "--json", str(tmp_path / "costs.json")])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[2] == "| ms of CPU per row | 64 rows | 128 rows |"
@@ -53,7 +53,7 @@ def test_costs_are_a_table(capsys, tmp_path):
     assert '"rows": 128' in (tmp_path / "costs.json").read_text()
 
 
-def test_a_load_follows_from_the_costs():
+def test_load_is_computed_from_the_costs():
     model = scale.DriverModel(1e-3, 1e-6, 1e-2, 1e-9, received=10.0, moved=100.0)
     load = scale.simulate_step(16, 800, model)
     rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.STEPS))
@@ -66,16 +66,16 @@ def test_a_load_follows_from_the_costs():
     assert load.slowest_part == "devices"
     slow = replace(model, row_s=1.0)
     assert scale.simulate_step(16, 800, slow).slowest_part == "driver"
-    late = replace(model, journal_s=1.0)
-    assert scale.simulate_step(16, 800, late).slowest_part == "journal"
+    slow_journal = replace(model, journal_s=1.0)
+    assert scale.simulate_step(16, 800, slow_journal).slowest_part == "journal"
     assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
 
 
-def test_shards_of_weights_pass_the_links_once_for_every_micro_batch():
+def test_weight_shards_are_sent_once_per_micro_batch():
     cfg = scale.make_config(8, 800)
     (name,) = {str(cfg.actor_rollout_ref.model.path)} & set(MODELS)
     weights = MODELS[name].num_parameters
-    # Two passes that score and an update of four steps, forward, backward and the gradient.
+    # Two scoring passes and an update of four steps: forward, backward and gradient.
     once = 2 * 2 * weights + 4 * (2 * 2 + 4) * weights
     assert scale.compute_link_bytes(cfg, 8, 1.0) == pytest.approx(once * 7 / 8)
     many = 10 * micro_batch_tokens(cfg)
@@ -83,7 +83,7 @@ def test_shards_of_weights_pass_the_links_once_for_every_micro_batch():
     assert scale.compute_link_bytes(cfg, 8, many) == pytest.approx(whole * 7 / 8)
 
 
-def test_the_table_has_a_line_for_every_case(monkeypatch, capsys):
+def test_table_has_a_line_for_every_case(monkeypatch, capsys):
     model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 10.0, 100.0)
     monkeypatch.setattr(scale, "fit_driver_model", lambda rows: model)
     scale.main(["--ranks", "8", "16", "--plays", "80"])

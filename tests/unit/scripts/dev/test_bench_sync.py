@@ -1,4 +1,4 @@
-"""What the bench of weight syncs makes of its seconds; no times."""
+"""Tests of the table and the timing of the weight sync benchmark."""
 
 import pytest
 
@@ -6,22 +6,22 @@ from scripts.dev.bench import sync
 from tests.helpers.tiny_model import make_tiny_policy
 
 
-def test_seconds_are_per_gib_and_beside_a_copy():
+def test_seconds_are_per_gib_and_relative_to_a_copy():
     line = sync.format_table(
         [sync.SyncCost(sync.GIB // 2, whole=3.0, export=1.0, copy=0.25)]
     ).splitlines()[-1]
     assert line == "| 0.50 | 6.00 | 2.00 | 0.50 | 12.0 |"
 
 
-def test_the_first_time_does_not_count(monkeypatch):
+def test_first_measurement_is_dropped(monkeypatch):
     moments = iter([0.0, 100.0, 100.0, 101.0, 101.0, 104.0, 104.0, 109.0])
     monkeypatch.setattr(sync.time, "perf_counter", lambda: next(moments))
-    asked: list[int] = []
-    assert sync.measure_median_s(3, asked.append) == 3.0
-    assert asked == [0, 1, 2, 3]
+    calls: list[int] = []
+    assert sync.measure_median_s(3, calls.append) == 3.0
+    assert calls == [0, 1, 2, 3]
 
 
-def test_a_layer_has_the_weights_that_a_size_is_counted_in(tmp_path):
+def test_layer_size_equals_that_of_a_model(tmp_path):
     from transformers import AutoModelForCausalLM
 
     sizes = [

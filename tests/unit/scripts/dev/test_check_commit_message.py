@@ -1,4 +1,4 @@
-"""Messages of commits are refused by length, form and missing body, and by git's hook."""
+"""Tests of the commit message rules: length, form and body, also in git's hook."""
 
 import subprocess
 import sys
@@ -22,19 +22,19 @@ from scripts.dev.check_commit_message import count_changed_lines, message_proble
         ("x" * 73, 31, 2),
     ],
 )
-def test_the_rules(message, changed_lines, problems):
+def test_message_rules(message, changed_lines, problems):
     assert len(list(message_problems(message, changed_lines))) == problems
 
 
-def test_added_and_removed_lines_count_and_binary_files_do_not():
+def test_text_lines_count_and_binary_files_do_not():
     assert count_changed_lines("20\t11\ta.py\n-\t-\tb.png\n0\t1\tc d.py\n") == 32
 
 
-def test_git_refuses_a_commit_without_a_body_and_lets_merges_pass(tmp_path):
-    def git(*words):
+def test_hook_requires_a_body_except_for_merges(tmp_path):
+    def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        ran = subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True)
-        return ran.returncode
+        result = subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True)
+        return result.returncode
 
     assert git("init", "--initial-branch=main") == 0
     hook = tmp_path / ".git/hooks/commit-msg"

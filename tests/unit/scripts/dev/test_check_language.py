@@ -1,4 +1,4 @@
-"""The measures of language, on texts that are small enough to count by hand, and the sample."""
+"""Tests of the language measures, on texts small enough to count by hand, and of the sample."""
 
 import textwrap
 from pathlib import Path
@@ -49,7 +49,7 @@ def draw_rows():
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Two packages with a class of the same name, and one page."""
+    """Return two packages with a class of the same name, and one page."""
     (tmp_path / "verl").mkdir()
     (tmp_path / "rlvcr").mkdir()
     (tmp_path / "docs").mkdir()
@@ -59,23 +59,23 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def kinds(findings: list[Finding], kind: str) -> list[tuple[str, int]]:
+def list_places(findings: list[Finding], kind: str) -> list[tuple[str, int]]:
     return [(finding.file, finding.line) for finding in findings if finding.kind == kind]
 
 
-def test_every_kind_of_finding_has_its_place(checkout: Path):
+def test_every_finding_has_its_place(checkout: Path):
     findings, totals = measure_language(checkout)
     assert (totals.docstrings, totals.functions) == (5, 3)
-    assert kinds(findings, "opening") == [("verl/a.py", 2)]
-    assert kinds(findings, "one_word") == [("verl/a.py", 8), ("verl/a.py", 12)]
-    assert kinds(findings, "unaccepted_word") == [("verl/a.py", 12)]
-    assert kinds(findings, "same_class") == [("verl/a.py", 4), ("rlvcr/b.py", 1)]
-    assert kinds(findings, "short_docstring") == [
+    assert list_places(findings, "opening") == [("verl/a.py", 2)]
+    assert list_places(findings, "one_word") == [("verl/a.py", 8), ("verl/a.py", 12)]
+    assert list_places(findings, "unaccepted_word") == [("verl/a.py", 12)]
+    assert list_places(findings, "same_class") == [("verl/a.py", 4), ("rlvcr/b.py", 1)]
+    assert list_places(findings, "short_docstring") == [
         ("verl/a.py", 2),
         ("verl/a.py", 9),
         ("rlvcr/b.py", 2),
     ]
-    assert sorted(kinds(findings, "banned")) == [
+    assert sorted(list_places(findings, "banned")) == [
         ("docs/a.md", 7),
         ("verl/a.py", 12),
         ("verl/a.py", 24),
@@ -98,36 +98,36 @@ def test_sizes_count_from_one_above_the_limit(tmp_path: Path):
     code = f"def in_limit():\n{body}\n\ndef above_limit():\n{body}    pass\n"
     (tmp_path / "verl" / "a.py").write_text(code + "\n" * 600)
     findings, _ = measure_language(tmp_path)
-    assert kinds(findings, "long_function") == [("verl/a.py", 63)]
-    assert kinds(findings, "long_file") == [("verl/a.py", 1)]
+    assert list_places(findings, "long_function") == [("verl/a.py", 63)]
+    assert list_places(findings, "long_file") == [("verl/a.py", 1)]
 
 
 @pytest.mark.parametrize("name", ["play_rows", "_playedRows", "RowsToPlay", "jobs_of", "found"])
-def test_a_banned_word_in_any_part_of_a_name(name: str):
+def test_banned_word_is_detected_in_any_part_of_a_name(name: str):
     assert len(list(banned_in_name(name, "verl/a.py", 1))) == 1
 
 
 @pytest.mark.parametrize("name", ["won", "_won", "VectorisedPlay", "display", "replay", "rows"])
-def test_public_names_and_other_words_stay(name: str):
+def test_public_names_and_other_words_are_accepted(name: str):
     assert len(list(banned_in_name(name, "verl/a.py", 1))) == 0
 
 
-def test_code_in_prose_is_not_read():
+def test_code_in_prose_is_ignored():
     text = "Set env.rollout.carry_over=1 or ``plays``, see left_out_rows and data/plays.jsonl."
     assert list(banned_in_text(text, "verl/a.py", 1)) == []
 
 
-def test_the_worlds_of_games_have_rooms_and_their_prompts_are_content(tmp_path: Path):
+def test_text_worlds_may_have_rooms_and_prompts_are_content(tmp_path: Path):
     package = tmp_path / "agent_system" / "environments" / "env_package"
     package.mkdir(parents=True)
     (package / "a.py").write_text(
         '"""Rooms and doors."""\nPROMPT = "You have won."\nraise ValueError("a play is missing")\n'
     )
     findings, _ = measure_language(tmp_path)
-    assert kinds(findings, "banned") == [("agent_system/environments/env_package/a.py", 3)]
+    assert list_places(findings, "banned") == [("agent_system/environments/env_package/a.py", 3)]
 
 
-def test_sentences_end_at_points_and_paragraphs():
+def test_sentences_end_at_full_stops_and_paragraphs():
     text = textwrap.dedent("""\
         One two. Three
         four
@@ -141,7 +141,7 @@ def test_names_are_split_into_words():
     assert split_name("_leftOut_Rows2") == "left out rows2"
 
 
-def test_the_command_lists_one_kind_and_fails_above_a_limit(
+def test_command_lists_one_kind_and_fails_above_a_limit(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["--root", str(checkout), "--list", "opening"]) == 1
@@ -192,8 +192,8 @@ def test_each_kind_is_collected(tmp_path):
     assert items["sentences"] == [("README.md", "This sentence has exactly six words.")]
 
 
-def test_a_seed_draws_the_same_sample_again(tmp_path):
+def test_seed_determines_the_sample(tmp_path):
     root = make_checkout(tmp_path)
-    first, again = (list(format_sample(root, 7)) for _ in range(2))
-    assert first == again and first[0] == "Seed 7"
+    first, second = (list(format_sample(root, 7)) for _ in range(2))
+    assert first == second and first[0] == "Seed 7"
     assert {"\n## 2 docstrings", "\n## 1 comments", "\n## 1 sentences"} <= set(first)

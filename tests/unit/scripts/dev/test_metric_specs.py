@@ -1,4 +1,4 @@
-"""Metrics that pages name and that runs record are declared, with their unit."""
+"""Tests that all metrics of the pages and of a run are declared with their unit."""
 
 import re
 from pathlib import Path
@@ -25,17 +25,17 @@ RECORDED = (DOCS.parent / "tests/golden/smoke_metrics.txt").read_text(encoding="
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_metric_that_a_page_names_is_declared(name):
+def test_every_metric_named_in_docs_is_declared(name):
     assert spec_of(name) is not None
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_every_metric_of_a_run_is_on_the_page(name):
+def test_every_metric_of_a_run_is_declared(name):
     assert spec_of(name) is not None
 
 
-def test_no_line_stands_for_a_whole_section():
-    # Named by the user: their rewards. Three numbers of one kind: lengths.
+def test_only_three_specs_stand_for_a_section():
+    # Users name their rewards. The lengths are three statistics of one kind.
     families = ("reward/*", "prompt_length/*", "response_length/*")
     whole = [spec.name for spec in SPECS if re.fullmatch(r"\w+/\*", spec.name)]
     assert sorted(whole) == sorted(families)
@@ -54,6 +54,6 @@ def test_no_line_stands_for_a_whole_section():
         ("timing_s/gen", "seconds"),
     ],
 )
-def test_units(name, unit):
+def test_metric_has_its_unit(name, unit):
     declared = spec_of(name)
     assert declared is not None and declared.unit == unit

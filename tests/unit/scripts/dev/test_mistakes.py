@@ -1,6 +1,4 @@
-"""Every mistaken command of ``scripts/dev/mistakes.py`` is refused by name, with a fix, and before
-anything is started.
-"""
+"""Tests that every mistaken command of ``scripts/dev/mistakes.py`` is refused before a start."""
 
 import pytest
 
@@ -12,13 +10,13 @@ from tests.helpers.refusals import fix
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory):
-    place = tmp_path_factory.mktemp("mistakes")
-    write_scratch_files(place)
-    return place
+    directory = tmp_path_factory.mktemp("mistakes")
+    write_scratch_files(directory)
+    return directory
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.description)
-def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
+def test_mistake_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -27,13 +25,13 @@ def test_it_is_refused_with_key_value_and_fix(mistake, scratch, monkeypatch):
     _, *problems = text.strip().splitlines()
     assert "Traceback" not in text
     start = f"  - {mistake.expected_start}"
-    (found,) = [problem for problem in problems if problem.startswith(start)]
-    assert mistake.fix in fix(found) and "; allowed" in found, found
+    (problem_line,) = [problem for problem in problems if problem.startswith(start)]
+    assert mistake.fix in fix(problem_line) and "; allowed" in problem_line, problem_line
     section = command_section(mistake, text)
     assert section in GOLDEN.read_text(), "python -m tests.golden.messages"
 
 
-def test_there_are_25_and_each_differs():
+def test_there_are_25_distinct_mistakes():
     assert len(MISTAKES) == 25
     assert len({mistake.words for mistake in MISTAKES}) == 25
     assert all(str(SCRATCH) not in mistake.description for mistake in MISTAKES)
@@ -42,7 +40,7 @@ def test_there_are_25_and_each_differs():
 @pytest.mark.parametrize(
     ("number", "mistake"), enumerate(MISTAKES, start=1), ids=lambda value: str(value)[:3]
 )
-def test_the_page_shows_it(number, mistake):
+def test_docs_page_shows_the_mistake(number, mistake):
     page = (ROOT / "docs" / "reference" / "mistakes.md").read_text()
     heading = f"## {number}. {mistake.description}: exit status 2\n"
     assert heading in page

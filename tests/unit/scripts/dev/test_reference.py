@@ -1,4 +1,4 @@
-"""The generated pages of ``docs/reference`` equal what the program declares."""
+"""Tests that the generated pages of ``docs/reference`` equal the declarations of the program."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from scripts.dev.reference import PAGES, REFERENCE
 
 
 @pytest.mark.parametrize("name", ["keys.md", "metrics.md"])
-def test_a_page_is_up_to_date(name):
-    # If this fails: python -m scripts.dev.reference
+def test_reference_page_is_up_to_date(name):
+    # To update the pages: python -m scripts.dev.reference
     assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name]()
 
 

@@ -1,4 +1,4 @@
-"""Branches in one pass with their row give the numbers of separate forwards."""
+"""Tests that branches in one pass with their row equal separate forwards."""
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=64, layers=2, std=0.2)
 
 
-def assert_same_records(found, expected, tolerance=1e-5):
-    assert [len(row) for row in found] == [len(row) for row in expected]
-    for row, reference in zip(found, expected, strict=True):
+def assert_same_records(actual, expected, tolerance=1e-5):
+    assert [len(row) for row in actual] == [len(row) for row in expected]
+    for row, reference in zip(actual, expected, strict=True):
         for record, other in zip(row, reference, strict=True):
             for name in ("step", "label", "num_tokens"):
                 assert getattr(record, name) == getattr(other, name), name
@@ -31,20 +31,22 @@ def assert_same_records(found, expected, tolerance=1e-5):
                 assert getattr(record, name) == expected_number, name
 
 
-def transformers_score(model, asked, sequence, first):
-    """The score of ``sequence[first:]`` from a plain forward with transformers' own attention."""
+def score_with_transformers(model, segment, sequence, first):
+    """Return the score of ``sequence[first:]`` from a plain forward with transformers' own
+    attention.
+    """
     with torch.no_grad():
         log_probs = model(sequence[None]).logits[0].log_softmax(-1)[first - 1 : -1]
-    chosen = log_probs.gather(-1, sequence[first:, None])[:, 0]
+    target_log_probs = log_probs.gather(-1, sequence[first:, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(-1)
     return SegmentScore(
-        step=asked.step,
-        label=asked.label,
-        num_tokens=len(chosen),
-        logprob=chosen.mean().item(),
+        step=segment.step,
+        label=segment.label,
+        num_tokens=len(target_log_probs),
+        logprob=target_log_probs.mean().item(),
         entropy=entropy.mean().item(),
-        mean_prob=chosen.exp().mean().item(),
-        geometric_prob=chosen.mean().exp().item(),
+        mean_prob=target_log_probs.exp().mean().item(),
+        geometric_prob=target_log_probs.mean().exp().item(),
     )
 
 
@@ -53,31 +55,31 @@ def transformers_score(model, asked, sequence, first):
 )
 @pytest.mark.parametrize("block", [1, 20, 10_000])
 def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
-    """Ragged branches, three at one start, starts at 1 and at the row's end, a row without any; in
-    every packing.
+    """Branches differ in length, three share a start, starts are 1 and the end of the row, one row
+    has none.
     """
     monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
     data = add_branches(random_rows())
-    found = actor_of(policy, **limits).compute_log_prob(data)
+    output = actor_of(policy, **limits).compute_log_prob(data)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
-    for row, records in enumerate(found.non_tensor_batch["branch_scores"]):
+    for row, records in enumerate(output.non_tensor_batch["branch_scores"]):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
         branches = data.non_tensor_batch["branches"][row]
         expected = []
         for branch in branches:
             sequence = torch.cat([tokens[: branch.start], torch.tensor(branch.token_ids)])
             first = branch.start + branch.target_start
-            expected.append(transformers_score(model, branch, sequence, first))
+            expected.append(score_with_transformers(model, branch, sequence, first))
         assert_same_records([records], [expected])
 
 
-def test_naive_reference_agrees(policy):
+def test_naive_reference_gives_the_same_scores(policy):
     worker, data = actor_of(policy), add_branches(random_rows(seed=3))
-    found = worker.compute_log_prob(data).non_tensor_batch["branch_scores"]
-    assert_same_records(found, score_branches_naively(worker.train_engine, data))
+    actual = worker.compute_log_prob(data).non_tensor_batch["branch_scores"]
+    assert_same_records(actual, score_branches_naively(worker.train_engine, data))
 
 
-def test_rows_are_not_changed_by_their_branches(policy):
+def test_branches_do_not_change_the_scores_of_their_row(policy):
     worker, data = actor_of(policy), random_rows()
     plain, branched = worker.compute_log_prob(data), worker.compute_log_prob(add_branches(data))
     assert "branch_scores" not in plain.non_tensor_batch
@@ -86,7 +88,7 @@ def test_rows_are_not_changed_by_their_branches(policy):
 
 
 def test_spans_are_scored_at_temperature_one(policy):
-    """``old_log_probs`` follow the rollout's temperature, spans and branches do not."""
+    """``old_log_probs`` use the temperature of the rollout; spans and branches do not."""
     worker, data = actor_of(policy), add_branches(random_rows())
     plain = worker.compute_log_prob(data)
     data.meta_info["temperature"] = 0.5
@@ -98,19 +100,19 @@ def test_spans_are_scored_at_temperature_one(policy):
     for row, spans in enumerate(data.non_tensor_batch["spans"]):
         tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()]
         (span,) = spans
-        expected = [transformers_score(model, span, tokens[: span.end], span.start)]
+        expected = [score_with_transformers(model, span, tokens[: span.end], span.start)]
         assert_same_records([plain.non_tensor_batch["span_scores"][row]], [expected])
 
 
-def test_a_branch_that_repeats_the_row_scores_like_the_row(policy):
+def test_branch_that_repeats_its_row_gets_the_same_score(policy):
     worker, data = actor_of(policy), random_rows(rows=2)
     tokens = data.batch["input_ids"][0][data.batch["attention_mask"][0].bool()].tolist()
     branch = Branch(4, tokens[4:9], target_start=2, label=1)
     data = add_branches(data)
     data.non_tensor_batch["branches"][0] = [branch]
     data.non_tensor_batch["spans"][0] = [Span(6, 9, label=1)]
-    found = worker.compute_log_prob(data).non_tensor_batch
-    assert_same_records([found["branch_scores"][0]], [found["span_scores"][0]])
+    columns = worker.compute_log_prob(data).non_tensor_batch
+    assert_same_records([columns["branch_scores"][0]], [columns["span_scores"][0]])
 
 
 def test_branches_keep_their_order_and_positions():
@@ -119,9 +121,9 @@ def test_branches_keep_their_order_and_positions():
     packed = pack_with_branches([torch.arange(3), row], [[], branches])
     assert packed.offsets == [0, 3] and packed.branch_offsets[0] == []
     for branch, first in zip(branches, packed.branch_offsets[1], strict=True):
-        own = slice(first, first + len(branch.token_ids))
-        assert packed.input_ids[own].tolist() == list(branch.token_ids)
-        assert packed.position_ids[own].tolist() == list(
+        branch_slice = slice(first, first + len(branch.token_ids))
+        assert packed.input_ids[branch_slice].tolist() == list(branch.token_ids)
+        assert packed.position_ids[branch_slice].tolist() == list(
             range(branch.start, branch.start + len(branch.token_ids))
         )
     blocks = packed.layout.blocks
@@ -135,7 +137,7 @@ def test_branches_outside_their_row_are_refused(start):
         pack_with_branches([torch.arange(6)], [[Branch(start, [1])]])
 
 
-def test_spans_and_targets_outside_are_refused(policy):
+def test_spans_and_targets_outside_the_row_are_refused(policy):
     worker, data = actor_of(policy), add_branches(random_rows(rows=2))
     data.non_tensor_batch["spans"][0] = [Span(2, 999)]
     with pytest.raises(ValueError, check=mentions("span")):

@@ -1,4 +1,4 @@
-"""FlexAttention sees what packed attention sees, and gives its numbers and gradients."""
+"""Tests that FlexAttention equals packed attention in mask, outputs and gradients."""
 
 from typing import Any
 
@@ -22,8 +22,10 @@ CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
 
 
-def packed(long=False):
-    """Three rows, of which the first two share a call of the other way, and branches of two."""
+def pack_rows(long=False):
+    """Pack three rows with branches of two. Packed attention computes the first two rows in one
+    call.
+    """
     size = 150 if long else 7
     rows = [torch.arange(size), torch.arange(size + 1), torch.arange(4)]
     branches = [
@@ -34,7 +36,7 @@ def packed(long=False):
     return pack_with_branches(rows, branches)
 
 
-def inputs(tokens):
+def make_inputs(tokens):
     draw = torch.Generator().manual_seed(0)
     shapes = [(1, heads, tokens, WIDTH) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     return [torch.randn(shape, generator=draw).requires_grad_() for shape in shapes]
@@ -42,21 +44,23 @@ def inputs(tokens):
 
 @pytest.fixture
 def gradients_on_cpu(monkeypatch):
-    """torch computes them on a CPU as well, where nothing is compiled, and refuses to be asked."""
+    """Disable torch's check: it computes these gradients on a CPU without compilation, but refuses
+    to.
+    """
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_outputs_and_gradients_are_those_of_packed_attention(gradients_on_cpu, long):
-    layout = packed(long).layout
-    tokens = len(packed(long).input_ids)
+def test_outputs_and_gradients_equal_packed_attention(gradients_on_cpu, long):
+    layout = pack_rows(long).layout
+    tokens = len(pack_rows(long).input_ids)
     upstream = torch.randn(1, tokens, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
     results = []
     for attend, prepare in (
         (packed_attention, with_masks),
         (packed_flex_attention, with_block_mask),
     ):
-        query, key, value = inputs(tokens)
+        query, key, value = make_inputs(tokens)
         prepared = prepare(layout, CPU)
         out, _ = attend(torch.nn.Module(), query, key, value, None, scaling=0.3, layout=prepared)
         out.backward(upstream)
@@ -64,16 +68,16 @@ def test_outputs_and_gradients_are_those_of_packed_attention(gradients_on_cpu, l
     torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
 
 
-def test_a_token_sees_its_row_or_the_prefix_and_its_branch():
-    """Row 0 of three tokens with a branch at 2, row 1 of two with one at 1."""
+def test_token_attends_to_its_row_or_its_branch_and_prefix():
+    """Row 0 has three tokens and a branch at 2, row 1 has two tokens and a branch at 1."""
     layout = pack_with_branches(
         [torch.arange(3), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
     ).layout
     mask = with_block_mask(layout, CPU).flex
     assert mask is not None
-    place, one = torch.arange(8), torch.zeros(())
-    seen = mask.mask_mod(one, one, place[:, None], place[None, :])
-    assert seen.int().tolist() == [
+    positions, unused = torch.arange(8), torch.zeros(())
+    is_visible = mask.mask_mod(unused, unused, positions[:, None], positions[None, :])
+    assert is_visible.int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0, 0, 0],
@@ -85,7 +89,7 @@ def test_a_token_sees_its_row_or_the_prefix_and_its_branch():
     ]
 
 
-def test_blocks_between_which_nothing_is_seen_are_skipped():
+def test_invisible_blocks_are_skipped():
     rows = [torch.arange(256), torch.arange(256)]
     mask = with_block_mask(pack_with_branches(rows).layout, CPU).flex
     assert mask is not None
@@ -102,16 +106,16 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=64, layers=2, std=0.2)
 
 
-def test_a_worker_scores_rows_and_branches_with_either(policy):
+def test_worker_scores_rows_and_branches_with_both_attentions(policy):
     data = add_branches(random_rows(rows=5))
-    answers = []
-    for chosen in ("sdpa", "flex"):
+    outputs = []
+    for attention in ("sdpa", "flex"):
         config = policy_config(policy, ppo_micro_batch_size_per_gpu=3)
-        config.model.attn_implementation = chosen
+        config.model.attn_implementation = attention
         worker = ActorWorker(config, device="cpu")
         worker.init_model()
-        answers.append(worker.compute_log_prob(data))
-    plain, flex = answers
+        outputs.append(worker.compute_log_prob(data))
+    plain, flex = outputs
     for column in ("old_log_probs", "entropys"):
         torch.testing.assert_close(flex.batch[column], plain.batch[column], atol=1e-5, rtol=0)
         assert not torch.equal(flex.batch[column], plain.batch[column])
@@ -123,20 +127,20 @@ def test_a_worker_scores_rows_and_branches_with_either(policy):
         )
 
 
-def test_what_it_does_not_compute_is_refused(policy):
-    layout = packed().layout
-    query, key, value = (x.detach() for x in inputs(len(packed().input_ids)))
-    ready = with_block_mask(layout, CPU)
+def test_unsupported_arguments_are_refused(policy):
+    layout = pack_rows().layout
+    query, key, value = (x.detach() for x in make_inputs(len(pack_rows().input_ids)))
+    layout_with_mask = with_block_mask(layout, CPU)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"layout": None}, "layout"),
         ({"layout": layout}, "layout"),
-        ({"layout": ready, "dropout": 0.1}, "dropout=0.1"),
-        ({"layout": ready, "softcap": 30.0}, "softcap"),
-        ({"layout": ready, "sliding_window": 6}, "6"),
+        ({"layout": layout_with_mask, "dropout": 0.1}, "dropout=0.1"),
+        ({"layout": layout_with_mask, "softcap": 30.0}, "softcap"),
+        ({"layout": layout_with_mask, "sliding_window": 6}, "6"),
     ]
-    for more, said in cases:
-        with pytest.raises(UnsupportedAttention, match=said):
-            packed_flex_attention(torch.nn.Module(), query, key, value, None, **more)
+    for arguments, message in cases:
+        with pytest.raises(UnsupportedAttention, match=message):
+            packed_flex_attention(torch.nn.Module(), query, key, value, None, **arguments)
     lm = load_causal_lm(policy, attention="flex")
     with pytest.raises(UnsupportedAttention):
         lm(input_ids=torch.zeros(1, 2, dtype=torch.long))

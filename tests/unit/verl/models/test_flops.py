@@ -1,4 +1,4 @@
-"""Operations in closed form: by hand, and as torch counts those of real passes."""
+"""Tests of the operation counts, against numbers worked out by hand and torch's counter."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=64, layers=2)
 
 
-def test_a_pass_and_its_gradient_by_hand():
+def test_forward_and_update_by_hand():
     flops = ModelFlops(weights=10, trained=10, head=3, trained_head=3, queries=2)
     work = Work(tokens=5, positions=4, pairs=15)
     assert flops.forward(work) == 2 * (10 * 5 + 3 * 4) + 4 * 2 * 15
@@ -32,7 +32,7 @@ def test_a_pass_and_its_gradient_by_hand():
     assert work + Work(1, 2, 3) == Work(6, 6, 18)
 
 
-def test_rows_ask_for_their_tokens_their_sampled_ones_and_what_these_see():
+def test_work_of_rows_counts_tokens_samples_and_pairs():
     rows = Rows(random_rows(rows=3))
     first, last = rows.lengths[0], rows.lengths[2]
     sampled = int(rows.mask[0].sum() + rows.mask[2].sum())
@@ -41,9 +41,10 @@ def test_rows_ask_for_their_tokens_their_sampled_ones_and_what_these_see():
     assert rows.count_work([]) == Work()
 
 
-def counted(module, rows, backward):
-    """What torch counts in a pass over all rows; every row of them in an attention call of its
-    own, in plain products, of which it knows no hidden pairs.
+def count_with_torch(module, rows, backward):
+    """Return torch's count for a pass over all rows.
+
+    Each row has its own attention call with plain products, because torch counts only those.
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         for row in range(len(rows)):
@@ -61,7 +62,7 @@ def counted(module, rows, backward):
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("make", [PolicyModel, ValueModel])
-def test_torch_counts_the_same(policy, make, backward):
+def test_counts_equal_those_of_torch(policy, make, backward):
     module = make(load_causal_lm(policy))
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])
@@ -69,11 +70,11 @@ def test_torch_counts_the_same(policy, make, backward):
     flops = model_flops(module)
     expected = flops.update(square) if backward else flops.forward(square)
     with torch.set_grad_enabled(backward):
-        assert counted(module, rows, backward) == expected
+        assert count_with_torch(module, rows, backward) == expected
 
 
-def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
-    """All but the first layer's gradients of its inputs, which are frozen, and counted here."""
+def test_adapters_cost_a_forward_and_input_gradients(policy):
+    """The formula also counts the gradients of the inputs of the first layer, which torch skips."""
     module = PolicyModel(load_causal_lm(policy, lora_rank=4))
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])
@@ -81,8 +82,8 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
     flops = model_flops(module)
     assert 0 < flops.trained < 0.3 * flops.weights and flops.trained_head == 0
     expected = flops.update(square)
-    found = counted(module, rows, backward=True)
-    unread = sum(
+    actual = count_with_torch(module, rows, backward=True)
+    first_layer_weights = sum(
         weight.numel()
         for name, weight in module.sharded_layers[0].named_parameters()
         if "self_attn" in name
@@ -90,11 +91,11 @@ def test_adapters_cost_a_forward_and_the_gradient_of_their_inputs(policy):
         and "o_proj" not in name
         and "lora_B" not in name
     )
-    assert found == expected - 2 * unread * work.tokens
+    assert actual == expected - 2 * first_layer_weights * work.tokens
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_of_a_mixture_a_token_meets_a_few_experts(backward):
+def test_experts_count_as_often_as_a_token_uses_them(backward):
     model = AutoModelForCausalLM.from_config(
         Qwen3MoeConfig(
             vocab_size=400,
@@ -108,14 +109,14 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
         )
     )
     lm = prepare_for_training(model.float())
-    lm.set_experts_implementation("eager")  # torch counts no grouped products
+    lm.set_experts_implementation("eager")  # torch does not count grouped products
     rows = Rows(random_rows(rows=3))
     work = rows.count_work([0, 1, 2])
     square = replace(work, pairs=sum(length**2 for length in rows.lengths))
     flops = model_flops(PolicyModel(lm))
     expected = flops.update(square) if backward else flops.forward(square)
     with torch.set_grad_enabled(backward):
-        assert counted(PolicyModel(lm), rows, backward) == expected
+        assert count_with_torch(PolicyModel(lm), rows, backward) == expected
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,6 @@ def test_of_a_mixture_a_token_meets_a_few_experts(backward):
         ("", None),
     ],
 )
-def test_peaks_are_those_of_whole_names(device, peak):
+def test_peak_is_found_by_whole_device_names(device, peak):
     assert find_peak_tflops(device) == peak
     assert all(find_peak_tflops(f"NVIDIA {name}") == value for name, value in PEAK_TFLOPS.items())

@@ -1,4 +1,4 @@
-"""LoRA: what it may adapt merges as peft merges it, and everything else is refused."""
+"""Tests of LoRA: supported targets merge as in peft, and all others are refused."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
 HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
-def model_of(kind):
+def make_model(kind):
     if kind == "gpt2":
         config = GPT2Config(vocab_size=48, n_embd=16, n_layer=1, n_head=2)
     else:
@@ -29,7 +29,7 @@ def model_of(kind):
     return AutoModelForCausalLM.from_config(config)
 
 
-TAKEN = [
+SUPPORTED = [
     ("tied", "all-linear"),
     ("tied", "q_proj"),
     ("tied", ["q_proj", "down_proj"]),
@@ -62,17 +62,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "targets"), TAKEN)
-def test_merged_weights_are_those_of_peft(kind, targets):
-    ours = add_lora(model_of(kind), rank=2, alpha=3.0, target_modules=targets)
+@pytest.mark.parametrize(("kind", "targets"), SUPPORTED)
+def test_merged_weights_equal_those_of_peft(kind, targets):
+    adapted = add_lora(make_model(kind), rank=2, alpha=3.0, target_modules=targets)
     with torch.no_grad():
-        for name, weight in ours.named_parameters():
+        for name, weight in adapted.named_parameters():
             if ".lora_" in name:
                 weight.copy_(torch.randn(weight.shape))
-    state = {f"lm.{name}": weight.data for name, weight in ours.named_parameters()}
-    merged = to_hf_names(state, "lm.", lora_scales(ours), tied_names(ours))
-    theirs = get_peft_model(
-        model_of(kind),
+    state = {f"lm.{name}": weight.data for name, weight in adapted.named_parameters()}
+    merged = to_hf_names(state, "lm.", lora_scales(adapted), tied_names(adapted))
+    peft_model = get_peft_model(
+        make_model(kind),
         LoraConfig(
             r=2,
             lora_alpha=3,
@@ -81,25 +81,25 @@ def test_merged_weights_are_those_of_peft(kind, targets):
             else ([targets] if isinstance(targets, str) else list(targets)),
         ),
     )
-    theirs.load_state_dict(
-        {f"base_model.model.{name}": weight for name, weight in ours.state_dict().items()}
+    peft_model.load_state_dict(
+        {f"base_model.model.{name}": weight for name, weight in adapted.state_dict().items()}
     )
-    plain = dict(theirs.merge_and_unload().named_parameters())
-    assert merged.keys() == plain.keys() == dict(model_of(kind).named_parameters()).keys()
+    plain = dict(peft_model.merge_and_unload().named_parameters())
+    assert merged.keys() == plain.keys() == dict(make_model(kind).named_parameters()).keys()
     for name, weight in plain.items():
         torch.testing.assert_close(merged[name], weight.data)
 
 
 @pytest.mark.parametrize(("kind", "targets"), REFUSED)
-def test_what_cannot_be_merged_is_refused(kind, targets):
-    model = model_of(kind)
+def test_targets_that_cannot_be_merged_are_refused(kind, targets):
+    model = make_model(kind)
     with pytest.raises(UnsupportedTargets):
         add_lora(model, rank=2, alpha=3.0, target_modules=targets)
-    assert all(weight.requires_grad for weight in model.parameters())  # as it was
+    assert all(weight.requires_grad for weight in model.parameters())  # unchanged by the refusal
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "name",
     [
         "lm_head.lora_A.default.weight",
         "embed.lora_embedding_A.default",
@@ -109,7 +109,7 @@ def test_what_cannot_be_merged_is_refused(kind, targets):
         "q.lora_A.other.weight",
     ],
 )
-def test_an_adapter_that_would_be_lost_is_an_error(odd):
+def test_unknown_adapter_weight_is_refused(name):
     weight, low, high = torch.ones(4, 3), torch.ones(2, 3), torch.ones(4, 2)
     state = {
         "q.base_layer.weight": weight,
@@ -118,21 +118,21 @@ def test_an_adapter_that_would_be_lost_is_an_error(odd):
     }
     assert torch.equal(merge_lora(state, {"q": 0.5})["q.weight"], torch.full((4, 3), 2.0))
     with pytest.raises(ValueError, check=mentions("adapter")):
-        merge_lora(state | {odd: low}, {"q": 0.5})
+        merge_lora(state | {name: low}, {"q": 0.5})
 
 
-@pytest.mark.parametrize("lacking", ["q.lora_A.default.weight", "q.lora_B.default.weight", "scale"])
-def test_an_adapted_weight_without_its_adapter_is_an_error(lacking):
+@pytest.mark.parametrize("missing", ["q.lora_A.default.weight", "q.lora_B.default.weight", "scale"])
+def test_adapted_weight_without_its_adapter_is_refused(missing):
     state = {
         "q.base_layer.weight": torch.ones(4, 3),
         "q.lora_A.default.weight": torch.ones(2, 3),
         "q.lora_B.default.weight": torch.ones(4, 2),
     }
-    state.pop(lacking, None)
+    state.pop(missing, None)
     with pytest.raises(ValueError, check=mentions("adapter")):
-        merge_lora(state, {} if lacking == "scale" else {"q": 0.5})
+        merge_lora(state, {} if missing == "scale" else {"q": 0.5})
 
 
-def test_a_weight_outside_of_the_model_is_an_error():
+def test_weight_outside_the_model_is_refused():
     with pytest.raises(ValueError, check=mentions("value_head")):
         to_hf_names({"lm.a": torch.ones(1), "value_head.weight": torch.ones(1)}, "lm.", {}, set())

@@ -1,4 +1,4 @@
-"""The small policy: one token per tag, digit and word; texts survive; the saved directory loads."""
+"""Tests of the small policy: its tokens, its chat template and its saved directory."""
 
 import pytest
 
@@ -25,7 +25,7 @@ CHAT = [
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def small_policy(tmp_path_factory):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = policy.build_policy(
@@ -41,13 +41,13 @@ def built(tmp_path_factory):
     return AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
 
 
-def test_no_bar_of_a_library_is_drawn(tmp_path, capfd):
+def test_no_progress_bar_of_a_library_is_shown(tmp_path, capfd):
     from transformers.utils import logging as hf_logging
 
     hf_logging.enable_progress_bar()
     policy.build_policy(tmp_path, TEXTS, hidden=32, ff=64, heads=2, kv_heads=1)
     assert "it/s" not in capfd.readouterr().err
-    assert hf_logging.is_progress_bar_enabled(), "what others asked for stays"
+    assert hf_logging.is_progress_bar_enabled(), "the setting of the caller is restored"
 
 
 @pytest.mark.parametrize(
@@ -61,18 +61,18 @@ def test_no_bar_of_a_library_is_drawn(tmp_path, capfd):
         "pencil pen pan pancake",
     ],
 )
-def test_encode_then_decode_is_the_text(built, text):
-    tokenizer, _ = built
+def test_encode_then_decode_restores_the_text(small_policy, text):
+    tokenizer, _ = small_policy
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
 
 
-def test_tags_digits_and_marks_are_single_tokens(built):
-    tokenizer, _ = built
+def test_tags_digits_and_marks_are_single_tokens(small_policy):
+    tokenizer, _ = small_policy
     for text in (*TAGS, *policy.MARKS, *"1234"):
         assert len(tokenizer.encode(text)) == 1, text
-    step = tokenizer.encode("<level>3</level><think></think><action>look</action>")
-    assert [tokenizer.decode([token]) for token in step[:5]] == [
+    turn = tokenizer.encode("<level>3</level><think></think><action>look</action>")
+    assert [tokenizer.decode([token]) for token in turn[:5]] == [
         "<level>",
         "3",
         "</level>",
@@ -82,20 +82,20 @@ def test_tags_digits_and_marks_are_single_tokens(built):
     assert not set(tokenizer.encode("".join(TAGS))) & set(tokenizer.all_special_ids)
 
 
-def test_words_of_the_domain_are_single_tokens_even_when_unseen(built):
-    tokenizer, _ = built
+def test_domain_words_are_single_tokens_even_if_unseen(small_policy):
+    tokenizer, _ = small_policy
     for word in (" mug", " cabinet", *WORDS):
         assert len(tokenizer.encode(word)) == 1, word
 
 
-def test_an_observation_cannot_inject_chat_marks(built):
-    tokenizer, _ = built
+def test_observation_cannot_inject_chat_marks(small_policy):
+    tokenizer, _ = small_policy
     ids = tokenizer.encode("desk<|assistant|><|end|>", split_special_tokens=True)
     assert not set(ids) & set(tokenizer.all_special_ids)
 
 
-def test_chat_template_adds_marks_only_and_keeps_the_past_as_a_prefix(built):
-    tokenizer, _ = built
+def test_chat_template_adds_marks_only_and_extends_the_prompt(small_policy):
+    tokenizer, _ = small_policy
     text = tokenizer.apply_chat_template(CHAT, tokenize=False)
     first = f"<|user|>{TEXTS[0]}<|assistant|>{TEXTS[1]}<|end|>"
     second = f"<|user|>{TEXTS[2]}<|assistant|>{TEXTS[3]}<|end|>"
@@ -109,36 +109,36 @@ def test_chat_template_adds_marks_only_and_keeps_the_past_as_a_prefix(built):
     )
 
 
-def test_every_id_the_model_can_sample_has_a_text(built):
-    tokenizer, model = built
+def test_every_sampled_id_has_a_text(small_policy):
+    tokenizer, model = small_policy
     assert model.config.vocab_size == len(tokenizer) <= 800
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_same_seed_same_weights(tmp_path):
+def test_seed_determines_the_weights(tmp_path):
     import torch
     from transformers import AutoModelForCausalLM
 
-    def built_with(seed):
+    def build_with_seed(seed):
         path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}"
         return policy.build_policy(
             path, TEXTS, tags=TAGS, seed=seed, hidden=32, ff=64, heads=2, kv_heads=1
         )
 
-    paths = [built_with(seed) for seed in (0, 0, 1)]
-    first, again, other = (
+    paths = [build_with_seed(seed) for seed in (0, 0, 1)]
+    first, repeated, other = (
         AutoModelForCausalLM.from_pretrained(path).lm_head.weight for path in paths
     )
-    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(first, repeated) and not torch.equal(first, other)
 
 
-def test_a_vocabulary_too_small_for_bytes_is_refused():
+def test_vocabulary_too_small_for_bytes_is_refused():
     with pytest.raises(ValueError, check=mentions(267)):
         policy.build_tokenizer(TEXTS, 200, 128, tags=TAGS)
 
 
-def test_without_tags_their_letters_are_words_as_any_others():
+def test_tags_that_are_not_declared_are_plain_text():
     tokenizer = policy.build_tokenizer(TEXTS, 800, 128)
     text = "<level>2</level>"
     assert len(tokenizer.encode(text)) > 3

@@ -1,4 +1,6 @@
-"""Weights that are damaged or of another model are refused, by their files and when loaded."""
+"""Tests that damaged weights and weights of another model are refused, in the check and on
+loading.
+"""
 
 import json
 import shutil
@@ -20,8 +22,8 @@ FILE = "model.safetensors"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
-def tensors(change):
-    """Damage of the tensors in the file."""
+def damage_tensors(change):
+    """Return a function that changes the tensors in the file with ``change``."""
 
     def damage(directory: Path) -> None:
         weights = load_file(directory / FILE)
@@ -31,8 +33,8 @@ def tensors(change):
     return damage
 
 
-def config(**values):
-    """Damage of ``config.json``."""
+def damage_config(**values):
+    """Return a function that changes ``config.json``."""
 
     def damage(directory: Path) -> None:
         file = directory / "config.json"
@@ -51,51 +53,51 @@ def drop_prefix(weights):
         weights[name.removeprefix("model.")] = weights.pop(name)
 
 
-def put(name, make):
-    return tensors(lambda weights: weights.update({name: make(weights)}))
+def replace_tensor(name, make):
+    return damage_tensors(lambda weights: weights.update({name: make(weights)}))
 
 
-def with_value(value):
+def set_last_value(value):
     def make(weights):
-        found = weights[QUERY].clone()
-        found[-1, -1] = value
-        return found
+        query = weights[QUERY].clone()
+        query[-1, -1] = value
+        return query
 
-    return put(QUERY, make)
+    return replace_tensor(QUERY, make)
 
 
-def embedding(weights):
+def copy_embedding(weights):
     return weights["model.embed_tokens.weight"].clone()
 
 
-def cut(directory):
+def cut_file(directory):
     file = directory / FILE
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def pointer(directory):
+def write_lfs_pointer(directory):
     (directory / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
 
 
-def shard(directory):
+def save_shards(directory):
     model = AutoModelForCausalLM.from_pretrained(directory)
     (directory / FILE).unlink()
     model.save_pretrained(directory, max_shard_size="100KB")
 
 
 def lose_shard(directory):
-    shard(directory)
+    save_shards(directory)
     (directory / "model-00002-of-00005.safetensors").unlink()
 
 
 def cut_shard(directory):
-    shard(directory)
+    save_shards(directory)
     file = directory / "model-00002-of-00005.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
 
 
 def break_index(directory):
-    shard(directory)
+    save_shards(directory)
     (directory / f"{FILE}.index.json").write_text("{")
 
 
@@ -111,39 +113,42 @@ def cut_bin(directory):
 
 
 def nan_in_bin(directory):
-    with_value(torch.nan)(directory)
+    set_last_value(torch.nan)(directory)
     save_as_bin(directory)
 
 
 DAMAGE = {
-    "missing": (tensors(lambda w: w.pop(QUERY)), f"({QUERY})"),
-    "renamed": (tensors(rename_all), "xx.model.embed_tokens.weight"),
-    "unexpected": (put("v_head.weight", lambda _: torch.ones(3)), "(v_head.weight)"),
-    "shape": (put(QUERY, lambda w: w[QUERY][:1].clone()), f"({QUERY} [1, 64]"),
+    "missing": (damage_tensors(lambda w: w.pop(QUERY)), f"({QUERY})"),
+    "renamed": (damage_tensors(rename_all), "xx.model.embed_tokens.weight"),
+    "unexpected": (replace_tensor("v_head.weight", lambda _: torch.ones(3)), "(v_head.weight)"),
+    "shape": (replace_tensor(QUERY, lambda w: w[QUERY][:1].clone()), f"({QUERY} [1, 64]"),
     "transposed": (
-        put("model.layers.0.mlp.up_proj.weight", lambda w: w[QUERY].new_ones(64, 192)),
+        replace_tensor("model.layers.0.mlp.up_proj.weight", lambda w: w[QUERY].new_ones(64, 192)),
         "[64, 192]",
     ),
-    "nan": (with_value(torch.nan), f"({QUERY})"),
-    "inf": (with_value(-torch.inf), f"({QUERY})"),
-    "other head": (put("lm_head.weight", lambda w: embedding(w) + 1), "tie_word_embeddings"),
-    "untied config": (config(tie_word_embeddings=False), "(lm_head.weight)"),
+    "nan": (set_last_value(torch.nan), f"({QUERY})"),
+    "inf": (set_last_value(-torch.inf), f"({QUERY})"),
+    "other head": (
+        replace_tensor("lm_head.weight", lambda w: copy_embedding(w) + 1),
+        "tie_word_embeddings",
+    ),
+    "untied config": (damage_config(tie_word_embeddings=False), "(lm_head.weight)"),
     "other kind": (
-        config(model_type="llama", architectures=["LlamaForCausalLM"]),
+        damage_config(model_type="llama", architectures=["LlamaForCausalLM"]),
         "LlamaForCausalLM",
     ),
     "more layers": (
-        config(num_hidden_layers=3, layer_types=["full_attention"] * 3),
+        damage_config(num_hidden_layers=3, layer_types=["full_attention"] * 3),
         "(model.layers.2",
     ),
     "fewer layers": (
-        config(num_hidden_layers=1, layer_types=["full_attention"]),
+        damage_config(num_hidden_layers=1, layer_types=["full_attention"]),
         "(model.layers.1",
     ),
-    "cut": (cut, FILE),
+    "cut": (cut_file, FILE),
     "empty": (lambda d: (d / FILE).write_bytes(b""), FILE),
     "no weights": (lambda d: (d / FILE).write_text("<html>not found</html>"), FILE),
-    "pointer": (pointer, "git-lfs"),
+    "pointer": (write_lfs_pointer, "git-lfs"),
     "half": (lambda d: (d / FILE).rename(d / f"{FILE}.incomplete"), f"{FILE}.incomplete"),
     "nothing": (lambda d: (d / FILE).unlink(), FILE),
     "no index": (
@@ -158,16 +163,16 @@ DAMAGE = {
     "two models": (lambda d: shutil.copy(d / FILE, d / "old.safetensors"), "old.safetensors"),
     "adapters": (lambda d: (d / "adapter_config.json").write_text("{}"), "LoRA"),
 }
-SOUND = {
+USABLE = {
     "as saved": lambda _: None,
-    "shards": shard,
+    "shards": save_shards,
     "bin": save_as_bin,
-    "without prefix": tensors(drop_prefix),
-    "tied head, saved as well": put("lm_head.weight", embedding),
-    "a buffer that transformers computes": put(
+    "without prefix": damage_tensors(drop_prefix),
+    "tied head, saved as well": replace_tensor("lm_head.weight", copy_embedding),
+    "a buffer that transformers computes": replace_tensor(
         "model.layers.0.self_attn.rotary_emb.inv_freq", lambda _: torch.ones(16)
     ),
-    "half precision": tensors(lambda w: w.update({n: t.bfloat16() for n, t in w.items()})),
+    "half precision": damage_tensors(lambda w: w.update({n: t.bfloat16() for n, t in w.items()})),
     "weights of another program": lambda d: shutil.copy(d / FILE, d / "consolidated.safetensors"),
 }
 
@@ -183,31 +188,31 @@ def policy(tied, tmp_path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_is_refused_with_the_names(policy, damage):
-    make, why = DAMAGE[damage]
-    make(policy)
+def test_damaged_weights_are_refused_by_name(policy, damage):
+    damage_files, message_part = DAMAGE[damage]
+    damage_files(policy)
     with pytest.raises(UnusableWeights) as refused:
         check_weights(policy, read_config(policy), setting="model.path='x'")
     message = str(refused.value)
-    assert message.startswith("model.path='x': ") and why in message
+    assert message.startswith("model.path='x': ") and message_part in message
     assert "; allowed: " in message and "; fix: " in message
-    # And where the files were changed after they were checked:
+    # Loading also refuses files that changed after the check.
     with pytest.raises((UnusableWeights, FileNotFoundError, RuntimeError)):
         load_causal_lm(policy)
 
 
-@pytest.mark.parametrize("kind", SOUND)
-def test_sound_weights_are_taken(policy, tied, kind):
-    SOUND[kind](policy)
+@pytest.mark.parametrize("kind", USABLE)
+def test_usable_weights_are_loaded(policy, tied, kind):
+    USABLE[kind](policy)
     check_weights(policy, read_config(policy))
-    found = dict(load_weights(policy, dtype=torch.float32).named_parameters())
+    weights = dict(load_weights(policy, dtype=torch.float32).named_parameters())
     rounding = 0.01 if kind == "half precision" else 0
     for name, tensor in load_file(tied / FILE).items():
-        torch.testing.assert_close(found[name].data, tensor, atol=rounding, rtol=rounding)
+        torch.testing.assert_close(weights[name].data, tensor, atol=rounding, rtol=rounding)
 
 
-def test_weights_that_transformers_converts_are_taken(tmp_path):
-    """Experts are one tensor each in the file, and one for all in the model."""
+def test_weights_that_transformers_converts_are_accepted(tmp_path):
+    """In the file each expert has its own tensor; the model has one tensor for all."""
     small: dict[str, Any] = {
         "hidden_size": 32,
         "intermediate_size": 32,
@@ -220,30 +225,32 @@ def test_weights_that_transformers_converts_are_taken(tmp_path):
     name = "model.layers.0.mlp.experts.2.down_proj.weight"
     assert name in load_file(tmp_path / FILE)
     check_weights(tmp_path, read_config(tmp_path))
-    tensors(lambda weights: weights.pop(name))(tmp_path)
+    damage_tensors(lambda weights: weights.pop(name))(tmp_path)
     with pytest.raises(UnusableWeights):
         check_weights(tmp_path, read_config(tmp_path))
 
 
-def test_a_critic_needs_the_backbone_alone(tmp_path):
+def test_critic_needs_only_the_backbone(tmp_path):
     directory = make_tiny_policy(tmp_path, tie=False)
 
     def replace_head(weights):
         weights["score.weight"] = weights.pop("lm_head.weight")[:1].clone()
 
-    tensors(replace_head)(directory)
-    described = read_config(directory)
-    check_weights(directory, described, use="value")
+    damage_tensors(replace_head)(directory)
+    config = read_config(directory)
+    check_weights(directory, config, use="value")
     assert ValueModel(load_causal_lm(directory, use="value")).head_weight.abs().max() == 0
     with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
-        check_weights(directory, described)
-    tensors(lambda weights: weights.pop(QUERY))(directory)
+        check_weights(directory, config)
+    damage_tensors(lambda weights: weights.pop(QUERY))(directory)
     with pytest.raises(UnusableWeights, match=QUERY):
-        check_weights(directory, described, use="value")
+        check_weights(directory, config, use="value")
 
 
-def test_a_part_of_a_large_model_is_read(policy, monkeypatch):
+def test_only_a_part_of_a_large_model_is_scanned(policy, monkeypatch):
     monkeypatch.setattr("verl.models.weights.SCANNED_BYTES", 1)
-    put("model.embed_tokens.weight", lambda w: torch.full_like(embedding(w), torch.nan))(policy)
+    replace_tensor(
+        "model.embed_tokens.weight", lambda w: torch.full_like(copy_embedding(w), torch.nan)
+    )(policy)
     with pytest.raises(UnusableWeights, check=mentions("embed_tokens")):
         check_weights(policy, read_config(policy))

@@ -1,4 +1,4 @@
-"""The journal: where trajectories go, which plays the trackers see, and when all of it is there."""
+"""Tests of the journal: trajectory files, texts for the trackers, and completeness."""
 
 import threading
 from pathlib import Path
@@ -23,8 +23,8 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-class Texts(Tracking):
-    """Stands for the trackers; keeps what was sent."""
+class FakeTracking(Tracking):
+    """Records the texts that are sent to the trackers."""
 
     def __init__(self) -> None:
         self.sent: list = []
@@ -35,7 +35,7 @@ class Texts(Tracking):
 
 @pytest.fixture(scope="module")
 def batch(tokenizer):
-    """Six plays with credit."""
+    """Return six trajectories with advantages."""
     config = make_config(n=2)
     group, envs, _ = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
@@ -47,7 +47,7 @@ def batch(tokenizer):
 
 @pytest.fixture
 def journal(tokenizer, tmp_path: Path):
-    """An open journal."""
+    """Return an open journal."""
     with RunDirectory(tmp_path / "run").open({}) as run:
         journal = Journal(run, make_config(), tokenizer)
         journal.open(None, 10)
@@ -55,21 +55,21 @@ def journal(tokenizer, tmp_path: Path):
 
 
 @pytest.fixture
-def held_up(monkeypatch) -> threading.Event:
-    """Until this is set, no plays are written."""
+def may_write(monkeypatch) -> threading.Event:
+    """Return an event; no trajectories are written before it is set."""
     may_write = threading.Event()
     write = RunDirectory.write_rollouts
 
-    def late(*arguments) -> Path:
+    def write_later(*arguments) -> Path:
         assert may_write.wait(60)
         return write(*arguments)
 
-    monkeypatch.setattr(RunDirectory, "write_rollouts", late)
+    monkeypatch.setattr(RunDirectory, "write_rollouts", write_later)
     return may_write
 
 
-def test_files_hold_what_was_reported_whatever_becomes_of_the_table(
-    tokenizer, batch, journal, held_up, tmp_path: Path
+def test_files_hold_the_reported_values_after_later_changes(
+    tokenizer, batch, journal, may_write, tmp_path: Path
 ):
     jsonl.write(tmp_path / "plays", rollout_lines(batch, tokenizer))
     jsonl.write(tmp_path / "tokens", token_lines(batch, tokenizer))
@@ -80,7 +80,7 @@ def test_files_hold_what_was_reported_whatever_becomes_of_the_table(
     table.batch["advantages"] = torch.zeros_like(table.batch["advantages"])
     table.pop(["response_mask"], ["steps"])
     metrics["actor/loss"] = 2.0
-    held_up.set()
+    may_write.set()
     journal.finish_run()
     run = journal.run
     assert run.rollout_path(1).read_bytes() == (tmp_path / "plays").read_bytes()
@@ -90,11 +90,11 @@ def test_files_hold_what_was_reported_whatever_becomes_of_the_table(
     assert run.report_path.exists()
 
 
-def test_what_writing_raises_ends_the_run_at_the_next_report(batch, journal, monkeypatch):
-    def full(*_) -> None:
+def test_write_error_ends_the_run_at_the_next_report(batch, journal, monkeypatch):
+    def raise_disk_full(*_) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(RunDirectory, "write_rollouts", full)
+    monkeypatch.setattr(RunDirectory, "write_rollouts", raise_disk_full)
     journal.log_rollouts(1, batch)
     with pytest.raises(OSError, match="no space left"):
         journal.flush()
@@ -103,10 +103,10 @@ def test_what_writing_raises_ends_the_run_at_the_next_report(batch, journal, mon
     with pytest.raises(OSError, match="no space left"):
         journal.finish_run()
     journal.finish_run()
-    assert not journal.run.metrics_path.exists(), "the metrics of a step come after its plays"
+    assert not journal.run.metrics_path.exists(), "the metrics of a step follow its trajectories"
 
 
-def test_a_checkpoint_counts_when_what_it_claims_is_written(batch, journal, held_up, tmp_path):
+def test_checkpoint_appears_after_the_files_of_its_step(batch, journal, may_write, tmp_path):
     checkpoints = CheckpointManager(tmp_path / "checkpoints", background=True)
     trainer, calls, _ = make_fake_run()
     trainer.journal = journal
@@ -121,7 +121,7 @@ def test_a_checkpoint_counts_when_what_it_claims_is_written(batch, journal, held
     with pytest.raises(TimeoutError):
         checkpoints._running_save[1].get_result(0.2)
     assert checkpoints.find_checkpoints() == {}
-    held_up.set()
+    may_write.set()
     checkpoints.wait(60)
     assert list(checkpoints.find_checkpoints()) == [1]
     assert journal.run.rollout_path(1).exists()
@@ -130,9 +130,7 @@ def test_a_checkpoint_counts_when_what_it_claims_is_written(batch, journal, held
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_rollouts_go_to_a_second_place_and_a_few_plays_to_the_trackers(
-    tokenizer, history, tmp_path: Path
-):
+def test_rollouts_have_a_second_copy_and_trackers_get_samples(tokenizer, history, tmp_path: Path):
     config = make_config(history=history, n=1)
     trainer = config.trainer
     trainer.rollout_data_dir, trainer.validation_data_dir = (
@@ -145,7 +143,7 @@ def test_rollouts_go_to_a_second_place_and_a_few_plays_to_the_trackers(
     batch = collector.multi_turn_loop(envs.gen_batch(1, 3), group, envs, is_train=False)
     collector.close()
     journal = Journal(RunDirectory(tmp_path / "run").open({}), config, tokenizer)
-    texts = Texts()
+    texts = FakeTracking()
     journal.tracking = texts
     journal.log_rollouts(4, batch)
     journal.flush()
@@ -155,14 +153,17 @@ def test_rollouts_go_to_a_second_place_and_a_few_plays_to_the_trackers(
     (tmp_path / "run" / "tokens" / "4.jsonl").unlink()
     journal.log_rollouts(4, batch, validation=True)
     journal.flush()
-    # Of held-out plays the trainer scores no tokens.
+    # The trainer computes no token numbers for validation trajectories.
     assert not list((tmp_path / "run" / "tokens").iterdir())
-    for place, name in (("train", "4.jsonl"), ("val", "val_4.jsonl")):
-        own, second = tmp_path / "run" / "rollouts" / name, tmp_path / place / "4.jsonl"
-        assert list(jsonl.read(second)) == list(jsonl.read(own)) and len(
-            list(jsonl.read(own))
+    for folder, name in (("train", "4.jsonl"), ("val", "val_4.jsonl")):
+        first_copy, second_copy = (
+            tmp_path / "run" / "rollouts" / name,
+            tmp_path / folder / "4.jsonl",
+        )
+        assert list(jsonl.read(second_copy)) == list(jsonl.read(first_copy)) and len(
+            list(jsonl.read(first_copy))
         ) == len(batch)
-    ((name, columns, plays, step),) = texts.sent
+    ((name, columns, rows, step),) = texts.sent
     assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
-    assert len(plays) == 2 and all(reward == "1" for _, reward, _ in plays)
-    assert plays[0][2].count("> You are at") == plays[0][2].count("<action>") >= 3
+    assert len(rows) == 2 and all(reward == "1" for _, reward, _ in rows)
+    assert rows[0][2].count("> You are at") == rows[0][2].count("<action>") >= 3

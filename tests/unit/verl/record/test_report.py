@@ -1,6 +1,4 @@
-"""The report shows what the run directory holds, needs nothing outside of itself, and never breaks
-training.
-"""
+"""Tests of the report: its content, its self-containment, and that it never stops training."""
 
 import base64
 import gzip
@@ -60,8 +58,8 @@ def page(run_dir):
     return write_report(run_dir).read_text()
 
 
-class Tags(html.parser.HTMLParser):
-    """Checks that tags close in order and collects what they refer to."""
+class PageParser(html.parser.HTMLParser):
+    """Checks that tags close in order and collects their attributes and texts."""
 
     EMPTY = ("meta", "input", "line", "path", "circle", "rect", "br", "link", "img")
 
@@ -84,28 +82,28 @@ class Tags(html.parser.HTMLParser):
         self.text.append(data)
 
 
-def hover_of(chart):
-    """What the script of the page is told about a chart."""
-    found = re.search(r'data-hover="([^"]*)"', chart)
-    assert found is not None
-    return json.loads(html.unescape(found[1]))
+def read_hover_data(chart):
+    """Return the data of a chart for the script of the page."""
+    match = re.search(r'data-hover="([^"]*)"', chart)
+    assert match is not None
+    return json.loads(html.unescape(match[1]))
 
 
-def parse(page):
-    tags = Tags()
+def parse_page(page):
+    tags = PageParser()
     tags.feed(page)
     assert tags.open == []
     return tags
 
 
-def test_the_page_is_well_formed_and_refers_to_nothing_outside(page):
-    tags = parse(page)
+def test_page_is_well_formed_and_self_contained(page):
+    tags = parse_page(page)
     assert not [a for a in tags.attributes if a[1] in ("src", "href", "data", "action")]
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(", page)
 
 
-def test_the_page_shows_charts_figures_and_episodes(page):
-    tags = parse(page)
+def test_page_shows_charts_figures_and_episodes(page):
+    tags = parse_page(page)
     text = " ".join(" ".join(tags.text).split())
     for heading in (
         "Success rate",
@@ -121,10 +119,10 @@ def test_the_page_shows_charts_figures_and_episodes(page):
     assert "95% interval" in text and "finished, step 12 of" not in text and "step 12 of 30" in text
 
 
-def test_the_page_holds_the_plays_of_every_step(page, run_dir):
+def test_page_holds_the_trajectories_of_every_step(page, run_dir):
     files = index_of(page)["files"]
-    named = [(file["name"], len(file["won"])) for file in files]
-    assert named == [
+    file_sizes = [(file["name"], len(file["won"])) for file in files]
+    assert file_sizes == [
         ("val-0", 128),
         ("train-1", 32),
         ("val-6", 128),
@@ -134,15 +132,18 @@ def test_the_page_holds_the_plays_of_every_step(page, run_dir):
     rows = list(jsonl.read(run_dir / "rollouts" / "12.jsonl"))
     (train,) = (file for file in files if file["name"] == "train-12")
     assert train["return"] == [row["return"] for row in rows] and train["whole"]
-    assert train["group"] == [place // 8 for place in range(32)]
-    won, lost = train["pair"]
-    assert (train["won"][won], train["won"][lost]) == (1, 0) and won // 8 == lost // 8
-    play = plays_of(page, "train-12")[won]
-    recorded = rows[won]["steps"][0]
+    assert train["group"] == [index // 8 for index in range(32)]
+    success, no_success = train["pair"]
+    assert (train["won"][success], train["won"][no_success]) == (
+        1,
+        0,
+    ) and success // 8 == no_success // 8
+    play = plays_of(page, "train-12")[success]
+    recorded = rows[success]["steps"][0]
     shown = play["steps"][0]
-    assert play["name"] == rows[won]["traj_uid"] and shown["action"] == recorded["action"]
+    assert play["name"] == rows[success]["traj_uid"] and shown["action"] == recorded["action"]
     texts, values = zip(*recorded["token_credit"], strict=True)
-    # The first token of a turn was not sampled: it has no advantage.
+    # The first token of a turn was not sampled, so it has no advantage.
     assert shown["tokens"] == ["<|assistant|>", *texts]
     overlays = shown["overlays"]
     assert overlays["advantage"] == [None, *(pytest.approx(value, abs=1e-4) for value in values)]
@@ -151,12 +152,12 @@ def test_the_page_holds_the_plays_of_every_step(page, run_dir):
     (table,) = shown["tables"]
     assert table["note"].startswith("thinking advantage of the sampled thought")
     assert [line["number"] for line in table["lines"]] == [1, 2, 3, 4]
-    # Held-out plays have no credit: their answer is one text.
+    # Validation trajectories have no credit, so their response is one text.
     held_out = plays_of(page, "val-12")[0]["steps"][0]
     assert held_out["response"].startswith("<level>") and "tokens" not in held_out
 
 
-def test_a_page_has_as_many_files_as_it_can_afford(tmp_path):
+def test_page_keeps_as_many_files_as_its_budget_allows(tmp_path):
     def file(kind, step):
         path = tmp_path / f"{kind}{step}"
         path.write_bytes(b"x" * 100)
@@ -164,14 +165,18 @@ def test_a_page_has_as_many_files_as_it_can_afford(tmp_path):
 
     files = [file("train", step) for step in range(1, 10)] + [file("val", 9)]
     assert select_within_budget(files, 1000) == files
-    kept = [kept.name for kept in select_within_budget(files, 999)]
-    assert kept == ["train-1", "train-3", "train-5", "train-7", "train-9", "val-9"]
-    # However little it may cost, the last plays of each kind are there.
-    assert [kept.name for kept in select_within_budget(files, 1)] == ["train-1", "train-9", "val-9"]
+    selected = [selected.name for selected in select_within_budget(files, 999)]
+    assert selected == ["train-1", "train-3", "train-5", "train-7", "train-9", "val-9"]
+    # The last file of each kind is kept for any budget.
+    assert [selected.name for selected in select_within_budget(files, 1)] == [
+        "train-1",
+        "train-9",
+        "val-9",
+    ]
     assert select_within_budget([], 1) == []
 
 
-def test_of_a_large_file_the_whole_plays_of_its_beginning_are_kept(tmp_path):
+def test_large_file_is_read_up_to_complete_trajectories(tmp_path):
     path = tmp_path / "1.jsonl"
     rows = [
         {"traj_uid": name, "length": 2, "won": False, "steps": [{"step": step}]}
@@ -180,11 +185,11 @@ def test_of_a_large_file_the_whole_plays_of_its_beginning_are_kept(tmp_path):
     ]
     jsonl.write(path, rows)
     assert [row["traj_uid"] for row in read_trajectories(path)] == ["a", "b"]
-    most = path.stat().st_size // 2 + 1
-    assert [row["traj_uid"] for row in read_trajectories(path, most)] == ["a"]
+    max_bytes = path.stat().st_size // 2 + 1
+    assert [row["traj_uid"] for row in read_trajectories(path, max_bytes)] == ["a"]
 
 
-def test_the_plays_of_an_audit_are_in_the_page_of_its_run(tmp_path):
+def test_page_holds_the_trajectories_of_an_audit(tmp_path):
     run_dir = fake_run(tmp_path / "run", steps=1, validate_every=1)
     fake_run(run_dir / "audit", steps=1, validate_every=1)
     uid = next(jsonl.read(run_dir / "audit" / "rollouts" / "1.jsonl"))["traj_uid"]
@@ -199,31 +204,36 @@ def test_the_plays_of_an_audit_are_in_the_page_of_its_run(tmp_path):
     assert [line["cells"][-1][0] for line in table["lines"]] == ["0.25", "0.00", "0.00", "1.00"]
 
 
-def test_tokens_that_fit_no_play_leave_it_its_credit(tmp_path):
+def test_token_lines_that_do_not_match_are_ignored(tmp_path):
     pairs = [["go", 0.5], [" on", -0.25]]
     row = {"traj_uid": "a", "won": True, "steps": [{"step": 0, "token_credit": pairs}]}
-    told = {"step": 0, "tokens": ["<s>", "go", " on"], "mask": [0, 1, 1], "weight": [0, 1, 0.5]}
+    token_line = {
+        "step": 0,
+        "tokens": ["<s>", "go", " on"],
+        "mask": [0, 1, 1],
+        "weight": [0, 1, 0.5],
+    }
     file = RolloutFile(tmp_path / "1.jsonl", "train", 1, tmp_path / "tokens.jsonl")
     jsonl.write(file.path, [row])
     overlays = []
     for mask in ([0, 1, 1], [0, 1, 0]):
-        pack_again(file, [{"traj_uid": "a", "steps": [told | {"mask": mask}]}])
-        overlays.append(played(file)["steps"][0]["overlays"])
+        rewrite_files(file, [{"traj_uid": "a", "steps": [token_line | {"mask": mask}]}])
+        overlays.append(read_first_trajectory(file)["steps"][0]["overlays"])
     assert overlays[0] == {"advantage": [None, 0.5, -0.25], "mask": [0, 1, 0.5]}
     assert overlays[1] == {"advantage": [0.5, -0.25]}
 
 
-def pack_again(file, lines):
-    """Another file of tokens; that of the plays is touched, as a step that is played again does."""
+def rewrite_files(file, lines):
+    """Write new token lines. The rollout file is rewritten too, as when a step is repeated."""
     jsonl.write(file.tokens, lines)
     jsonl.write(file.path, list(jsonl.read(file.path)))
 
 
-def played(file):
+def read_first_trajectory(file):
     return json.loads(gzip.decompress(pack_file(file).packed))["plays"][0]
 
 
-def test_a_file_is_packed_anew_when_it_changed(tmp_path):
+def test_changed_file_is_packed_again(tmp_path):
     file = RolloutFile(tmp_path / "1.jsonl", "train", 1)
     jsonl.write(file.path, [{"traj_uid": "a", "won": True, "steps": [{"step": 0}]}])
     first = pack_file(file)
@@ -232,11 +242,11 @@ def test_a_file_is_packed_anew_when_it_changed(tmp_path):
     assert pack_file(file).summary["turns"] == [0] and first.summary["turns"] == [1]
 
 
-def test_labels_and_units_are_on_every_chart(page):
+def test_every_chart_has_labels_and_units(page):
     charts = re.findall(r"<svg .*?</svg>", page, re.DOTALL)
     assert len(charts) > 12
     for chart in charts:
-        hover = hover_of(chart)
+        hover = read_hover_data(chart)
         below = "training step" if hover["axis"] == "step" else hover["axis"]
         assert (
             f"{below}</text>" in chart
@@ -246,7 +256,7 @@ def test_labels_and_units_are_on_every_chart(page):
         assert all(len(s["x"]) == len(s["y"]) > 0 for s in hover["series"])
 
 
-def test_intervals_are_those_that_were_measured(tmp_path):
+def test_measured_intervals_are_shown(tmp_path):
     bare = tmp_path / "bare"
     bare.mkdir()
     bounds = {"val/success_rate_low": 0.41, "val/success_rate_high": 0.6}
@@ -256,7 +266,7 @@ def test_intervals_are_those_that_were_measured(tmp_path):
     assert run.success_interval(0) == (0.41, 0.6) and run.success_interval(3) == (0.7, 0.7)
 
 
-def test_what_the_policy_and_the_environment_say_is_no_markup(tmp_path):
+def test_recorded_texts_are_no_markup(tmp_path):
     run_dir = fake_run(tmp_path / "r", steps=1, validate_every=1)
     path = run_dir / "rollouts" / "1.jsonl"
     hostile = "</script><script>alert(1)</script>"
@@ -269,29 +279,29 @@ def test_what_the_policy_and_the_environment_say_is_no_markup(tmp_path):
     assert "alert(1)" not in page
     play = plays_of(page, "train-1")[0]
     assert play["prompt"] == hostile and play["steps"][0]["tokens"] == [hostile]
-    parse(page)
+    parse_page(page)
 
 
 def test_only_the_script_of_the_page_may_run(page):
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src &#39;sha256-{digest}&#39;" in page and "default-src &#39;none&#39;" in page
-    # What would read text as markup is in none of the scripts.
+    # No script uses a function that parses text as markup.
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
 
 @pytest.mark.parametrize("present", ["metrics", "config"])
-def test_a_run_that_has_just_begun_has_a_report(tmp_path, present):
+def test_run_that_has_just_begun_has_a_report(tmp_path, present):
     if present == "metrics":
         jsonl.append(
             tmp_path / "metrics.jsonl", {"step": 0, "val/success_rate": 0.25, "odd/text": "x"}
         )
     else:
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {"project_name": "p"}}))
-    parse(write_report(tmp_path).read_text())
+    parse_page(write_report(tmp_path).read_text())
 
 
-def test_no_run_is_an_error_but_not_for_the_trainer(tmp_path, caplog):
+def test_missing_run_is_an_error_except_in_the_trainer(tmp_path, caplog):
     with pytest.raises(FileNotFoundError, check=mentions("metrics.jsonl")):
         write_report(tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -306,7 +316,7 @@ def test_rows_of_one_trajectory_are_joined_in_order(tmp_path):
     assert [step["step"] for step in trajectory["steps"]] == [0, 1, 2]
 
 
-def test_samples_contrast_plays_of_the_same_task():
+def test_samples_contrast_trajectories_of_the_same_task():
     def row(uid, won):
         return {"uid": uid, "won": won, "steps": [{}]}
 
@@ -318,17 +328,17 @@ def test_samples_contrast_plays_of_the_same_task():
     assert [r["won"] for r in pick_success_and_failure(rows[:2])] == [True]
 
 
-def time_parts(run):
+def list_time_parts(run):
     return [part.metric for part in figures.time_parts(run, load_contributions())]
 
 
-def test_parts_measured_inside_playing_are_not_counted_twice(tmp_path):
+def test_nested_rollout_times_are_not_counted_twice(tmp_path):
     parts = {"timing_s/gen": 8.0, "timing_s/alternatives": 3.0, "timing_s/update_actor": 2.0}
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 1, **parts})
-    assert time_parts(load_run(tmp_path)) == ["timing_s/gen", "timing_s/update_actor"]
+    assert list_time_parts(load_run(tmp_path)) == ["timing_s/gen", "timing_s/update_actor"]
     inside = {"timing_s/gen_engine": 4.0, "timing_s/gen_env": 1.0, "timing_s/alternatives": 3.0}
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 2, **parts, **inside})
-    assert time_parts(load_run(tmp_path)) == [*inside, "timing_s/update_actor"]
+    assert list_time_parts(load_run(tmp_path)) == [*inside, "timing_s/update_actor"]
 
 
 def test_ticks_are_round_and_cover_the_values():
@@ -356,7 +366,7 @@ def test_smoothing_has_no_bias_towards_the_start():
     assert smooth_values([1.0, 0.0])[1] == pytest.approx(0.7 * 0.3 / 0.51)
 
 
-def test_long_runs_are_thinned():
+def test_long_series_are_thinned():
     xs = list(range(10_000))
     ends = [float(x) for x in xs]
     series = Series("x", xs, [0.5] * 10_000, "accent", left=ends, right=ends).limit_points()
@@ -364,22 +374,22 @@ def test_long_runs_are_thinned():
     assert series.left == series.right == series.xs
 
 
-def test_stacked_layers_add_up():
+def test_stacked_layers_are_summed():
     layers = [Series("a", [1, 2], [0.25, 0.5], "ramp-1"), Series("b", [2], [0.5], "ramp-2")]
     svg = draw_svg(Chart("t", "y", layers, "stacked", y_range=(0.0, 1.0), height=148))
-    hover = hover_of(svg)
+    hover = read_hover_data(svg)
     assert [s["y"] for s in hover["series"]] == [["0.25", "0.5"], ["0", "0.5"]]
-    assert "526 10L" in svg or "526.0 10.0L" in svg  # the sum 1.0 reaches the top
+    assert "526 10L" in svg or "526.0 10.0L" in svg  # the sum 1.0 is at the top
 
 
-def test_success_is_drawn_against_tokens_from_evaluation_to_evaluation(tmp_path):
+def test_success_is_drawn_against_tokens_per_evaluation(tmp_path):
     for step, tokens, rate in ((0, 50.004, 0.2), (5, 40.0, 0.3), (10, 30.0, 0.6)):
         bounds = {"val/success_rate_low": rate - 0.1, "val/success_rate_high": rate + 0.1}
         line = {"step": step, "val/tokens_per_episode": tokens, "val/success_rate": rate, **bounds}
         jsonl.append(tmp_path / "metrics.jsonl", line)
         charts = figures.success_section(load_run(tmp_path)).charts
         (path,) = next(c for c in charts if c.title == "Success against tokens").series
-        # A single evaluation is a point of another chart.
+        # A single evaluation is shown in another chart.
         assert len(path.xs) == (0 if step == 0 else 1 + step // 5)
     assert (list(path.xs), path.ys) == ([50.0, 40.0, 30.0], [0.2, 0.3, 0.6])
     assert path.labels == ["step 0", "", "step 10"]
@@ -387,19 +397,19 @@ def test_success_is_drawn_against_tokens_from_evaluation_to_evaluation(tmp_path)
     assert path.high == pytest.approx([0.3, 0.4, 0.7])
 
 
-def test_points_lie_on_an_axis_of_their_own():
+def test_points_have_their_own_axis():
     points = [
         Series("near", [11.0], [0.25], "ramp-1", [0.2], [0.3], labels=["near"]),
         Series("far & wide", [15.0], [0.75], "ramp-2", labels=["far & wide"]),
     ]
     chart = Chart("t", "won", points, "points", "tokens", "percent", width=600, height=200)
     svg = draw_svg(chart)
-    hover = hover_of(svg)
+    hover = read_hover_data(svg)
     assert hover["axis"] == "tokens" and (hover["low"], hover["high"]) == (10.0, 16.0)
     assert [s["range"] for s in hover["series"]] == [["20% to 30%"], None]
     assert svg.count("<circle") == 2 and svg.count('class="whisker') == 1
     assert ">near</text>" in svg and ">far &amp; wide</text>" in svg and ">tokens</text>" in svg
-    # Between the margins of 60 and 14 pixels lie 6 tokens; both points are one from an end.
+    # 6 tokens lie between the margins of 60 and 14 pixels. Both points are one token from an end.
     assert re.findall(r'cx="([\d.]+)"', svg) == ["147.67", "498.33"]
     assert (
         'x="155.67"' in svg
@@ -409,12 +419,12 @@ def test_points_lie_on_an_axis_of_their_own():
     assert chart.legend_series == []
 
 
-def test_points_have_whiskers_both_ways():
+def test_points_have_whiskers_in_both_directions():
     point = Series("a", [12.0], [0.5], "accent", [0.25], [0.75], left=[10.0], right=[16.0])
     svg = draw_svg(Chart("t", "won", [point], "points", "tokens", width=600, height=200))
     upright, sideways = re.findall(r'class="whisker c-accent" d="M([^"]+)"', svg)
-    hover = hover_of(svg)
-    # The axis holds the whole interval: 8 to 18 lie on 526 pixels behind the margin of 60.
+    hover = read_hover_data(svg)
+    # The axis covers the whole interval: 8 to 18 lie on 526 pixels behind the margin of 60.
     assert (hover["low"], hover["high"]) == (8.0, 18.0)
     ((start, height, end),) = re.findall(r"([\d.]+) ([\d.]+)H([\d.]+)M", sideways)
     assert (float(start), float(end)) == pytest.approx((60 + 526 * 0.2, 60 + 526 * 0.8))
@@ -422,31 +432,31 @@ def test_points_have_whiskers_both_ways():
     assert [upright.split()[0]] == re.findall(r'cx="([\d.]+)"', svg)
 
 
-def test_the_last_label_stays_in_the_chart_and_no_axis_goes_below_nothing():
+def test_last_label_fits_and_axis_starts_at_zero():
     points = [Series("a", [1.0, 9.0], [0.0, 1.0], "accent", labels=["first", "last"])]
     svg = draw_svg(Chart("t", "won", points, "points", "tokens", width=600, height=200))
-    assert hover_of(svg)["low"] == 0.0
+    assert read_hover_data(svg)["low"] == 0.0
     label = re.search(r'<text class="tick" x="([\d.]+)" text-anchor="end" [^>]*>last<', svg)
     assert label is not None and float(label[1]) < 586
     assert re.search(r'<text class="tick" x="[\d.]+" y="[\d.]+">first<', svg)
 
 
-def test_only_sources_are_task_types(tmp_path):
+def test_only_task_sources_are_listed_as_task_types(tmp_path):
     names = ("val/pick/success_rate", "val/cool/success_rate", "val/ways/own/success_rate")
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 0, **dict.fromkeys(names, 0.5)})
     charts = figures.success_section(load_run(tmp_path)).charts
     assert [s.name for s in charts[1].series] == ["cool", "pick"]
 
 
-def test_the_command_line_writes_and_shows(run_dir, tmp_path):
-    done = subprocess.run(
+def test_command_line_writes_and_shows_the_report(run_dir, tmp_path):
+    written = subprocess.run(
         [sys.executable, "-m", "verl.record.report", str(run_dir)],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=ROOT,
     )
-    assert done.stdout.strip() == str(run_dir / "report.html")
+    assert written.stdout.strip() == str(run_dir / "report.html")
     script = [
         sys.executable,
         str(ROOT / "scripts" / "show_trajectory.py"),

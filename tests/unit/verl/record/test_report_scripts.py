@@ -1,4 +1,4 @@
-"""What the page's scripts decide without a page, run by node."""
+"""Tests of the functions in the page's scripts, run by node without a page."""
 
 import json
 
@@ -21,19 +21,19 @@ FILE = {
 }
 
 
-def chosen(body, **names):
+def run_choose_script(body, **names):
     values = "".join(f"const {name} = {json.dumps(value)};" for name, value in names.items())
     return run_scripts(("codec.js", "choose.js"), values + body)
 
 
-def test_what_is_packed_is_unpacked():
+def test_packed_text_is_unpacked():
     value = {"text": "</script> ü 漢", "numbers": [0, -1.5, None]}
     text = encode_base64(compress_json(value))
-    assert chosen("return unpack(bytesOf(text));", text=text) == value
+    assert run_choose_script("return unpack(bytesOf(text));", text=text) == value
 
 
-def test_rows_are_told_apart_and_groups_stand_together():
-    rows = chosen("return byGroup(rowsOf(file));", file=FILE)
+def test_rows_have_numbers_and_groups_are_adjacent():
+    rows = run_choose_script("return byGroup(rowsOf(file));", file=FILE)
     assert [(row["number"], row["task"], row["won"]) for row in rows] == [
         (0, "Door/a", True),
         (2, "Door/a", False),
@@ -42,30 +42,30 @@ def test_rows_are_told_apart_and_groups_stand_together():
     assert rows[1]["earned"] == 0.0 and rows[1]["tokens"] == 10 and rows[1]["step"] == 4
 
 
-def test_the_nearest_step_that_has_plays_is_shown():
+def test_nearest_step_with_trajectories_is_chosen():
     files = [
         {"kind": kind, "step": step} for kind, step in (("train", 1), ("val", 4), ("train", 9))
     ]
-    body = "return asked.map(([kind, step]) => nearestFile(files, kind, step)?.step ?? null);"
-    asked = [["train", 4], ["train", 6], ["val", 50], ["audit", 1]]
-    assert chosen(body, files=files, asked=asked) == [1, 9, 4, None]
+    body = "return requests.map(([kind, step]) => nearestFile(files, kind, step)?.step ?? null);"
+    requests = [["train", 4], ["train", 6], ["val", 50], ["audit", 1]]
+    assert run_choose_script(body, files=files, requests=requests) == [1, 9, 4, None]
 
 
-def test_few_returns_have_a_bin_each_and_many_share_bins():
+def test_few_returns_have_own_bins_and_many_share_bins():
     body = "return countedBins(earned.map((value) => ({ earned: value, won: value >= 1 })));"
-    bins = chosen(body, earned=[0, 1, 1, 0.5])
+    bins = run_choose_script(body, earned=[0, 1, 1, 0.5])
     assert [(bin["low"], bin["high"], bin["count"], bin["won"]) for bin in bins] == [
         (0, 0, 1, 0),
         (0.5, 0.5, 1, 0),
         (1, 1, 2, 2),
     ]
-    bins = chosen(body, earned=[place / 100 for place in range(101)])
+    bins = run_choose_script(body, earned=[index / 100 for index in range(101)])
     assert len(bins) == 20 and sum(bin["count"] for bin in bins) == 101
     assert (bins[0]["low"], bins[-1]["high"]) == (0, 1) and bins[0]["count"] == 6
-    assert chosen(body, earned=[]) == []
+    assert run_choose_script(body, earned=[]) == []
 
 
-def test_every_play_is_in_the_bin_that_opens_it():
+def test_every_trajectory_is_counted_in_the_bin_that_opens_it():
     body = """
         const rows = earned.map((value) => ({ earned: value, won: false, task: "t" }));
         const choice = { outcome: "", search: "" };
@@ -73,11 +73,11 @@ def test_every_play_is_in_the_bin_that_opens_it():
             bin.count, rows.filter((row) => matches(row, { ...choice, bin })).length,
         ]);
     """
-    pairs = chosen(body, earned=[(-1) ** place * place / 7 for place in range(60)])
+    pairs = run_choose_script(body, earned=[(-1) ** index * index / 7 for index in range(60)])
     assert len(pairs) == 20 and all(counted == opened for counted, opened in pairs)
 
 
-def test_plays_are_chosen_by_outcome_and_task():
+def test_trajectories_are_selected_by_outcome_and_task():
     body = """
         const rows = rowsOf(file);
         const numbers = (choice) => rows.filter((row) => matches(row, choice)).map((r) => r.number);
@@ -85,49 +85,50 @@ def test_plays_are_chosen_by_outcome_and_task():
     """
     none = {"outcome": "", "search": "", "bin": None}
     choices = [none, none | {"outcome": "won"}, none | {"outcome": "lost"}, none | {"search": "/B"}]
-    assert chosen(body, file=FILE, choices=choices) == [[0, 1, 2], [0], [1, 2], [1]]
+    assert run_choose_script(body, file=FILE, choices=choices) == [[0, 1, 2], [0], [1, 2], [1]]
 
 
-def test_colours_are_full_below_the_outliers():
+def test_colour_scale_ignores_outliers():
     body = "return lists.map(fullSize);"
     lists = [[0.1] * 30 + [-50.0], [-2.0], []]
-    assert chosen(body, lists=lists) == [0.1, 2.0, 1e-9]
+    assert run_choose_script(body, lists=lists) == [0.1, 2.0, 1e-9]
 
 
 def test_numbers_are_short():
     body = "return [shortNumber(0.123456), shortNumber(-2)];"
-    assert chosen(body) == ["0.123", "-2"]
+    assert run_choose_script(body) == ["0.123", "-2"]
 
 
 def test_counts_have_the_plural_of_their_word():
     body = "return counts.map(([count, word]) => plural(count, word));"
     counts = [[1, "turn"], [1200, "turn"], [1, "trajectory"], [0, "trajectory"], [2, "play"]]
     texts = ["1 turn", "1,200 turns", "1 trajectory", "0 trajectories", "2 plays"]
-    assert chosen(body, counts=counts) == texts
+    assert run_choose_script(body, counts=counts) == texts
 
 
-def test_plays_part_where_they_did_or_saw_something_else():
-    def play(*turns):
+def test_first_different_turn_is_found():
+    def make_trajectory(*turns):
         return {
             "steps": [dict(zip(("observation", "action"), turn, strict=True)) for turn in turns]
         }
 
-    first = play(("hall", "go"), ("door", "open"))
-    others = [
+    first = make_trajectory(("hall", "go"), ("door", "open"))
+    candidates = [
         first,
-        play(("hall", "go"), ("door", "look")),
-        play(("hall", "go"), ("wall", "open")),
-        play(("hall", "go")),
-        play(("hall", "go"), ("door", "open"), ("cave", "sit")),
+        make_trajectory(("hall", "go"), ("door", "look")),
+        make_trajectory(("hall", "go"), ("wall", "open")),
+        make_trajectory(("hall", "go")),
+        make_trajectory(("hall", "go"), ("door", "open"), ("cave", "sit")),
     ]
-    body = "return others.map((other) => partingTurn(first, other));"
-    found = run_scripts(
-        ("compare.js",), f"const first = {json.dumps(first)}, others = {json.dumps(others)}; {body}"
+    body = "return candidates.map((other) => partingTurn(first, other));"
+    turns = run_scripts(
+        ("compare.js",),
+        f"const first = {json.dumps(first)}, candidates = {json.dumps(candidates)}; {body}",
     )
-    assert found == [None, 1, 1, 1, 2]
+    assert turns == [None, 1, 1, 1, 2]
 
 
-def test_a_play_stands_first_and_the_other_outcome_beside_it():
+def test_opposite_outcome_is_placed_beside_a_trajectory():
     rows = [{"number": number, "won": number in (0, 2)} for number in range(4)]
     body = (
         f"const rows = {json.dumps(rows)}; return besides(rows, rows[2]).map((row) => row.number);"
@@ -149,12 +150,12 @@ STATES = """
 """
 
 
-def drawn(body):
+def run_states_script(body):
     return run_scripts(("choose.js", "states.js"), STATES + body)
 
 
-def test_states_are_joined_by_actions_with_the_mean_credit_of_their_steps():
-    graph = drawn("return stateGraph(rows, plays);")
+def test_state_graph_has_actions_with_their_mean_credit():
+    graph = run_states_script("return stateGraph(rows, plays);")
     nodes = {node["name"]: (node["depth"], node["count"]) for node in graph["nodes"]}
     assert nodes == {
         "state hall": (0, 4),
@@ -176,59 +177,59 @@ def test_states_are_joined_by_actions_with_the_mean_credit_of_their_steps():
     assert graph["measured"] and not graph["cut"]
 
 
-def test_without_advantages_credit_is_what_the_plays_earned():
+def test_state_graph_uses_returns_without_advantages():
     body = "for (const play of plays) for (const step of play.steps) delete step.advantage;"
-    graph = drawn(body + "return stateGraph(rows, plays);")
+    graph = run_states_script(body + "return stateGraph(rows, plays);")
     credit = {(edge["action"], edge["to"]): edge["credit"] for edge in graph["edges"]}
     assert not graph["measured"]
     assert credit["dig", "end success"] == pytest.approx(2 / 3)
     assert credit["sit", "end failure"] == pytest.approx(-1 / 3)
 
 
-def test_the_name_that_estimators_know_a_state_by_counts():
+def test_state_name_of_the_estimators_is_used():
     body = """
         plays[0].steps[1].state = "hall";
         return stateGraph(rows, plays).nodes.map((node) => node.name);
     """
-    assert sorted(drawn(body)) == ["end failure", "end success", "state hall"]
+    assert sorted(run_states_script(body)) == ["end failure", "end success", "state hall"]
 
 
-def test_of_many_states_the_first_turns_are_drawn():
+def test_state_graph_of_a_long_episode_is_cut():
     body = """
         const long = { steps: Array.from({ length: 50 }, (_, at) => step("room " + at, "on", 0)) };
         return stateGraph([rows[0]], [long], 10);
     """
-    graph = drawn(body)
+    graph = run_states_script(body)
     assert (graph["turns"], graph["cut"], len(graph["nodes"])) == (10, True, 11)
     assert graph["nodes"][-1]["name"] == "end later turns"
 
 
-def test_no_two_states_and_no_two_actions_between_them_lie_upon_each_other():
+def test_states_and_actions_are_drawn_without_overlap():
     body = """
         const twins = [step("a", "left"), step("a", "right"), step("a", "up")];
         const next = [step("b", "on"), step("b", "on"), step("c", "on")];
         const ways = twins.map((first, which) => ({ steps: [first, next[which]] }));
         return placed(stateGraph(rows, ways));
     """
-    graph = drawn(body)
-    places = {(node["x"], node["y"]) for node in graph["nodes"]}
-    assert len(places) == len(graph["nodes"]) == 5
+    graph = run_states_script(body)
+    positions = {(node["x"], node["y"]) for node in graph["nodes"]}
+    assert len(positions) == len(graph["nodes"]) == 5
     bends = {edge["action"]: edge["bend"] for edge in graph["edges"] if edge["from"] == "state a"}
     assert bends["left"] != bends["right"] and bends["up"] == 0
-    assert all(x + 150 <= graph["width"] and y + 34 <= graph["height"] for x, y in places)
+    assert all(x + 150 <= graph["width"] and y + 34 <= graph["height"] for x, y in positions)
 
 
-def test_a_click_means_the_curve_that_is_nearest_to_it():
+def test_click_selects_the_nearest_curve():
     chart = {
         "series": [
             {"x": [1, 2], "at": [100, 90], "plays": "train"},
             {"x": [2], "at": [20], "plays": "val"},
         ]
     }
-    asked = [[1, 0], [2, 80], [2, 30]]
+    requests = [[1, 0], [2, 80], [2, 30]]
     body = f"""
         const chart = {json.dumps(chart)};
-        return {asked}.map(([step, height]) => kindAt(chart, step, height));
+        return {requests}.map(([step, height]) => kindAt(chart, step, height));
     """
     page = "globalThis.document = { getElementById: () => null };"
     assert run_scripts(("dom.js", "charts.js"), body, before=page) == ["train", "train", "val"]

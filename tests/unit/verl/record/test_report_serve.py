@@ -1,4 +1,4 @@
-"""The report of a run that is under way: what is handed out, and to whom."""
+"""Tests of the report server of a running job: its content and its access rules."""
 
 import gzip
 import http.client
@@ -28,30 +28,30 @@ def run_dir(tmp_path):
 
 @pytest.fixture
 def server(run_dir):
-    with LiveServer(run_dir, port=0) as opened:
-        thread = threading.Thread(target=opened.serve_forever, daemon=True)
+    with LiveServer(run_dir, port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        yield opened
-        opened.shutdown()
+        yield server
+        server.shutdown()
         thread.join(10)
 
 
 def get(server, path, host=None, method="GET", key=None):
-    """Status, headers and body of an answer."""
-    place = f"/{server.key if key is None else key}{path}"
+    """Return status, headers and body of a response."""
+    path_with_key = f"/{server.key if key is None else key}{path}"
     port = server.server_address[1]
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    # As it stands: a client would tidy the path up.
-    connection.putrequest(method, place, skip_host=True)
+    # Send the path unchanged; an HTTP client would normalise it.
+    connection.putrequest(method, path_with_key, skip_host=True)
     connection.putheader("Host", host or f"127.0.0.1:{port}")
     connection.endheaders()
-    answer = connection.getresponse()
-    body = answer.read()
+    response = connection.getresponse()
+    body = response.read()
     connection.close()
-    return answer.status, answer.headers, body
+    return response.status, response.headers, body
 
 
-def test_the_page_has_an_index_and_hands_out_plays_when_asked(server, run_dir):
+def test_page_has_an_index_and_sends_trajectories_on_request(server, run_dir):
     status, headers, body = get(server, "/")
     page = body.decode()
     assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
@@ -61,12 +61,12 @@ def test_the_page_has_an_index_and_hands_out_plays_when_asked(server, run_dir):
     assert names == ["val-0", "train-1", "train-2", "val-2"]
     status, headers, body = get(server, "/plays/train-2")
     assert status == 200 and headers["Cross-Origin-Resource-Policy"] == "same-origin"
-    still = write_report(run_dir).read_text()
-    assert json.loads(gzip.decompress(body))["plays"] == plays_of(still, "train-2")
-    assert "data-live" not in still and "connect-src" not in still
+    static_page = write_report(run_dir).read_text()
+    assert json.loads(gzip.decompress(body))["plays"] == plays_of(static_page, "train-2")
+    assert "data-live" not in static_page and "connect-src" not in static_page
 
 
-def test_the_stamp_changes_with_metrics_and_plays(server, run_dir):
+def test_stamp_changes_with_metrics_and_trajectories(server, run_dir):
     stamps = [get(server, "/stamp")[2]]
     assert get(server, "/stamp")[2] == stamps[0]
     jsonl.append(run_dir / "metrics.jsonl", {"step": 3, "episode/reward": 0.5})
@@ -96,42 +96,42 @@ def test_no_path_leads_to_a_file(server, path):
     assert (status, body) == (404, b"no such page\n")
 
 
-def test_who_does_not_know_the_key_sees_nothing(server):
+def test_request_without_the_key_is_refused(server):
     for key in ("", "plays", server.key[:-1], server.key + "x"):
         for path in ("/", "/stamp", "/plays/train-1"):
             assert get(server, path, key=key)[0] == 404
-    # Without the slash at its end the page could not find its plays.
+    # Without the final slash the page could not load its trajectories.
     assert get(server, "")[0] == 404 and len(server.key) >= 20
 
 
-def test_two_hundred_readers_are_answered_from_one_rendering(server, monkeypatch):
-    rendered = []
+def test_many_readers_share_one_rendering(server, monkeypatch):
+    stamps = []
     original = serve.render_live
 
-    def counting(run, stamp):
-        rendered.append(stamp)
+    def record_and_render(run, stamp):
+        stamps.append(stamp)
         return original(run, stamp)
 
-    monkeypatch.setattr(serve, "render_live", counting)
+    monkeypatch.setattr(serve, "render_live", record_and_render)
     with ThreadPoolExecutor(200) as readers:
-        answers = list(readers.map(lambda _: get(server, "/"), range(200)))
-    assert {status for status, _, _ in answers} == {200}
-    assert len({body for _, _, body in answers}) == 1 and len(rendered) == 1
+        responses = list(readers.map(lambda _: get(server, "/"), range(200)))
+    assert {status for status, _, _ in responses} == {200}
+    assert len({body for _, _, body in responses}) == 1 and len(stamps) == 1
 
 
-def test_head_answers_without_the_body(server):
-    whole = get(server, "/")
+def test_head_has_no_body(server):
+    full_response = get(server, "/")
     status, headers, body = get(server, "/", method="HEAD")
     assert (status, body) == (200, b"")
-    assert headers["Content-Length"] == str(len(whole[2]))
+    assert headers["Content-Length"] == str(len(full_response[2]))
 
 
 @pytest.mark.parametrize("host", ["[", "[::1", "]", "a]b:1"])
-def test_a_malformed_host_is_refused(server, host):
+def test_malformed_host_is_refused(server, host):
     assert get(server, "/stamp", host)[0] == 403
 
 
-def test_nothing_is_written_and_nothing_but_reading_is_allowed(server, run_dir):
+def test_server_is_read_only(server, run_dir):
     before = sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*"))
     for method in ("POST", "PUT", "DELETE"):
         assert get(server, "/", method=method)[0] == 501
@@ -141,17 +141,17 @@ def test_nothing_is_written_and_nothing_but_reading_is_allowed(server, run_dir):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8400", "192.168.0.7", "[fe80::1]"])
-def test_other_names_for_this_machine_are_refused(server, host):
+def test_foreign_host_names_are_refused(server, host):
     for path in ("/", "/stamp", "/plays/train-1"):
         assert get(server, path, host)[0] == 403
 
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8400"])
-def test_its_own_names_are_answered(server, host):
+def test_local_host_names_are_accepted(server, host):
     assert get(server, "/stamp", host)[0] == 200
 
 
-def test_without_being_asked_it_listens_to_this_machine_alone(run_dir):
+def test_server_listens_on_loopback_by_default(run_dir):
     with LiveServer(run_dir, port=0) as server:
         assert server.server_address[0] == "127.0.0.1" and server.local
         assert server.page_url == f"http://127.0.0.1:{server.server_address[1]}/{server.key}/"
@@ -159,12 +159,12 @@ def test_without_being_asked_it_listens_to_this_machine_alone(run_dir):
         assert not server.local
 
 
-def test_a_directory_without_a_run_is_refused(tmp_path):
+def test_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, check=mentions("metrics.jsonl")):
         LiveServer(tmp_path, port=0)
 
 
-def test_the_command_line_says_where_it_is_and_what_does_not_fit(run_dir):
+def test_command_line_prints_the_address(run_dir):
     command = [sys.executable, "-m", "verl.utils.report", "--serve", str(run_dir)]
     both = subprocess.run(
         [*command, str(run_dir)], capture_output=True, text=True, timeout=60, cwd=ROOT

@@ -1,4 +1,4 @@
-"""A run directory describes its run and belongs to one run at a time."""
+"""Tests that a run directory describes its run and belongs to one run at a time."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ class Config:
     seed: int = 1
 
 
-def test_opening_writes_configuration_and_facts(tmp_path):
+def test_open_writes_configuration_and_facts(tmp_path):
     with RunDirectory(tmp_path / "runs" / "p" / "e").open(Config(), seeds={"trainer": 1}) as run:
         assert yaml.safe_load(run.config_path.read_text()) == {
             "actor": {"lr": 1e-3, "names": ["a"]},
@@ -42,7 +42,7 @@ def test_opening_writes_configuration_and_facts(tmp_path):
         assert all(folder.is_dir() for folder in (run.rollouts, run.logs, run.checkpoints))
 
 
-def test_a_second_start_is_recorded_and_its_differences_are_told(tmp_path, caplog):
+def test_second_start_logs_changed_keys(tmp_path, caplog):
     RunDirectory(tmp_path).open(Config()).close()
     with caplog.at_level(logging.WARNING), RunDirectory(tmp_path).open(Config(seed=2)) as run:
         assert len(json.loads(run.env_path.read_text())["starts"]) == 2
@@ -62,7 +62,7 @@ HOLD = (
 )
 
 
-def test_two_runs_cannot_share_a_directory_and_a_killed_one_frees_it(tmp_path):
+def test_directory_is_locked_until_its_process_ends(tmp_path):
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -77,21 +77,21 @@ def test_two_runs_cannot_share_a_directory_and_a_killed_one_frees_it(tmp_path):
     RunDirectory(tmp_path).open({}).close()
 
 
-def test_rollouts_are_written_whole_or_not_at_all(tmp_path):
+def test_rollouts_are_written_completely_or_not_at_all(tmp_path):
     run = RunDirectory(tmp_path)
     assert run.write_rollouts(3, [{"won": True}]).name == "3.jsonl"
     assert run.write_rollouts(3, [{"won": True}] * 2, validation=True).name == "val_3.jsonl"
 
-    def torn():
+    def raise_after_one():
         yield {"won": False}
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError):
-        run.write_rollouts(3, torn())
+        run.write_rollouts(3, raise_after_one())
     assert run.rollout_path(3).read_text() == '{"won":true}\n'
 
 
-def test_plays_of_steps_that_come_again_are_removed(tmp_path):
+def test_trajectories_of_repeated_steps_are_removed(tmp_path):
     with RunDirectory(tmp_path).open(Config()) as run:
         for step in (1, 2, 3, 10):
             run.write_rollouts(step, [{"n": step}])
@@ -103,7 +103,7 @@ def test_plays_of_steps_that_come_again_are_removed(tmp_path):
         assert sorted(path.name for path in run.tokens.iterdir()) == ["1.jsonl", "2.jsonl"]
 
 
-def test_plays_of_an_earlier_run_are_put_aside(tmp_path):
+def test_trajectories_of_an_earlier_run_are_set_aside(tmp_path):
     with RunDirectory(tmp_path).open(Config()) as run:
         for first in (1, 2):
             run.remove_rollouts_after(None)
@@ -116,16 +116,16 @@ def test_plays_of_an_earlier_run_are_put_aside(tmp_path):
 @pytest.mark.parametrize(
     "name", ["config.yaml", "metrics.jsonl", "report.html", "rollouts/1.jsonl"]
 )
-def test_files_that_no_run_wrote_are_not_replaced(tmp_path, name):
-    mine = tmp_path / "mine" / name
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine\n")
+def test_files_of_other_origin_are_not_replaced(tmp_path, name):
+    foreign = tmp_path / "mine" / name
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine\n")
     with pytest.raises(ConfigError):
         RunDirectory(tmp_path / "mine").open({})
-    assert mine.read_text() == "mine\n" and not (tmp_path / "mine" / ".lock").exists()
+    assert foreign.read_text() == "mine\n" and not (tmp_path / "mine" / ".lock").exists()
 
 
-def test_a_directory_with_other_files_takes_a_run(tmp_path):
+def test_directory_with_other_files_can_hold_a_run(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine\n")
     with RunDirectory(tmp_path).open({}):
         pass

@@ -1,4 +1,4 @@
-"""Metrics reach the file whatever happens around it."""
+"""Tests that metrics are written to the file in all circumstances."""
 
 import io
 import json
@@ -20,12 +20,12 @@ from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 
 
-def make(tmp_path, backends=("file",), **kwargs):
+def make_tracking(tmp_path, backends=("file",), **kwargs):
     return Tracking("project", "experiment", list(backends), {"a": {"b": 1}}, tmp_path, **kwargs)
 
 
-def test_one_line_per_step_with_every_metric(tmp_path):
-    with make(tmp_path) as tracking:
+def test_every_step_has_one_line_with_all_metrics(tmp_path):
+    with make_tracking(tmp_path) as tracking:
         tracking.log(
             {"actor/pg_loss": torch.tensor(0.5), "val/success_rate": np.float32(0.25)}, step=0
         )
@@ -36,13 +36,13 @@ def test_one_line_per_step_with_every_metric(tmp_path):
     assert lines[1]["actor/pg_loss"] is None and lines[1]["episode/length"] == 7
 
 
-def test_resuming_drops_later_steps_and_a_torn_line(tmp_path):
-    with make(tmp_path) as tracking:
+def test_resume_drops_later_steps_and_a_torn_line(tmp_path):
+    with make_tracking(tmp_path) as tracking:
         for step in range(5):
             tracking.log({"x": step}, step)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "x"')
-    with make(tmp_path, resume_step=2) as tracking:
+    with make_tracking(tmp_path, resume_step=2) as tracking:
         tracking.log({"x": 30}, 3)
     assert [(m["step"], m["x"]) for m in read_metrics(tmp_path)] == [
         (0, 0),
@@ -52,9 +52,9 @@ def test_resuming_drops_later_steps_and_a_torn_line(tmp_path):
     ]
 
 
-def test_a_fresh_start_keeps_the_older_file_aside(tmp_path):
+def test_fresh_start_sets_the_older_file_aside(tmp_path):
     for value in (1, 2, 3):
-        with make(tmp_path) as tracking:
+        with make_tracking(tmp_path) as tracking:
             tracking.log({"x": value}, 0)
     assert read_metrics(tmp_path)[0]["x"] == 3
     assert next(jsonl.read(tmp_path / "metrics.1.jsonl"))["x"] == 1
@@ -62,7 +62,7 @@ def test_a_fresh_start_keeps_the_older_file_aside(tmp_path):
 
 
 def test_metrics_of_one_step_are_merged(tmp_path):
-    with make(tmp_path) as tracking:
+    with make_tracking(tmp_path) as tracking:
         tracking.log({"x": 1, "y": 1}, 1)
         tracking.log({"y": 2}, 1)
     (merged,) = read_metrics(tmp_path)
@@ -75,13 +75,13 @@ def test_lines_that_are_no_objects_are_skipped(tmp_path):
     assert [record["step"] for record in jsonl.read(path)] == [0, 1]
 
 
-def test_an_unknown_backend_is_refused_with_the_nearest():
+def test_unknown_backend_gets_a_suggestion():
     with pytest.raises(ValueError, check=suggests("tensorboard", "'tensorbord'")):
         check_backends(["console", "tensorbord"])
 
 
-def test_a_failing_service_never_stops_training(tmp_path, monkeypatch, caplog):
-    class Broken:
+def test_failing_service_never_stops_training(tmp_path, monkeypatch, caplog):
+    class FailingService:
         def __init__(self, **kwargs):
             pass
 
@@ -97,8 +97,8 @@ def test_a_failing_service_never_stops_training(tmp_path, monkeypatch, caplog):
 
     import accelerate.tracking
 
-    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", Broken)
-    with caplog.at_level(logging.WARNING), make(tmp_path, ["wandb"]) as tracking:
+    monkeypatch.setitem(accelerate.tracking.LOGGER_TYPE_TO_CLASS, "wandb", FailingService)
+    with caplog.at_level(logging.WARNING), make_tracking(tmp_path, ["wandb"]) as tracking:
         tracking.log({"x": 1}, 0)
         tracking.log({"x": 2}, 1)
     assert [m["x"] for m in read_metrics(tmp_path)] == [1, 2]
@@ -129,7 +129,7 @@ METRICS = {
 }
 
 
-def test_a_summary_shows_what_is_there():
+def test_summary_shows_available_figures():
     assert format_figures(METRICS) == {
         "held-out success": "50.0%",
         "train success": "25.1%",
@@ -139,13 +139,13 @@ def test_a_summary_shows_what_is_there():
     assert format_figures({"rlvcr/level_share_1": 1.0, "val/success_rate": None}) == {}
 
 
-def test_plain_lines_where_there_is_no_terminal(caplog):
+def test_plain_lines_are_logged_without_a_terminal(caplog):
     with caplog.at_level(logging.INFO):
         TrainingConsole(total_steps=3, console=Console(force_terminal=False)).step(2, METRICS)
     assert "step 2: held-out success 50.0%, train success 25.1%" in caplog.text
 
 
-def test_a_table_and_a_bar_on_a_terminal(tmp_path):
+def test_terminal_shows_a_table_and_a_bar(tmp_path):
     with (tmp_path / "screen").open("w+") as file:
         console = TrainingConsole(3, console=Console(file=file, force_terminal=True, width=120))
         console.step(1, METRICS)
@@ -157,17 +157,17 @@ def test_a_table_and_a_bar_on_a_terminal(tmp_path):
     assert screen.count("held-out") == 1 and screen.count("50.0%") == 2
 
 
-def every_figure(value: float) -> dict[str, float]:
+def make_all_figures(value: float) -> dict[str, float]:
     shares = {f"rlvcr/level_share_{k}": 1.0 for k in (1, 2, 3, 4)}
     return {name: value for figure in FIGURES for name in figure.metrics} | shares
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
-def test_a_row_of_all_figures_fits_the_terminal_and_100_columns(width):
+def test_row_of_all_figures_fits_the_terminal(width):
     file = io.StringIO()
     console = TrainingConsole(10**5, console=Console(file=file, force_terminal=True, width=width))
     for step, value in ((1, 0.123456), (99999, -98765.4321), (100000, 1e-9)):
-        console.step(step, every_figure(value))
+        console.step(step, make_all_figures(value))
     console.close()
     lines = [Text.from_ansi(line).plain for line in file.getvalue().splitlines()]
     rows = [line for line in lines if line.lstrip().startswith(("1 ", "99999 ", "100000 "))]
@@ -175,7 +175,7 @@ def test_a_row_of_all_figures_fits_the_terminal_and_100_columns(width):
     assert max(map(len, lines)) <= min(width, STEP_WIDTH)
 
 
-def test_figures_that_do_not_fit_are_the_last_ones():
+def test_last_figures_are_dropped_if_they_do_not_fit():
     figures = {"held-out success": "50.0%", "tokens/episode": "210", "s/step": "2.3"}
     header, row = StepTable(100).format_step(3, figures)
     assert header == ["      held-out  tokens/        ", "step   success  episode  s/step"]
@@ -185,7 +185,7 @@ def test_figures_that_do_not_fit_are_the_last_ones():
     assert row == "   3     50.0%      210"
 
 
-def test_the_header_comes_again_where_columns_change():
+def test_header_is_repeated_if_columns_change():
     table = StepTable(100)
     headers = [
         table.format_step(step, figures)[0]
@@ -198,7 +198,7 @@ def test_the_header_comes_again_where_columns_change():
 
 @pytest.fixture
 def restored_log():
-    """The root logger, which is afterwards as it was."""
+    """Restore the root logger after the test."""
     root = logging.getLogger()
     before = list(root.handlers), root.level
     yield
@@ -209,7 +209,7 @@ def restored_log():
     root.setLevel(before[1])
 
 
-def test_lines_of_the_log_stand_above_the_bars_of_a_terminal(restored_log, monkeypatch):
+def test_log_lines_are_printed_above_the_bars(restored_log, monkeypatch):
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100)
     monkeypatch.setattr("verl.utils.logging.get_console", lambda: console)
@@ -220,14 +220,14 @@ def test_lines_of_the_log_stand_above_the_bars_of_a_terminal(restored_log, monke
     assert "INFO" in above and "brewing" in below
 
 
-def test_the_log_reaches_the_file_once(tmp_path, restored_log):
+def test_log_is_written_to_the_file_once(tmp_path, restored_log):
     for _ in range(2):
         setup_logging(tmp_path / "logs" / "main.log")
     logging.getLogger("verl.test").info("hello")
     assert (tmp_path / "logs" / "main.log").read_text().count("INFO verl.test: hello") == 1
 
 
-def test_flattened_configurations_hold_plain_values():
+def test_flattened_configuration_holds_plain_values():
     assert flatten_config({"a": {"b": 1, "c": {"d": None}}, "e": [1, 2]}) == {
         "a.b": 1,
         "a.c.d": "None",

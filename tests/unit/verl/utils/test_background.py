@@ -1,4 +1,4 @@
-"""Calls beside the caller's work: their answers, their errors, their deadlines."""
+"""Tests of background calls: results, errors and deadlines."""
 
 import threading
 
@@ -8,21 +8,21 @@ from tests.helpers.refusals import mentions
 from verl.utils.background import BackgroundCall, BackgroundCalls
 
 
-def test_the_answer_is_there_when_it_is_asked_for():
+def test_result_is_available_later():
     caller = threading.current_thread()
-    call = BackgroundCall(threading.current_thread, "asked")
-    assert call.get_result(60).name == "asked" and call.get_result(60) is not caller
-    assert call.get_result(60).daemon, "a process that is stopped does not wait for it"
+    call = BackgroundCall(threading.current_thread, "named")
+    assert call.get_result(60).name == "named" and call.get_result(60) is not caller
+    assert call.get_result(60).daemon, "the thread would delay the end of the process"
 
 
-def test_an_error_is_raised_where_the_answer_is_asked_for():
-    call = BackgroundCall(lambda: {}["missing"], "asked")
+def test_error_is_raised_by_get_result():
+    call = BackgroundCall(lambda: {}["missing"], "named")
     for _ in range(2):
         with pytest.raises(KeyError, match="missing"):
             call.get_result(60)
 
 
-def test_a_call_that_goes_on_is_named():
+def test_call_after_its_deadline_is_named():
     may_end = threading.Event()
     call = BackgroundCall(lambda: may_end.wait(60), "slow")
     with pytest.raises(TimeoutError, check=mentions("slow", "0.01 s")):
@@ -35,19 +35,19 @@ def fail() -> None:
     raise OSError("no space left on device")
 
 
-def test_calls_are_made_in_their_order_and_waited_for():
+def test_calls_run_in_order():
     calls = BackgroundCalls("writing", max_waiting=2, timeout_s=60)
-    made: list[int] = []
+    results: list[int] = []
     for number in range(20):
-        calls.add(lambda number=number: made.append(number))
+        calls.add(lambda number=number: results.append(number))
     calls.wait()
-    assert made == list(range(20))
-    calls.add(lambda: made.append(20))
+    assert results == list(range(20))
+    calls.add(lambda: results.append(20))
     calls.wait()
-    assert made[-1] == 20, "a thread that had nothing to do begins again"
+    assert results[-1] == 20, "an idle thread did not start again"
 
 
-def test_no_more_than_a_few_wait():
+def test_number_of_waiting_calls_is_limited():
     may_end = threading.Event()
     calls = BackgroundCalls("writing", max_waiting=2, timeout_s=0.05)
     begun = threading.Event()
@@ -62,16 +62,16 @@ def test_no_more_than_a_few_wait():
     may_end.set()
 
 
-def test_after_an_error_nothing_is_done_and_everybody_hears_of_it():
+def test_error_stops_later_calls_and_is_raised_by_all():
     calls = BackgroundCalls("writing", max_waiting=3, timeout_s=60)
-    made: list[str] = []
+    results: list[str] = []
     may_fail = threading.Event()
     calls.add(lambda: may_fail.wait(60) and fail())
-    calls.add(lambda: made.append("later"))
+    calls.add(lambda: results.append("later"))
     may_fail.set()
     for _ in range(2):
         with pytest.raises(OSError, match="no space left"):
             calls.wait()
         with pytest.raises(OSError, match="no space left"):
-            calls.add(lambda: made.append("too late"))
-    assert made == []
+            calls.add(lambda: results.append("too late"))
+    assert results == []

@@ -1,4 +1,4 @@
-"""One set of tokens ends a turn, for the engine, the ledger and what decodes."""
+"""Tests that engine, token ledger and decoder use the same set of end-of-turn tokens."""
 
 import json
 
@@ -14,7 +14,7 @@ PAD = "<|pad|>"
 @pytest.mark.parametrize(
     "eos, template, files, ends",
     [
-        # A base model: its sequence ends in another way than the turns of its template.
+        # The sequence of a base model ends with another token than the turns of its template.
         (PAD, "chatml", {}, {PAD, END}),
         (END, "system in the first", {}, {END, EOS}),
         (END, "space before the end", {}, {END, EOS}),
@@ -28,30 +28,32 @@ PAD = "<|pad|>"
 )
 def test_engine_ledger_and_decoder_share_one_set(tmp_path, eos, template, files, ends):
     tokenizer = chat_tokenizer("bytes", template)
-    known = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in (BOS, EOS, END, PAD)}
+    token_ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in (BOS, EOS, END, PAD)}
     for name, marks in files.items():
-        ids = [known[mark] for mark in marks] if isinstance(marks, list) else known.get(marks)
+        ids = (
+            [token_ids[mark] for mark in marks] if isinstance(marks, list) else token_ids.get(marks)
+        )
         (tmp_path / name).write_text(json.dumps({"eos_token_id": ids}))
     before = tokenizer.eos_token, tokenizer.name_or_path
     tokenizer.eos_token, tokenizer.name_or_path = eos, str(tmp_path)
     try:
-        expected = {known[mark] for mark in ends}
+        expected = {token_ids[mark] for mark in ends}
         assert find_end_ids(tokenizer, tmp_path) == expected == find_end_ids(tokenizer)
         bridge = ChatBridge(tokenizer)
         assert bridge.end_ids == expected
-        said = tokenizer("look", add_special_tokens=False)["input_ids"]
+        text_ids = tokenizer("look", add_special_tokens=False)["input_ids"]
         for end in expected:
-            assert bridge.decode([*said, end]) == "look"
+            assert bridge.decode([*text_ids, end]) == "look"
     finally:
         tokenizer.eos_token, tokenizer.name_or_path = before
 
 
-def test_without_a_chat_template_the_end_of_the_sequence_ends_a_turn():
+def test_end_of_sequence_ends_a_turn_without_a_chat_template():
     tokenizer = chat_tokenizer("first, BOS of its own", "chatml")
     tokenizer.chat_template = None
     bridge = PlainBridge(tokenizer)
     assert bridge.end_ids == {tokenizer.eos_token_id}
     messages = [{"role": "user", "content": "a desk"}, {"role": "user", "content": "go north"}]
     assert bridge.first_prompt(messages) == tokenizer("a desk\ngo north")["input_ids"]
-    said = tokenizer("look", add_special_tokens=False)["input_ids"]
-    assert bridge.decode([*said, tokenizer.eos_token_id]) == "look"
+    text_ids = tokenizer("look", add_special_tokens=False)["input_ids"]
+    assert bridge.decode([*text_ids, tokenizer.eos_token_id]) == "look"

@@ -1,4 +1,4 @@
-"""Mistakes on command lines: one message, status 2, and no traceback."""
+"""Tests of mistakes on command lines: one message, status 2, and no traceback."""
 
 import errno
 
@@ -14,7 +14,7 @@ from verl.utils.commands import (
 )
 
 
-def raising(error):
+def make_raising(error):
     def main():
         raise error
 
@@ -31,30 +31,30 @@ def raising(error):
         (FileNotFoundError("e is no run directory"), "e is no run directory"),
     ],
 )
-def test_a_mistake_is_a_message_and_status_two(capsys, error, message):
-    assert run_reporting_mistakes(raising(error)) == MISTAKE
+def test_mistake_gives_a_message_and_status_two(capsys, error, message):
+    assert run_reporting_mistakes(make_raising(error)) == MISTAKE
     assert message in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_command_with_status_130():
-    assert run_reporting_mistakes(raising(KeyboardInterrupt())) == INTERRUPTED
+    assert run_reporting_mistakes(make_raising(KeyboardInterrupt())) == INTERRUPTED
 
 
-def test_an_operating_system_error_inside_a_run_is_raised():
+def test_os_error_inside_a_run_is_raised():
     error = FileNotFoundError(errno.ENOENT, "No such file or directory", "d")
     with pytest.raises(FileNotFoundError):
-        run_reporting_mistakes(raising(error), catches_os_errors=False)
+        run_reporting_mistakes(make_raising(error), catches_os_errors=False)
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("fault"), OSError(errno.EIO, "no file"), SystemExit(3), KeyError("x")]
 )
-def test_a_fault_of_the_program_is_raised(error):
+def test_program_fault_is_raised(error):
     with pytest.raises(type(error)):
-        run_reporting_mistakes(raising(error))
+        run_reporting_mistakes(make_raising(error))
 
 
-def test_the_status_of_the_command_is_returned():
+def test_status_of_the_command_is_returned():
     assert run_reporting_mistakes(lambda status: status, 1) == 1
     assert run_reporting_mistakes(lambda: None) == 0
 
@@ -80,14 +80,14 @@ BOMB = "a: &a [x, x]\n" + "".join(
         b"!!python/object/apply:os.system ['true']",
     ],
 )
-def test_what_is_no_mapping_is_refused(tmp_path, content):
+def test_yaml_without_a_safe_mapping_is_refused(tmp_path, content):
     path = tmp_path / "plan.yaml"
     path.write_bytes(content)
     with pytest.raises(UsageError):
         read_yaml_mapping(path)
 
 
-def test_a_mapping_is_read(tmp_path):
+def test_mapping_is_read(tmp_path):
     path = tmp_path / "plan.yaml"
     path.write_bytes(b"\xef\xbb\xbfconfig: relay\narms: {a: {seeds: [0]}}\n")
     assert read_yaml_mapping(path) == {"config": "relay", "arms": {"a": {"seeds": [0]}}}

@@ -1,4 +1,4 @@
-"""Files and directories that are there whole or not at all."""
+"""Tests of files and directories that are published complete or not at all."""
 
 import os
 import stat
@@ -13,23 +13,23 @@ from verl.utils import files
 from verl.utils.files import atomic_write, publish_directory, require_replaceable, write_page
 
 
-def names(folder):
+def list_names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def fill(folder, **files):
+def write_files(folder, **files):
     for name, text in files.items():
         (folder / name).write_text(text)
 
 
-def test_a_file_is_there_when_it_is_whole(tmp_path):
+def test_file_appears_when_it_is_complete(tmp_path):
     target = tmp_path / "a" / "b" / "table.txt"
     with atomic_write(target) as file:
         file.write("first")
         file.flush()
         assert not target.exists()
     assert target.read_text() == "first"
-    assert names(target.parent) == ["table.txt"]
+    assert list_names(target.parent) == ["table.txt"]
 
 
 def test_text_is_written_as_utf_8(tmp_path):
@@ -38,17 +38,17 @@ def test_text_is_written_as_utf_8(tmp_path):
     assert (tmp_path / "text").read_bytes() == "é →".encode()
 
 
-def test_a_failure_leaves_the_old_file(tmp_path):
+def test_failure_keeps_the_old_file(tmp_path):
     target = tmp_path / "table.txt"
     target.write_text("old")
     with pytest.raises(RuntimeError), atomic_write(target) as file:
         file.write("half")
         raise RuntimeError
     assert target.read_text() == "old"
-    assert names(tmp_path) == ["table.txt"]
+    assert list_names(tmp_path) == ["table.txt"]
 
 
-def test_a_second_write_replaces_the_first(tmp_path):
+def test_second_write_replaces_the_first(tmp_path):
     target = tmp_path / "table.txt"
     for text in ("a long first text", "short"):
         with atomic_write(target) as file:
@@ -56,39 +56,39 @@ def test_a_second_write_replaces_the_first(tmp_path):
     assert target.read_text() == "short"
 
 
-def test_a_directory_is_there_when_it_is_whole(tmp_path):
+def test_directory_appears_when_it_is_complete(tmp_path):
     target = tmp_path / "a" / "policy"
     with publish_directory(target) as folder:
-        fill(folder, weights="w")
+        write_files(folder, weights="w")
         assert not target.exists()
-        assert folder.parent == target.parent  # the same disk: a rename is enough
+        assert folder.parent == target.parent  # the same disk, so that a rename is enough
     assert (target / "weights").read_text() == "w"
-    assert names(target.parent) == ["policy"]
+    assert list_names(target.parent) == ["policy"]
 
 
-def test_a_directory_replaces_an_older_one(tmp_path):
+def test_directory_replaces_an_older_one(tmp_path):
     target = tmp_path / "policy"
     with publish_directory(target) as folder:
-        fill(folder, weights="old", extra="old")
+        write_files(folder, weights="old", extra="old")
     with publish_directory(str(target)) as folder:
-        fill(folder, weights="new")
-    assert names(target) == [".published.json", "weights"]
+        write_files(folder, weights="new")
+    assert list_names(target) == [".published.json", "weights"]
     assert (target / "weights").read_text() == "new"
-    assert names(tmp_path) == ["policy"]
+    assert list_names(tmp_path) == ["policy"]
 
 
-def test_a_failure_leaves_the_old_directory(tmp_path):
+def test_failure_keeps_the_old_directory(tmp_path):
     target = tmp_path / "policy"
     with publish_directory(target) as folder:
-        fill(folder, weights="old")
+        write_files(folder, weights="old")
     with pytest.raises(RuntimeError), publish_directory(target) as folder:
-        fill(folder, weights="half")
+        write_files(folder, weights="half")
         raise RuntimeError
     assert (target / "weights").read_text() == "old"
-    assert names(tmp_path) == ["policy"]
+    assert list_names(tmp_path) == ["policy"]
 
 
-def test_others_may_read_what_is_published(tmp_path):
+def test_published_files_are_readable_by_others(tmp_path):
     target = tmp_path / "policy"
     with publish_directory(target) as folder:
         (folder / "below").mkdir()
@@ -98,15 +98,15 @@ def test_others_may_read_what_is_published(tmp_path):
     assert stat.S_IMODE((target / "below" / "weights").stat().st_mode) == 0o644
 
 
-# ---- what is replaced, and what is not --------------------------------------------------------
+# ---- replaceable targets ------------------------------------------------------------------------
 
 
 def publish(target, overwrite=False, **files):
     with publish_directory(target, overwrite) as folder:
-        fill(folder, **files)
+        write_files(folder, **files)
 
 
-def test_a_published_directory_is_replaced_again(tmp_path):
+def test_published_directory_is_replaced_again(tmp_path):
     for text in ("old", "new"):
         publish(tmp_path / "policy", weights=text)
     assert (tmp_path / "policy" / "weights").read_text() == "new"
@@ -125,27 +125,27 @@ def add_link(target):
 
 
 @pytest.mark.parametrize("change", [add_file, edit_file, add_link])
-def test_what_was_not_published_here_is_refused(tmp_path, change):
+def test_changed_directory_is_not_replaced(tmp_path, change):
     target = tmp_path / "policy"
     publish(target, weights="w")
     change(target)
-    before = names(target)
+    before = list_names(target)
     with pytest.raises(ConfigError, check=mentions("overwrite=true")):
         require_replaceable(target, "target", False)
     with pytest.raises(ConfigError):
         publish(target, weights="new")
-    assert names(target) == before and names(tmp_path) == ["policy"]
+    assert list_names(target) == before and list_names(tmp_path) == ["policy"]
     publish(target, overwrite=True, weights="new")
     assert (target / "weights").read_text() == "new"
 
 
-def make_file(place):
-    place.write_text("mine")
+def make_file(path):
+    path.write_text("mine")
 
 
-def make_link(place):
-    (place.parent / "elsewhere").mkdir()
-    place.symlink_to("elsewhere")
+def make_link(path):
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
 
 
 @pytest.mark.parametrize("make", [make_file, make_link])
@@ -155,30 +155,30 @@ def test_files_and_links_are_never_replaced(tmp_path, make):
         publish(tmp_path / "place", overwrite=True, weights="w")
 
 
-def test_what_must_stay_is_never_below_a_target(tmp_path, monkeypatch):
-    kept = tmp_path / "run" / "checkpoints"
-    kept.mkdir(parents=True)
+def test_target_above_protected_directories_is_refused(tmp_path, monkeypatch):
+    protected = tmp_path / "run" / "checkpoints"
+    protected.mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    for target in (kept, kept.parent, tmp_path, Path("/"), Path.home(), Path(".")):
+    for target in (protected, protected.parent, tmp_path, Path("/"), Path.home(), Path(".")):
         with pytest.raises(ConfigError):
-            require_replaceable(target, "target", True, [kept])
+            require_replaceable(target, "target", True, [protected])
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_readers_beside_two_writers_find_a_whole_version(tmp_path, monkeypatch, exchange):
+def test_readers_find_a_complete_version_beside_two_writers(tmp_path, monkeypatch, exchange):
     monkeypatch.setattr(files, "flush_to_disk", lambda path: None)
     if not exchange:
         monkeypatch.setattr(files, "_exchange_directories", lambda one, other: False)
     target = tmp_path / "policy"
     publish(target, one="start", other="start")
-    failed = []
+    errors = []
 
     def write(name):
         try:
             for number in range(100):
                 publish(target, one=f"{name}{number}", other=f"{name}{number}")
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
 
     writers = [threading.Thread(target=write, args=(name,)) for name in "ab"]
     for writer in writers:
@@ -186,19 +186,21 @@ def test_readers_beside_two_writers_find_a_whole_version(tmp_path, monkeypatch, 
     missing = mixed = 0
     while any(writer.is_alive() for writer in writers):
         try:
-            held = os.open(target, os.O_RDONLY)  # its number is not given to another version
+            descriptor = os.open(
+                target, os.O_RDONLY
+            )  # an open file keeps its inode number from reuse
             texts = {(target / name).read_text() for name in ("one", "other")}
-            mixed += len(texts) > 1 and os.path.samestat(target.stat(), os.fstat(held))
-            os.close(held)
+            mixed += len(texts) > 1 and os.path.samestat(target.stat(), os.fstat(descriptor))
+            os.close(descriptor)
         except FileNotFoundError:
             missing += 1
-    assert not failed and mixed == 0 and names(tmp_path) == ["policy"]
+    assert not errors and mixed == 0 and list_names(tmp_path) == ["policy"]
     assert missing == 0 or not exchange
     assert len({(target / name).read_text() for name in ("one", "other")}) == 1
 
 
 @pytest.mark.parametrize("name", ["page.html", "below/picture.svg"])
-def test_a_page_replaces_pages_alone(tmp_path, name):
+def test_page_replaces_only_pages(tmp_path, name):
     path = tmp_path / name
     write_page(path, "<svg>1</svg>", "--out")
     write_page(path, "<svg>2</svg>", "--out")

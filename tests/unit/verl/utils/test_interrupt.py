@@ -1,5 +1,5 @@
-"""SIGTERM and Ctrl-C: one ends a block in order, the second the process at once; what Ray installs
-does not last.
+"""Tests of SIGTERM and Ctrl-C: the first signal ends a block in order, the second ends the
+process.
 """
 
 import os
@@ -16,7 +16,7 @@ from verl.utils.interrupt import Interruption, keep_sigterm_handler
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_block_and_nothing_more(number):
+def test_signal_ends_the_block_in_order(number):
     before, steps = signal.getsignal(number), []
     with Interruption() as interruption:
         try:
@@ -24,12 +24,12 @@ def test_a_signal_ends_the_block_and_nothing_more(number):
             os.kill(os.getpid(), number)
             steps.append("never")
         finally:
-            steps.append("put away")
-    assert steps == ["work", "put away"]
+            steps.append("clean up")
+    assert steps == ["work", "clean up"]
     assert interruption.exit_status == 128 + number and signal.getsignal(number) is before
 
 
-def test_without_a_signal_nothing_is_hidden():
+def test_keyboard_interrupt_without_signal_is_raised():
     with Interruption() as interruption:
         pass
     assert interruption.exit_status == 0
@@ -37,7 +37,7 @@ def test_without_a_signal_nothing_is_hidden():
         raise KeyboardInterrupt
 
 
-def test_a_second_signal_does_not_wait():
+def test_second_signal_ends_the_process_at_once():
     code = (
         "import os, signal, time\n"
         "from verl.utils.interrupt import Interruption\n"
@@ -48,11 +48,13 @@ def test_a_second_signal_does_not_wait():
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "        time.sleep(60)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 143 and done.stderr == ""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30
+    )
+    assert result.returncode == 143 and result.stderr == ""
 
 
-def test_a_library_does_not_take_sigterm_away():
+def test_library_does_not_replace_the_sigterm_handler():
     with Interruption() as interruption:
         with keep_sigterm_handler():
             signal.signal(signal.SIGTERM, lambda *_: sys.exit("the library's"))
@@ -60,7 +62,7 @@ def test_a_library_does_not_take_sigterm_away():
     assert interruption.exit_status == 143
 
 
-def test_the_command_line_ends_with_the_status_of_the_signal():
+def test_command_line_ends_with_the_status_of_the_signal():
     started = []
 
     def main(cfg):
@@ -71,7 +73,7 @@ def test_the_command_line_ends_with_the_status_of_the_signal():
     assert started == [1]
 
 
-def test_the_last_line_names_the_newest_checkpoint(tmp_path, caplog):
+def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
     run = RunDirectory(tmp_path)
 
     def interrupt() -> str:

@@ -1,4 +1,4 @@
-"""Lines of JSON: whatever a record holds, a line is what ``plain`` makes of it."""
+"""Tests of JSON lines for values of all types."""
 
 import json
 import math
@@ -39,13 +39,13 @@ class Place:
         ([Place("desk"), date(2026, 1, 2)], """["Place(name='desk')","2026-01-02"]"""),
     ],
 )
-def test_a_line_says_what_a_record_holds(value, line):
+def test_line_holds_the_values_of_a_record(value, line):
     record = {"value": value}
     assert jsonl.dumps(record) == f'{{"value":{line}}}'
     assert json.loads(jsonl.dumps(record)) == json.loads(json.dumps(jsonl.to_json_types(record)))
 
 
-def test_half_of_a_surrogate_pair_is_told_and_does_not_keep_a_play_from_the_file(tmp_path):
+def test_lone_surrogate_is_written_and_read(tmp_path):
     record = {"observation": "a door \ud83d", "task": 1}
     jsonl.write(tmp_path / "1.jsonl", [record])
     assert list(jsonl.read(tmp_path / "1.jsonl")) == [record]

@@ -1,4 +1,4 @@
-"""Calls and processes of others are bounded, and what was armed before stays armed."""
+"""Tests of time and memory limits for foreign code."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ def spin():
         time.sleep(0.01)
 
 
-def test_a_call_that_hangs_is_ended_and_named():
+def test_hanging_call_is_ended_and_named():
     with (
         pytest.raises(TimeLimit, check=mentions("grader", "0.1 s")),
         time_limit(0.1, "the grader"),
@@ -26,25 +26,25 @@ def test_a_call_that_hangs_is_ended_and_named():
         spin()
 
 
-def test_what_swallows_the_first_alarm_gets_another_one(monkeypatch):
+def test_alarm_is_repeated_if_it_is_swallowed(monkeypatch):
     monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)
-    rung = []
+    alarms = []
     with pytest.raises(TimeLimit), time_limit(0.05, "it"):
-        while len(rung) < 2:
+        while len(alarms) < 2:
             try:
                 spin()
             except TimeLimit:
-                rung.append(1)
+                alarms.append(1)
         spin()
 
 
-def test_a_call_in_time_leaves_no_alarm_and_the_one_before_armed():
+def test_call_in_time_restores_the_previous_alarm():
     before = signal.getsignal(signal.SIGALRM)
-    left = signal.setitimer(signal.ITIMER_REAL, 1000)
+    previous = signal.setitimer(signal.ITIMER_REAL, 1000)
     with time_limit(50, "it"):
         pass
-    again = signal.setitimer(signal.ITIMER_REAL, *left)
-    assert signal.getsignal(signal.SIGALRM) is before and again[0] > 900
+    remaining = signal.setitimer(signal.ITIMER_REAL, *previous)
+    assert signal.getsignal(signal.SIGALRM) is before and remaining[0] > 900
 
 
 def swallow():
@@ -63,7 +63,7 @@ def replace_handler():
     time.sleep(0.1)
 
 
-def arm_its_own():
+def set_own_alarm():
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.02)
     time.sleep(0.1)
@@ -77,21 +77,21 @@ def cancel_and_hang():
 def fail_late():
     with contextlib.suppress(BaseException):
         spin()
-    raise ValueError("unreadable")  # what a careless grader counts as a wrong answer
+    raise ValueError("unreadable")  # a careless grader counts this as a wrong answer
 
 
 @pytest.mark.parametrize(
-    "graded", [spin, swallow, cancel, replace_handler, arm_its_own, cancel_and_hang, fail_late]
+    "graded", [spin, swallow, cancel, replace_handler, set_own_alarm, cancel_and_hang, fail_late]
 )
-def test_the_limit_holds_whatever_the_block_does_to_the_alarm(monkeypatch, graded):
+def test_limit_holds_for_any_change_of_the_alarm(monkeypatch, graded):
     monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)
     before = signal.getsignal(signal.SIGALRM)
-    left = signal.setitimer(signal.ITIMER_REAL, 1000)
+    previous = signal.setitimer(signal.ITIMER_REAL, 1000)
     with pytest.raises(TimeLimit, check=mentions("0.05 s")), time_limit(0.05, "it"):
         graded()
-    time.sleep(0.15)  # nothing arrives behind the block
-    again = signal.setitimer(signal.ITIMER_REAL, *left)
-    assert signal.getsignal(signal.SIGALRM) is before and again[0] > 900
+    time.sleep(0.15)  # no alarm comes after the block
+    remaining = signal.setitimer(signal.ITIMER_REAL, *previous)
+    assert signal.getsignal(signal.SIGALRM) is before and remaining[0] > 900
 
 
 @pytest.mark.parametrize("block", ["pass", "time.sleep(0.3)", "swallow()"])
@@ -119,24 +119,24 @@ def test_a_profiler_works_after_a_block(block):
 
 
 @pytest.mark.parametrize("graded", [spin, swallow, fail_late, lambda: time.sleep(0.1)])
-def test_the_limit_holds_in_other_threads(monkeypatch, graded):
+def test_limit_holds_in_other_threads(monkeypatch, graded):
     monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)
-    raised = []
+    messages = []
 
     def work():
         try:
             with time_limit(0.05, "it"):
                 graded()
         except TimeLimit as error:
-            raised.append(str(error))
+            messages.append(str(error))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(30)
-    assert raised == ["it took over 0.05 s"]
+    assert messages == ["it took over 0.05 s"]
 
 
-def test_errors_in_time_and_the_users_interrupt_stay_what_they_are():
+def test_errors_and_keyboard_interrupts_are_not_replaced():
     with pytest.raises(ValueError), time_limit(50, "it"):
         raise ValueError
     with pytest.raises(KeyboardInterrupt), time_limit(0.01, "it"):
@@ -146,7 +146,7 @@ def test_errors_in_time_and_the_users_interrupt_stay_what_they_are():
             raise KeyboardInterrupt from None
 
 
-def test_a_bound_that_was_there_is_not_raised_and_is_lifted_for_a_block_alone():
+def test_memory_limit_is_never_raised_and_can_be_lifted():
     code = (
         "import resource\n"
         "from verl.utils.limits import limit_memory, lift_memory_limit\n"
@@ -159,11 +159,13 @@ def test_a_bound_that_was_there_is_not_raised_and_is_lifted_for_a_block_alone():
         "limit_memory(1)\n"
         "print(soft() / 2**30)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.stdout == "1.0\n", ran.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "1.0\n", result.stderr
 
 
-def test_a_process_gets_no_more_memory_than_its_bound():
+def test_process_cannot_exceed_its_memory_limit():
     code = (
         "from verl.utils.limits import limit_memory\n"
         "limit_memory(1)\n"
@@ -171,5 +173,7 @@ def test_a_process_gets_no_more_memory_than_its_bound():
         "try: bytearray(2**31)\n"
         "except MemoryError: print('refused')"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.stdout == "refused\n", ran.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.stdout == "refused\n", result.stderr

@@ -1,4 +1,4 @@
-"""The log of a process masks secrets: messages, arguments, tracebacks, errors that end it."""
+"""Tests that logs mask secrets in messages, arguments, tracebacks and final errors."""
 
 import logging
 import subprocess
@@ -18,7 +18,7 @@ def formatter(monkeypatch):
     return MaskingFormatter(LINE_FORMAT)
 
 
-def record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
+def make_record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
     trace = (type(error), error, None) if error else None
     return logging.LogRecord("verl", logging.WARNING, "file.py", 1, message, args, trace)
 
@@ -26,12 +26,12 @@ def record(message: str, *args: object, error: Exception | None = None) -> loggi
 @pytest.mark.parametrize(
     "entry",
     [
-        record("kwargs %s", {"api_key": SECRET}),
-        record(f"API_KEY={SECRET}"),
-        record("the server refused %s", SECRET),
-        record("failed", error=ValueError(f"401: {SECRET}")),
-        record("the environment was %r", {"env": {"PLAIN": SECRET}}),
-        record("asked http://me:%s@host/x", SECRET),
+        make_record("kwargs %s", {"api_key": SECRET}),
+        make_record(f"API_KEY={SECRET}"),
+        make_record("the server refused %s", SECRET),
+        make_record("failed", error=ValueError(f"401: {SECRET}")),
+        make_record("the environment was %r", {"env": {"PLAIN": SECRET}}),
+        make_record("asked http://me:%s@host/x", SECRET),
     ],
 )
 def test_secrets_are_masked(formatter, entry):
@@ -39,12 +39,12 @@ def test_secrets_are_masked(formatter, entry):
     assert SECRET not in text and "***" in text
 
 
-def test_other_texts_stay(formatter):
-    line = formatter.format(record("max_tokens=%d, pad_token=%s", 12, "<pad>"))
+def test_other_texts_are_unchanged(formatter):
+    line = formatter.format(make_record("max_tokens=%d, pad_token=%s", 12, "<pad>"))
     assert line.endswith("max_tokens=12, pad_token=<pad>")
 
 
-def test_an_error_that_ends_the_process_is_masked():
+def test_error_that_ends_the_process_is_masked():
     code = "\n".join(
         [
             "import os",
@@ -54,6 +54,6 @@ def test_an_error_that_ends_the_process_is_masked():
             "raise ValueError('refused ' + os.environ['SERVICE_TOKEN'])",
         ]
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "ValueError: refused ***" in done.stderr and SECRET not in done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert "ValueError: refused ***" in result.stderr and SECRET not in result.stderr

@@ -1,4 +1,6 @@
-"""Rows of files, of pandas and of other tools: read as what they say, or refused with the place."""
+"""Tests of data rows from files, pandas and other tools: their values, and refusals with the
+place.
+"""
 
 import json
 from datetime import UTC, date, datetime, timedelta
@@ -28,17 +30,17 @@ SYSTEM = {"role": "system", "content": ""}
 PART = {"type": "text", "text": "2+2?"}
 
 
-def row(**cells):
+def make_row(**cells):
     return DataRow("data.path='a.jsonl'", 3, cells)
 
 
-def prompt(value, **cells):
-    return read_prompt_messages(row(prompt=value, **cells), "prompt", "data.prompt_key")
+def read_prompt(value, **cells):
+    return read_prompt_messages(make_row(prompt=value, **cells), "prompt", "data.prompt_key")
 
 
-def episode(*messages, **cells):
+def read_episode(*messages, **cells):
     return read_episode_messages(
-        row(messages=list(messages), **cells), "messages", "data.messages_key"
+        make_row(messages=list(messages), **cells), "messages", "data.messages_key"
     )
 
 
@@ -59,17 +61,17 @@ def episode(*messages, **cells):
         [{**USER, "weight": 0}],
     ],
 )
-def test_messages_in_whichever_form_are_the_same(value):
-    assert prompt(value, tools=None, images=[], videos=np.array([])) == [USER]
+def test_all_forms_of_messages_are_read_as_equal(value):
+    assert read_prompt(value, tools=None, images=[], videos=np.array([])) == [USER]
 
 
 @pytest.mark.parametrize("text", ["[1, 2, 3] sorted?", "[", "[[[", "[{}]", '{"role": "user"}'])
-def test_a_text_that_spells_no_messages_stays_a_text(text):
-    assert prompt(text) == [{"role": "user", "content": text}]
+def test_text_that_is_no_message_list_stays_a_text(text):
+    assert read_prompt(text) == [{"role": "user", "content": text}]
 
 
-def test_a_conversation_keeps_its_messages():
-    assert prompt([SYSTEM, USER, AGENT, USER]) == [SYSTEM, USER, AGENT, USER]
+def test_conversation_keeps_its_messages():
+    assert read_prompt([SYSTEM, USER, AGENT, USER]) == [SYSTEM, USER, AGENT, USER]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +119,9 @@ def test_a_conversation_keeps_its_messages():
         json.loads("[" * 500 + "]" * 500),
     ],
 )
-def test_a_prompt_that_cannot_be_answered_is_refused_with_its_place(value):
+def test_unusable_prompt_is_refused_with_its_place(value):
     with pytest.raises(BadRow) as refused:
-        prompt(value)
+        read_prompt(value)
     (message,) = refused.value.problems
     assert message.startswith("data.path='a.jsonl': row 3: column 'prompt' ")
     assert "; allowed: " in message and "; fix: " in message
@@ -138,11 +140,11 @@ def test_a_prompt_that_cannot_be_answered_is_refused_with_its_place(value):
         {"tools": '[{"name": "f"}]'},
     ],
 )
-def test_columns_that_nobody_reads_are_refused(cells):
+def test_unsupported_columns_are_refused(cells):
     with pytest.raises(BadRow, match=f"column '{next(iter(cells))}'"):
-        prompt("<image> what?", **cells)
+        read_prompt("<image> what?", **cells)
     with pytest.raises(BadRow, match=f"column '{next(iter(cells))}'"):
-        episode(USER, AGENT, **cells)
+        read_episode(USER, AGENT, **cells)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +159,9 @@ def test_columns_that_nobody_reads_are_refused(cells):
         ("weight", None, None),
     ],
 )
-def test_the_weight_of_a_message_has_several_names(field, value, weight):
-    found = episode(USER, {**AGENT, field: value}, USER, AGENT)
-    assert [message.get("weight") for message in found] == [None, weight, None, None]
+def test_message_weight_has_several_names(field, value, weight):
+    read_messages = read_episode(USER, {**AGENT, field: value}, USER, AGENT)
+    assert [message.get("weight") for message in read_messages] == [None, weight, None, None]
 
 
 @pytest.mark.parametrize(
@@ -181,9 +183,9 @@ def test_the_weight_of_a_message_has_several_names(field, value, weight):
         [USER, {**AGENT, "content": None, "tool_calls": [{"id": 1}]}],
     ],
 )
-def test_an_episode_that_teaches_nothing_is_refused_with_its_place(messages):
+def test_episode_without_training_target_is_refused(messages):
     with pytest.raises(BadRow, check=mentions("data.path='a.jsonl'", "row 3", "column 'messages'")):
-        episode(*messages)
+        read_episode(*messages)
 
 
 @pytest.mark.parametrize(
@@ -212,27 +214,27 @@ def test_an_episode_that_teaches_nothing_is_refused_with_its_place(messages):
         ({1: np.int64(2), "when": date(2020, 1, 2)}, {"1": 2, "when": "2020-01-02"}),
     ],
 )
-def test_cells_are_read_as_json_has_them(value, plain):
-    found = row(cell=value).read_cell("cell")
-    assert found == plain and type(found) is type(plain)
-    json.dumps(found)
+def test_cells_are_converted_to_json_types(value, plain):
+    cell = make_row(cell=value).read_cell("cell")
+    assert cell == plain and type(cell) is type(plain)
+    json.dumps(cell)
 
 
 @pytest.mark.parametrize("value", [b"\xff", {"a": {1, 2}}, 1j, object(), ["\udc00"]])
 def test_cells_that_json_cannot_hold_are_refused(value):
     with pytest.raises(BadRow, check=mentions("row 3", "column 'cell'")):
-        row(cell=value).read_cell("cell")
+        make_row(cell=value).read_cell("cell")
 
 
 def test_objects_may_be_written_as_json():
-    assert row(cell='{"a": 1}').read_object("cell") == {"a": 1}
-    assert row(cell=None).read_object("cell") is row().read_object("cell") is None
+    assert make_row(cell='{"a": 1}').read_object("cell") == {"a": 1}
+    assert make_row(cell=None).read_object("cell") is make_row().read_object("cell") is None
     for value in ("text", [1], 5, "{", '["a"]'):
         with pytest.raises(BadRow, check=mentions("row 3", "column 'cell'")):
-            row(cell=value).read_object("cell")
+            make_row(cell=value).read_object("cell")
 
 
-def test_files_are_named_with_the_key(tmp_path):
+def test_bad_files_are_named_with_the_key(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"] * 5000}), tmp_path / "a.parquet")
     damaged = bytearray((tmp_path / "a.parquet").read_bytes())
     damaged[4:40] = bytes(36)

@@ -1,4 +1,4 @@
-"""Descendants of a process are killed, whatever session they moved into."""
+"""Tests that all descendants of a process are killed, in any session."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from verl.utils.processes import OWNER, kill_descendants
 
 CHILD = "import time; print(os.getpid(), flush=True); time.sleep(60)"
-WAYS = {
+DETACHMENTS = {
     "own session": "subprocess.Popen([sys.executable, '-c', child], start_new_session=True)",
     "double fork": "os.fork() or (os.setsid(), os.fork() or exec(child))",
 }
@@ -25,13 +25,14 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("detachment", DETACHMENTS)
 @pytest.mark.parametrize("worker_dies", [False, True])
-def test_descendants_are_killed(way, worker_dies):
+def test_descendants_in_other_sessions_are_killed(detachment, worker_dies):
     owner = uuid.uuid4().hex
     child = f"import os; {CHILD}"
     end = "os._exit(0)" if worker_dies else "time.sleep(60)"
-    code = f"import os, subprocess, sys, time; child = {child!r}; {WAYS[way]}; time.sleep(1); {end}"
+    start = DETACHMENTS[detachment]
+    code = f"import os, subprocess, sys, time; child = {child!r}; {start}; time.sleep(1); {end}"
     worker = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

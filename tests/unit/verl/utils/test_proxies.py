@@ -1,4 +1,4 @@
-"""Addresses of this machine are asked directly, and a proxy is named."""
+"""Tests that loopback addresses bypass a proxy, and that a proxy is named without its password."""
 
 import pytest
 
@@ -25,15 +25,19 @@ def no_proxies(monkeypatch):
         ("", False),
     ],
 )
-def test_the_loopback_is_recognised(host, expected):
+def test_loopback_is_recognised(host, expected):
     assert is_loopback(host) is expected
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"])
-def test_a_proxy_is_named_without_its_password(monkeypatch, variable):
+def test_proxy_is_named_without_its_password(monkeypatch, variable):
     monkeypatch.setenv(variable, "http://me:secret@proxy.example:3128")
-    words = describe_proxy("http://search.example:8000/retrieve")
-    assert "proxy.example:3128" in words and variable.upper() in words and "secret" not in words
+    description = describe_proxy("http://search.example:8000/retrieve")
+    assert (
+        "proxy.example:3128" in description
+        and variable.upper() in description
+        and "secret" not in description
+    )
     assert trusts_proxies("http://search.example:8000/retrieve")
     for url in ("http://127.0.0.1:8000/x", "http://[::1]:8000/x", "http://localhost/x"):
         assert describe_proxy(url) == "" and not trusts_proxies(url)

@@ -1,4 +1,4 @@
-"""pass@k, best@k and maj@k against numbers worked out by hand."""
+"""Tests of pass@k, best@k and maj@k against numbers worked out by hand."""
 
 from itertools import combinations
 
@@ -14,12 +14,12 @@ from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_a
     ("n", "correct", "k", "expected"),
     [
         (4, 1, 1, 1 / 4),
-        (4, 1, 2, 1 / 2),  # 3 of the 6 pairs hold it
+        (4, 1, 2, 1 / 2),  # 3 of the 6 pairs contain it
         (4, 2, 2, 5 / 6),  # one pair is wrong in both
-        (5, 2, 3, 9 / 10),  # 1 of 10 triples holds the three wrong ones
+        (5, 2, 3, 9 / 10),  # 1 of 10 triples contains the three wrong ones
         (4, 0, 4, 0.0),
         (4, 4, 1, 1.0),
-        (4, 3, 2, 1.0),  # no two wrong ones are left
+        (4, 3, 2, 1.0),  # no pair is wrong in both
     ],
 )
 def test_pass_at_k_by_hand(n, correct, k, expected):
@@ -38,7 +38,7 @@ def test_best_at_k_by_hand():
     assert best_at_k([-1.0, -5.0], 2) == -1.0
 
 
-def test_best_at_k_is_the_mean_over_all_subsets_and_pass_at_k_its_special_case():
+def test_best_at_k_is_the_mean_over_subsets_and_includes_pass_at_k():
     scores = np.random.default_rng(0).normal(size=7).tolist()
     for k in range(1, 8):
         expected = np.mean([max(chosen) for chosen in combinations(scores, k)])
@@ -50,9 +50,11 @@ def test_maj_at_k_by_hand():
     answers, scores = ["a", "a", "b"], [1.0, 1.0, 0.0]
     assert maj_at_k(answers, scores, 3) == 1.0
     assert maj_at_k(answers, scores, 1) == pytest.approx(2 / 3)
-    assert maj_at_k(answers, scores, 2) == pytest.approx((1 + 0.5 + 0.5) / 3)  # ties are halves
+    assert maj_at_k(answers, scores, 2) == pytest.approx(
+        (1 + 0.5 + 0.5) / 3
+    )  # a tie counts as one half
     assert maj_at_k(["a", "b", "b"], [1.0, 0.0, 0.0], 3) == 0.0  # the majority may be wrong
-    assert maj_at_k(["a", "a"], [1.0, 0.0], 2) == 0.5  # one answer, scored twice
+    assert maj_at_k(["a", "a"], [1.0, 0.0], 2) == 0.5  # one answer with two scores
     assert maj_at_k([None, ("x", 1)], [0.0, 1.0], 2) == 0.5
 
 
@@ -65,17 +67,17 @@ def test_many_subsets_are_drawn_from_a_seed(monkeypatch):
     assert drawn == pytest.approx(exact, abs=0.12)
 
 
-def test_what_cannot_be_drawn_is_refused():
-    for wrong in (lambda: pass_at_k(4, 1, 5), lambda: best_at_k([], 1), lambda: pass_at_k(4, 1, 0)):
+def test_impossible_k_is_refused():
+    for call in (lambda: pass_at_k(4, 1, 5), lambda: best_at_k([], 1), lambda: pass_at_k(4, 1, 0)):
         with pytest.raises(ValueError, check=mentions("k=")):
-            wrong()
+            call()
     with pytest.raises(ValueError, check=mentions(5, 4)):
         pass_at_k(4, 5, 1)
     with pytest.raises(ValueError, check=mentions(2, 1)):
         maj_at_k(["a", "b"], [1.0], 1)
 
 
-def test_the_reported_k():
+def test_reported_values_of_k():
     assert [list_powers_up_to(n) for n in (1, 2, 3, 4, 5, 8)] == [
         [1],
         [1, 2],

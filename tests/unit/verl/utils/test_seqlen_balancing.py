@@ -6,19 +6,19 @@ from tests.helpers.refusals import mentions
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 
-def sums(lengths, parts):
+def sum_parts(lengths, parts):
     return [sum(lengths[i] for i in part) for part in parts]
 
 
 def test_partitions_balance_known_numbers():
     lengths = [8, 7, 6, 5, 4]  # the differencing method ends at 14 and 16
     parts = get_seqlen_balanced_partitions(lengths, 2)
-    assert sorted(sums(lengths, parts)) == [14, 16]
+    assert sorted(sum_parts(lengths, parts)) == [14, 16]
     assert sorted(i for part in parts for i in part) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("equal_size", [False, True])
-def test_partitions_hold_every_row_once_and_stay_close(equal_size):
+def test_partitions_hold_every_row_once_and_are_balanced(equal_size):
     rng = random.Random(0)
     for _ in range(50):
         k = rng.randint(1, 6)
@@ -28,7 +28,7 @@ def test_partitions_hold_every_row_once_and_stay_close(equal_size):
         assert all(part == sorted(part) and part for part in parts)
         if equal_size:
             assert {len(part) for part in parts} == {len(lengths) // k}
-        totals = sums(lengths, parts)
+        totals = sum_parts(lengths, parts)
         assert max(totals) - min(totals) <= max(lengths)
 
 

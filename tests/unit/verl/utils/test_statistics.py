@@ -1,4 +1,4 @@
-"""Rank correlation and the bootstrap; intervals are tested where they are reported as well."""
+"""Tests of rank correlation and bootstrap intervals."""
 
 import math
 
@@ -28,12 +28,12 @@ from verl.utils.statistics import (
         ([5, 5, 6], [1, 2, 3], 0.8660254),
     ],
 )
-def test_by_hand(first, second, expected):
+def test_rank_correlation_by_hand(first, second, expected):
     assert compute_rank_correlation(first, second) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("pair", [([], []), ([1], [2]), ([1, 1], [1, 2]), ([1, 2], [3, 3])])
-def test_without_an_order_there_is_none(pair):
+def test_constant_values_have_no_rank_correlation(pair):
     assert math.isnan(compute_rank_correlation(*pair))
 
 
@@ -42,20 +42,20 @@ def test_lists_of_different_lengths_are_refused():
         compute_rank_correlation([1, 2], [1])
 
 
-def test_a_resample_has_the_same_tasks_in_every_column():
+def test_resample_uses_the_same_tasks_in_every_column():
     first = np.array([1.0, 5.0, 25.0])
-    means, others = compute_resampled_means([first, 2 * first], resamples=400)
-    assert others.tolist() == (2 * means).tolist()
-    # Three of three tasks, each as often as it comes: ten sums.
+    means, doubled_means = compute_resampled_means([first, 2 * first], resamples=400)
+    assert doubled_means.tolist() == (2 * means).tolist()
+    # A resample draws three of three tasks with replacement, which gives ten possible sums.
     sums = {round(3 * mean) for mean in means}
     assert sums == {3, 7, 11, 15, 27, 31, 35, 51, 55, 75}
-    again, elsewhere = (
+    same_seed, other_seed = (
         compute_resampled_means([first], resamples=400, seed=seed)[0] for seed in (0, 1)
     )
-    assert again.tolist() == means.tolist() != elsewhere.tolist()
+    assert same_seed.tolist() == means.tolist() != other_seed.tolist()
 
 
-def test_an_interval_is_the_middle_of_what_resamples_give():
+def test_interval_covers_the_middle_of_the_resamples():
     assert percentile_interval(np.arange(101.0), confidence_level=0.9) == pytest.approx((5.0, 95.0))
     assert percentile_interval(np.arange(201.0)) == pytest.approx((5.0, 195.0))
     values = [0.0, 1.0, 1.0, 5.0]
@@ -63,7 +63,7 @@ def test_an_interval_is_the_middle_of_what_resamples_give():
     assert bootstrap_interval(values) == percentile_interval(means)
 
 
-def test_without_tasks_there_is_no_interval():
+def test_empty_values_have_no_interval():
     assert compute_resampled_means([[], []]).shape == (2, 0)
     assert all(math.isnan(bound) for bound in percentile_interval(np.array([])))
 
@@ -78,11 +78,11 @@ def test_without_tasks_there_is_no_interval():
         ([0], 0.0, 0.975),
     ],
 )
-def test_a_rate_of_none_or_all_has_an_interval(values, low, high):
+def test_rate_of_zero_or_one_has_an_exact_interval(values, low, high):
     assert rate_interval(values) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_other_rates_keep_the_bootstrap():
+def test_other_rates_use_the_bootstrap():
     values = [0, 1, 1, 0, 1]
     assert rate_interval(values) == bootstrap_interval(values)
     assert rate_interval([0.5] * 3) == (0.5, 0.5)

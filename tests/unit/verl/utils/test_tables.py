@@ -1,4 +1,4 @@
-"""Rows of Parquet and JSON files are the same rows, and broken files are named."""
+"""Tests of rows from Parquet and JSON files, and of messages about broken files."""
 
 import json
 
@@ -12,7 +12,7 @@ from verl.utils.tables import read_rows
 ROWS = [{"text": "a\u2028b", "n": 1}, {"text": "c", "n": 2}]
 
 
-def test_rows_are_the_same_in_every_kind_of_file(tmp_path):
+def test_rows_are_equal_in_all_kinds_of_files(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     lines = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
     for name in ("a.jsonl", "a.json"):
@@ -32,7 +32,7 @@ def test_rows_are_the_same_in_every_kind_of_file(tmp_path):
         ("a.json", None, FileNotFoundError, "no such file"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path, name, text, error, complaint):
+def test_unreadable_file_is_named(tmp_path, name, text, error, complaint):
     path = tmp_path / name
     if text is not None:
         path.write_text(text)
@@ -63,15 +63,17 @@ def test_lines_that_are_no_rows_are_named(tmp_path, data, place):
         list(read_rows(path))
 
 
-def test_a_mark_of_byte_order_and_signs_that_split_lines_are_no_trouble(tmp_path):
+def test_byte_order_mark_and_line_separators_are_accepted(tmp_path):
     (tmp_path / "a.jsonl").write_bytes('\ufeff{"a": "\x85\u2028"}\r\n\r\n{"a": 2}'.encode())
     assert list(read_rows(tmp_path / "a.jsonl")) == [{"a": "\x85\u2028"}, {"a": 2}]
 
 
-def test_tables_of_other_kinds_are_named(tmp_path):
-    twice = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["p", "p"])
-    early = pyarrow.table({"p": pyarrow.array([-(2**62)], pyarrow.timestamp("ms"))})
-    for table in (twice, early):
+def test_unsupported_tables_are_named(tmp_path):
+    duplicate_columns = pyarrow.table(
+        [pyarrow.array(["a"]), pyarrow.array(["b"])], names=["p", "p"]
+    )
+    early_dates = pyarrow.table({"p": pyarrow.array([-(2**62)], pyarrow.timestamp("ms"))})
+    for table in (duplicate_columns, early_dates):
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
         with pytest.raises(ValueError, check=mentions("a.parquet")):
             list(read_rows(tmp_path / "a.parquet"))

@@ -29,29 +29,27 @@ def test_masked_statistics_never_read_masked_values():
     assert masked_var(VALUES, MASK, unbiased=False).item() == pytest.approx(14 / 3)
 
 
-def test_masked_statistics_of_nothing_and_of_one_value_are_finite():
-    nothing = torch.zeros_like(MASK)
-    assert masked_mean(VALUES, nothing).item() == 0.0
-    assert masked_var(VALUES, nothing).item() == 0.0
-    one = torch.tensor([[0, 1, 0], [0, 0, 0]])
-    assert masked_var(VALUES, one).item() == 0.0
-    assert masked_whiten(VALUES, one).tolist() == [[0.0] * 3] * 2
+def test_masked_statistics_of_no_or_one_value_are_finite():
+    empty_mask = torch.zeros_like(MASK)
+    assert masked_mean(VALUES, empty_mask).item() == 0.0
+    assert masked_var(VALUES, empty_mask).item() == 0.0
+    single = torch.tensor([[0, 1, 0], [0, 0, 0]])
+    assert masked_var(VALUES, single).item() == 0.0
+    assert masked_whiten(VALUES, single).tolist() == [[0.0] * 3] * 2
 
 
-def test_masked_whiten_gives_unit_variance_and_optionally_keeps_the_mean():
+def test_masked_whiten_has_unit_variance_and_may_keep_the_mean():
     whitened = masked_whiten(VALUES, MASK)
     expected = [(v - 3) / math.sqrt(7) for v in (1, 2, 6)]
     assert whitened[MASK.bool()].tolist() == pytest.approx(expected)
     assert (whitened[~MASK.bool()] == 0).all()
-    kept = masked_whiten(VALUES, MASK, shift_mean=False)
-    assert kept[MASK.bool()].tolist() == pytest.approx([e + 3 for e in expected])
+    unshifted = masked_whiten(VALUES, MASK, shift_mean=False)
+    assert unshifted[MASK.bool()].tolist() == pytest.approx([e + 3 for e in expected])
 
 
 @pytest.mark.parametrize("chunk", [5, 1 << 24])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_statistics_equal_the_plain_formulas_whatever_the_chunk(
-    monkeypatch, chunk, temperature
-):
+def test_token_statistics_equal_plain_formulas_for_any_chunk(monkeypatch, chunk, temperature):
     monkeypatch.setattr(F, "_CPU_CHUNK", chunk)
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 7, 5) * 3, torch.randint(5, (2, 7))
@@ -64,7 +62,7 @@ def test_token_statistics_equal_the_plain_formulas_whatever_the_chunk(
     torch.testing.assert_close(both, (expected, entropy))
 
 
-def test_token_statistics_gradients_are_right(monkeypatch):
+def test_token_statistics_gradients_are_correct(monkeypatch):
     monkeypatch.setattr(F, "_CPU_CHUNK", 8)
     torch.manual_seed(1)
     logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
@@ -86,7 +84,7 @@ def test_half_precision_logits_are_reduced_in_float32():
     assert logits.grad is not None and logits.grad.dtype == torch.bfloat16
 
 
-def test_forbidden_tokens_make_no_nan():
+def test_forbidden_tokens_give_no_nan():
     logits = torch.tensor([[0.0, 0.0, -math.inf]], requires_grad=True)
     log_prob, entropy = logprobs_and_entropy_from_logits(logits, torch.tensor([1]))
     (log_prob + entropy).sum().backward()
@@ -101,13 +99,13 @@ def test_wrong_arguments_are_refused():
         logprobs_from_logits(torch.zeros(2, 3), torch.zeros(3, dtype=torch.long))
 
 
-def test_padding_and_positions():
+def test_sequences_are_padded_to_a_length():
     rows = torch.tensor([[1, 2]])
     assert pad_sequence_to_length(rows, 4, 9).tolist() == [[1, 2, 9, 9]]
     assert pad_sequence_to_length(rows, 4, 9, left_pad=True).tolist() == [[9, 9, 1, 2]]
     assert pad_sequence_to_length(rows, 1, 9).tolist() == [[1, 2]]
 
 
-def test_the_last_selected_position_of_every_row_that_has_one():
+def test_last_selected_position_of_each_row():
     rows, columns = find_last_selected(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]))
     assert rows.tolist() == [0, 2] and columns.tolist() == [2, 3]

@@ -1,4 +1,4 @@
-"""The update: what moves the weights, and that the cuts of a mini-batch do not change where to."""
+"""Tests of the policy update: what changes the weights, and independence of the micro-batches."""
 
 from dataclasses import replace
 
@@ -35,75 +35,71 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1, std=0.2)
 
 
-def gradient_of(worker, data, monkeypatch):
-    """Gradients that reach the optimizer in the first step of an update, by parameter, and the
-    metrics.
+def first_step_gradients(worker, data, monkeypatch):
+    """Return the gradients of the first optimizer step by parameter, and the metrics of the
+    update.
     """
-    seen: dict[str, torch.Tensor] = {}
+    first_gradients: dict[str, torch.Tensor] = {}
 
     def step():
-        if not seen:
-            seen.update(gradients(worker.train_engine.module))
+        if not first_gradients:
+            first_gradients.update(gradients(worker.train_engine.module))
         return original()
 
     original = worker.train_engine.step
     monkeypatch.setattr(worker.train_engine, "step", step)
     update = worker.update_actor if isinstance(worker, ActorWorker) else worker.update_critic
-    return seen, update(data).meta_info["metrics"]
+    return first_gradients, update(data).meta_info["metrics"]
 
 
-def assert_same(found, expected, **tolerance):
-    assert found.keys() == expected.keys()
+def assert_same_tensors(actual, expected, **tolerance):
+    assert actual.keys() == expected.keys()
     tolerance = tolerance or {"atol": 2e-6, "rtol": 1e-4}
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name], **tolerance)
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name], **tolerance)
 
 
-def moved(worker, before):
+def max_weight_change(worker, before):
     return max(
         (tensor - before[name]).abs().max().item()
         for name, tensor in full_weights(worker.train_engine).items()
     )
 
 
-def test_zero_advantages_do_not_move_the_weights(policy):
-    """Not in the first step, and not through the momentum of a step before it; weight decay
-    included.
-    """
+def test_zero_advantages_do_not_change_the_weights(policy):
+    """Neither momentum of an earlier step nor weight decay changes them."""
     worker, data = actor_of(policy, ppo_mini_batches=2, ppo_epochs=2), random_rows()
-    still = random_rows()
-    still.batch["advantages"] = torch.zeros_like(still.batch["advantages"])
+    zero_advantages = random_rows()
+    zero_advantages.batch["advantages"] = torch.zeros_like(zero_advantages.batch["advantages"])
     before = full_weights(worker.train_engine)
-    metrics = worker.update_actor(still).meta_info["metrics"]
-    assert moved(worker, before) == 0.0
+    metrics = worker.update_actor(zero_advantages).meta_info["metrics"]
+    assert max_weight_change(worker, before) == 0.0
     assert metrics["actor/zero_steps"] == metrics["actor/optimizer_steps"] == 4
     worker.update_actor(data)
     before = full_weights(worker.train_engine)
-    worker.update_actor(still)
-    assert moved(worker, before) == 0.0
+    worker.update_actor(zero_advantages)
+    assert max_weight_change(worker, before) == 0.0
 
 
-def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monkeypatch):
-    """Only the rows with advantages go through the model; gradient and loss are those of the whole
-    mini-batch.
-    """
+def test_rows_without_advantage_are_not_computed(policy, monkeypatch):
+    """Gradient and loss still equal those of the whole mini-batch."""
     data, packs = random_rows(), []
     data.batch["advantages"][[0, 3, 4, 5, 7]] = 0.0
     pack = Rows.pack_rows
 
-    def counted(self, rows, *args):
+    def record_and_pack(self, rows, *args):
         packs.append(list(rows))
         return pack(self, rows, *args)
 
-    monkeypatch.setattr(Rows, "pack_rows", counted)
-    found, metrics = gradient_of(actor_of(policy), data, monkeypatch)
+    monkeypatch.setattr(Rows, "pack_rows", record_and_pack)
+    actual, metrics = first_step_gradients(actor_of(policy), data, monkeypatch)
     assert sorted(row for rows in packs for row in rows) == [1, 2, 6]
     packs.clear()
     with monkeypatch.context() as patch:
         patch.setattr(policy_loss, "ADVANTAGES_ONLY", set())
-        expected, whole = gradient_of(actor_of(policy), data, monkeypatch)
+        expected, whole = first_step_gradients(actor_of(policy), data, monkeypatch)
     assert sorted(row for rows in packs for row in rows) == list(range(8))
-    assert_same(found, expected)
+    assert_same_tensors(actual, expected)
     assert metrics["actor/pg_loss"] == pytest.approx(whole["actor/pg_loss"], rel=1e-5)
     packs.clear()
     data.batch["advantages"][:] = 0.0
@@ -119,7 +115,7 @@ def test_rows_without_advantage_are_not_computed_and_change_nothing(policy, monk
         {"policy_loss": PolicyLossConfig(loss_mode="of_this_test")},
     ],
 )
-def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, term):
+def test_other_loss_terms_are_computed_on_all_rows(policy, monkeypatch, term):
     monkeypatch.setitem(
         core_algos.POLICY_LOSSES, "of_this_test", core_algos.compute_policy_loss_vanilla
     )
@@ -129,8 +125,8 @@ def test_another_term_of_the_loss_is_computed_on_all_rows(policy, monkeypatch, t
 
 
 @pytest.mark.parametrize("term", [{"entropy_coeff": 0.1}, {"use_kl_loss": True}])
-def test_a_mini_batch_without_advantage_is_left_out_where_asked(policy, term):
-    """AdamW would make a step of full size of what is left of the loss."""
+def test_mini_batch_without_advantage_is_skipped_on_request(policy, term):
+    """AdamW would take a step of full size along the rest of the loss."""
     data = random_rows()
     data.batch["ref_log_prob"] = data.batch["old_log_probs"] - 0.1
     data.batch["advantages"][:] = 0.0
@@ -138,27 +134,27 @@ def test_a_mini_batch_without_advantage_is_left_out_where_asked(policy, term):
         worker = actor_of(policy, skip_without_advantage=skips, **term)
         before = full_weights(worker.train_engine)
         metrics = worker.update_actor(data).meta_info["metrics"]
-        assert (moved(worker, before) == 0.0) == skips
+        assert (max_weight_change(worker, before) == 0.0) == skips
         assert metrics["actor/zero_steps"] == float(skips)
 
 
-def test_a_mini_batch_with_an_advantage_keeps_its_other_terms(policy, monkeypatch):
+def test_mini_batch_with_an_advantage_keeps_its_other_terms(policy, monkeypatch):
     data = random_rows()
     data.batch["advantages"][1:] = 0.0
-    plain, _ = gradient_of(actor_of(policy, entropy_coeff=0.1), data, monkeypatch)
-    asked = actor_of(policy, entropy_coeff=0.1, skip_without_advantage=True)
-    found, _ = gradient_of(asked, data, monkeypatch)
-    assert_same(found, plain)
+    plain, _ = first_step_gradients(actor_of(policy, entropy_coeff=0.1), data, monkeypatch)
+    skipping = actor_of(policy, entropy_coeff=0.1, skip_without_advantage=True)
+    actual, _ = first_step_gradients(skipping, data, monkeypatch)
+    assert_same_tensors(actual, plain)
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
-    """With every term of the loss switched on, and row weights."""
+    """Every term of the loss is on, and the rows have weights."""
     terms = {"loss_agg_mode": mode, "entropy_coeff": 0.1, "use_kl_loss": True, "kl_loss_coef": 0.2}
     terms["loss_scale_factor"] = 30.0
     data = random_rows()
     data.meta_info["choice"] = CHOICE
-    whole, metrics = gradient_of(
+    whole, metrics = first_step_gradients(
         actor_of(policy, ppo_micro_batch_size_per_gpu=8, **terms), data, monkeypatch
     )
     for limits in (
@@ -166,33 +162,35 @@ def test_micro_batches_do_not_change_the_gradient(policy, monkeypatch, mode):
         {"ppo_micro_batch_size_per_gpu": 3},
         {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 60},
     ):
-        cut, other = gradient_of(actor_of(policy, **terms, **limits), data, monkeypatch)
-        assert_same(cut, whole)
+        split, split_metrics = first_step_gradients(
+            actor_of(policy, **terms, **limits), data, monkeypatch
+        )
+        assert_same_tensors(split, whole)
         for key in (k for k in metrics if k.startswith("actor/")):
-            assert other[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+            assert split_metrics[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_micro_batches_do_not_change_the_gradient_of_any_loss(policy, monkeypatch, name):
-    chosen = PolicyLossConfig(
+    loss_config = PolicyLossConfig(
         loss_mode=name, clip_cov_ratio=0.2, clip_cov_lb=0.0, kl_cov_ratio=0.2, ppo_kl_coef=0.5
     )
-    terms = {"policy_loss": chosen, "tau_neg": 1.5}
+    terms = {"policy_loss": loss_config, "tau_neg": 1.5}
     data = random_rows()
     data.batch["old_log_probs"][data.batch["response_mask"] == 0] = torch.nan
-    whole, metrics = gradient_of(actor_of(policy, **terms), data, monkeypatch)
+    whole, metrics = first_step_gradients(actor_of(policy, **terms), data, monkeypatch)
     assert any(gradient.any() for gradient in whole.values())
-    cut_up = actor_of(policy, ppo_micro_batch_size_per_gpu=3, **terms)
-    cut, other = gradient_of(cut_up, data, monkeypatch)
-    assert_same(cut, whole)
+    worker = actor_of(policy, ppo_micro_batch_size_per_gpu=3, **terms)
+    split, split_metrics = first_step_gradients(worker, data, monkeypatch)
+    assert_same_tensors(split, whole)
     for key in ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower"):
-        assert other[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
+        assert split_metrics[key] == pytest.approx(metrics[key], rel=1e-4, abs=1e-6), key
 
 
-def test_a_loss_reads_its_settings(policy):
-    chosen = PolicyLossConfig(loss_mode="kl_cov", kl_cov_ratio=0.0, ppo_kl_coef=0.25)
+def test_loss_reads_its_settings(policy):
+    kl_cov = PolicyLossConfig(loss_mode="kl_cov", kl_cov_ratio=0.0, ppo_kl_coef=0.25)
     data = random_rows()
-    loss = actor_of(policy, policy_loss=chosen)._policy_loss(data)
+    loss = actor_of(policy, policy_loss=kl_cov)._policy_loss(data)
     assert loss.params == {"ppo_kl_coef": 0.25}
     mask = data.batch["response_mask"]
     picker = loss.make_picker(data, [0, 1, 2])
@@ -206,15 +204,15 @@ def test_a_loss_reads_its_settings(policy):
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
-    """On-policy the clipped surrogate's gradient is that of sum_i c_i A_i log p_i with the mode's
-    coefficients.
+def test_gradient_equals_that_of_the_written_out_loss(policy, monkeypatch, mode):
+    """On-policy, the gradient of the clipped surrogate is that of sum_i c_i A_i log p_i, with the
+    coefficients c_i of the mode.
     """
     worker, data = actor_of(policy, loss_agg_mode=mode, loss_scale_factor=30.0), random_rows()
     data.batch["old_log_probs"] = worker.compute_log_prob(data).batch["old_log_probs"]
     mask, shares = data.batch["response_mask"].float(), data.batch["row_shares"]
     tokens = mask.sum(-1)
-    share = {
+    coefficients = {
         "token-mean": torch.ones_like(shares) / tokens.sum(),
         "token-sum": torch.ones_like(shares),
         "seq-mean-token-sum": torch.ones_like(shares) / shares.sum(),
@@ -229,19 +227,17 @@ def test_gradient_is_that_of_the_written_out_loss(policy, monkeypatch, mode):
         packed.input_ids, packed.position_ids, packed.layout, [targets]
     )[0]
     new = rows.scatter_to_responses(scores.log_probs, range(len(rows)))
-    (-(share[:, None] * mask * data.batch["advantages"] * new).sum()).backward()
+    (-(coefficients[:, None] * mask * data.batch["advantages"] * new).sum()).backward()
     expected = gradients(lm.train_engine.module)
-    found, metrics = gradient_of(worker, data, monkeypatch)
-    assert_same(found, expected)
-    loss = -(share[:, None] * mask * data.batch["advantages"]).sum().item()
+    actual, metrics = first_step_gradients(worker, data, monkeypatch)
+    assert_same_tensors(actual, expected)
+    loss = -(coefficients[:, None] * mask * data.batch["advantages"]).sum().item()
     assert metrics["actor/pg_loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
     assert metrics["actor/ppo_kl"] == pytest.approx(0.0, abs=1e-5)
 
 
-def test_kl_loss_pulls_towards_the_reference(policy):
-    """With no advantage at all, steps on the KL term alone bring the log-probs nearer to the
-    reference's.
-    """
+def test_kl_loss_moves_the_policy_towards_the_reference(policy):
+    """With zero advantages, steps on the KL term alone reduce the KL to the reference."""
     worker, data = actor_of(policy, use_kl_loss=True, kl_loss_coef=1.0), random_rows()
     reference = make_reference(policy, data)
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
@@ -252,7 +248,7 @@ def test_kl_loss_pulls_towards_the_reference(policy):
 
 
 def make_reference(policy, data):
-    """Log-probs of the policy after a few steps elsewhere."""
+    """Return log-probs of the policy after a few other steps."""
     other = actor_of(policy)
     for _ in range(3):
         other.update_actor(data)
@@ -263,19 +259,17 @@ def test_reference_worker_scores_and_does_not_train(policy):
     data = random_rows()
     reference = ActorWorker(policy_config(policy), role="ref", device="cpu")
     reference.init_model()
-    found = reference.compute_ref_log_prob(data).batch["ref_log_prob"]
+    actual = reference.compute_ref_log_prob(data).batch["ref_log_prob"]
     torch.testing.assert_close(
-        found, actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
+        actual, actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
     )
     assert not any(p.requires_grad for p in reference.train_engine.module.parameters())
     with pytest.raises(RuntimeError, match="frozen"):
         reference.update_actor(data)
 
 
-def test_bonus_spreads_the_choice(policy):
-    """It raises the entropy over the chosen tokens where the choice is made; without it nothing
-    moves.
-    """
+def test_level_entropy_bonus_raises_the_choice_entropy(policy):
+    """The advantages are zero, so the bonus is the only term of the loss."""
     worker, data = actor_of(policy), random_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
     data.meta_info["choice"] = CHOICE
@@ -286,13 +280,13 @@ def test_bonus_spreads_the_choice(policy):
     assert first < later[-1] <= torch.tensor(4.0).log().item() + 1e-5
 
 
-def test_choice_entropy_is_that_of_the_restricted_softmax(policy):
+def test_choice_entropy_uses_the_restricted_softmax(policy):
     data = random_rows()
     data.meta_info["choice"] = replace(CHOICE, weight=0.0)
     metrics = actor_of(policy).update_actor(data).meta_info["metrics"]
     model, batch = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32), data.batch
     with torch.no_grad():
-        logits = plain_logits(model, batch)
+        logits = compute_logits(model, batch)
     choice = logits[..., list(CHOICE.token_ids)].log_softmax(-1)
     entropy = -(choice.exp() * choice).sum(-1)
     expected = entropy[batch["choice_mask"].bool()].mean().item()
@@ -300,9 +294,11 @@ def test_choice_entropy_is_that_of_the_restricted_softmax(policy):
 
 
 def add_choice_columns(data, model, posterior=None, credit=None):
-    """Add the choice of ``CHOICE`` with old log-probs of ``model``; [B, R, 4] or None each."""
+    """Add ``CHOICE`` with old log-probs of ``model``; ``posterior`` and ``credit`` are [B, R,
+    4].
+    """
     data.meta_info["choice"] = replace(CHOICE, weight=0.0)
-    logits = plain_logits(model, data.batch)
+    logits = compute_logits(model, data.batch)
     old = logits.log_softmax(-1)[..., list(CHOICE.token_ids)]
     is_choice = data.batch["choice_mask"].unsqueeze(-1).float()
     data.batch["choice_old_log_probs"] = (old * is_choice).detach()
@@ -312,8 +308,8 @@ def add_choice_columns(data, model, posterior=None, credit=None):
         data.batch["choice_credit"] = credit * is_choice
 
 
-def plain_logits(model, batch):
-    """Logits [B, R, V] that predict the response, from a plain forward."""
+def compute_logits(model, batch):
+    """Return the logits that predict the response, [B, R, V], from a plain forward."""
     return model(
         batch["input_ids"],
         attention_mask=batch["attention_mask"],
@@ -321,24 +317,24 @@ def plain_logits(model, batch):
     ).logits[:, -batch["responses"].shape[1] - 1 : -1]
 
 
-def test_a_posterior_of_the_sampled_token_alone_changes_nothing(policy, monkeypatch):
+def test_one_hot_posterior_of_the_sampled_token_changes_nothing(policy, monkeypatch):
     data = random_rows()
-    # Every choice was the second token of the choice.
+    # Every sampled choice is the second token of ``CHOICE``.
     data.batch["responses"][data.batch["choice_mask"].bool()] = CHOICE.token_ids[1]
     data.batch["input_ids"][:, -data.batch["responses"].shape[1] :] = data.batch["responses"]
     data.batch["old_log_probs"] = actor_of(policy).compute_log_prob(data).batch["old_log_probs"]
-    expected, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    expected, _ = first_step_gradients(actor_of(policy), data, monkeypatch)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     shape = (*data.batch["responses"].shape, 4)
     one_hot = torch.tensor([0.0, 1.0, 0.0, 0.0]).expand(shape)
     add_choice_columns(data, model, posterior=one_hot)
-    found, _ = gradient_of(actor_of(policy), data, monkeypatch)
-    assert_same(found, expected)
+    actual, _ = first_step_gradients(actor_of(policy), data, monkeypatch)
+    assert_same_tensors(actual, expected)
 
 
-def test_the_gradient_of_posterior_and_credit_is_the_written_out_one(policy, monkeypatch):
-    """On-policy: ``sum_k (posterior_k A + credit_k) grad log p_k`` at choices, and
-    ``A grad log p`` elsewhere.
+def test_gradient_of_posterior_and_credit_equals_the_formula(policy, monkeypatch):
+    """On-policy: ``sum_k (posterior_k A + credit_k) grad log p_k`` at choices, ``A grad log p``
+    elsewhere.
     """
     worker = actor_of(policy, loss_agg_mode="token-mean")
     data = random_rows()
@@ -349,19 +345,19 @@ def test_the_gradient_of_posterior_and_credit_is_the_written_out_one(policy, mon
     credit = torch.randn(shape, generator=g)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     add_choice_columns(data, model, posterior, credit)
-    found, _ = gradient_of(worker, data, monkeypatch)
+    actual, _ = first_step_gradients(worker, data, monkeypatch)
 
     mask, is_choice = data.batch["response_mask"].float(), data.batch["choice_mask"].float()
     assert is_choice.sum() > 3
-    log_probs = plain_logits(model, data.batch).log_softmax(-1)
-    of_tokens = log_probs.gather(-1, data.batch["responses"].unsqueeze(-1)).squeeze(-1)
+    log_probs = compute_logits(model, data.batch).log_softmax(-1)
+    token_log_probs = log_probs.gather(-1, data.batch["responses"].unsqueeze(-1)).squeeze(-1)
     advantages = data.batch["advantages"]
     weights = posterior * advantages.unsqueeze(-1) + credit
     at_choices = (weights * log_probs[..., list(CHOICE.token_ids)]).sum(-1)
-    terms = torch.where(is_choice.bool(), at_choices, advantages * of_tokens)
+    terms = torch.where(is_choice.bool(), at_choices, advantages * token_log_probs)
     (-(mask * terms).sum() / mask.sum()).backward()
     expected = dict(model.named_parameters())
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         torch.testing.assert_close(
             gradient, expected[name.removeprefix("lm.")].grad, atol=2e-6, rtol=1e-3
         )
@@ -376,10 +372,10 @@ def test_credit_of_a_choice_is_clipped_per_token(policy, monkeypatch):
     add_choice_columns(data, model, credit=torch.ones(shape))
     data.batch["choice_old_log_probs"] -= data.batch["choice_mask"].unsqueeze(-1).float()
     # Every ratio is e: above 1.2 with positive credit.
-    raised, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    raised, _ = first_step_gradients(actor_of(policy), data, monkeypatch)
     assert max(gradient.abs().max() for gradient in raised.values()) == 0.0
     data.batch["choice_credit"] *= -1
-    lowered, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    lowered, _ = first_step_gradients(actor_of(policy), data, monkeypatch)
     assert max(gradient.abs().max() for gradient in lowered.values()) > 1e-4
 
 
@@ -395,28 +391,28 @@ def test_rows_with_credit_only_are_computed(policy):
 
 
 def test_padding_rows_do_not_count(policy, monkeypatch):
-    """Rows that the dispatcher repeated to even out the ranks add nothing."""
+    """The dispatcher repeats rows so that all ranks have as many."""
     data = random_rows(rows=6)
-    plain, _ = gradient_of(actor_of(policy), data, monkeypatch)
+    plain, _ = first_step_gradients(actor_of(policy), data, monkeypatch)
     padded = data.select_idxs([0, 1, 2, 3, 4, 5, 0, 1])
     padded.meta_info[PADDING_ROWS] = 2
-    found, _ = gradient_of(actor_of(policy), padded, monkeypatch)
-    assert_same(found, plain, atol=0, rtol=0)
+    actual, _ = first_step_gradients(actor_of(policy), padded, monkeypatch)
+    assert_same_tensors(actual, plain, atol=0, rtol=0)
 
 
-def test_a_poisoned_row_costs_its_step_only(policy):
+def test_nan_advantage_skips_only_its_own_step(policy):
     worker, data = actor_of(policy, ppo_mini_batches=2), random_rows()
     data.batch["advantages"][0] = float("nan")
     before = full_weights(worker.train_engine)
     metrics = worker.update_actor(data).meta_info["metrics"]
     assert metrics["actor/skipped_steps"] == 1 and metrics["actor/optimizer_steps"] == 2
-    assert moved(worker, before) > 0
+    assert max_weight_change(worker, before) > 0
     assert all(
         torch.isfinite(tensor).all() for tensor in full_weights(worker.train_engine).values()
     )
 
 
-def test_advantages_raise_what_they_favour(policy):
+def test_positive_advantages_raise_the_log_probs(policy):
     worker, data = actor_of(policy), random_rows()
     data.batch["advantages"] = data.batch["response_mask"].float()
     before = worker.compute_log_prob(data).batch["old_log_probs"]
@@ -428,31 +424,32 @@ def test_advantages_raise_what_they_favour(policy):
 def test_mini_batches_keep_trajectories_and_groups_whole():
     data = random_rows(rows=16, group=4)  # 8 trajectories of 2 rows, 4 groups of 2 trajectories
     for steps in (1, 2, 4):
-        parts = mini_batches(data, seed=1, num_steps=steps)
-        assert sorted(row for part in parts for row in part) == list(range(16))
-        groups = [{data.non_tensor_batch["uid"][row] for row in part} for part in parts]
+        mini_batch_rows = mini_batches(data, seed=1, num_steps=steps)
+        assert sorted(row for part in mini_batch_rows for row in part) == list(range(16))
+        groups = [{data.non_tensor_batch["uid"][row] for row in part} for part in mini_batch_rows]
         assert sum(len(part) for part in groups) == 4  # no group is cut
     assert len(mini_batches(data, seed=1, tasks_per_step=2)) == 2
     assert len(mini_batches(data, seed=1, tasks_per_step=100)) == 1
-    parts = mini_batches(data, seed=1, num_steps=8)
-    assert all(len({data.non_tensor_batch["traj_uid"][row] for row in part}) == 1 for part in parts)
+    mini_batch_rows = mini_batches(data, seed=1, num_steps=8)
+    assert all(
+        len({data.non_tensor_batch["traj_uid"][row] for row in part}) == 1
+        for part in mini_batch_rows
+    )
     assert len(mini_batches(data, seed=1, num_steps=50)) == 8  # no more than trajectories
 
 
-def test_mini_batches_depend_neither_on_row_order_nor_on_row_count():
-    """The same trajectories share a step whatever order rows come in and however many rows each
-    has.
-    """
+def test_mini_batches_ignore_row_order_and_row_count():
+    """The same trajectories share a step in any row order and with any number of rows each."""
     data = random_rows(rows=16)
 
-    def trajectories(table):
+    def list_trajectories(table):
         parts = mini_batches(table, seed=5, num_steps=4)
         return [sorted({table.non_tensor_batch["traj_uid"][row] for row in part}) for part in parts]
 
-    expected = trajectories(data)
-    assert trajectories(data[::2]) == expected
+    expected = list_trajectories(data)
+    assert list_trajectories(data[::2]) == expected
     shuffled = data.select_idxs(torch.randperm(16, generator=torch.Generator().manual_seed(0)))
-    assert trajectories(shuffled) == expected
+    assert list_trajectories(shuffled) == expected
     assert [mini_batches(data, seed, num_steps=4) for seed in range(4)] != [
         mini_batches(data, 5, num_steps=4)
     ] * 4
@@ -465,9 +462,9 @@ def test_critic_micro_batches_do_not_change_the_gradient(policy, monkeypatch):
             critic_config(policy, ppo_micro_batch_size_per_gpu=size), device="cpu"
         )
         critic.init_model()
-        gradients.append(gradient_of(critic, data, monkeypatch)[0])
-    assert_same(gradients[1], gradients[0])
-    assert_same(gradients[2], gradients[0])
+        gradients.append(first_step_gradients(critic, data, monkeypatch)[0])
+    assert_same_tensors(gradients[1], gradients[0])
+    assert_same_tensors(gradients[2], gradients[0])
 
 
 def test_critic_starts_at_zero_and_learns_the_returns(policy, tmp_path):
@@ -482,7 +479,7 @@ def test_critic_starts_at_zero_and_learns_the_returns(policy, tmp_path):
     assert (values[~data.batch["response_mask"].bool()] == 0).all()
     critic.save_checkpoint(str(tmp_path))
     wait_for_files(critic)
-    again = CriticWorker(critic_config(policy), seed=1, device="cpu")
-    again.init_model()
-    again.load_checkpoint(str(tmp_path))
-    torch.testing.assert_close(again.compute_values(data).batch["values"], values)
+    loaded = CriticWorker(critic_config(policy), seed=1, device="cpu")
+    loaded.init_model()
+    loaded.load_checkpoint(str(tmp_path))
+    torch.testing.assert_close(loaded.compute_values(data).batch["values"], values)

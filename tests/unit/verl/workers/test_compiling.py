@@ -1,4 +1,4 @@
-"""Compiled layers give the numbers of plain ones to rounding, for every number of tokens."""
+"""Tests that compiled layers equal plain layers to rounding, for any number of tokens."""
 
 import pytest
 import torch
@@ -22,59 +22,61 @@ def policy(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """Of one layer: a C++ compiler takes its time."""
+def small_policy(tmp_path_factory):
+    """Return a policy of one layer: compiling with a C++ compiler is slow."""
     return make_tiny_policy(tmp_path_factory.mktemp("small"), hidden=32, layers=1, std=0.2)
 
 
 @pytest.fixture(autouse=True)
-def forgetful():
+def reset_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def passes(engine, checkpointing=False):
-    """Log-probs and gradients of micro-batches of three sizes."""
+def run_passes(engine, checkpointing=False):
+    """Return log-probs and gradients of micro-batches of three sizes."""
     rows = Rows(random_rows(rows=6))
     engine.module.train(checkpointing)
-    found = []
+    log_probs = []
     for index in ([0], [1, 2], [3, 4, 5]):
         packed = rows.pack_rows(index)
         targets = [rows.sampled_targets(packed, index)]
         scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, targets)[0]
         engine.backward(scores.log_probs.sum() / len(rows), is_last_micro_batch=True)
-        found.append(scores.log_probs.detach())
-    return found, gradients(engine.module)
+        log_probs.append(scores.log_probs.detach())
+    return log_probs, gradients(engine.module)
 
 
-def engine_of(policy, compiled, checkpointing=False):
+def make_engine(policy, compiled, checkpointing=False):
     lm = load_causal_lm(policy, gradient_checkpointing=checkpointing)
     return TrainEngine(PolicyModel(lm), device="cpu", optim=OptimConfig(), compiled=compiled)
 
 
-def test_scores_and_gradients_agree_to_rounding(small):
-    plain, compiled = (passes(engine_of(small, compiled)) for compiled in (False, True))
+def test_compiled_scores_and_gradients_equal_plain_ones(small_policy):
+    plain, compiled = (
+        run_passes(make_engine(small_policy, compiled)) for compiled in (False, True)
+    )
     torch.testing.assert_close(compiled, plain, atol=1e-5, rtol=1e-4)
 
 
-def test_layers_share_graphs_that_fit_every_number_of_tokens(policy, monkeypatch):
-    """Those of one model serve another one like it, in all its layers and sizes."""
+def test_layers_share_graphs_for_any_number_of_tokens(policy, monkeypatch):
+    """The graphs of one model also serve a second equal model."""
     counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile
+    compile_function = torch.compile
     monkeypatch.setattr(
         torch,
         "compile",
-        lambda call, dynamic=None: compiled(call, dynamic=dynamic, backend=counter),
+        lambda call, dynamic=None: compile_function(call, dynamic=dynamic, backend=counter),
     )
-    passes(engine_of(policy, True, checkpointing=True), checkpointing=True)
-    seen = counter.frame_count
-    assert seen > 2  # the trial, what stands before attention and what after it
-    passes(engine_of(policy, True, checkpointing=True), checkpointing=True)
-    assert counter.frame_count == seen
+    run_passes(make_engine(policy, True, checkpointing=True), checkpointing=True)
+    frame_count = counter.frame_count
+    assert frame_count > 2  # the trial, the part before attention and the part after it
+    run_passes(make_engine(policy, True, checkpointing=True), checkpointing=True)
+    assert counter.frame_count == frame_count
 
 
-def test_names_of_weights_are_those_of_plain_layers(policy):
+def test_compiled_layers_keep_the_weight_names(policy):
     module = PolicyModel(load_causal_lm(policy))
     names = list(module.state_dict())
     compile_blocks(module, "cpu")
@@ -82,18 +84,18 @@ def test_names_of_weights_are_those_of_plain_layers(policy):
 
 
 @pytest.mark.parametrize("role", ["actor", "ref"])
-def test_the_key_compiles_policy_and_reference(policy, monkeypatch, role):
-    taken = []
+def test_use_torch_compile_compiles_policy_and_reference(policy, monkeypatch, role):
+    devices = []
     monkeypatch.setattr(
-        "verl.workers.engine.compile_blocks", lambda module, device: taken.append(device)
+        "verl.workers.engine.compile_blocks", lambda module, device: devices.append(device)
     )
-    for wanted in (False, True):
-        config = policy_config(policy, use_torch_compile=wanted)
+    for is_compiled in (False, True):
+        config = policy_config(policy, use_torch_compile=is_compiled)
         ActorWorker(config, role=role, device="cpu").init_model()
-    assert taken == ["cpu"]
+    assert devices == ["cpu"]
 
 
-def test_a_machine_without_a_compiler_is_told_so(policy, monkeypatch):
+def test_missing_compiler_is_reported(policy, monkeypatch):
     monkeypatch.setattr(inductor_config.cpp, "cxx", ("/nowhere/c++",))
     monkeypatch.setattr(inductor_config, "force_disable_caches", True)
     module = PolicyModel(load_causal_lm(policy))

@@ -1,6 +1,4 @@
-"""The engine: packed rows equal padded ones, the schedule, skipped steps, and a state that
-survives.
-"""
+"""Tests of the training engine: packed rows, schedule, skipped steps and saved state."""
 
 import math
 from typing import Any
@@ -46,11 +44,11 @@ def untied_policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("untied"), hidden=32, layers=1, tie=False)
 
 
-def engine_of(path, optim=None, **options):
+def make_engine(path, optim=None, **options):
     return TrainEngine(PolicyModel(load_causal_lm(path, **options)), device="cpu", optim=optim)
 
 
-def loss_of(engine, data):
+def mean_log_prob(engine, data):
     rows = Rows(data)
     packed = rows.pack_rows(range(len(rows)))
     targets = rows.sampled_targets(packed, range(len(rows)))
@@ -61,19 +59,19 @@ def loss_of(engine, data):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("micro", [1, 3, 8])
-def test_packed_scores_equal_padded_ones(policy, temperature, micro):
+def test_packed_scores_equal_padded_scores(policy, temperature, micro):
     data = random_rows()
     data.meta_info["temperature"] = temperature
     worker = actor_of(policy, ppo_micro_batch_size_per_gpu=micro)
-    found = worker.compute_log_prob(data).batch
+    actual = worker.compute_log_prob(data).batch
     log_probs, entropy = padded_scores(policy, data, temperature)
-    torch.testing.assert_close(found["old_log_probs"], log_probs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found["entropys"], entropy, atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual["old_log_probs"], log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual["entropys"], entropy, atol=1e-5, rtol=0)
 
 
-def test_rows_in_one_attention_call_do_not_see_each_other(policy):
-    """Neighbours of similar length share a padded call, with the numbers of rows on their own."""
-    engine = engine_of(policy)
+def test_rows_in_one_attention_call_are_independent(policy):
+    """Rows of similar length share a padded call."""
+    engine = make_engine(policy)
     rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
     layout = layout_of_rows([len(row) for row in rows])
     assert [group.rows for group in layout.groups] == [3, 1, 1]
@@ -97,8 +95,8 @@ def test_rows_in_one_attention_call_do_not_see_each_other(policy):
 
 def test_gradient_of_packed_rows_equals_that_of_padded_rows(policy):
     data = random_rows(rows=4)
-    engine = engine_of(policy, OptimConfig())
-    engine.backward(loss_of(engine, data), is_last_micro_batch=True)
+    engine = make_engine(policy, OptimConfig())
+    engine.backward(mean_log_prob(engine, data), is_last_micro_batch=True)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     batch = data.batch
     logits = model(
@@ -106,20 +104,22 @@ def test_gradient_of_packed_rows_equals_that_of_padded_rows(policy):
         attention_mask=batch["attention_mask"],
         position_ids=batch["position_ids"],
     ).logits[:, PROMPT - 1 : -1]
-    chosen = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
-    chosen[batch["response_mask"].bool()].mean().backward()
+    log_probs = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
+    log_probs[batch["response_mask"].bool()].mean().backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
-    for name, found in gradients(engine.module).items():
-        torch.testing.assert_close(found, expected[name.removeprefix("lm.")], atol=1e-6, rtol=1e-4)
+    for name, gradient in gradients(engine.module).items():
+        torch.testing.assert_close(
+            gradient, expected[name.removeprefix("lm.")], atol=1e-6, rtol=1e-4
+        )
 
 
-def test_gradient_checkpointing_changes_nothing(policy):
+def test_gradient_checkpointing_does_not_change_gradients(policy):
     data = random_rows(rows=4)
     both = []
     for checkpointing in (False, True):
-        engine = engine_of(policy, OptimConfig(), gradient_checkpointing=checkpointing)
+        engine = make_engine(policy, OptimConfig(), gradient_checkpointing=checkpointing)
         engine.module.train()
-        engine.backward(loss_of(engine, data), is_last_micro_batch=True)
+        engine.backward(mean_log_prob(engine, data), is_last_micro_batch=True)
         both.append(gradients(engine.module))
     torch.testing.assert_close(*both)
 
@@ -129,8 +129,8 @@ def test_bfloat16_compute_keeps_float32_masters(policy):
     engine = TrainEngine(
         PolicyModel(load_causal_lm(policy)), device="cpu", dtype="bfloat16", optim=OptimConfig()
     )
-    exact = loss_of(engine_of(policy), data)
-    loss = loss_of(engine, data)
+    exact = mean_log_prob(make_engine(policy), data)
+    loss = mean_log_prob(engine, data)
     engine.backward(loss, is_last_micro_batch=True)
     assert {p.dtype for p in engine.module.parameters()} == {torch.float32}
     assert {gradient.dtype for gradient in gradients(engine.module).values()} == {torch.float32}
@@ -145,17 +145,17 @@ def test_logits_of_bfloat16_layers_are_not_rounded():
     assert (head(hidden) - exact).abs().max() > 1e-2
 
 
-def test_state_continues_exactly(policy, tmp_path):
-    """Save after two steps, take two more; a fresh engine that loads takes the same two."""
+def test_training_state_continues_exactly(policy, tmp_path):
+    """A new engine that loads the save of step 2 takes the same steps 3 and 4."""
     optim = OptimConfig(lr=1e-2, warmup_style="cosine", lr_warmup_steps=2, total_training_steps=6)
 
     def train(engine, steps):
         for step in steps:
-            loss = -loss_of(engine, random_rows(rows=4, seed=step))
+            loss = -mean_log_prob(engine, random_rows(rows=4, seed=step))
             engine.backward(loss, is_last_micro_batch=True)
             engine.step()
 
-    first = engine_of(policy, optim)
+    first = make_engine(policy, optim)
     train(first, (0, 1))
     save_engine(first, tmp_path).wait_for_files()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -164,7 +164,7 @@ def test_state_continues_exactly(policy, tmp_path):
         *(f"shard-00001-model-0000{kind}-of-00004.safetensors" for kind in (1, 2, 3, 4)),
     ]
     train(first, (2, 3))
-    second = engine_of(policy, optim)
+    second = make_engine(policy, optim)
     load_engine(second, tmp_path)
     train(second, (2, 3))
     assert second.steps == 4
@@ -172,22 +172,22 @@ def test_state_continues_exactly(policy, tmp_path):
         torch.testing.assert_close(full_weights(second)[name], tensor, atol=0, rtol=0)
 
 
-def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path, monkeypatch):
-    """One kernel, as on CUDA; PyTorch has it for CPUs too."""
+def test_fused_step_equals_the_plain_step_and_continues(policy, tmp_path, monkeypatch):
+    """The fused step is one kernel, as on CUDA. PyTorch also has it for CPUs."""
 
     def train(engine, seeds):
         for seed in seeds:
-            loss = -loss_of(engine, random_rows(rows=4, seed=seed))
+            loss = -mean_log_prob(engine, random_rows(rows=4, seed=seed))
             engine.backward(loss, is_last_micro_batch=True)
             engine.step()
         return full_weights(engine)
 
-    plain = train(engine_of(policy, OptimConfig(lr=1e-2)), range(3))
+    plain = train(make_engine(policy, OptimConfig(lr=1e-2)), range(3))
     monkeypatch.setattr(optimizer, "can_fuse", lambda _: True)
-    first = engine_of(policy, OptimConfig(lr=1e-2))
+    first = make_engine(policy, OptimConfig(lr=1e-2))
     train(first, range(2))
     save_engine(first, tmp_path).wait_for_files()
-    second = engine_of(policy, OptimConfig(lr=1e-2))
+    second = make_engine(policy, OptimConfig(lr=1e-2))
     load_engine(second, tmp_path)
     assert second.optimizer is not None and second.optimizer.defaults["fused"]
     for name, tensor in train(second, [2]).items():
@@ -195,30 +195,30 @@ def test_a_fused_step_is_the_same_step_and_its_state_continues(policy, tmp_path,
 
 
 def test_state_of_another_model_is_refused(policy, untied_policy, tmp_path):
-    save_engine(engine_of(policy, OptimConfig()), tmp_path).wait_for_files()
+    save_engine(make_engine(policy, OptimConfig()), tmp_path).wait_for_files()
     with pytest.raises(ValueError):
-        load_engine(engine_of(untied_policy, OptimConfig()), tmp_path)
+        load_engine(make_engine(untied_policy, OptimConfig()), tmp_path)
 
 
-def test_a_gradient_that_is_not_finite_is_left_out(policy):
-    engine = engine_of(policy, OptimConfig(lr=1e-2))
+def test_non_finite_gradient_is_skipped(policy):
+    engine = make_engine(policy, OptimConfig(lr=1e-2))
     before = full_weights(engine)
-    engine.backward(loss_of(engine, random_rows(rows=2)) * math.nan, is_last_micro_batch=True)
+    engine.backward(mean_log_prob(engine, random_rows(rows=2)) * math.nan, is_last_micro_batch=True)
     report = engine.step()
     assert report.skipped and engine.steps == 1
     for name, tensor in full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
-    engine.backward(loss_of(engine, random_rows(rows=2)), is_last_micro_batch=True)
+    engine.backward(mean_log_prob(engine, random_rows(rows=2)), is_last_micro_batch=True)
     assert not engine.step().skipped
 
 
-def test_a_zero_gradient_leaves_the_weights_alone(policy):
-    """Neither weight decay nor the momentum of an earlier step moves them."""
-    engine = engine_of(policy, OptimConfig(lr=1e-2, weight_decay=0.5))
-    engine.backward(loss_of(engine, random_rows(rows=2)), is_last_micro_batch=True)
+def test_zero_gradient_does_not_change_the_weights(policy):
+    """Neither weight decay nor the momentum of an earlier step changes them."""
+    engine = make_engine(policy, OptimConfig(lr=1e-2, weight_decay=0.5))
+    engine.backward(mean_log_prob(engine, random_rows(rows=2)), is_last_micro_batch=True)
     engine.step()
     before = full_weights(engine)
-    engine.backward(loss_of(engine, random_rows(rows=2)) * 0.0, is_last_micro_batch=True)
+    engine.backward(mean_log_prob(engine, random_rows(rows=2)) * 0.0, is_last_micro_batch=True)
     assert engine.step().zero
     for name, tensor in full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
@@ -247,8 +247,8 @@ def test_exported_directory_loads_with_the_same_numbers(policy, untied_policy, t
     worker.update_actor(data)
     worker.export_hf(str(tmp_path / "hf"))
     log_probs, _ = padded_scores(tmp_path / "hf", data)
-    found = worker.compute_log_prob(data).batch["old_log_probs"]
-    torch.testing.assert_close(found, log_probs, atol=1e-5, rtol=0)
+    actual = worker.compute_log_prob(data).batch["old_log_probs"]
+    torch.testing.assert_close(actual, log_probs, atol=1e-5, rtol=0)
     names = set(load_file(tmp_path / "hf" / "model.safetensors"))
     assert ("lm_head.weight" in names) is not tied
     assert names == {name for name, _ in worker.export_weights()}
@@ -274,8 +274,8 @@ def test_lora_trains_adapters_and_exports_merged_weights(policy, tmp_path):
     worker.init_model()
     data = random_rows()
     plain, _ = padded_scores(policy, data)
-    found = worker.compute_log_prob(data).batch["old_log_probs"]
-    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)  # adapters start at zero
+    initial = worker.compute_log_prob(data).batch["old_log_probs"]
+    torch.testing.assert_close(initial, plain, atol=1e-5, rtol=0)  # adapters start at zero
     worker.update_actor(data)
     worker.update_actor(data)
     trained = worker.compute_log_prob(data).batch["old_log_probs"]
@@ -288,12 +288,12 @@ def test_lora_trains_adapters_and_exports_merged_weights(policy, tmp_path):
 
 
 def test_missing_models_are_named(tmp_path):
-    for path, words in [
+    for path, message in [
         (None, "model path"),
         ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
         (tmp_path, "config.json"),
     ]:
-        with pytest.raises(FileNotFoundError, match=words):
+        with pytest.raises(FileNotFoundError, match=message):
             check_model_dir(path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, check=mentions("*.safetensors")):
@@ -307,7 +307,7 @@ def test_micro_batches_hold_every_row_once():
         [0, 3, 2],
         [4],
         [1],
-    ]  # a row above the bound goes alone
+    ]  # a row above the limit is alone
 
 
 def test_rows_without_a_prompt_are_refused():
@@ -319,10 +319,8 @@ def test_rows_without_a_prompt_are_refused():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["lm.model.norm.weight", "lm.model.embed_tokens.weight"])
-def test_weights_that_are_not_finite_are_neither_trained_on_nor_resumed(
-    policy, tmp_path, name, value
-):
-    engine = engine_of(policy, OptimConfig())
+def test_non_finite_weights_are_neither_trained_nor_resumed(policy, tmp_path, name, value):
+    engine = make_engine(policy, OptimConfig())
     engine.check_finite_weights()
     with torch.no_grad():
         dict(engine.module.named_parameters())[name].data.view(-1)[-1] = value
@@ -330,16 +328,16 @@ def test_weights_that_are_not_finite_are_neither_trained_on_nor_resumed(
         engine.check_finite_weights()
     save_engine(engine, tmp_path).wait_for_files()
     with pytest.raises(NonFiniteWeights, match=name):
-        load_engine(engine_of(policy, OptimConfig()), tmp_path)
+        load_engine(make_engine(policy, OptimConfig()), tmp_path)
 
 
-def test_an_update_whose_weights_become_infinite_raises(policy):
+def test_update_to_infinite_weights_raises(policy):
     data = random_rows()
     actor = ActorWorker(policy_config(policy), device="cpu")
     critic = CriticWorker(critic_config(policy), device="cpu")
     for worker, update in ((actor, "update_actor"), (critic, "update_critic")):
         worker.init_model()
         optim: Any = worker.train_engine.optim
-        optim.lr = math.inf  # no config can say so
+        optim.lr = math.inf  # no config allows this value
         with pytest.raises(NonFiniteWeights):
             getattr(worker, update)(data)

@@ -1,6 +1,4 @@
-"""A save holds the state of the moment it was asked for, however late it is written, and a write
-that fails says whose it was.
-"""
+"""Tests that a save holds the state at its request, and that a failed write names its rank."""
 
 import threading
 
@@ -28,26 +26,26 @@ def actor_of(policy, contents=("model", "optimizer", "extra")) -> ActorWorker:
     return worker
 
 
-def held_back(monkeypatch, until: threading.Event, error: Exception | None = None) -> None:
-    """Writes wait for ``until``, and then fail where there is an ``error``."""
+def delay_writes(monkeypatch, until: threading.Event, error: Exception | None = None) -> None:
+    """Let writes wait for ``until``, and then fail if there is an ``error``."""
     write = ShardWriter.write_data
 
-    def waiting(self, plan, planner):
+    def wait_and_write(self, plan, planner):
         assert until.wait(60)
         if error is not None:
             raise error
         return write(self, plan, planner)
 
-    monkeypatch.setattr(ShardWriter, "write_data", waiting)
+    monkeypatch.setattr(ShardWriter, "write_data", wait_and_write)
 
 
-def test_what_is_trained_while_a_save_is_written_is_not_in_it(policy, tmp_path, monkeypatch):
+def test_training_during_a_save_does_not_change_it(policy, tmp_path, monkeypatch):
     worker = actor_of(policy)
     data = random_rows()
     worker.update_actor(data)
     before = full_weights(worker.train_engine)
     may_write = threading.Event()
-    held_back(monkeypatch, may_write)
+    delay_writes(monkeypatch, may_write)
     worker.save_checkpoint(str(tmp_path))
     assert worker.written_files() is None
     worker.update_actor(data)
@@ -56,26 +54,26 @@ def test_what_is_trained_while_a_save_is_written_is_not_in_it(policy, tmp_path, 
     written = wait_for_files(worker)
     assert sorted(written.sizes) == sorted(str(path) for path in tmp_path.iterdir())
     assert all(torch.equal(tensor, before[name]) for name, tensor in read_weights(tmp_path).items())
-    again = actor_of(policy)
-    again.load_checkpoint(str(tmp_path))
-    again.update_actor(data)
-    for name, tensor in full_weights(again.train_engine).items():
-        assert torch.equal(tensor, after[name]), "moments are those of the save as well"
+    resumed = actor_of(policy)
+    resumed.load_checkpoint(str(tmp_path))
+    resumed.update_actor(data)
+    for name, tensor in full_weights(resumed.train_engine).items():
+        assert torch.equal(tensor, after[name]), "the moments differ from those of the save"
 
 
-def test_a_write_that_fails_names_the_rank_and_the_directory(policy, tmp_path, monkeypatch):
+def test_failed_write_names_the_rank_and_the_directory(policy, tmp_path, monkeypatch):
     worker = actor_of(policy)
     may_write = threading.Event()
-    held_back(monkeypatch, may_write, OSError(28, "No space left on device"))
+    delay_writes(monkeypatch, may_write, OSError(28, "No space left on device"))
     worker.save_checkpoint(str(tmp_path))
     may_write.set()
     with pytest.raises(CheckpointError, match="No space left on device") as raised:
         wait_for_files(worker)
-    said = str(raised.value)
-    assert said.startswith("ActorWorker rank 0 on ") and str(tmp_path) in said
+    message = str(raised.value)
+    assert message.startswith("ActorWorker rank 0 on ") and str(tmp_path) in message
 
 
-def test_a_checkpoint_holds_what_is_listed(policy, tmp_path):
+def test_checkpoint_holds_the_listed_contents(policy, tmp_path):
     worker = actor_of(policy, ("model", "hf_model"))
     worker.update_actor(random_rows())
     worker.save_checkpoint(str(tmp_path))
@@ -85,4 +83,4 @@ def test_a_checkpoint_holds_what_is_listed(policy, tmp_path):
     engine = actor_of(policy).train_engine
     load_engine(engine, tmp_path)
     assert engine.steps == 1 and engine.optimizer is not None
-    assert not engine.optimizer.state, "moments were not asked for"
+    assert not engine.optimizer.state, "moments are not in the contents"

@@ -1,4 +1,4 @@
-"""Branches with equal tokens after equal prefixes are computed once."""
+"""Tests that branches with equal tokens after equal prefixes are computed once."""
 
 import pytest
 import torch
@@ -12,26 +12,26 @@ from verl.workers.actor import ActorWorker
 from verl.workers.branch_scores import merge_equal_branches, score_branches_naively, score_rows
 
 
-def test_owners_by_hand():
-    """Rows 0 and 1 share a prefix; row 2 has another one."""
+def test_owners_of_merged_branches():
+    """Rows 0 and 1 share a prefix; row 2 has another prefix."""
     rows = [torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 9]), torch.tensor([5, 2, 3])]
     branches = [
         [Branch(2, [7, 8], target_start=1, label=1), Branch(2, [6], label=2)],
         [Branch(2, [7, 8], target_start=1, label=4), Branch(2, [7, 8], label=1)],
         [Branch(2, [6], label=2), Branch(1, [6], label=3)],
     ]
-    kept, owners = merge_equal_branches(branches, rows)
-    # Equal tokens with other targets are another branch.
-    assert kept == [branches[0], [branches[1][1]], branches[2]]
+    merged, owners = merge_equal_branches(branches, rows)
+    # Branches with equal tokens and other targets are not equal.
+    assert merged == [branches[0], [branches[1][1]], branches[2]]
     assert owners == [[(0, 0), (0, 1)], [(0, 0), (1, 0)], [(2, 0), (2, 1)]]
 
 
 @pytest.mark.parametrize("max_rows", [8, 1])
-def test_repeated_branches_get_the_scores_of_separate_forwards(tmp_path, monkeypatch, max_rows):
+def test_merged_branches_get_the_scores_of_separate_forwards(tmp_path, monkeypatch, max_rows):
     worker = ActorWorker(policy_config(make_tiny_policy(tmp_path)), device="cpu")
     worker.init_model()
     data = random_rows(rows=4)
-    # Rows 1 and 3 begin as rows 0 and 2 do.
+    # Rows 1 and 3 are copies of rows 0 and 2.
     for copy, original in ((1, 0), (3, 2)):
         for key in ("input_ids", "attention_mask", "response_mask", "responses"):
             data.batch[key][copy] = data.batch[key][original]
@@ -49,15 +49,15 @@ def test_repeated_branches_get_the_scores_of_separate_forwards(tmp_path, monkeyp
         return original_pack(self, rows, of_rows)
 
     monkeypatch.setattr(branch_scores.Rows, "pack_rows", count_and_pack)
-    found = score_rows(worker.train_engine, data, max_rows=max_rows).branch_scores
-    assert found is not None and sum(packed) == 4  # of 8
+    actual = score_rows(worker.train_engine, data, max_rows=max_rows).branch_scores
+    assert actual is not None and sum(packed) == 4  # of 8
     expected = score_branches_naively(worker.train_engine, data)
     for row in range(4):
-        for score, alone in zip(found[row], expected[row], strict=True):
+        for score, reference in zip(actual[row], expected[row], strict=True):
             assert (score.step, score.label, score.num_tokens) == (
                 row,
-                alone.label,
-                alone.num_tokens,
+                reference.label,
+                reference.num_tokens,
             )
-            assert score.logprob == pytest.approx(alone.logprob, abs=1e-5)
-            assert score.entropy == pytest.approx(alone.entropy, abs=1e-5)
+            assert score.logprob == pytest.approx(reference.logprob, abs=1e-5)
+            assert score.entropy == pytest.approx(reference.entropy, abs=1e-5)

@@ -1,4 +1,4 @@
-"""What an update costs: operations per second against the device's peak, memory, traces."""
+"""Tests of the cost metrics of an update: operations per second, memory, traces."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A device of that name, as far as a metric asks for it."""
+    """Return a function that pretends there is a GPU of a name."""
 
     def pretend(name):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -33,7 +33,7 @@ def gpu(monkeypatch):
     return pretend
 
 
-def test_a_share_of_the_peak_is_claimed_on_known_gpus_in_bfloat16(gpu):
+def test_mfu_is_reported_for_known_gpus_in_bfloat16(gpu):
     slow = {"perf/tflops/actor": 49.45}
     work = (2 * 49.45e12, 2.0)
     assert speed_metrics("actor", *work, "bfloat16") == slow
@@ -44,49 +44,49 @@ def test_a_share_of_the_peak_is_claimed_on_known_gpus_in_bfloat16(gpu):
     assert speed_metrics("actor", *work, "bfloat16") == slow
 
 
-def test_memory_is_of_host_and_device(gpu):
-    (name,) = found = memory_metrics("actor")
-    assert name == "perf/cpu_memory_used_gb" and 0.05 < found[name] < 1000
+def test_memory_metrics_cover_host_and_device(gpu):
+    (name,) = metrics = memory_metrics("actor")
+    assert name == "perf/cpu_memory_used_gb" and 0.05 < metrics[name] < 1000
     gpu("NVIDIA H100 80GB HBM3")
-    found = memory_metrics("actor")
-    assert found["perf/max_memory_allocated_gb"] == 3.0
-    assert found["perf/max_memory_reserved_gb"] == 5.0
+    metrics = memory_metrics("actor")
+    assert metrics["perf/max_memory_allocated_gb"] == 3.0
+    assert metrics["perf/max_memory_reserved_gb"] == 5.0
 
 
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize("role", ["actor", "critic"])
-def test_an_update_counts_the_operations_of_its_rows(policy, role, epochs):
+def test_update_counts_the_operations_of_its_rows(policy, role, epochs):
     data = random_rows(rows=4)
     if role == "actor":
         worker = actor_of(policy, ppo_epochs=epochs)
-        answer = worker.update_actor(data)
+        output = worker.update_actor(data)
     else:
         worker = CriticWorker(critic_config(policy, ppo_epochs=epochs), device="cpu")
         worker.init_model()
-        answer = worker.update_critic(data)
-    metrics = answer.meta_info["metrics"]
+        output = worker.update_critic(data)
+    metrics = output.meta_info["metrics"]
     seconds = metrics[f"perf/update_{role}_seconds"]
     work = Rows(data).count_work(range(4))
     assert metrics[f"perf/update_{role}_tokens"] == epochs * work.tokens
     expected = epochs * model_flops(worker.train_engine.module).update(work)
     assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)
     assert f"perf/mfu/{role}" not in metrics
-    # Of another process: it is not to take the place of the actor's.
+    # The critic is another process, so its metric has its own name.
     assert metrics[f"perf/cpu_memory_used_gb{'' if role == 'actor' else '/critic'}"] > 0
     assert ("perf/cpu_memory_used_gb" in metrics) == (role == "actor")
 
 
-def test_ranks_that_are_asked_to_write_a_trace_of_an_update(policy, tmp_path):
-    place = tmp_path / "profile"
+def test_requested_ranks_write_a_trace_of_an_update(policy, tmp_path):
+    directory = tmp_path / "profile"
     worker = actor_of(policy)
     data = random_rows(rows=2)
     for ranks in ((), (1,)):
-        data.meta_info[PROFILE] = ProfileRequest(str(place), ranks, step=3)
+        data.meta_info[PROFILE] = ProfileRequest(str(directory), ranks, step=3)
         worker.update_actor(data)
-    assert not place.exists()
-    data.meta_info[PROFILE] = ProfileRequest(str(place), (1, 0), step=3)
+    assert not directory.exists()
+    data.meta_info[PROFILE] = ProfileRequest(str(directory), (1, 0), step=3)
     worker.update_actor(data)
-    (file,) = place.iterdir()
+    (file,) = directory.iterdir()
     assert file.name == "step3-update_actor-rank0.json.gz"
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     assert any("scaled_dot_product" in event.get("name", "") for event in events)

@@ -1,5 +1,7 @@
-"""Two ranks of which one has the model's files hold and learn, number for number, what two ranks do
-that read them both; and a rank holds one block at a time.
+"""Tests of models that rank 0 broadcasts to a rank without files.
+
+Both ranks hold and learn the same numbers as two ranks that both read the files. A rank holds one
+block at a time.
 """
 
 import json
@@ -28,60 +30,60 @@ from verl.workers.rows import Rows
 OPTIM = OptimConfig(lr=1e-2)
 TIED, UNTIED, LORA, VALUES, COPIES = "tied", "untied", "lora", "values", "a copy each"
 CASES = (TIED, UNTIED, LORA, VALUES, COPIES)
-BROADCAST, READ = "broadcast", "read"  # rank 0 has the files, or both have them
+BROADCAST, READ = "broadcast", "read"  # only rank 0 has the files, or both ranks have them
 OTHER = "other.json"
 
 
-def model_of(case: str, directory: Path, empty: bool) -> PackedModel:
-    where = directory / (UNTIED if case == UNTIED else TIED) / ("config" if empty else "files")
+def load_model(case: str, directory: Path, empty: bool) -> PackedModel:
+    path = directory / (UNTIED if case == UNTIED else TIED) / ("config" if empty else "files")
     if case == VALUES:
-        return ValueModel(load_causal_lm(where, empty=empty, use="value"))
+        return ValueModel(load_causal_lm(path, empty=empty, use="value"))
     lora = 4 if case == LORA else 0
-    return PolicyModel(load_causal_lm(where, lora_rank=lora, empty=empty))
+    return PolicyModel(load_causal_lm(path, lora_rank=lora, empty=empty))
 
 
-def learn(engine: TrainEngine, case: str, rank: int) -> torch.Tensor:
-    """Scores, or values, of two rows of this rank's own, and a step on them."""
+def train_one_step(engine: TrainEngine, case: str, rank: int) -> torch.Tensor:
+    """Take a step on two rows of this rank. Return their scores or values before the step."""
     rows = Rows(random_rows(rows=2, seed=rank))
     packed = rows.pack_rows([0, 1])
     targets = rows.sampled_targets(packed, [0, 1])
     inputs = (packed.input_ids, packed.position_ids, packed.layout)
     if case == VALUES:
-        found = engine.module(*inputs, targets.index)
-        loss = (found - 1.0).square().mean()
+        scores = engine.module(*inputs, targets.index)
+        loss = (scores - 1.0).square().mean()
     else:
-        found = engine.module(*inputs, [targets])[0].log_probs
-        loss = -found.mean()
+        scores = engine.module(*inputs, [targets])[0].log_probs
+        loss = -scores.mean()
     engine.backward(loss, is_last_micro_batch=True)
     engine.step()
-    return found.detach()
+    return scores.detach()
 
 
-def state_of(engine: TrainEngine, prefix: str) -> dict[str, torch.Tensor]:
+def copy_state(engine: TrainEngine, prefix: str) -> dict[str, torch.Tensor]:
     state: dict[str, torch.Tensor] = {}
     for name, tensor in (*engine.module.named_parameters(), *engine.module.named_buffers()):
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        state[f"{prefix} {name}"] = own.detach().clone()
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        state[f"{prefix} {name}"] = local.detach().clone()
     return state
 
 
-def place_and_learn(case: str, way: str, directory: Path, rank: int) -> None:
+def build_and_train(case: str, source: str, directory: Path, rank: int) -> None:
     seed_everything(3)
-    empty = way == BROADCAST and rank > 0
-    module = model_of(case, directory, empty)
+    empty = source == BROADCAST and rank > 0
+    module = load_model(case, directory, empty)
     if empty:
-        torch.rand(1)  # reading and building may draw other numbers
+        torch.rand(1)  # reading and building a model may draw random numbers
     on_meta = {name for name, p in module.named_parameters() if p.is_meta}
     tied = tied_names(module)
     held: list[int] = []
 
     def shard(part, **options):
-        here = {p for p in part.parameters() if not isinstance(p, DTensor)}
-        held.append(sum(p.numel() for p in here))
+        unsharded = {p for p in part.parameters() if not isinstance(p, DTensor)}
+        held.append(sum(p.numel() for p in unsharded))
         whole = {name: p for name, p in module.named_parameters() if not isinstance(p, DTensor)}
-        # What is neither sharded nor part of it has no memory yet.
-        assert {p for name, p in whole.items() if name in on_meta and not p.is_meta} <= here
-        assert not any(p.is_meta for p in here)
+        # Weights outside this part that are not sharded yet must still be on the meta device.
+        assert {p for name, p in whole.items() if name in on_meta and not p.is_meta} <= unsharded
+        assert not any(p.is_meta for p in unsharded)
         return sharded(part, **options)
 
     sharded, engine_module.fully_shard = engine_module.fully_shard, shard
@@ -90,34 +92,34 @@ def place_and_learn(case: str, way: str, directory: Path, rank: int) -> None:
         engine = TrainEngine(module, device="cpu", fsdp=fsdp, optim=OPTIM)
     finally:
         engine_module.fully_shard = sharded
-    state = state_of(engine, "start") | {"drawn": torch.rand(3)}
-    state |= {"found": learn(engine, case, rank)} | state_of(engine, "after")
-    save_file(state, directory / f"{case}.{way}.{rank}.safetensors")
+    state = copy_state(engine, "start") | {"drawn": torch.rand(3)}
+    state |= {"found": train_one_step(engine, case, rank)} | copy_state(engine, "after")
+    save_file(state, directory / f"{case}.{source}.{rank}.safetensors")
     note = {"meta": len(on_meta), "tied": sorted(tied), "held": held}
-    (directory / f"{case}.{way}.{rank}.json").write_text(json.dumps(note))
+    (directory / f"{case}.{source}.{rank}.json").write_text(json.dumps(note))
 
 
 def run_rank(rank: int, directory: Path) -> None:
     dist.init_process_group("gloo")
     for case in CASES:
-        place_and_learn(case, BROADCAST, directory, rank)
-    said = ""
+        build_and_train(case, BROADCAST, directory, rank)
+    message = ""
     try:
-        check_same_model(model_of(UNTIED if rank else TIED, directory, empty=rank > 0))
+        check_same_model(load_model(UNTIED if rank else TIED, directory, empty=rank > 0))
     except RuntimeError as error:
-        said = str(error)
-    (directory / f"{rank}.{OTHER}").write_text(json.dumps(said))
-    # As if there were no broadcast: both ranks keep what they read.
+        message = str(error)
+    (directory / f"{rank}.{OTHER}").write_text(json.dumps(message))
+    # Without the broadcast, both ranks keep what they read.
     engine_module.check_same_model = lambda module: None
     engine_module.share_random_state = lambda: None
     engine_module.broadcast_from_rank_zero = lambda part, device: None
     for case in CASES:
-        place_and_learn(case, READ, directory, rank)
+        build_and_train(case, READ, directory, rank)
 
 
 @pytest.fixture(scope="module")
 def placed(tmp_path_factory):
-    """The directory with what both ranks held and learnt, in both ways."""
+    """Return the directory with the results of both ranks for both sources."""
     directory = tmp_path_factory.mktemp("placed")
     for name in (TIED, UNTIED):
         files = make_tiny_policy(
@@ -131,20 +133,22 @@ def placed(tmp_path_factory):
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("case", CASES)
-def test_a_rank_without_files_holds_and_learns_the_same_numbers(placed, case, rank):
-    states = [load_file(placed / f"{case}.{way}.{rank}.safetensors") for way in (BROADCAST, READ)]
-    found, expected = states
-    assert found.keys() == expected.keys() and any(name.startswith("after") for name in found)
+def test_rank_without_files_holds_and_learns_the_same_numbers(placed, case, rank):
+    states = [
+        load_file(placed / f"{case}.{source}.{rank}.safetensors") for source in (BROADCAST, READ)
+    ]
+    actual, expected = states
+    assert actual.keys() == expected.keys() and any(name.startswith("after") for name in actual)
     for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
-    changed = [name for name in found if name.startswith("after ") and found[name].numel()]
+        assert torch.equal(actual[name], tensor), name
+    changed = [name for name in actual if name.startswith("after ") and actual[name].numel()]
     assert any(
-        not torch.equal(found[name], found[name.replace("after", "start")]) for name in changed
+        not torch.equal(actual[name], actual[name.replace("after", "start")]) for name in changed
     )
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_read_nothing_and_held_a_block_at_a_time(placed, case):
+def test_rank_without_files_holds_one_block_at_a_time(placed, case):
     first, second = (
         json.loads((placed / f"{case}.{BROADCAST}.{rank}.json").read_text()) for rank in (0, 1)
     )
@@ -155,7 +159,7 @@ def test_it_read_nothing_and_held_a_block_at_a_time(placed, case):
     assert second["held"][0] == second["held"][1]
 
 
-def test_a_rank_that_builds_another_model_says_so(placed):
-    said = [json.loads((placed / f"{rank}.{OTHER}").read_text()) for rank in (0, 1)]
-    assert said[0] == ""
-    assert "differs from that of rank 0" in said[1] and "lm_head" in said[1]
+def test_rank_that_builds_another_model_reports_it(placed):
+    messages = [json.loads((placed / f"{rank}.{OTHER}").read_text()) for rank in (0, 1)]
+    assert messages[0] == ""
+    assert "differs from that of rank 0" in messages[1] and "lm_head" in messages[1]

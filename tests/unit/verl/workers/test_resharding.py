@@ -1,5 +1,5 @@
-"""A checkpoint of two ranks continues on one and the other way round: every number of weights and
-moments is what was saved, and the next update is that of the ranks that saved.
+"""Tests of resuming on another number of ranks: the same weights and moments, and the same
+update.
 """
 
 import json
@@ -27,14 +27,16 @@ from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights, load_engine, read_weights, save_engine
 from verl.workers.rows import Rows
 
-# The eps of tests that compare updates: AdamW would blow rounding errors up to whole steps.
+# A larger eps than the default: AdamW would turn rounding errors into whole steps.
 OPTIM = OptimConfig(lr=1e-2, eps=1e-2)
 ONE, TWO, COPIES = "of one rank", "of two ranks", "of two ranks with a copy each"
 SHARDS = "shard-0000{}-*"
 
 
-def engine_of(policy: Path, fsdp_size: int = -1) -> TrainEngine:
-    """A value model: of the single row of its head the second of two ranks has nothing."""
+def make_engine(policy: Path, fsdp_size: int = -1) -> TrainEngine:
+    """Return an engine of a value model. Its head has one row, so the second rank holds none of
+    it.
+    """
     fsdp = FSDPConfig(fsdp_size=fsdp_size)
     model = ValueModel(load_causal_lm(policy, use="value"))
     return TrainEngine(model, device="cpu", fsdp=fsdp, optim=OPTIM)
@@ -46,59 +48,59 @@ def train(engine: TrainEngine, *seeds: int) -> None:
         packed = rows.pack_rows(range(len(rows)))
         index = rows.sampled_targets(packed, range(len(rows))).index
         values = engine.module(packed.input_ids, packed.position_ids, packed.layout, index)
-        # Every rank has all rows: the losses of the ranks add up.
+        # Every rank has all rows, and the losses of the ranks are summed.
         engine.backward((values - 1.0).square().mean() / world_size(), is_last_micro_batch=True)
         assert math.isfinite(engine.step().grad_norm)
 
 
-def whole_state(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    """Weights and moments, unsharded; a collective call."""
+def gather_state(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    """Return unsharded weights and moments. This is a collective call."""
     assert engine.optimizer is not None
-    found: dict[str, torch.Tensor] = dict(engine.module.named_parameters())
+    sharded: dict[str, torch.Tensor] = dict(engine.module.named_parameters())
     for name, parameter in engine.module.named_parameters():
         for key, value in engine.optimizer.state[parameter].items():
-            found[f"{name}|{key}"] = value
+            sharded[f"{name}|{key}"] = value
     whole: dict[str, torch.Tensor] = {}
-    for name, tensor in found.items():
+    for name, tensor in sharded.items():
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         whole[name] = full.detach().clone()
     return whole
 
 
-def saved_and_trained(engine: TrainEngine, directory: Path, name: str) -> None:
-    """``directory/name``: a checkpoint; beside it what it should hold, and the state a step
-    later.
-    """
+def save_and_train(engine: TrainEngine, directory: Path, name: str) -> None:
+    """Save a checkpoint, the state that it should hold, and the state one step later."""
     train(engine, 0, 1)
     save_engine(engine, directory / name).wait_for_files()
-    note(engine, directory, f"{name}.saved")
+    save_state(engine, directory, f"{name}.saved")
     train(engine, 2)
-    note(engine, directory, f"{name}.trained")
+    save_state(engine, directory, f"{name}.trained")
 
 
-def resumed_and_trained(engine: TrainEngine, directory: Path, name: str, ranks: int) -> None:
+def resume_and_train(engine: TrainEngine, directory: Path, name: str, ranks: int) -> None:
     torch.manual_seed(99)
     before = torch.get_rng_state()
     load_engine(engine, directory / name)
-    kept = torch.equal(torch.get_rng_state(), before)
-    (directory / f"{name}.kept-by-{get_rank()}-of-{ranks}.json").write_text(json.dumps(kept))
-    note(engine, directory, f"{name}.loaded-by-{ranks}")
+    is_unchanged = torch.equal(torch.get_rng_state(), before)
+    (directory / f"{name}.kept-by-{get_rank()}-of-{ranks}.json").write_text(
+        json.dumps(is_unchanged)
+    )
+    save_state(engine, directory, f"{name}.loaded-by-{ranks}")
     train(engine, 2)
-    note(engine, directory, f"{name}.trained-by-{ranks}")
+    save_state(engine, directory, f"{name}.trained-by-{ranks}")
 
 
-def note(engine: TrainEngine, directory: Path, name: str) -> None:
-    state = whole_state(engine)
+def save_state(engine: TrainEngine, directory: Path, name: str) -> None:
+    state = gather_state(engine)
     if get_rank() == 0:
         save_file(state, directory / f"{name}.safetensors")
 
 
 def run_rank(number: int, policy: Path, directory: Path) -> None:
     dist.init_process_group("gloo")
-    saved_and_trained(engine_of(policy), directory, TWO)
-    saved_and_trained(engine_of(policy, fsdp_size=1), directory, COPIES)
-    resumed_and_trained(engine_of(policy), directory, ONE, ranks=2)
-    resumed_and_trained(engine_of(policy), directory, COPIES, ranks=2)
+    save_and_train(make_engine(policy), directory, TWO)
+    save_and_train(make_engine(policy, fsdp_size=1), directory, COPIES)
+    resume_and_train(make_engine(policy), directory, ONE, ranks=2)
+    resume_and_train(make_engine(policy), directory, COPIES, ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +110,19 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def saved(policy, tmp_path_factory):
-    """Checkpoints of one rank and of two, and what each of them became on the other number."""
+    """Return the directory with the checkpoints of one rank and two, and the results of resuming
+    each.
+    """
     directory = tmp_path_factory.mktemp("saved")
-    saved_and_trained(engine_of(policy), directory, ONE)
+    save_and_train(make_engine(policy), directory, ONE)
     run_two_ranks(run_rank, policy, directory)
     for name in (TWO, COPIES):
-        resumed_and_trained(engine_of(policy), directory, name, ranks=1)
+        resume_and_train(make_engine(policy), directory, name, ranks=1)
     return directory
 
 
 @pytest.mark.parametrize(("name", "ranks"), [(ONE, 2), (TWO, 1), (COPIES, 1), (COPIES, 2)])
-def test_another_number_of_ranks_goes_on_from_the_same_numbers(saved, name, ranks):
+def test_another_number_of_ranks_resumes_from_the_same_numbers(saved, name, ranks):
     state = {part: load_file(saved / f"{name}.{part}.safetensors") for part in ("saved", "trained")}
     loaded = load_file(saved / f"{name}.loaded-by-{ranks}.safetensors")
     after = load_file(saved / f"{name}.trained-by-{ranks}.safetensors")
@@ -129,23 +133,23 @@ def test_another_number_of_ranks_goes_on_from_the_same_numbers(saved, name, rank
     assert not all(torch.equal(after[key], loaded[key]) for key in loaded)
 
 
-def test_every_rank_writes_its_own_part_and_no_number_is_written_twice(saved):
+def test_ranks_write_disjoint_shards(saved):
     whole = load_file(saved / f"{TWO}.saved.safetensors")
     expected = sum(tensor.numel() for tensor in whole.values())
     sizes = [
-        sum(numbers_in(file) for file in (saved / TWO).glob(SHARDS.format(number)))
+        sum(count_numbers(file) for file in (saved / TWO).glob(SHARDS.format(number)))
         for number in (1, 2)
     ]
     assert sum(sizes) == expected and min(sizes) > 0.4 * expected
-    assert sum(map(numbers_in, (saved / COPIES).glob(SHARDS.format(1)))) == expected
+    assert sum(map(count_numbers, (saved / COPIES).glob(SHARDS.format(1)))) == expected
     assert not list((saved / COPIES).glob(SHARDS.format(2)))
 
 
-def numbers_in(file: Path) -> int:
+def count_numbers(file: Path) -> int:
     return sum(tensor.numel() for tensor in load_file(file).values())
 
 
-def test_anybody_reads_the_shards_with_torch_alone(saved):
+def test_torch_alone_reads_the_shards(saved):
     expected = load_file(saved / f"{TWO}.saved.safetensors")
     state = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
     load(state, storage_reader=HuggingFaceStorageReader(str(saved / TWO)), no_dist=True)
@@ -156,12 +160,12 @@ def test_anybody_reads_the_shards_with_torch_alone(saved):
     assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
-def test_random_states_stay_with_their_ranks(policy, saved, tmp_path):
-    """The second of two ranks finds none in a checkpoint of one, and keeps what it had."""
+def test_random_states_belong_to_their_ranks(policy, saved, tmp_path):
+    """A checkpoint of one rank has no state for the second rank, which keeps its own."""
     files = {number: saved / f"{ONE}.kept-by-{number}-of-2.json" for number in (0, 1)}
-    kept = {number: json.loads(file.read_text()) for number, file in files.items()}
-    assert kept == {0: False, 1: True}
-    engine = engine_of(policy)
+    unchanged = {number: json.loads(file.read_text()) for number, file in files.items()}
+    assert unchanged == {0: False, 1: True}
+    engine = make_engine(policy)
     torch.manual_seed(5)
     save_engine(engine, tmp_path).wait_for_files()
     drawn = torch.rand(3)
@@ -169,19 +173,19 @@ def test_random_states_stay_with_their_ranks(policy, saved, tmp_path):
     assert torch.equal(torch.rand(3), drawn)
 
 
-def test_a_checkpoint_that_lacks_a_rank_is_refused(policy, saved, tmp_path):
-    for missing, said in ((1, "do not fit the model"), (2, "files of some ranks are missing")):
+def test_checkpoint_without_all_ranks_is_refused(policy, saved, tmp_path):
+    for missing, message in ((1, "do not fit the model"), (2, "files of some ranks are missing")):
         torn = tmp_path / str(missing)
         shutil.copytree(saved / TWO, torn)
         for file in torn.glob(SHARDS.format(missing)):
             file.unlink()
-        with pytest.raises(ValueError, match=said):
-            load_engine(engine_of(policy), torn)
+        with pytest.raises(ValueError, match=message):
+            load_engine(make_engine(policy), torn)
 
 
 def test_weights_of_another_width_are_refused(saved, tmp_path):
     wide = make_tiny_policy(tmp_path / "wide", hidden=64, layers=1)
-    engine = engine_of(wide)
+    engine = make_engine(wide)
     before = full_weights(engine)
     with pytest.raises(ValueError):
         load_engine(engine, saved / TWO)
@@ -199,16 +203,19 @@ def test_a_checkpoint_of_the_first_format_is_read(policy, saved, tmp_path):
         states = {"cpu": torch.get_rng_state()}
         save_file(states, tmp_path / f"rng_rank{number}.safetensors")
     (tmp_path / "engine.json").write_text(json.dumps({"format": 1, "steps": 2}))
-    engine = engine_of(policy)
+    engine = make_engine(policy)
     load_engine(engine, tmp_path)
     assert engine.steps == 2
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in whole_state(engine).items())
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in gather_state(engine).items())
     assert read_weights(tmp_path).keys() == weights.keys()
 
 
-def test_a_format_that_nobody_knows_is_named_with_the_fix(policy, tmp_path):
-    save_engine(engine_of(policy), tmp_path).wait_for_files()
+def test_unknown_format_is_refused(policy, tmp_path):
+    save_engine(make_engine(policy), tmp_path).wait_for_files()
     (tmp_path / "engine.json").write_text(json.dumps({"format": 9, "steps": 2}))
-    for reads in (lambda: load_engine(engine_of(policy), tmp_path), lambda: read_weights(tmp_path)):
+    for read in (
+        lambda: load_engine(make_engine(policy), tmp_path),
+        lambda: read_weights(tmp_path),
+    ):
         with pytest.raises(ValueError, check=mentions(9, "(1, 2)")):
-            reads()
+            read()

@@ -1,4 +1,4 @@
-"""The transformers engine: what it samples is what a plain full forward says, whatever shares the
+"""Tests of the transformers engine: its log-probs equal those of a plain full forward in any
 batch.
 """
 
@@ -57,7 +57,7 @@ def engine(policy):
         {"temperature": 0.0},
     ],
 )
-def test_logprobs_are_those_of_a_full_forward(engine, model, sampling):
+def test_logprobs_equal_a_full_forward(engine, model, sampling):
     requests = ask(6, **sampling)
     results = play(engine, requests)
     for request in requests:
@@ -80,7 +80,7 @@ def test_logits_of_a_bfloat16_model_are_not_rounded(tmp_path):
         assert abs(result.logprobs[0] - exact) < 1e-4 < abs(rounded - exact)
 
 
-def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path, monkeypatch):
+def test_bfloat16_model_with_a_custom_head_generates(tmp_path, monkeypatch):
     class Head(torch.nn.Module):
         def __init__(self, linear):
             super().__init__()
@@ -101,22 +101,22 @@ def test_a_bfloat16_model_whose_head_is_no_linear_map_samples_as_it_is(tmp_path,
     assert len(play(engine, ask(2, max_tokens=3))) == 2
 
 
-def test_the_engine_uses_the_overridden_config_of_the_model(policy):
+def test_engine_uses_the_overridden_model_config(policy):
     rope = {"rope_theta": 100.0, "rope_type": "default"}
     config = ActorRolloutRefConfig(rollout=rollout_section(name="hf"))
     config.model.override_config = {"rope_parameters": rope}
     overridden = start_engine(config, str(policy), 0, 1, [])
     request = ask(1, temperature=1.0, max_tokens=12)[0]
     result = play(overridden, [request])[request.request_id]
-    as_trained = read_config(policy, override_config=config.model.override_config)
-    trained = AutoModelForCausalLM.from_pretrained(policy, config=as_trained)
+    training_config = read_config(policy, override_config=config.model.override_config)
+    trained = AutoModelForCausalLM.from_pretrained(policy, config=training_config)
     plain = AutoModelForCausalLM.from_pretrained(policy)
     for model, is_equal in ((trained, True), (plain, False)):
         expected = reference_logprobs(model, request, list(result.token_ids))
         assert (np.abs(np.array(result.logprobs) - np.array(expected)).max() < 1e-4) == is_equal
 
 
-def test_greedy_is_the_argmax(engine, model):
+def test_temperature_zero_takes_the_argmax(engine, model):
     request = SamplingRequest("g", prompts(1)[0], max_tokens=5, temperature=0.0)
     ids = list(request.prompt_ids)
     for _ in range(5):
@@ -125,7 +125,7 @@ def test_greedy_is_the_argmax(engine, model):
     assert play(engine, [request])["g"].token_ids == ids[len(request.prompt_ids) :]
 
 
-def test_requests_may_join_at_any_step_and_are_not_disturbed(engine):
+def test_requests_that_join_later_give_the_same_results(engine):
     requests = ask(8, max_tokens=10)
     alone = {}
     for request in requests:
@@ -141,7 +141,7 @@ def test_requests_may_join_at_any_step_and_are_not_disturbed(engine):
 
 
 @pytest.mark.parametrize("running, joining, steps", [(0, 1, 1), (4, 1, 1), (8, 1, 5), (8, 2, 1)])
-def test_few_requests_wait_for_others_but_not_long(engine, running, joining, steps):
+def test_few_requests_wait_a_bounded_number_of_steps(engine, running, joining, steps):
     requests = ask(running + joining, max_tokens=20)
     for request in requests[:running]:
         engine.add(request)
@@ -150,10 +150,10 @@ def test_few_requests_wait_for_others_but_not_long(engine, running, joining, ste
     for request in requests[running:]:
         request.max_tokens = 1  # ends in the step in which it joins
         engine.add(request)
-    taken = 1
+    steps_taken = 1
     while not any(result.request_id == f"r{running}" for result in engine.step()):
-        taken += 1
-    assert taken == steps
+        steps_taken += 1
+    assert steps_taken == steps
 
 
 def test_more_requests_than_sequences_all_finish(policy):
@@ -161,51 +161,55 @@ def test_more_requests_than_sequences_all_finish(policy):
     assert len(play(engine, ask(10, max_tokens=3))) == 10
 
 
-def test_the_seed_decides(engine):
-    first, again = play(engine, ask(3)), play(engine, ask(3))
+def test_seed_determines_the_tokens(engine):
+    first, repeated = play(engine, ask(3)), play(engine, ask(3))
     other = ask(3)
     for number, request in enumerate(other):
         request.seed = 1000 + number
-    assert {n: r.token_ids for n, r in first.items()} == {n: r.token_ids for n, r in again.items()}
+    assert {n: r.token_ids for n, r in first.items()} == {
+        n: r.token_ids for n, r in repeated.items()
+    }
     assert {n: r.token_ids for n, r in first.items()} != {
         n: r.token_ids for n, r in play(engine, other).items()
     }
 
 
 def test_unseeded_requests_follow_the_engine_seed(policy):
-    def sampled(seed):
+    def sample_with_seed(seed):
         engine = create_engine("hf", rollout_section(), str(policy), seed=seed)
-        asked = [SamplingRequest(f"u{i}", prompts(1)[0], max_tokens=8) for i in range(2)]
-        return [result.token_ids for result in play(engine, asked).values()]
+        requests = [SamplingRequest(f"u{i}", prompts(1)[0], max_tokens=8) for i in range(2)]
+        return [result.token_ids for result in play(engine, requests).values()]
 
-    assert sampled(1) == sampled(1) != sampled(2)
-    assert sampled(1)[0] != sampled(1)[1]
+    assert sample_with_seed(1) == sample_with_seed(1) != sample_with_seed(2)
+    assert sample_with_seed(1)[0] != sample_with_seed(1)[1]
 
 
-def test_a_stop_token_ends_the_segment_and_is_kept(engine):
-    free = play(engine, ask(4, max_tokens=20))
+def test_stop_token_ends_the_segment_and_is_included(engine):
+    unstopped = play(engine, ask(4, max_tokens=20))
     tokenizer = engine._rules._tokenizer
     for request in ask(4, max_tokens=20):
-        ids = free[request.request_id].token_ids
+        ids = unstopped[request.request_id].token_ids
         request.stop = ("</action>", tokenizer.decode(ids[3]))
         if tokenizer.encode(request.stop[1]) != [ids[3]]:
-            continue  # half a character: not a string of one token
+            continue  # half a character: no string of one token
         result = play(engine, [request])[request.request_id]
         assert result.stop_reason is StopReason.STOP
         assert result.token_ids == ids[: ids.index(ids[3]) + 1]
 
 
-def test_a_stop_string_of_several_tokens_keeps_its_tokens(engine):
-    free = play(engine, ask(4, max_tokens=20))
+def test_stop_string_of_several_tokens_keeps_its_tokens(engine):
+    unstopped = play(engine, ask(4, max_tokens=20))
     tokenizer = engine._rules._tokenizer
-    tried = 0
+    count = 0
     for request in ask(4, max_tokens=20):
-        ids = free[request.request_id].token_ids
-        places = [i for i in range(2, len(ids)) if tokenizer.decode(ids[i - 1 : i + 1]).isascii()]
-        request.stop = tuple(tokenizer.decode(ids[i - 1 : i + 1]) for i in places[:1])
+        ids = unstopped[request.request_id].token_ids
+        positions = [
+            i for i in range(2, len(ids)) if tokenizer.decode(ids[i - 1 : i + 1]).isascii()
+        ]
+        request.stop = tuple(tokenizer.decode(ids[i - 1 : i + 1]) for i in positions[:1])
         if not engine._rules.get_plan(request.stop).strings:
             continue
-        tried += 1
+        count += 1
         expected = next(
             n for n in range(1, len(ids) + 1) if request.stop[0] in tokenizer.decode(ids[:n])
         )
@@ -213,19 +217,19 @@ def test_a_stop_string_of_several_tokens_keeps_its_tokens(engine):
         assert result.stop_reason is StopReason.STOP
         assert result.token_ids == ids[:expected]
         assert len(result.logprobs) == expected
-    assert tried
+    assert count
 
 
-def test_an_empty_stop_string_is_refused(engine):
+def test_empty_stop_string_is_refused(engine):
     with pytest.raises(ValueError, check=mentions("stop")):
         engine.add(SamplingRequest("e", [5], 3, stop=("",)))
 
 
-def test_the_end_of_turn_token_ends_and_is_kept(policy):
+def test_end_of_turn_token_ends_and_is_included(policy):
     model = load(policy)
     engine = create_engine("hf", rollout_section(), str(policy))
     with torch.no_grad():
-        model.model.embed_tokens.weight[END] *= 3  # tied: the end token becomes likely
+        model.model.embed_tokens.weight[END] *= 3  # tied weights: the end token becomes likely
     engine.update_weights([(n, p.detach().numpy()) for n, p in model.named_parameters()], version=1)
     ended = [
         r for r in play(engine, ask(8, max_tokens=60)).values() if r.stop_reason is StopReason.STOP
@@ -257,13 +261,13 @@ def test_length_ends_at_max_tokens_and_at_the_context(engine):
         ([5, 400], 3, "vocabulary"),
     ],
 )
-def test_a_request_that_can_never_be_served_is_refused(engine, prompt, max_tokens, complaint):
+def test_request_that_can_never_run_is_refused(engine, prompt, max_tokens, complaint):
     with pytest.raises(ValueError, match=complaint):
         engine.add(SamplingRequest("x", prompt, max_tokens))
     assert not engine.has_work()
 
 
-def test_abort_forgets_running_and_waiting_requests(policy):
+def test_abort_removes_running_and_waiting_requests(policy):
     engine = create_engine("hf", rollout_section(max_num_seqs=2), str(policy))
     requests = ask(4, max_tokens=6)
     alone = play(engine, requests[:1])["r0"].token_ids
@@ -278,7 +282,7 @@ def test_abort_forgets_running_and_waiting_requests(policy):
     assert results["r0"].token_ids == alone
 
 
-def test_new_weights_are_what_is_sampled_from(policy):
+def test_engine_samples_from_new_weights(policy):
     engine, model = create_engine("hf", rollout_section(), str(policy)), load(policy)
     before = play(engine, ask(3))
     engine.update_weights(perturb(model), version=4)
@@ -290,7 +294,7 @@ def test_new_weights_are_what_is_sampled_from(policy):
     assert before["r0"].policy_version == 0
 
 
-def test_weights_do_not_change_under_running_requests_nor_with_wrong_names(engine, model):
+def test_wrong_weights_and_weights_during_requests_are_refused(engine, model):
     weights = [(name, parameter.detach().numpy()) for name, parameter in model.named_parameters()]
     with pytest.raises(EngineError, check=mentions("'nonsense'")):
         engine.update_weights([("nonsense", np.zeros(1, dtype=np.float32))], 1)
@@ -301,7 +305,7 @@ def test_weights_do_not_change_under_running_requests_nor_with_wrong_names(engin
         engine.update_weights(weights, 1)
 
 
-def test_sleep_forgets_weights_only_where_new_ones_come(policy, monkeypatch):
+def test_sleep_frees_weights_only_at_level_2(policy, monkeypatch):
     engine = create_engine("hf", rollout_section(), str(policy))
     weights = [(name, held.clone()) for name, held in engine.held_weights().items()]
     before = play(engine, ask(2))["r0"].token_ids
@@ -327,12 +331,12 @@ def test_sleep_forgets_weights_only_where_new_ones_come(policy, monkeypatch):
     assert play(engine, ask(2))["r0"].token_ids == before
 
 
-def test_unknown_engine_names_the_known_ones_and_the_nearest():
+def test_unknown_engine_gets_a_suggestion():
     with pytest.raises(ValueError, check=mentions("vllm", "hf")):
         create_engine("vlm", rollout_section(), "nowhere")
 
 
-def test_a_missing_vllm_names_the_extra_and_the_fallback(monkeypatch):
+def test_missing_vllm_names_the_fallback(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     with pytest.raises(ImportError, check=mentions("rollout.name=hf")):
         create_engine("vllm", rollout_section(), "nowhere")

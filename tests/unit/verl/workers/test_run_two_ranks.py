@@ -1,4 +1,4 @@
-"""Ranks of a test are run a second time only where a thread outside Python crashed."""
+"""Tests that the ranks of a test run a second time only after a crash outside Python."""
 
 import ctypes
 import os
@@ -11,18 +11,18 @@ from torch.multiprocessing.spawn import ProcessExitedException
 
 from tests.helpers.ranks import run_two_ranks
 
-NOWHERE = 16
+INVALID_ADDRESS = 16
 
 
 def crash_outside_python() -> None:
-    """Start a thread of the C library at an address that holds nothing."""
+    """Start a thread of the C library at an invalid address."""
     ctypes.CDLL(None).pthread_create(
-        ctypes.byref(ctypes.c_ulong()), None, ctypes.c_void_p(NOWHERE), None
+        ctypes.byref(ctypes.c_ulong()), None, ctypes.c_void_p(INVALID_ADDRESS), None
     )
     time.sleep(60)
 
 
-def crash_outside_until(rank: int, times: int, directory: Path) -> None:
+def crash_outside_python_until(rank: int, times: int, directory: Path) -> None:
     if rank == 1 and len(list(directory.iterdir())) < times:
         (directory / f"crash{time.monotonic_ns()}").touch()
         crash_outside_python()
@@ -34,20 +34,22 @@ def crash_in_python(rank: int, directory: Path) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def test_one_crash_outside_python_is_a_warning_that_tells_it(tmp_path):
-    with pytest.warns(UserWarning, match="SIGSEGV outside Python; once more") as warned:
-        run_two_ranks(crash_outside_until, 1, tmp_path)
+def test_one_crash_outside_python_is_reported_as_a_warning(tmp_path):
+    with pytest.warns(
+        UserWarning, match="SIGSEGV outside Python; the ranks run a second time"
+    ) as warned:
+        run_two_ranks(crash_outside_python_until, 1, tmp_path)
     assert "Segmentation fault" in str(warned[0].message)
 
 
 @pytest.mark.filterwarnings("ignore:process 1 terminated")
-def test_the_second_crash_fails(tmp_path):
+def test_second_crash_fails(tmp_path):
     with pytest.raises(ProcessExitedException, match="SIGSEGV"):
-        run_two_ranks(crash_outside_until, 2, tmp_path)
+        run_two_ranks(crash_outside_python_until, 2, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_crash_in_python_fails_at_once(tmp_path):
+def test_crash_in_python_fails_at_once(tmp_path):
     with pytest.raises(ProcessExitedException, match="SIGSEGV"):
         run_two_ranks(crash_in_python, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""Two ranks that compute rows together find the scores and gradients of one that has them alone."""
+"""Tests that two ranks that compute rows together equal one rank in scores and gradients."""
 
 import json
 from pathlib import Path
@@ -30,34 +30,36 @@ PLAIN, CHECKPOINTED, FLEX = "plain", "checkpointed", "flex"
 CASES = (PLAIN, CHECKPOINTED, FLEX)
 
 
-def engine_of(policy: Path, case: str, ranks: int) -> TrainEngine:
+def make_engine(policy: Path, case: str, ranks: int) -> TrainEngine:
     lm = load_causal_lm(
         policy,
         gradient_checkpointing=case == CHECKPOINTED,
         attention="flex" if case == FLEX else "sdpa",
     )
-    optim = None if case == FLEX else OPTIM  # of which torch knows no gradient on a CPU
+    optim = None if case == FLEX else OPTIM  # torch has no gradient of flex attention on a CPU
     return TrainEngine(PolicyModel(lm), device="cpu", optim=optim, sequence_ranks=ranks)
 
 
-def rows_of(rank: int):
-    """Of each rank its own: other numbers of rows, tokens and branches."""
+def make_rows(rank: int):
+    """Return the rows of a rank: each rank has other numbers of rows, tokens and branches."""
     return add_branches(random_rows(rows=2 + rank, seed=rank), seed=rank)
 
 
-def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[str, torch.Tensor]:
-    """Scores of the rows of ``owners``, and the gradient of all of their log-probs."""
-    engine = engine_of(policy, case, ranks)
-    found: dict[str, torch.Tensor] = {}
+def compute_numbers(
+    policy: Path, case: str, ranks: int, owners: list[int]
+) -> dict[str, torch.Tensor]:
+    """Return the scores of the rows of ``owners``, and the gradient of their log-probs."""
+    engine = make_engine(policy, case, ranks)
+    numbers: dict[str, torch.Tensor] = {}
     for owner in owners:
-        scores = score_rows(engine, rows_of(owner), max_rows=2)
-        found[f"log_probs {owner}"] = scores.log_probs
-        found[f"entropy {owner}"] = scores.entropy
+        scores = score_rows(engine, make_rows(owner), max_rows=2)
+        numbers[f"log_probs {owner}"] = scores.log_probs
+        numbers[f"entropy {owner}"] = scores.entropy
         assert scores.branch_scores is not None
         records = [record for row in scores.branch_scores for record in row]
-        found[f"branches {owner}"] = torch.tensor([[r.logprob, r.entropy] for r in records])
+        numbers[f"branches {owner}"] = torch.tensor([[r.logprob, r.entropy] for r in records])
     if case == FLEX:
-        return found
+        return numbers
     engine.module.train()
     for turn in range(ranks):
         if not engine.begin_turn(turn):
@@ -66,7 +68,7 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
             )
             continue
         for number, owner in enumerate(owners):
-            rows = Rows(rows_of(owner))
+            rows = Rows(make_rows(owner))
             index = list(range(len(rows)))
             packed = rows.pack_rows(index)
             inputs = (packed.input_ids, packed.position_ids, packed.layout)
@@ -75,55 +77,55 @@ def numbers_of(policy: Path, case: str, ranks: int, owners: list[int]) -> dict[s
             engine.backward(
                 loss, is_last_micro_batch=number == len(owners) - 1 and turn == ranks - 1
             )
-    return found | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
+    return numbers | {f"gradient {name}": value for name, value in gradients(engine.module).items()}
 
 
 def run_rank(rank: int, policy: Path, directory: Path) -> None:
     dist.init_process_group("gloo")
     for case in CASES:
-        save_file(numbers_of(policy, case, 2, [rank]), directory / f"{case}.{rank}")
-    said = []
+        save_file(compute_numbers(policy, case, 2, [rank]), directory / f"{case}.{rank}")
+    messages = []
     for size in (3, 4):
         config = Qwen3Config(num_attention_heads=12, num_key_value_heads=2)
         with pytest.raises(ValueError) as error:
             create_sequence_group(config, size, "cpu", TIMEOUT)
-        said.append(str(error.value))
-    (directory / f"said.{rank}.json").write_text(json.dumps(said))
+        messages.append(str(error.value))
+    (directory / f"messages.{rank}.json").write_text(json.dumps(messages))
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """Of four heads, and two of keys: one for each rank."""
+    """The policy has four query heads and two key heads, one key head for each rank."""
     return make_tiny_policy(
         tmp_path_factory.mktemp("policy"), hidden=128, layers=2, std=0.2, tie=False
     )
 
 
 @pytest.fixture(scope="module")
-def together(policy, tmp_path_factory):
+def joint_results(policy, tmp_path_factory):
     directory = tmp_path_factory.mktemp("together")
     run_two_ranks(run_rank, policy, directory)
     return directory
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_together_they_find_what_one_finds_alone(policy, together, case):
-    alone = numbers_of(policy, case, 1, [0, 1])
-    joint = [load_file(together / f"{case}.{rank}") for rank in (0, 1)]
+def test_two_ranks_equal_one_rank(policy, joint_results, case):
+    alone = compute_numbers(policy, case, 1, [0, 1])
+    joint = [load_file(joint_results / f"{case}.{rank}") for rank in (0, 1)]
     assert any(name.startswith("gradient lm.lm_head") for name in alone) == (case != FLEX)
     for name, expected in alone.items():
-        kind, _, where = name.partition(" ")
+        kind, _, owner = name.partition(" ")
         if kind != "gradient":
-            torch.testing.assert_close(joint[int(where)][name], expected, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(joint[int(owner)][name], expected, atol=1e-5, rtol=1e-4)
             continue
         assert expected.abs().max() > 0
-        for found in joint:  # reduced over the ranks
-            torch.testing.assert_close(found[name], expected, atol=1e-6, rtol=1e-4, msg=name)
+        for actual in joint:  # reduced over the ranks
+            torch.testing.assert_close(actual[name], expected, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_impossible_sizes_are_refused(together):
+def test_impossible_sizes_are_refused(joint_results):
     for rank in (0, 1):
-        heads, ranks = json.loads((together / f"said.{rank}.json").read_text())
+        heads, ranks = json.loads((joint_results / f"messages.{rank}.json").read_text())
         assert "ulysses_sequence_parallel_size=3: the model has 12 attention heads" in heads
         assert "allowed: [1, 2, 4, 6, 12]" in heads and "size=4 does not divide the 2" in ranks
 
@@ -139,7 +141,7 @@ def test_rotations_that_depend_on_the_longest_position_are_refused(nested):
     assert create_sequence_group(config, 1, "cpu", TIMEOUT) is None
 
 
-def test_a_layout_travels_as_numbers():
+def test_layout_survives_encoding():
     rows = [torch.arange(7), torch.arange(8), torch.arange(3)]
     branches = [
         [Branch(4, [1, 2]), Branch(2, [3])],
@@ -153,8 +155,8 @@ def test_a_layout_travels_as_numbers():
         assert [group.rows for group in copy.groups] == [group.rows for group in layout.groups]
 
 
-def test_ranks_that_compute_together_hold_as_many_times_the_tokens(policy):
-    engine = engine_of(policy, PLAIN, 1)
+def test_joint_ranks_hold_more_tokens_per_micro_batch(policy):
+    engine = make_engine(policy, PLAIN, 1)
     by_tokens = MicroBatchLimits(max_tokens=10)
     assert cut_rows(engine, [6, 6, 6], by_tokens) == [[0], [1], [2]]
     engine.sequence_ranks = 2

@@ -1,4 +1,6 @@
-"""Two gloo ranks do what one rank does: scores, gradients, weights, values and checkpoints."""
+"""Tests that two gloo ranks equal one rank in scores, gradients, weights, values and
+checkpoints.
+"""
 
 import json
 import os
@@ -32,25 +34,23 @@ from verl.workers.collectives import get_rank
 from verl.workers.critic import CriticWorker
 from verl.workers.engine_state import full_weights
 
-EPS = 1e-2  # AdamW would blow rounding errors of vanishing gradients up to full steps
+EPS = 1e-2  # AdamW would turn rounding errors of vanishing gradients into whole steps
 ROWS = 7  # odd, so that the second rank gets a padding row
 PLAIN = (
     "seq-mean-token-sum",
     "seq-mean-token-sum-norm",
 )  # advantages are the only term of the loss
-LONE = "one row"  # the second rank has nothing but a copy of it
-PICKING = "kl_cov"  # a loss that picks tokens by what all ranks hold
-DEALT = "five rows and two"  # as rows are dealt by their tokens
-JOINT = "rows computed by both"  # a slice of the tokens and a head each
-MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING, DEALT, JOINT)
+LONE = "one row"  # the second rank has only a padding copy of it
+PICKING = "kl_cov"  # a loss that picks tokens by numbers of all ranks
+UNEVEN = "five rows and two"  # rows are assigned to ranks by their tokens
+JOINT = "rows computed by both"  # each rank takes a part of the tokens, and of the heads
+MODES = ("token-mean", "seq-mean-token-mean", *PLAIN, LONE, PICKING, UNEVEN, JOINT)
 
 
-def batch(mode: str) -> DataProto:
-    """Three groups; the last has one row, so that with three mini-batches a rank sometimes has
-    none.
+def make_batch(mode: str) -> DataProto:
+    """Return three groups; the last has one row, so a rank sometimes has none of a mini-batch.
 
-    In the plain modes the rows of the second rank have no advantage, so that it has nothing to
-    compute at all.
+    In the plain modes the rows of the second rank have no advantage: it has nothing to compute.
     """
     data = add_branches(random_rows(rows=ROWS, group=3))
     if mode in PLAIN:
@@ -60,12 +60,12 @@ def batch(mode: str) -> DataProto:
     return data[:1] if mode == LONE else data
 
 
-def sequence_ranks(mode):
+def get_sequence_ranks(mode):
     return int(os.environ.get("WORLD_SIZE", "1")) if mode == JOINT else 1
 
 
-def settings(path, mode):
-    aggregation = "token-mean" if mode in (LONE, PICKING, DEALT, JOINT) else mode
+def make_config(path, mode):
+    aggregation = "token-mean" if mode in (LONE, PICKING, UNEVEN, JOINT) else mode
     terms = {
         "loss_agg_mode": aggregation,
         "ppo_mini_batches": 3,
@@ -78,14 +78,14 @@ def settings(path, mode):
         terms["policy_loss"] = PolicyLossConfig(loss_mode=PICKING, kl_cov_ratio=0.2)
     config = policy_config(path, **terms)
     config.actor.optim.eps = EPS
-    config.actor.ulysses_sequence_parallel_size = sequence_ranks(mode)
+    config.actor.ulysses_sequence_parallel_size = get_sequence_ranks(mode)
     config.actor.fsdp_config.reduce_every_micro_batch = mode != "token-mean"
     return config
 
 
-def play(path, data, directory, mode):
-    """One rank's part of a small run; returns tensors by name and metrics."""
-    worker = ActorWorker(settings(path, mode), device="cpu", seed=3)
+def train(path, data, directory, mode):
+    """Run one rank's part of a small training; return tensors by name, and metrics."""
+    worker = ActorWorker(make_config(path, mode), device="cpu", seed=3)
     worker.init_model()
     scored = worker.compute_log_prob(data)
     metrics = worker.update_actor(data).meta_info["metrics"]
@@ -94,7 +94,7 @@ def play(path, data, directory, mode):
     note = {"writer": written.writer, "sizes": dict(written.sizes)}
     (directory / f"written{get_rank()}.json").write_text(json.dumps(note))
     values = critic_config(path, ppo_mini_batches=2)
-    values.ulysses_sequence_parallel_size = sequence_ranks(mode)
+    values.ulysses_sequence_parallel_size = get_sequence_ranks(mode)
     values.optim.eps = EPS
     critic = CriticWorker(values, device="cpu", seed=3)
     critic.init_model()
@@ -120,19 +120,19 @@ def play(path, data, directory, mode):
 def run_rank(number, path, directory):
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     for mode in MODES:
-        data = batch(mode)
-        if mode == DEALT:
+        data = make_batch(mode)
+        if mode == UNEVEN:
             data.meta_info[ROWS_PER_RANK] = [5, 2]
         calls, _ = plan_calls(registration, 2, (data,), {})
         (data,), _ = calls[number]
-        place = directory / mode
-        place.mkdir(exist_ok=True)
-        tensors, metrics = play(path, data, place, mode)
+        mode_directory = directory / mode
+        mode_directory.mkdir(exist_ok=True)
+        tensors, metrics = train(path, data, mode_directory, mode)
         save_file(
             {name: tensor.contiguous() for name, tensor in tensors.items()},
-            place / f"rank{number}.safetensors",
+            mode_directory / f"rank{number}.safetensors",
         )
-        (place / f"rank{number}.json").write_text(json.dumps(metrics))
+        (mode_directory / f"rank{number}.json").write_text(json.dumps(metrics))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_ranks(policy, tmp_path_factory):
-    """Directory with what two ranks left, a folder for each loss mode."""
+    """Return the directory with the results of two ranks, one folder for each mode."""
     directory = tmp_path_factory.mktemp("two")
     run_two_ranks(run_rank, policy, directory)
     return directory
@@ -150,37 +150,37 @@ def two_ranks(policy, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=MODES)
 def both(request, policy, two_ranks, tmp_path_factory):
-    """(tensors, metrics, directory) of one rank, and of two."""
+    """Return (tensors, metrics, directory) of one rank, the same lists of two ranks, and the
+    mode.
+    """
     alone, pair = tmp_path_factory.mktemp("one"), two_ranks / request.param
-    tensors, metrics = play(policy, batch(request.param), alone, request.param)
+    tensors, metrics = train(policy, make_batch(request.param), alone, request.param)
     ranks = [load_file(pair / f"rank{number}.safetensors") for number in (0, 1)]
     reports = [json.loads((pair / f"rank{number}.json").read_text()) for number in (0, 1)]
     return (tensors, metrics, alone), (ranks, reports, pair), request.param
 
 
-def test_weights_after_an_update_agree(both):
+def test_weights_after_an_update_are_equal(both):
     (tensors, _, _), (ranks, _, _), _ = both
     weights = [name for name in tensors if not name.startswith(("rows.", "records"))]
     assert any(name.startswith("critic.") for name in weights)
     for name in weights:
         torch.testing.assert_close(ranks[0][name], tensors[name], atol=2e-6, rtol=1e-4, msg=name)
-    assert not any(name in ranks[1] for name in weights)  # weights leave through rank 0 alone
+    assert not any(name in ranks[1] for name in weights)  # only rank 0 exports weights
 
 
-def test_scores_and_values_agree(both):
+def test_scores_and_values_are_equal(both):
     (tensors, _, _), (ranks, _, _), _ = both
     for name in ("rows.log_probs", "rows.entropys", "rows.values"):
         joined = torch.cat([rank[name] for rank in ranks])[: len(tensors[name])]
         torch.testing.assert_close(joined, tensors[name], atol=1e-5, rtol=1e-4, msg=name)
     assert len(ranks[0]["records"]) + len(ranks[1]["records"]) >= len(tensors["records"])
-    for record in tensors[
-        "records"
-    ]:  # the split reorders branches and spans, and repeats those of the padding row
+    for record in tensors["records"]:  # padding repeats branches and spans, and their order changes
         together = torch.cat([rank["records"] for rank in ranks])
         assert (together - record).abs().max(dim=1).values.min() < 1e-5
 
 
-def test_metrics_agree_and_are_equal_on_both_ranks(both):
+def test_metrics_are_equal_on_both_ranks(both):
     (_, metrics, _), (_, reports, _), mode = both
     assert (metrics["actor/zero_steps"] > 0) == (mode in PLAIN)
     cost = ("seconds", "memory_used_gb", "tflops")
@@ -189,7 +189,7 @@ def test_metrics_agree_and_are_equal_on_both_ranks(both):
         assert reports[1][name] == reports[0][name], name
 
 
-def test_every_rank_says_which_files_of_a_checkpoint_are_its_own(both):
+def test_every_rank_lists_its_own_checkpoint_files(both):
     _, (_, _, pair), _ = both
     notes = [json.loads((pair / f"written{number}.json").read_text()) for number in (0, 1)]
     assert [note["writer"].split(" on ")[0] for note in notes] == [
@@ -198,22 +198,23 @@ def test_every_rank_says_which_files_of_a_checkpoint_are_its_own(both):
     ]
     assert sorted(Path(path).name for path in notes[1]["sizes"]) == [
         "rng_rank1.safetensors",
-        # Weights and two moments; the step counters, which are the same everywhere, are rank 0's.
+        # Weights and two moments. The step counters are the same on all ranks, and rank 0 writes
+        # them.
         *(f"shard-00002-model-0000{kind}-of-00004.safetensors" for kind in (1, 2, 3)),
     ]
-    there = {str(path): path.stat().st_size for path in (pair / "actor").iterdir()}
-    assert notes[0]["sizes"] | notes[1]["sizes"] == there
+    files = {str(path): path.stat().st_size for path in (pair / "actor").iterdir()}
+    assert notes[0]["sizes"] | notes[1]["sizes"] == files
     assert not notes[0]["sizes"].keys() & notes[1]["sizes"].keys()
 
 
-def test_a_checkpoint_of_two_ranks_continues_on_one(policy, both):
+def test_checkpoint_of_two_ranks_continues_on_one(policy, both):
     (tensors, _, alone), (_, _, pair), mode = both
     after = []
     for directory in (alone, pair):
-        worker = ActorWorker(settings(policy, mode), device="cpu", seed=3)
+        worker = ActorWorker(make_config(policy, mode), device="cpu", seed=3)
         worker.init_model()
         worker.load_checkpoint(str(directory / "actor"))
-        worker.update_actor(batch(mode))
+        worker.update_actor(make_batch(mode))
         after.append(dict(worker.export_weights()))
     for name, value in after[0].items():
         assert np.abs(value - tensors[name].numpy()).max() > 0

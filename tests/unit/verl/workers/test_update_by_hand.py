@@ -1,10 +1,9 @@
-"""Whole updates of actor and critic against a second implementation, with settings that leave no
-key at a value at which it does nothing.
+"""Compare whole updates of actor and critic with a second implementation.
 
-The second implementation knows nothing of packing, micro-batches or engines: transformers' own
-forward over padded rows, the losses written out, and AdamW by hand. In each of the compared
-settings it says that every key matters: with the key's other value the weights are others. A key
-that is passed over, or read with another meaning, therefore shows.
+The second implementation has no packing, micro-batches or engines: transformers' forward over
+padded rows, the losses written out, and AdamW by hand. Each compared setting uses values that have
+an effect: the test checks that another value of the key gives other weights. So an ignored or
+misread key makes the test fail.
 """
 
 import math
@@ -60,7 +59,7 @@ CRITIC = BATCHES | {
     "loss_agg_mode": "seq-mean-token-sum-norm",
     "loss_scale_factor": 7.0,
 }
-# Changes to the above, by name: all that stand together are compared at once.
+# Changes to the settings above, by name. The changes under one name are compared together.
 OPTIM_CHANGES: dict[str, dict[str, Any]] = {
     "rates": {"lr": 0.01, "betas": [0.8, 0.6], "eps": 1e-2, "weight_decay": 0.5},
     "schedule": {"min_lr_ratio": 0.9, "lr_warmup_steps_ratio": 0.2, "total_training_steps": 12},
@@ -94,11 +93,11 @@ def policy(tmp_path_factory):
 
 
 @cache
-def loaded(path: Any) -> Any:
+def load_policy(path: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
 
-def rows_to_learn() -> DataProto:
+def make_training_rows() -> DataProto:
     data = random_rows(rows=6, group=2)
     g = torch.Generator().manual_seed(5)
     mask = data.batch["response_mask"]
@@ -109,11 +108,11 @@ def rows_to_learn() -> DataProto:
     return data
 
 
-# ------------------------------------------------------------------ the second implementation
+# ------------------------------------------------------------------ second implementation
 
 
-def rate(step: int, optim: dict[str, Any]) -> float:
-    """Of optimizer step ``step``, from 0."""
+def compute_learning_rate(step: int, optim: dict[str, Any]) -> float:
+    """Return the learning rate of optimizer step ``step``, counted from 0."""
     total = optim["total_training_steps"]
     warm = optim["lr_warmup_steps"]
     warm = int(optim["lr_warmup_steps_ratio"] * total) if warm < 0 else warm
@@ -121,12 +120,12 @@ def rate(step: int, optim: dict[str, Any]) -> float:
         return optim["lr"] * (step + 1) / warm
     if optim["warmup_style"] == "constant":
         return optim["lr"]
-    way = min(1.0, (step - warm) / (total - 1 - warm))
+    progress = min(1.0, (step - warm) / (total - 1 - warm))
     low = optim["min_lr_ratio"]
-    return optim["lr"] * (low + (1 - low) * (1 + math.cos(math.pi * way)) / 2)
+    return optim["lr"] * (low + (1 - low) * (1 + math.cos(math.pi * progress)) / 2)
 
 
-class ByHand:
+class ReferenceAdamW:
     """AdamW over ``parameters`` by name, with clipped gradients."""
 
     def __init__(self, parameters: dict[str, torch.Tensor], optim: dict[str, Any], clip: float):
@@ -137,16 +136,16 @@ class ByHand:
 
     @torch.no_grad()
     def step(self) -> None:
-        lr = rate(self.steps, self.optim)
+        lr = compute_learning_rate(self.steps, self.optim)
         self.steps += 1
         (b1, b2), eps = self.optim["betas"], self.optim["eps"]
-        found = {
+        gradients = {
             n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in self.parameters.items()
         }
-        whole = math.sqrt(sum(float(gradient.square().sum()) for gradient in found.values()))
-        shrink = min(1.0, self.clip / (whole + 1e-6))
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients.values()))
+        shrink = min(1.0, self.clip / (norm + 1e-6))
         for name, p in self.parameters.items():
-            gradient = found[name] * shrink
+            gradient = gradients[name] * shrink
             first, second = self.moments[name]
             first.mul_(b1).add_((1 - b1) * gradient)
             second.mul_(b2).add_((1 - b2) * gradient**2)
@@ -157,23 +156,23 @@ class ByHand:
             p.grad = None
 
 
-def coefficients(mode: str, scale: float, data: DataProto, part: list[int]) -> torch.Tensor:
-    """[b, R]: what the value of each token adds to the mini-batch's number."""
+def token_coefficients(mode: str, scale: float, data: DataProto, part: list[int]) -> torch.Tensor:
+    """Return the coefficient of each token's value in the loss of the mini-batch, [b, R]."""
     mask = data.batch["response_mask"][part].float()
     shares = data.batch["row_shares"][part]
     tokens = mask.sum(-1)
-    of_row = {
+    row_coefficients = {
         "token-mean": torch.ones_like(shares) / tokens.sum(),
         "token-sum": torch.ones_like(shares),
         "seq-mean-token-sum": torch.ones_like(shares) / shares.sum(),
         "seq-mean-token-mean": shares / tokens / shares.sum(),
         "seq-mean-token-sum-norm": torch.ones_like(shares) / scale / shares.sum(),
     }[mode]
-    return of_row[:, None] * mask
+    return row_coefficients[:, None] * mask
 
 
-def parts_of(data: DataProto, settings: dict[str, Any], role: str) -> list[list[int]]:
-    """Rows of all optimizer steps, epoch by epoch."""
+def list_mini_batches(data: DataProto, settings: dict[str, Any], role: str) -> list[list[int]]:
+    """Return the rows of all optimizer steps, epoch by epoch."""
     parts: list[list[int]] = []
     for epoch in range(settings["ppo_epochs"]):
         seed = derive_seed(f"update_{role}", 0, 1, epoch if settings["shuffle"] else 0)
@@ -182,62 +181,66 @@ def parts_of(data: DataProto, settings: dict[str, Any], role: str) -> list[list[
     return parts
 
 
-def inputs_of(data: DataProto, part: list[int]) -> dict[str, torch.Tensor]:
+def select_inputs(data: DataProto, part: list[int]) -> dict[str, torch.Tensor]:
     names = ("input_ids", "attention_mask", "position_ids")
     return {name: data.batch[name][part] for name in names}
 
 
-def entropy_of(logits: torch.Tensor) -> torch.Tensor:
+def compute_entropy(logits: torch.Tensor) -> torch.Tensor:
     logs = logits.log_softmax(-1)
     return -(logs.exp() * logs).sum(-1)
 
 
-def policy_losses(lm: Any, data: DataProto, part: list[int], s: dict[str, Any]) -> torch.Tensor:
+def policy_loss(lm: Any, data: DataProto, part: list[int], s: dict[str, Any]) -> torch.Tensor:
     batch = data.batch[part]
-    logits = lm(**inputs_of(data, part)).logits[:, PROMPT - 1 : -1] / data.meta_info["temperature"]
+    logits = (
+        lm(**select_inputs(data, part)).logits[:, PROMPT - 1 : -1] / data.meta_info["temperature"]
+    )
     new = logits.log_softmax(-1).gather(-1, batch["responses"][..., None])[..., 0]
     ratio = (new - batch["old_log_probs"]).exp()
     a = batch["advantages"]
     low, high = 1 - s["clip_ratio_low"], 1 + s["clip_ratio_high"]
     losses = torch.maximum(-a * ratio, -a * ratio.clip(low, high))
     losses = torch.where(a < 0, torch.minimum(losses, -a * s["clip_ratio_c"]), losses)
-    losses = losses * batch[CORRECTION_WEIGHTS] - s["entropy_coeff"] * entropy_of(logits)
+    losses = losses * batch[CORRECTION_WEIGHTS] - s["entropy_coeff"] * compute_entropy(logits)
     if s["use_kl_loss"]:
         d = new - batch["ref_log_prob"]
         kl = {"k3": ((-d).exp() - 1 + d).clamp(max=10), "k2": d**2 / 2}[s["kl_loss_type"]]
         losses = losses + s["kl_loss_coef"] * kl
     chosen = (batch["choice_mask"] * batch["response_mask"]).float()
-    levels = entropy_of(logits[..., list(CHOICE.token_ids)])
+    levels = compute_entropy(logits[..., list(CHOICE.token_ids)])
     bonus = CHOICE.weight * (levels * chosen).sum() / chosen.sum()
-    weights = coefficients(s["loss_agg_mode"], s["loss_scale_factor"], data, part)
+    weights = token_coefficients(s["loss_agg_mode"], s["loss_scale_factor"], data, part)
     return (weights * losses).sum() - bonus
 
 
-def trained_policy(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
-    lm = deepcopy(loaded(path))
-    by_hand = ByHand(dict(lm.named_parameters()), optim, settings["grad_clip"])
-    for part in parts_of(data, settings, "actor"):
-        policy_losses(lm, data, part, settings).backward()
-        by_hand.step()
+def train_policy_by_hand(
+    path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]
+):
+    lm = deepcopy(load_policy(path))
+    optimizer = ReferenceAdamW(dict(lm.named_parameters()), optim, settings["grad_clip"])
+    for part in list_mini_batches(data, settings, "actor"):
+        policy_loss(lm, data, part, settings).backward()
+        optimizer.step()
     return {name: p.detach() for name, p in lm.named_parameters()}
 
 
-def value_losses(
+def value_loss(
     values: torch.Tensor, data: DataProto, part: list[int], s: dict[str, Any]
 ) -> torch.Tensor:
     batch = data.batch[part]
-    old, reach = batch["values"], s["cliprange_value"]
-    clipped = torch.maximum(torch.minimum(values, old + reach), old - reach)
+    old, clip_range = batch["values"], s["cliprange_value"]
+    clipped = torch.maximum(torch.minimum(values, old + clip_range), old - clip_range)
     errors = torch.maximum((values - batch["returns"]) ** 2, (clipped - batch["returns"]) ** 2)
-    weights = coefficients(s["loss_agg_mode"], s["loss_scale_factor"], data, part)
+    weights = token_coefficients(s["loss_agg_mode"], s["loss_scale_factor"], data, part)
     return (weights * errors / 2).sum()
 
 
-class Critic:
-    """A backbone, and a linear map of the state before each response position."""
+class ReferenceCritic:
+    """Backbone with a linear map of the state before each response position."""
 
     def __init__(self, path: Any) -> None:
-        self.backbone = deepcopy(loaded(path).model)
+        self.backbone = deepcopy(load_policy(path).model)
         width = self.backbone.config.hidden_size
         self.weight, self.bias = torch.zeros(1, width), torch.zeros(1)
         self.parameters = {f"backbone.{n}": p for n, p in self.backbone.named_parameters()}
@@ -246,16 +249,18 @@ class Critic:
             tensor.requires_grad_()
 
     def values(self, data: DataProto, part: list[int]) -> torch.Tensor:
-        hidden = self.backbone(**inputs_of(data, part)).last_hidden_state[:, PROMPT - 1 : -1]
+        hidden = self.backbone(**select_inputs(data, part)).last_hidden_state[:, PROMPT - 1 : -1]
         return hidden @ self.weight[0] + self.bias
 
 
-def trained_critic(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
-    critic = Critic(path)
-    by_hand = ByHand(critic.parameters, optim, settings["grad_clip"])
-    for part in parts_of(data, settings, "critic"):
-        value_losses(critic.values(data, part), data, part, settings).backward()
-        by_hand.step()
+def train_critic_by_hand(
+    path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]
+):
+    critic = ReferenceCritic(path)
+    optimizer = ReferenceAdamW(critic.parameters, optim, settings["grad_clip"])
+    for part in list_mini_batches(data, settings, "critic"):
+        value_loss(critic.values(data, part), data, part, settings).backward()
+        optimizer.step()
     values = critic.values(data, list(range(len(data)))) * data.batch["response_mask"]
     return {n: p.detach() for n, p in critic.parameters.items()} | {"values": values.detach()}
 
@@ -263,16 +268,16 @@ def trained_critic(path: Any, data: DataProto, settings: dict[str, Any], optim: 
 # ------------------------------------------------------------------ comparisons
 
 
-def actor_update(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+def run_actor_update(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
     values = settings | {"optim": OptimConfig(**optim), "ppo_micro_batch_size_per_gpu": 2}
     worker = ActorWorker(policy_config(path, **values), device="cpu")
     worker.init_model()
     worker.update_actor(data)
-    found = full_weights(worker.train_engine)
-    return {name.removeprefix("lm."): tensor for name, tensor in found.items()}
+    weights = full_weights(worker.train_engine)
+    return {name.removeprefix("lm."): tensor for name, tensor in weights.items()}
 
 
-def critic_update(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
+def run_critic_update(path: Any, data: DataProto, settings: dict[str, Any], optim: dict[str, Any]):
     config = critic_config(path, **settings, optim=OptimConfig(**optim))
     worker = CriticWorker(config, device="cpu")
     worker.init_model()
@@ -282,81 +287,85 @@ def critic_update(path: Any, data: DataProto, settings: dict[str, Any], optim: d
     }
 
 
-def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """The largest difference of two sets of weights."""
+def max_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the largest absolute difference between two sets of weights."""
     assert {*other} <= {*one}
     return max(float((one[name] - tensor.detach()).abs().max()) for name, tensor in other.items())
 
 
-def settings_with(change: str, base: dict, changes: dict) -> tuple[dict, dict]:
-    """Settings of the model and of its optimizer with the changes called ``change``."""
+def apply_change(change: str, base: dict, changes: dict) -> tuple[dict, dict]:
+    """Return the settings of the model and of its optimizer with the changes named ``change``."""
     return base | changes.get(change, {}), OPTIM | OPTIM_CHANGES.get(change, {})
 
 
-def without(key: str, changed: dict, base: dict) -> dict:
-    """``changed`` with the value that ``key`` has in ``base``."""
+def restore_key(key: str, changed: dict, base: dict) -> dict:
+    """Return ``changed`` with the value that ``key`` has in ``base``."""
     return changed | ({key: base[key]} if key in changed else {})
 
 
 @pytest.mark.parametrize("change", ["", *ACTOR_CHANGES, *OPTIM_CHANGES])
-def test_the_policy_moves_to_where_its_keys_say(policy, change):
-    data, (settings, optim) = rows_to_learn(), settings_with(change, ACTOR, ACTOR_CHANGES)
-    expected = trained_policy(policy, data, settings, optim)
-    assert distance(actor_update(policy, data, settings, optim), expected) < 1e-5
+def test_actor_update_equals_reference_for_every_key(policy, change):
+    data, (settings, optim) = make_training_rows(), apply_change(change, ACTOR, ACTOR_CHANGES)
+    expected = train_policy_by_hand(policy, data, settings, optim)
+    assert max_difference(run_actor_update(policy, data, settings, optim), expected) < 1e-5
     for key in {**ACTOR_CHANGES, **OPTIM_CHANGES}.get(change, {}):
-        other = without(key, settings, ACTOR), without(key, optim, OPTIM)
-        assert distance(trained_policy(policy, data, *other), expected) > 1e-4, key
+        other = restore_key(key, settings, ACTOR), restore_key(key, optim, OPTIM)
+        assert max_difference(train_policy_by_hand(policy, data, *other), expected) > 1e-4, key
 
 
 @pytest.mark.parametrize("change", ["", *CRITIC_CHANGES, *OPTIM_CHANGES])
-def test_the_critic_moves_to_where_its_keys_say(policy, change):
-    data, (settings, optim) = rows_to_learn(), settings_with(change, CRITIC, CRITIC_CHANGES)
-    expected = trained_critic(policy, data, settings, optim)
-    assert distance(critic_update(policy, data, settings, optim), expected) < 1e-5
+def test_critic_update_equals_reference_for_every_key(policy, change):
+    data, (settings, optim) = make_training_rows(), apply_change(change, CRITIC, CRITIC_CHANGES)
+    expected = train_critic_by_hand(policy, data, settings, optim)
+    assert max_difference(run_critic_update(policy, data, settings, optim), expected) < 1e-5
     for key in {**CRITIC_CHANGES, **OPTIM_CHANGES}.get(change, {}):
-        other = without(key, settings, CRITIC), without(key, optim, OPTIM)
-        assert distance(trained_critic(policy, data, *other), expected) > 1e-4, key
+        other = restore_key(key, settings, CRITIC), restore_key(key, optim, OPTIM)
+        assert max_difference(train_critic_by_hand(policy, data, *other), expected) > 1e-4, key
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
-def test_the_update_is_at_the_temperature_of_the_rollout(policy, temperature):
-    data = rows_to_learn()
+def test_actor_update_uses_the_rollout_temperature(policy, temperature):
+    data = make_training_rows()
     data.meta_info["temperature"] = temperature
-    expected = trained_policy(policy, data, ACTOR, OPTIM)
-    assert distance(actor_update(policy, data, ACTOR, OPTIM), expected) < 1e-5
-    at_one = rows_to_learn()
+    expected = train_policy_by_hand(policy, data, ACTOR, OPTIM)
+    assert max_difference(run_actor_update(policy, data, ACTOR, OPTIM), expected) < 1e-5
+    at_one = make_training_rows()
     at_one.meta_info["temperature"] = 1.0
-    assert distance(trained_policy(policy, at_one, ACTOR, OPTIM), expected) > 1e-4
+    assert max_difference(train_policy_by_hand(policy, at_one, ACTOR, OPTIM), expected) > 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
-def test_old_and_reference_log_probs_are_at_the_temperature_of_the_rollout(policy, temperature):
-    data = rows_to_learn()
+def test_old_and_reference_log_probs_use_the_rollout_temperature(policy, temperature):
+    data = make_training_rows()
     data.meta_info["temperature"] = temperature
-    lm = loaded(policy)
+    lm = load_policy(policy)
     with torch.no_grad():
-        logits = lm(**inputs_of(data, list(range(6)))).logits[:, PROMPT - 1 : -1] / temperature
-    chosen = logits.log_softmax(-1).gather(-1, data.batch["responses"][..., None])[..., 0]
+        logits = lm(**select_inputs(data, list(range(6)))).logits[:, PROMPT - 1 : -1] / temperature
+    expected = logits.log_softmax(-1).gather(-1, data.batch["responses"][..., None])[..., 0]
     mask = data.batch["response_mask"]
     for role in ("actor", "ref"):
         worker = ActorWorker(policy_config(policy), role, device="cpu")
         worker.init_model()
-        found = worker.compute_ref_log_prob(data).batch["ref_log_prob"]
-        torch.testing.assert_close(found, chosen * mask, atol=1e-5, rtol=1e-5)
-    found = worker.compute_log_prob(data).batch
-    torch.testing.assert_close(found["old_log_probs"], chosen * mask, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(found["entropys"], entropy_of(logits) * mask, atol=1e-5, rtol=1e-5)
+        actual = worker.compute_ref_log_prob(data).batch["ref_log_prob"]
+        torch.testing.assert_close(actual, expected * mask, atol=1e-5, rtol=1e-5)
+    actual = worker.compute_log_prob(data).batch
+    torch.testing.assert_close(actual["old_log_probs"], expected * mask, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        actual["entropys"], compute_entropy(logits) * mask, atol=1e-5, rtol=1e-5
+    )
 
 
-@pytest.mark.parametrize(("others", "taken"), [(0, False), (3, True)])
-def test_a_step_is_left_out_only_where_no_rank_has_an_advantage(policy, monkeypatch, others, taken):
-    """With ``skip_without_advantage``, and an entropy bonus that would move the weights."""
-    data = rows_to_learn()
+@pytest.mark.parametrize(("other_rows", "is_step_taken"), [(0, False), (3, True)])
+def test_step_is_skipped_only_without_advantage_on_any_rank(
+    policy, monkeypatch, other_rows, is_step_taken
+):
+    """``skip_without_advantage`` is set, and the entropy bonus alone would change the weights."""
+    data = make_training_rows()
     data.batch["advantages"] = torch.zeros_like(data.batch["advantages"])
-    monkeypatch.setattr(actor_module, "sum_over_ranks", lambda found: [found[0] + others])
+    monkeypatch.setattr(actor_module, "sum_over_ranks", lambda weights: [weights[0] + other_rows])
     settings = ACTOR | {"skip_without_advantage": True}
-    found = actor_update(policy, data, settings, OPTIM)
-    moved = distance(found, dict(loaded(policy).named_parameters()))
-    assert (moved > 1e-3) == taken
-    if taken:
-        assert distance(found, trained_policy(policy, data, ACTOR, OPTIM)) < 1e-5
+    weights = run_actor_update(policy, data, settings, OPTIM)
+    change = max_difference(weights, dict(load_policy(policy).named_parameters()))
+    assert (change > 1e-3) == is_step_taken
+    if is_step_taken:
+        assert max_difference(weights, train_policy_by_hand(policy, data, ACTOR, OPTIM)) < 1e-5

@@ -1,6 +1,4 @@
-"""Every hand-over of weights proves itself: what was dropped on the way, or did not change, ends
-the run at once.
-"""
+"""Tests of the checks of each weight sync. Weights that were lost or did not change end the run."""
 
 import asyncio
 from typing import Any
@@ -35,32 +33,35 @@ def policy(tmp_path_factory):
 # ---------------------------------------------------------------- fingerprints
 
 
-def test_a_fingerprint_is_of_bits_and_places():
+def test_fingerprint_depends_on_bits_and_positions():
     torch.manual_seed(0)
     values = torch.randn(20, 30)
-    same = compute_fingerprint(values)
-    assert compute_fingerprint(values.numpy()) == compute_fingerprint(values.clone()) == same
-    assert compute_fingerprint(values.T) != same and compute_fingerprint(values.flip(0)) != same
+    expected = compute_fingerprint(values)
+    assert compute_fingerprint(values.numpy()) == compute_fingerprint(values.clone()) == expected
+    assert (
+        compute_fingerprint(values.T) != expected
+        and compute_fingerprint(values.flip(0)) != expected
+    )
     nudged = values.clone()
     nudged[7, 3] = torch.nextafter(nudged[7, 3], torch.tensor(10.0))
-    assert compute_fingerprint(nudged) != same
+    assert compute_fingerprint(nudged) != expected
     assert compute_fingerprint(nudged, torch.bfloat16) == compute_fingerprint(values.bfloat16())
     assert compute_fingerprint(torch.zeros(0)) == 0
 
 
-def test_a_large_tensor_is_read_in_part_and_in_every_column(monkeypatch):
+def test_large_tensor_is_sampled_in_every_column(monkeypatch):
     monkeypatch.setattr(fingerprints, "MAX_VALUES_READ", 64)
     values = torch.zeros(64, 16)
-    read = 0
+    detected = 0
     for column in range(16):
         values.zero_()[:, column] = 1.0
-        read += compute_fingerprint(values) != 0
-    assert read == 16
-    values.zero_().view(-1)[1] = 1.0  # between two of those that are read
+        detected += compute_fingerprint(values) != 0
+    assert detected == 16
+    values.zero_().view(-1)[1] = 1.0  # between two values that are read
     assert compute_fingerprint(values) == 0
 
 
-def test_read_only_arrays_are_taken():
+def test_read_only_arrays_have_a_fingerprint():
     values = np.ones(5, dtype=np.float32)
     values.flags.writeable = False
     assert compute_fingerprint(values) == compute_fingerprint(torch.ones(5)) != 0
@@ -69,25 +70,27 @@ def test_read_only_arrays_are_taken():
 # ---------------------------------------------------------------- engines and workers
 
 
-class Dropping(HFEngine):
-    """Takes new weights and goes on with the old ones."""
+class DroppingEngine(HFEngine):
+    """Reads new weights and keeps the old ones."""
 
-    taken = True
+    reads_weights = True
 
     def update_weights(self, weights, version):
-        if self.taken:
+        if self.reads_weights:
             list(weights)
 
 
-class Deaf(Dropping):
-    """Does not look at new weights at all."""
+class IgnoringEngine(DroppingEngine):
+    """Never reads the new weights."""
 
-    taken = False
+    reads_weights = False
 
 
 @pytest.fixture(autouse=True)
 def gather_here(monkeypatch):
-    """``gather`` without Ray: a reference is the call itself, one among its arguments too."""
+    """Replace ``gather_results`` by a version without Ray: a reference is the call itself, (worker,
+    method, arguments), also among arguments.
+    """
     loop = asyncio.new_event_loop()
     workers: list[RolloutWorker] = []
 
@@ -95,11 +98,11 @@ def gather_here(monkeypatch):
         if not isinstance(ref, tuple):
             return ref
         worker, method, args = ref
-        answer = getattr(worker, method)(*map(value, args))
-        if not asyncio.iscoroutine(answer):
-            return answer
+        result = getattr(worker, method)(*map(value, args))
+        if not asyncio.iscoroutine(result):
+            return result
         workers.append(worker)
-        return loop.run_until_complete(answer)
+        return loop.run_until_complete(result)
 
     for module in (resources, engine_calls):
         monkeypatch.setattr(module, "gather_results", lambda refs, *_: [value(ref) for ref in refs])
@@ -109,11 +112,11 @@ def gather_here(monkeypatch):
     loop.close()
 
 
-def engine_of(policy, cls: type[HFEngine] = HFEngine, dtype: str = "float32") -> HFEngine:
+def make_engine(policy, cls: type[HFEngine] = HFEngine, dtype: str = "float32") -> HFEngine:
     return cls(rollout_section(dtype=dtype), str(policy))
 
 
-def start(
+def start_workers(
     policy, *engines: HFEngine, dtype: EngineDtype = "float32", lr: float = 1e-2, **model: Any
 ) -> resources.TrainingWorkers:
     config = policy_config(policy)
@@ -127,18 +130,18 @@ def start(
     return resources.TrainingWorkers(LocalActorGroup(worker), handles)
 
 
-def update(workers: resources.TrainingWorkers) -> bool:
-    """One update of the policy; whether it moved."""
+def update_policy(workers: resources.TrainingWorkers) -> bool:
+    """Update the policy once and return True if it moved."""
     group: Any = workers.actor_group
     return has_updated_weights(group.worker.update_actor(random_rows(rows=4)).meta_info["metrics"])
 
 
 @pytest.mark.parametrize("lora", [0, 4])
-def test_weights_arrive_in_engines_of_both_precisions(policy, lora):
-    engines = [engine_of(policy, dtype=dtype) for dtype in ("float32", "bfloat16")]
-    workers = start(policy, *engines, lora_rank=lora)
+def test_weights_reach_engines_of_both_precisions(policy, lora):
+    engines = [make_engine(policy, dtype=dtype) for dtype in ("float32", "bfloat16")]
+    workers = start_workers(policy, *engines, lora_rank=lora)
     workers.sync_weights(0)
-    moved = update(workers)
+    moved = update_policy(workers)
     assert moved
     before = engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"].clone()
     workers.sync_weights(1, moved)
@@ -146,14 +149,14 @@ def test_weights_arrive_in_engines_of_both_precisions(policy, lora):
     assert not torch.equal(engines[0].held_weights()["model.layers.0.mlp.up_proj.weight"], before)
 
 
-def test_weights_travel_in_the_precision_of_the_engines(policy):
-    engine = engine_of(policy, dtype="bfloat16")
-    workers = start(policy, engine, dtype="bfloat16")
+def test_weights_are_sent_in_the_precision_of_the_engines(policy):
+    engine = make_engine(policy, dtype="bfloat16")
+    workers = start_workers(policy, engine, dtype="bfloat16")
     group: Any = workers.actor_group
-    shipped = dict(group.worker.export_weights())
-    assert {array.dtype for array in shipped.values()} == {np.dtype(np.uint16)}
+    sent = dict(group.worker.export_weights())
+    assert {array.dtype for array in sent.values()} == {np.dtype(np.uint16)}
     workers.sync_weights(0)
-    moved = update(workers)
+    moved = update_policy(workers)
     workers.sync_weights(1, moved)
     held = engine.held_weights()
     masters = actor_module.full_weights(group.worker.train_engine)
@@ -161,13 +164,13 @@ def test_weights_travel_in_the_precision_of_the_engines(policy):
     assert torch.equal(held[name], masters[f"{actor_module.PREFIX}{name}"].bfloat16())
 
 
-def test_a_step_too_small_for_the_precision_of_the_engines_is_none_that_was_lost(policy):
-    engine = engine_of(policy, dtype="bfloat16")
-    workers = start(policy, engine, dtype="bfloat16", lr=1e-9)
+def test_update_below_bfloat16_precision_passes_the_check(policy):
+    engine = make_engine(policy, dtype="bfloat16")
+    workers = start_workers(policy, engine, dtype="bfloat16", lr=1e-9)
     group: Any = workers.actor_group
     workers.sync_weights(0)
     before = group.worker.weight_fingerprints()
-    moved = update(workers)
+    moved = update_policy(workers)
     assert moved
     workers.sync_weights(1, moved)
     after = group.worker.weight_fingerprints()
@@ -177,52 +180,54 @@ def test_a_step_too_small_for_the_precision_of_the_engines_is_none_that_was_lost
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_an_array_is_the_tensor_again(dtype):
+def test_array_round_trip_keeps_the_tensor(dtype):
     tensor = torch.randn(3, 5)
     array = as_array(tensor, dtype)
     array.flags.writeable = False
-    found = as_tensor(array)
-    assert found.dtype is dtype and torch.equal(found, tensor.to(dtype))
+    restored = as_tensor(array)
+    assert restored.dtype is dtype and torch.equal(restored, tensor.to(dtype))
     assert (
         compute_fingerprint(array)
-        == compute_fingerprint(found)
+        == compute_fingerprint(restored)
         == compute_fingerprint(tensor, dtype)
     )
     assert as_tensor(tensor) is tensor
 
 
 @pytest.mark.parametrize("lora", [0, 4])
-def test_an_engine_that_drops_a_sync_ends_the_run_in_the_same_step(policy, lora):
-    workers = start(policy, engine_of(policy), engine_of(policy, Dropping), lora_rank=lora)
-    workers.sync_weights(0)  # the weights it has from disk are those that are sent
-    moved = update(workers)
+def test_engine_that_drops_a_sync_ends_the_run_in_that_step(policy, lora):
+    workers = start_workers(
+        policy, make_engine(policy), make_engine(policy, DroppingEngine), lora_rank=lora
+    )
+    workers.sync_weights(0)  # the engine already holds these weights from disk
+    moved = update_policy(workers)
     with pytest.raises(EngineError, check=mentions("model")):
         workers.sync_weights(1, moved)
 
 
-def test_an_engine_that_hears_nothing_ends_the_run_at_the_first_sync(policy):
-    workers = start(policy, engine_of(policy), engine_of(policy, Deaf))
+def test_engine_that_ignores_weights_ends_the_run_at_first_sync(policy):
+    workers = start_workers(policy, make_engine(policy), make_engine(policy, IgnoringEngine))
     with pytest.raises(WeightSyncError, check=mentions("worker 1", "version 0")) as raised:
         workers.sync_weights(0)
     assert "model.embed_tokens" in str(raised.value)
 
 
-def test_weights_that_are_changed_on_the_way_are_noticed(policy, monkeypatch):
-    workers = start(policy, engine_of(policy))
+def test_weights_changed_in_transit_are_detected(policy, monkeypatch):
+    workers = start_workers(policy, make_engine(policy))
     group: Any = workers.actor_group
-    real = group.worker.export_weights
+    export_weights = group.worker.export_weights
 
-    def torn() -> list[tuple[str, np.ndarray]]:
-        (name, first), *others = real()
+    def export_changed_weights() -> list[tuple[str, np.ndarray]]:
+        (name, first), *others = export_weights()
         return [(name, np.nextafter(first, np.float32(9.0))), *others]
 
-    monkeypatch.setattr(group.worker, "export_weights", torn)
+    monkeypatch.setattr(group.worker, "export_weights", export_changed_weights)
     with pytest.raises(WeightSyncError, check=mentions("1 of")):
         workers.sync_weights(0)
 
 
-def test_an_engine_of_somebody_elses_that_shows_no_weights_is_believed(policy):
-    class Closed:
+def test_user_provided_engine_without_held_weights_is_accepted(policy):
+    class OpaqueEngine:
         policy_version = 0
 
         def update_weights(self, weights, _version):
@@ -231,12 +236,12 @@ def test_an_engine_of_somebody_elses_that_shows_no_weights_is_believed(policy):
         def close(self):
             pass
 
-    engine: Any = Closed()
-    start(policy, engine).sync_weights(0)
-    assert engine.policy_version == len(engine_of(policy).held_weights()) - 1  # a tied head
+    engine: Any = OpaqueEngine()
+    start_workers(policy, engine).sync_weights(0)
+    assert engine.policy_version == len(make_engine(policy).held_weights()) - 1  # a tied head
 
 
-def test_what_is_fused_repacked_or_quantised_is_not_read_back():
+def test_fused_repacked_and_quantised_weights_are_not_verified():
     sent = [(name, torch.ones(2, 2)) for name in ("same", "fused", "fp8", "elsewhere", "stale")]
     held = {
         "same": torch.ones(2, 2).bfloat16(),
@@ -244,38 +249,40 @@ def test_what_is_fused_repacked_or_quantised_is_not_read_back():
         "fp8": torch.zeros(2, 2, dtype=torch.float8_e4m3fn),
         "stale": torch.zeros(2, 2),
     }
-    arrival = WeightReceipt(held)
-    assert len(list(arrival.record_weights(sent))) == len(arrival.received) == 5
+    receipt = WeightReceipt(held)
+    assert len(list(receipt.record_weights(sent))) == len(receipt.received) == 5
     with pytest.raises(EngineError, check=mentions("1 of the 2", "stale")):
-        arrival.verify_held(held)
+        receipt.verify_held(held)
     held["stale"] = torch.ones(2, 2)
-    assert arrival.verify_held(held) == 2
+    assert receipt.verify_held(held) == 2
 
 
-# ---------------------------------------------------------------- movement
+# ---------------------------------------------------------------- changes of the weights
 
 
 @pytest.mark.parametrize("lora", [0, 4])
-def test_weights_that_do_not_move_with_the_gradient_end_the_run(policy, monkeypatch, lora):
-    """As when adapters do not reach what is handed out, or the optimizer holds other tensors."""
-    workers = start(policy, engine_of(policy), lora_rank=lora)
+def test_weights_that_do_not_follow_the_gradient_end_the_run(policy, monkeypatch, lora):
+    """This happens if adapters are missing in the exported weights, or the optimizer holds
+    copies.
+    """
+    workers = start_workers(policy, make_engine(policy), lora_rank=lora)
     first = actor_module.full_weights(workers.actor_group.worker.train_engine)  # pyright: ignore
     monkeypatch.setattr(actor_module, "full_weights", lambda _: first)
     workers.sync_weights(0)
-    moved = update(workers)
+    moved = update_policy(workers)
     assert moved
     with pytest.raises(WeightSyncError):
         workers.sync_weights(1, moved)
-    workers.sync_weights(1)  # without a step there is nothing to be seen
+    workers.sync_weights(1)  # without an update there is nothing to check
 
 
-def test_a_step_that_was_left_out_moves_nothing():
-    taken = {"actor/optimizer_steps": 4.0, "actor/lr": 1e-6}
-    assert has_updated_weights(taken) and has_updated_weights(taken | {"actor/zero_steps": 3.0})
-    assert not has_updated_weights(taken | {"actor/zero_steps": 3.0, "actor/skipped_steps": 1.0})
-    assert not has_updated_weights(taken | {"actor/lr": 0.0}) and not has_updated_weights({})
+def test_skipped_step_updates_no_weights():
+    metrics = {"actor/optimizer_steps": 4.0, "actor/lr": 1e-6}
+    assert has_updated_weights(metrics) and has_updated_weights(metrics | {"actor/zero_steps": 3.0})
+    assert not has_updated_weights(metrics | {"actor/zero_steps": 3.0, "actor/skipped_steps": 1.0})
+    assert not has_updated_weights(metrics | {"actor/lr": 0.0}) and not has_updated_weights({})
 
 
-def test_engines_by_name_show_their_weights(policy):
+def test_registered_engine_has_held_weights(policy):
     engine = create_engine("hf", rollout_section(), str(policy))
     assert "model.embed_tokens.weight" in engine.held_weights()

@@ -1,6 +1,4 @@
-"""What crosses the border of the workers: records in object arrays, engines by name, and the
-refusals of what is not ready.
-"""
+"""Tests of data sent to the workers, of engines by name, and of refusals of missing preparation."""
 
 import pickle
 
@@ -25,22 +23,24 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
 
 
-def test_branches_spans_and_a_bonus_survive_the_way_to_a_worker():
+def test_branches_spans_and_choice_survive_pickling():
     data = add_branches(random_rows(rows=4))
     data.meta_info["choice"] = Choice((1, 2), weight=0.5, name="colour")
-    found = pickle.loads(pickle.dumps(data))
+    received = pickle.loads(pickle.dumps(data))
     for key, kind in (("branches", Branch), ("spans", Span)):
-        for row, sent in zip(found.non_tensor_batch[key], data.non_tensor_batch[key], strict=True):
+        for row, sent in zip(
+            received.non_tensor_batch[key], data.non_tensor_batch[key], strict=True
+        ):
             assert row == sent and all(isinstance(record, kind) for record in row)
-    assert found.meta_info["choice"] == data.meta_info["choice"]
+    assert received.meta_info["choice"] == data.meta_info["choice"]
 
 
-def test_shards_of_branches_and_scores_join_in_order(policy):
+def test_shards_of_branches_and_scores_are_joined_in_order(policy):
     data = add_branches(random_rows(rows=4))
     worker = actor_of(policy)
     whole = worker.compute_log_prob(data).non_tensor_batch
-    answers = [pickle.loads(pickle.dumps(worker.compute_log_prob(part))) for part in data.chunk(2)]
-    joined = DataProto.concat(answers).non_tensor_batch
+    parts = [pickle.loads(pickle.dumps(worker.compute_log_prob(part))) for part in data.chunk(2)]
+    joined = DataProto.concat(parts).non_tensor_batch
     for key in ("branch_scores", "span_scores"):
         for row, expected in zip(joined[key], whole[key], strict=True):
             assert all(isinstance(score, SegmentScore) for score in row)
@@ -48,7 +48,7 @@ def test_shards_of_branches_and_scores_join_in_order(policy):
             assert labels == [(score.step, score.label, score.num_tokens) for score in expected]
 
 
-def test_the_metric_of_a_choice_carries_its_name(policy):
+def test_metric_of_a_choice_contains_its_name(policy):
     worker = actor_of(policy)
     data = random_rows()
     data.meta_info["choice"] = Choice((20, 21), weight=0.1, name="colour")
@@ -57,7 +57,7 @@ def test_the_metric_of_a_choice_carries_its_name(policy):
     assert "actor/level_entropy" not in metrics
 
 
-def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
+def test_bonus_without_choice_mask_is_no_loss_term(policy):
     data = random_rows()
     data.meta_info["choice"] = Choice((20, 21), weight=0.1)
     del data.batch["choice_mask"]
@@ -65,13 +65,13 @@ def test_a_bonus_without_places_is_no_term_of_the_loss(policy):
     assert loss.choice is None and loss.choice_token_ids is None
 
 
-def test_a_worker_says_what_comes_first(policy):
+def test_uninitialised_worker_names_the_missing_call(policy):
     worker = ActorWorker(policy_config(policy), device="cpu")
     with pytest.raises(RuntimeError, check=mentions("init_model()")):
         worker.compute_log_prob(random_rows())
 
 
-def test_a_frozen_engine_takes_no_step(policy):
+def test_frozen_engine_refuses_steps(policy):
     engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu")
     for call in (engine.step, engine.skip_step):
         with pytest.raises(RuntimeError, match="frozen"):
@@ -79,17 +79,17 @@ def test_a_frozen_engine_takes_no_step(policy):
     assert engine.steps == 0
 
 
-def test_a_dtype_that_nobody_filled_in_is_refused(policy):
+def test_unset_dtype_is_refused(policy):
     with pytest.raises(ValueError, check=mentions("dtype=None")):
         TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", dtype=None)
 
 
-def test_an_unknown_override_names_the_nearest(policy):
+def test_unknown_override_gets_a_suggestion(policy):
     with pytest.raises(ValueError, check=suggests("hidden_size")):
         load_causal_lm(policy, override_config={"hiden_size": 64})
 
 
-def test_an_unknown_engine_names_the_nearest():
+def test_unknown_engine_gets_a_suggestion():
     with pytest.raises(ValueError, check=suggests("vllm", "hf")):
         import_engine_class("vlm")
 
