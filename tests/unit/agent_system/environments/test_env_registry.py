@@ -84,14 +84,14 @@ def test_missing_dependency_names_the_extra(monkeypatch):
 
 
 def test_users_register_an_import_path_or_a_function():
-    registry.register_env("place", "tests.helpers.faulty_envs:PACKAGE")
+    registry.register_env("by_path", "tests.helpers.faulty_envs:PACKAGE")
 
-    @registry.register_env("function")
+    @registry.register_env("by_function")
     def make():
-        return registry.get_package("place")
+        return registry.get_package("by_path")
 
-    assert registry.get_package("place").name == "faulty"
-    assert registry.find_entry("function").target.startswith(f"{__name__}:")
+    assert registry.get_package("by_path").name == "faulty"
+    assert registry.find_entry("by_function").target.startswith(f"{__name__}:")
 
 
 def test_the_environment_layer_imports_neither_torch_nor_ray():

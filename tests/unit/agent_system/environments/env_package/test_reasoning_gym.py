@@ -173,10 +173,10 @@ class CountingQuestions:
     """Questions that count how often one is generated."""
 
     def __init__(self):
-        self.made = 0
+        self.count = 0
 
     def __getitem__(self, number):
-        self.made += 1
+        self.count += 1
         return {"question": f"{number}?"}
 
     def score_answer(self, answer, entry):
@@ -187,8 +187,8 @@ def test_each_question_is_generated_once_for_both_splits(monkeypatch):
     questions = CountingQuestions()
     monkeypatch.setattr(questions_module, "load_questions", lambda _settings: questions)
     settings = PACKAGE.read_settings({"train_tasks": 2, "val_tasks": 3})
-    assert len(PACKAGE.tasks(settings, "val")) == 3 and questions.made == 3
-    assert len(PACKAGE.tasks(settings, "train")) == 2 and questions.made == 5
+    assert len(PACKAGE.tasks(settings, "val")) == 3 and questions.count == 3
+    assert len(PACKAGE.tasks(settings, "train")) == 2 and questions.count == 5
 
 
 def test_unreadable_answer_gets_reward_0():

@@ -233,7 +233,7 @@ def test_list_names_the_games_without_further_settings():
 def test_no_game_uses_the_network():
     code = (
         "import socket\n"
-        "def refuse(*args, **kwargs): raise SystemExit(f'the network was asked for: {args}')\n"
+        "def refuse(*args, **kwargs): raise SystemExit(f'a game used the network: {args}')\n"
         "socket.getaddrinfo = socket.create_connection = socket.socket.connect = refuse\n"
         "from agent_system.environments.env_package.textarena.games import GAMES\n"
         "from agent_system.environments.env_package.textarena.package import PACKAGE\n"
