@@ -94,7 +94,7 @@ def test_users_register_an_import_path_or_a_function():
     assert registry.find_entry("by_function").target.startswith(f"{__name__}:")
 
 
-def test_the_environment_layer_imports_neither_torch_nor_ray():
+def test_environment_layer_imports_neither_torch_nor_ray():
     code = (
         "import sys, agent_system.environments.pool.environment_pool, "
         "agent_system.environments.manager, agent_system.environments.pool.worker; "

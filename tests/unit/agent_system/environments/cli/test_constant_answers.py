@@ -55,7 +55,7 @@ def test_oracle_actions_are_executed_in_any_format(name, problem_count, question
         *[(21, 32, False, False), (22, 32, False, True), (0, 0, False, False), (0, 0, True, False)],
     ],
 )
-def test_most_is_more_than_half_beyond_chance(successes, episodes, all_tasks, expected):
+def test_is_most_requires_more_than_half_beyond_chance(successes, episodes, all_tasks, expected):
     assert is_most(successes, episodes, all_tasks) == expected
 
 

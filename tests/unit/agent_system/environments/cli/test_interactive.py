@@ -56,13 +56,13 @@ def test_unknown_task_number_is_refused():
 
 
 def test_part_of_a_mixture_prints_its_own_introduction():
-    def introduction(name, **section):
+    def read_introduction(name, **section):
         output = run_typed(name, "", kwargs=section)[1].partition("\n")[2]
         return output.partition("You are at")[0]
 
-    alone = introduction("number_line")
-    assert "<action>" in alone
-    assert introduction("mixture", parts=["number_line"]) == alone
+    expected = read_introduction("number_line")
+    assert "<action>" in expected
+    assert read_introduction("mixture", parts=["number_line"]) == expected
 
 
 def test_command_reads_actions_from_a_pipe():

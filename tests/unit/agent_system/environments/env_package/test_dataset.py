@@ -63,10 +63,16 @@ def test_jsonl_and_parquet_rows_give_the_same_tasks(tmp_path, write, name):
 
 
 def test_files_are_concatenated_and_column_names_are_configurable(tmp_path):
-    one = write_jsonl(tmp_path / "one.jsonl", {"question": "1?", "ground_truth": 1, "from": "x"})
-    two = write_jsonl(tmp_path / "two.jsonl", {"question": "2?", "ground_truth": 2})
+    first_path = write_jsonl(
+        tmp_path / "one.jsonl", {"question": "1?", "ground_truth": 1, "from": "x"}
+    )
+    second_path = write_jsonl(tmp_path / "two.jsonl", {"question": "2?", "ground_truth": 2})
     settings = PACKAGE.read_settings(
-        {"train_files": [one, two], "prompt_key": "question", "reward_fn_key": "from"}
+        {
+            "train_files": [first_path, second_path],
+            "prompt_key": "question",
+            "reward_fn_key": "from",
+        }
     )
     tasks = PACKAGE.tasks(settings, "train")
     assert [task["messages"][0]["content"] for task in tasks] == ["1?", "2?"]

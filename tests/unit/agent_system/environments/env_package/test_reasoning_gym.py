@@ -124,8 +124,8 @@ def test_compact_answers_are_read_with_separated_digits():
     settings = make_settings(**SUMS, prompt="compact")
     env = PACKAGE.make(settings)
     for task in PACKAGE.tasks(settings, "val"):
-        shown = PACKAGE.prompts(settings).first(env.reset(task, seed=0), False)
-        terms = re.findall(r"\d[\d ]*", shown)
+        prompt = PACKAGE.prompts(settings).first(env.reset(task, seed=0), False)
+        terms = re.findall(r"\d[\d ]*", prompt)
         total = sum(int(term.replace(" ", "")) for term in terms)
         assert env.step(" ".join(str(total)))[1] == 1.0
 

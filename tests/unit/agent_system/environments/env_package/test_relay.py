@@ -181,10 +181,13 @@ def test_trap_variant_makes_level_4_thoughts_often_wrong(tmp_path):
 
 
 def test_demonstrations_do_not_depend_on_the_number_of_doors(tmp_path):
-    settings = [
+    settings_list = [
         PACKAGE.read_settings({"doors": doors, "train_tasks": 9 * doors}) for doors in (8, 16)
     ]
-    paths = {write_demonstrations("relay", one, tmp_path, 5, num_workers=0) for one in settings}
+    paths = {
+        write_demonstrations("relay", settings, tmp_path, 5, num_workers=0)
+        for settings in settings_list
+    }
     assert len(paths) == 1
     longer = PACKAGE.read_settings({"demonstrated_doors": 3})
     path = write_demonstrations("relay", longer, tmp_path, 5, num_workers=0)

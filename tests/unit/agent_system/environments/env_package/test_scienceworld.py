@@ -128,16 +128,16 @@ def test_episode_depends_only_on_its_task(env):
         "wait1",
     ]
     start = env.reset(task, 1)
-    alone = [env.step(action) for action in actions]
+    expected = [env.step(action) for action in actions]
     neighbour.reset(other, 0)
     assert env.reset(task, 2) == start
     with_neighbour = []
     for action in actions:
         neighbour.step("wait1")
         with_neighbour.append(env.step(action))
-    assert alone == with_neighbour
-    assert [info["is_action_valid"] for *_, info in alone] == [False] * 7 + [True] * 2
-    assert alone[6][0].anchor == start.anchor != alone[7][0].anchor
+    assert expected == with_neighbour
+    assert [info["is_action_valid"] for *_, info in expected] == [False] * 7 + [True] * 2
+    assert expected[6][0].anchor == start.anchor != expected[7][0].anchor
     neighbour.close()
 
 

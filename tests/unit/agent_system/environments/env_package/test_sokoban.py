@@ -187,12 +187,12 @@ def test_compact_prompts_draw_the_room_once_and_list_boxes():
     env = PACKAGE.make(settings)
     prompts = PACKAGE.prompts(settings)
     start = env.reset(TASK, 0)
-    short = prompts.turn(start)
-    assert short == (
+    compact = prompts.turn(start)
+    assert compact == (
         "up wall, left wall, right box; box 1 right, target 1 right, closer right from here; "
         "box 1 down 2 right, target 1 up, closer right from 1 down 1 right"
     )
-    assert prompts.first(start, True) == f"{start.text}\n{short}"
+    assert prompts.first(start, True) == f"{start.text}\n{compact}"
     pushed, *_ = env.step("right")
     assert prompts.turn(pushed) == (
         "up wall, right box; box 1 down 1 right, target 1 right, closer right from 1 down"

@@ -135,7 +135,7 @@ def test_episode_depends_only_on_its_task(section):
     env, neighbour = PACKAGE.make(read(section())), PACKAGE.make(read(section()))
     actions = ["look", "fly to the moon", "", "x" * 400, "ö☃ {}", "inventory"]
     start = env.reset(task, 1)
-    alone = [env.step(action) for action in actions]
+    expected = [env.step(action) for action in actions]
     neighbour.reset(other, 0)
     env.reset(other, 0)
     assert env.reset(task, 2) == start
@@ -143,9 +143,9 @@ def test_episode_depends_only_on_its_task(section):
     for action in actions:
         neighbour.step("look")
         with_neighbour.append(env.step(action))
-    assert alone == with_neighbour
-    assert [info["is_action_valid"] for *_, info in alone] == [True] + [False] * 4 + [True]
-    assert all(observation.anchor == start.anchor for observation, *_ in alone)
+    assert expected == with_neighbour
+    assert [info["is_action_valid"] for *_, info in expected] == [True] + [False] * 4 + [True]
+    assert all(observation.anchor == start.anchor for observation, *_ in expected)
     move = next(
         action
         for action in start.info["admissible_actions"]

@@ -164,16 +164,16 @@ def test_episode_depends_only_on_its_task(env):
     neighbour = PACKAGE.make(read({}))
     actions = ["look around", "INVENTORY", "fly to the moon", "", "x" * 400, 'say "hi"\n{}', "ö☃"]
     start = env.reset(task, 1)
-    alone = [env.step(action) for action in actions]
+    expected = [env.step(action) for action in actions]
     neighbour.reset(other, 0)
     assert env.reset(task, 2) == start
     with_neighbour = []
     for action in actions:
         neighbour.step(neighbour.reset(other, 0).info["admissible_actions"][0])
         with_neighbour.append(env.step(action))
-    assert alone == with_neighbour
-    assert [info["is_action_valid"] for *_, info in alone] == [True, True] + [False] * 5
-    assert all(observation.anchor == start.anchor for observation, *_ in alone)
+    assert expected == with_neighbour
+    assert [info["is_action_valid"] for *_, info in expected] == [True, True] + [False] * 5
+    assert all(observation.anchor == start.anchor for observation, *_ in expected)
     neighbour.close()
 
 

@@ -45,7 +45,7 @@ def test_item_1_return_keys_have_aliases(tokenizer):
 
 
 @pytest.mark.parametrize("cls", [MultistepEnv, CountTo, TwentyQuestionsEnv])
-def test_item_2_constructor_defaults(cls):
+def test_item_2_constructor_has_the_original_defaults(cls):
     parameters = inspect.signature(cls).parameters
     assert parameters["tokenizer"].default is None
     assert parameters["episodes_per_trial"].default == 1
@@ -93,7 +93,7 @@ def test_item_4_no_tokens_are_returned_without_a_tokenizer():
     assert env.active_states == {}
 
 
-def test_item_4_twenty_questions_without_a_tokenizer():
+def test_item_4_twenty_questions_runs_without_a_tokenizer():
     env = TwentyQuestionsEnv()
     results = env.run_trial([{"solution": "dog"}], agent=Speaker("Is it alive?", "[dog]"))
     assert env.completed_episodes[results["session_ids"][0]]["reward"] == 1.0 and results[
