@@ -1,8 +1,8 @@
-"""What every environment promises: it can be won through the collector, groups start alike, tasks
-are stable.
+"""Tests of the contract that every environment keeps.
 
-An environment is added to ``CASES`` with a small section, and to ``tests/helpers/gold.py`` with a
-policy that wins.
+Each environment can be solved through the collector, the members of a group start alike, and tasks
+are stable. To add an environment, add a small section to ``CASES`` and a policy that succeeds to
+``tests/helpers/gold.py``.
 """
 
 import json
@@ -32,19 +32,19 @@ CASES = {
 NAMES = sorted(CASES)
 
 
-def managers(name, seed=0):
+def make_managers(name, seed=0):
     return make_envs(make_config(name, kwargs=CASES[name], seed=seed, n=3))
 
 
-def first_env(name, task=0):
-    train, _ = managers(name)
+def make_env_and_task(name, task=0):
+    train, _ = make_managers(name)
     return train.package.make(train.settings), train.task_list[task]
 
 
 @pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
 @pytest.mark.parametrize("history", ["append", "window"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_won_through_the_collector(name, history, levels):
+def test_environment_is_solved_through_the_collector(name, history, levels):
     data = wins(name, GOLD[name], groups=3, n=2, history=history, levels=levels, **CASES[name])
     assert set(data.non_tensor_batch["episode_rewards"]) == {1.0}
     if levels:
@@ -52,13 +52,13 @@ def test_it_is_won_through_the_collector(name, history, levels):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_held_out_tasks_can_be_won_too(name):
+def test_validation_tasks_can_be_solved(name):
     wins(name, GOLD[name], groups=5, n=1, split="val", **CASES[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_members_of_a_uid_share_task_and_start_state(name):
-    train, _ = managers(name)
+def test_group_members_share_task_and_start_state(name):
+    train, _ = make_managers(name)
     batch = train.gen_batch(1, 4)
     observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
     train.close()
@@ -75,7 +75,7 @@ def test_members_of_a_uid_share_task_and_start_state(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_train_and_validation_share_no_task(name):
-    train, val = managers(name)
+    train, val = make_managers(name)
 
     def contents(tasks):
         return {
@@ -91,21 +91,21 @@ def test_train_and_validation_share_no_task(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_same_config_and_seed_same_tasks(name):
+def test_same_config_and_seed_give_the_same_tasks(name):
     first, again, other = (
-        managers(name, seed)[0].gen_batch(2, 4).non_tensor_batch for seed in (0, 0, 1)
+        make_managers(name, seed)[0].gen_batch(2, 4).non_tensor_batch for seed in (0, 0, 1)
     )
     assert first["task_id"].tolist() == again["task_id"].tolist()
     assert first["env_seed"].tolist() == again["env_seed"].tolist()
     assert first["task_id"].tolist() != other["task_id"].tolist()
-    panels = [managers(name, seed)[1] for seed in (0, 1)]
-    assert panels[0].panel_hash == panels[1].panel_hash, (
-        "runs with other seeds are measured on the same panel"
+    val_managers = [make_managers(name, seed)[1] for seed in (0, 1)]
+    assert val_managers[0].panel_hash == val_managers[1].panel_hash, (
+        "runs with other seeds use the same validation set"
     )
 
 
 def test_another_process_makes_the_same_tasks():
-    """Nothing may hang on the hash seed of a process."""
+    """Tasks do not depend on the hash seed of the process."""
     code = (
         "import hashlib, json, sys\n"
         "from agent_system.environments.env_registry import get_package\n"
@@ -131,34 +131,34 @@ def test_another_process_makes_the_same_tasks():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_episode_is_determined_by_task_and_seed_however_often_it_is_played(name):
-    env, task = first_env(name)
-    other = first_env(name, 1)[1]
+def test_episode_depends_only_on_task_and_seed(name):
+    env, task = make_env_and_task(name)
+    other = make_env_and_task(name, 1)[1]
 
-    def episode():
+    def run_episode():
         start = env.reset(task, 5)
-        seen: list[tuple[object, ...]] = [(start.text, start.anchor)]
+        outcomes: list[tuple[object, ...]] = [(start.text, start.anchor)]
         for _ in range(4):
             action = (start.info["admissible_actions"])[-1]
             observation, reward, done, info = env.step(action)
-            seen.append(
+            outcomes.append(
                 (observation.text, observation.anchor, reward, done, info["is_action_valid"])
             )
             if done:
                 break
-        return seen
+        return outcomes
 
-    first = episode()
+    first = run_episode()
     env.reset(other, 5)
-    assert episode() == first
+    assert run_episode() == first
 
 
 @pytest.mark.parametrize(
     "action", ["", "no such thing", "search[]", "click[nothing]", "x" * 400, "[[["]
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_an_invalid_action_changes_nothing_and_is_said_to_be_invalid(name, action):
-    env, task = first_env(name)
+def test_invalid_action_changes_nothing_and_is_marked(name, action):
+    env, task = make_env_and_task(name)
     start = env.reset(task, 0)
     observation, reward, done, info = env.step(action)
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
@@ -167,18 +167,18 @@ def test_an_invalid_action_changes_nothing_and_is_said_to_be_invalid(name, actio
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tasks_and_observations_can_be_sent(name):
-    env, task = first_env(name)
+def test_tasks_and_observations_can_be_serialised(name):
+    env, task = make_env_and_task(name)
     assert json.loads(json.dumps(task)) == task
     observation = env.reset(task, 0)
-    sent = pool_wire.decode(pool_wire.encode({"ok": pool_wire.pack_observation(observation)}))
-    assert Observation(*sent["ok"]) == observation
+    decoded = pool_wire.decode(pool_wire.encode({"ok": pool_wire.pack_observation(observation)}))
+    assert Observation(*decoded["ok"]) == observation
     env.close()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_prompts_for_plain_actions_and_for_the_four_levels(name):
-    train, _ = managers(name)
+def test_prompts_explain_plain_actions_and_the_four_levels(name):
+    train, _ = make_managers(name)
     prompts = train.package.prompts(train.settings)
     plain, levels = prompts.system(False), prompts.system(True)
     assert plain is not None and levels is not None
@@ -192,15 +192,15 @@ def test_prompts_for_plain_actions_and_for_the_four_levels(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unknown_keys_of_the_section_are_refused(name):
+def test_unknown_key_of_the_section_is_refused(name):
     key = next(iter(CASES[name]), "topk")
-    said = f"env.{name}.{key}x=3.*env.{name}.{key}"
-    with pytest.raises(ValueError, match=said):
+    pattern = f"env.{name}.{key}x=3.*env.{name}.{key}"
+    with pytest.raises(ValueError, match=pattern):
         make_envs(make_config(name, kwargs={f"{key}x": 3}))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_section_may_be_given_under_the_name_of_the_environment(name):
+def test_section_may_be_named_after_the_environment(name):
     config = make_config(name, kwargs={})
     setattr(config.env, name, dict(CASES[name]))
     expected = get_package(name).read_settings({"max_steps": 12, "seed": 0, **CASES[name]})
@@ -208,12 +208,12 @@ def test_the_section_may_be_given_under_the_name_of_the_environment(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_config_plays_it(name):
+def test_config_of_the_same_name_makes_the_environment(name):
     config = load_config(name)
     assert config.env.env_name == name
     train, val = make_envs(config)
     assert len(train.task_list) >= 100 and len(val.panel) == config.env.val_tasks
 
 
-def test_webshop_is_another_name_of_the_shop():
+def test_webshop_is_an_alias_of_shop():
     assert get_package("webshop") is get_package("shop")

@@ -1,4 +1,4 @@
-"""Names resolve to packages, wrong ones are explained, and nothing heavy is imported on the way."""
+"""Tests of the registry: names resolve to packages, and wrong names are explained."""
 
 import dataclasses
 import subprocess
@@ -20,60 +20,60 @@ def restore_registry(monkeypatch):
     monkeypatch.setattr(registry, "REGISTRY", dict(registry.REGISTRY))
 
 
-def test_a_registered_name_gives_its_package():
+def test_registered_name_gives_its_package():
     package = registry.get_package("number_line")
     assert isinstance(package, EnvPackage) and package.name == "number_line"
 
 
-def test_a_variant_after_a_slash_is_the_same_environment():
+def test_variant_after_a_slash_is_the_same_environment():
     assert registry.find_entry("alfworld/AlfredTWEnv") == registry.find_entry("alfworld")
 
 
-def test_an_unknown_name_lists_the_right_ones_and_the_nearest():
+def test_unknown_name_lists_known_names_and_the_nearest():
     with pytest.raises(
         registry.UnknownEnvironment, check=suggests("alfworld", "'alfwrld'", "number_line")
     ):
         registry.get_package("alfwrld")
 
 
-def test_a_place_needs_no_registration():
+def test_import_path_needs_no_registration():
     assert registry.get_package("tests.helpers.faulty_envs:PACKAGE").name == "faulty"
 
 
-def test_a_place_without_a_package_is_refused():
+def test_import_path_of_another_type_is_refused():
     with pytest.raises(TypeError, check=mentions("EnvPackage")):
         registry.get_package("tests.helpers.faulty_envs:__name__")
 
 
-def test_a_place_that_holds_no_such_name_is_refused_with_the_nearest():
+def test_import_path_with_unknown_name_gets_a_suggestion():
     with pytest.raises(
         registry.UnknownEnvironment, check=suggests("PACKAGE", "faulty_envs", "PAKAGE")
     ):
         registry.get_package("tests.helpers.faulty_envs:PAKAGE")
 
 
-@pytest.mark.parametrize("place", ["no_such_lab:PACKAGE", "no_such_lab.guess:PACKAGE"])
-def test_a_place_that_cannot_be_imported_says_where_to_start(place):
+@pytest.mark.parametrize("import_path", ["no_such_lab:PACKAGE", "no_such_lab.guess:PACKAGE"])
+def test_import_path_of_a_missing_module_names_the_module(import_path):
     with pytest.raises(
         registry.MissingExtra,
         check=mentions("'no_such_lab'"),
     ):
-        registry.get_package(place)
+        registry.get_package(import_path)
 
 
-def test_a_place_whose_own_imports_are_missing_names_these(tmp_path, monkeypatch):
+def test_missing_import_of_a_user_package_is_named(tmp_path, monkeypatch):
     (tmp_path / "needy_lab.py").write_text("import no_such_library")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(registry.MissingExtra, check=mentions("'no_such_library'")):
         registry.get_package("needy_lab:PACKAGE")
 
 
-def test_an_unknown_name_says_how_one_of_your_own_is_named():
+def test_unknown_name_shows_how_to_name_a_user_package():
     with pytest.raises(registry.UnknownEnvironment, check=mentions("'potions'", "potions:PACKAGE")):
         registry.get_package("potions")
 
 
-def test_a_missing_dependency_names_the_extra(monkeypatch):
+def test_missing_dependency_names_the_extra(monkeypatch):
     monkeypatch.setitem(
         registry.REGISTRY,
         "lab",
@@ -83,18 +83,18 @@ def test_a_missing_dependency_names_the_extra(monkeypatch):
         registry.get_package("lab")
 
 
-def test_users_register_a_place_or_a_function():
-    registry.register_env("place", "tests.helpers.faulty_envs:PACKAGE")
+def test_users_register_an_import_path_or_a_function():
+    registry.register_env("by_path", "tests.helpers.faulty_envs:PACKAGE")
 
-    @registry.register_env("function")
+    @registry.register_env("by_function")
     def make():
-        return registry.get_package("place")
+        return registry.get_package("by_path")
 
-    assert registry.get_package("place").name == "faulty"
-    assert registry.find_entry("function").target.startswith(f"{__name__}:")
+    assert registry.get_package("by_path").name == "faulty"
+    assert registry.find_entry("by_function").target.startswith(f"{__name__}:")
 
 
-def test_the_environment_layer_imports_neither_torch_nor_ray():
+def test_environment_layer_imports_neither_torch_nor_ray():
     code = (
         "import sys, agent_system.environments.pool.environment_pool, "
         "agent_system.environments.manager, agent_system.environments.pool.worker; "
@@ -105,28 +105,30 @@ def test_the_environment_layer_imports_neither_torch_nor_ray():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def generator_of(env_name: str, **section: str) -> str:
+def read_generator(env_name: str, **section: str) -> str:
     env = EnvConfig.model_validate({"env_name": env_name, "reasoning_gym": section})
     settings = registry.env_settings(env)
     assert isinstance(settings, ReasoningGymSettings)
     return settings.task
 
 
-def test_a_variant_chooses_among_those_of_the_environment():
-    assert generator_of("reasoning_gym/gcd") == "gcd"
-    assert generator_of("reasoning_gym", task="gcd") == "gcd"
-    assert generator_of("reasoning_gym/gcd", task="gcd") == "gcd"
-    assert generator_of("reasoning_gym/gcd", task="chain_sum") == "gcd", "a default names nothing"
+def test_variant_selects_the_generator():
+    assert read_generator("reasoning_gym/gcd") == "gcd"
+    assert read_generator("reasoning_gym", task="gcd") == "gcd"
+    assert read_generator("reasoning_gym/gcd", task="gcd") == "gcd"
+    assert read_generator("reasoning_gym/gcd", task="chain_sum") == "gcd", (
+        "the default of env.reasoning_gym.task is no contradiction"
+    )
     with pytest.raises(
         ConfigError,
         check=mentions("reasoning_gym/gcd'", "env.reasoning_gym.task='lcm'", "env.env_name"),
     ):
-        generator_of("reasoning_gym/gcd", task="lcm")
+        read_generator("reasoning_gym/gcd", task="lcm")
 
 
-def test_a_variant_is_chosen_on_the_command_line():
-    for words in ([], ["env.reasoning_gym.val_tasks=3"]):
-        config = load_config("ppo_trainer", ["env.env_name=reasoning_gym/gcd", *words])
+def test_variant_is_selected_by_an_override():
+    for overrides in ([], ["env.reasoning_gym.val_tasks=3"]):
+        config = load_config("ppo_trainer", ["env.env_name=reasoning_gym/gcd", *overrides])
         settings = registry.env_settings(config.env)
         assert isinstance(settings, ReasoningGymSettings) and settings.task == "gcd"
 
@@ -137,27 +139,27 @@ WITHOUT_VARIANTS = [
 
 
 @pytest.mark.parametrize("name", WITHOUT_VARIANTS)
-def test_a_variant_of_an_environment_without_variants_is_refused(name):
+def test_variant_of_an_environment_without_variants_is_refused(name):
     with pytest.raises(ConfigError, match=f"fix: env.env_name={name}$"):
         registry.env_settings(EnvConfig(env_name=f"{name}/x"))
-    for own in registry.find_settings_class(name).variant_aliases:
-        registry.env_settings(EnvConfig(env_name=f"{name}/{own}"))
+    for alias in registry.find_settings_class(name).variant_aliases:
+        registry.env_settings(EnvConfig(env_name=f"{name}/{alias}"))
 
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
-def test_the_variants_of_a_package_are_names_that_choose_them(name):
+def test_listed_variant_names_select_their_variant(name):
     names = registry.selectable_names(name)
     assert len(set(names)) == len(names) >= 4
-    for playable in names:
-        settings = registry.env_settings(EnvConfig(env_name=playable))
-        assert f"{name}/{getattr(settings, settings.variant_key)}" == playable
+    for env_name in names:
+        settings = registry.env_settings(EnvConfig(env_name=env_name))
+        assert f"{name}/{getattr(settings, settings.variant_key)}" == env_name
 
 
-def test_a_package_without_variants_is_one_name():
+def test_package_without_variants_has_one_name():
     assert registry.selectable_names("number_line") == ["number_line"]
 
 
-def test_variants_that_need_a_missing_module_name_the_extra(monkeypatch):
+def test_variants_with_a_missing_module_name_the_extra(monkeypatch):
     def absent():
         raise ModuleNotFoundError("gone", name="gone")
 

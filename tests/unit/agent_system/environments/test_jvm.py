@@ -1,4 +1,6 @@
-"""JVMs: one per process, bounded, gone with their process whatever ends it; missing Java is said
+"""Tests of the JVMs of environments.
+
+A process has one JVM of bounded memory, which ends with the process. Missing Java is reported
 before the start.
 """
 
@@ -40,26 +42,26 @@ TASK = {
     "fold": "train",
     "number": 0,
 }
-GONE_S = 60  # a machine under load; what is asserted is that they go
-java = pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
+END_TIMEOUT_S = 60  # generous, since the machine may be under load
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="no Java")
 
 
-def jvms_of(pid: int) -> list[int]:
-    """Java processes started by process ``pid``."""
-    found = subprocess.run(
+def list_jvms(pid: int) -> list[int]:
+    """Return the Java processes that process ``pid`` started."""
+    listing = subprocess.run(
         ["ps", "-o", "pid=,comm=", "--ppid", str(pid)], capture_output=True, text=True
     ).stdout
     return [
-        int(line.split()[0]) for line in found.splitlines() if line.split()[1].startswith("java")
+        int(line.split()[0]) for line in listing.splitlines() if line.split()[1].startswith("java")
     ]
 
 
-def gone(pid: int) -> bool:
-    """Whether the process has ended; waits for it."""
-    deadline = time.monotonic() + GONE_S
+def wait_until_ended(pid: int) -> bool:
+    """Wait for the end of the process and return whether it has ended."""
+    deadline = time.monotonic() + END_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            if status_of(Path(f"/proc/{pid}")) == "Z":
+            if read_status(Path(f"/proc/{pid}")) == "Z":
                 return True
         except FileNotFoundError:
             return True
@@ -67,23 +69,23 @@ def gone(pid: int) -> bool:
     return False
 
 
-def stop(pid: int) -> None:
-    """Stop every thread of the process; on a busy machine one may still answer meanwhile."""
+def stop_process(pid: int) -> None:
+    """Stop the process and wait until every one of its threads is stopped."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + END_TIMEOUT_S
     threads = Path(f"/proc/{pid}/task")
-    while {status_of(thread) for thread in threads.iterdir()} != {"T"}:
-        assert time.monotonic() < deadline, "it does not stop"
+    while {read_status(thread) for thread in threads.iterdir()} != {"T"}:
+        assert time.monotonic() < deadline, "a thread does not stop"
         time.sleep(0.01)
 
 
-def status_of(process: Path) -> str:
-    """The letter that Linux has for what a process or thread does."""
+def read_status(process: Path) -> str:
+    """Return the state letter of a process or thread in ``/proc``."""
     return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
-class pool_of:
-    """A started pool that is closed at the end."""
+class OpenPool:
+    """Context of a started pool, which is closed at the end."""
 
     def __init__(self, placement: str) -> None:
         self.pool = EnvironmentPool(
@@ -97,99 +99,99 @@ class pool_of:
         await self.pool.close()
 
 
-@java
-def test_environments_of_a_process_share_one_bounded_jvm_that_ends_with_the_last():
+@needs_java
+def test_environments_share_one_jvm_that_ends_with_the_last():
     first: Any = PACKAGE.make(read(SECTION))
     second: Any = PACKAGE.make(read(SECTION))
-    (pid,) = jvms_of(os.getpid())
+    (pid,) = list_jvms(os.getpid())
     with open(f"/proc/{pid}/cmdline") as file:
         flags = file.read().split("\0")
     assert "-Xmx128m" in flags and "-XX:+ExitOnOutOfMemoryError" in flags
     first.close()
     assert second.reset(TASK).text
     second.close()
-    second.close()  # twice is no harm
-    assert gone(pid) and jvms_of(os.getpid()) == []
+    second.close()  # closing twice is allowed
+    assert wait_until_ended(pid) and list_jvms(os.getpid()) == []
 
 
-@java
-def test_a_dead_jvm_is_replaced_for_the_next_environment():
+@needs_java
+def test_dead_jvm_is_replaced_for_the_next_environment():
     env: Any = PACKAGE.make(read(SECTION))
     start = env.reset(TASK)
-    (pid,) = jvms_of(os.getpid())
+    (pid,) = list_jvms(os.getpid())
     os.kill(pid, signal.SIGKILL)
-    assert gone(pid)
+    assert wait_until_ended(pid)
     with pytest.raises(py4j.Py4JError):
         env.step("inventory")
     env._jvm.process.wait()
     fresh: Any = PACKAGE.make(read(SECTION))
     assert fresh.reset(TASK) == start
     env.close()
-    assert fresh.step("inventory")[0].text, "closing the dead one leaves the fresh one alone"
+    assert fresh.step("inventory")[0].text, "closing the dead environment leaves the new one alone"
     fresh.close()
 
 
-@java
-def test_a_jvm_that_hangs_is_killed_at_the_deadline_and_replaced_for_all_on_it():
+@needs_java
+def test_stalled_jvm_is_killed_at_the_deadline_and_replaced():
 
-    async def play():
-        async with pool_of("locked") as one:
-            one.step_timeout_s = 1.0
-            async with one.open_session() as hangs, one.open_session() as neighbour:
-                start = await hangs.reset(TASK, 0)
+    async def run_pool():
+        async with OpenPool("locked") as pool:
+            pool.step_timeout_s = 1.0
+            async with pool.open_session() as stalled, pool.open_session() as neighbour:
+                first_observation = await stalled.reset(TASK, 0)
                 await neighbour.reset(TASK, 0)
-                (pid,) = jvms_of(os.getpid())
-                stop(pid)
+                (pid,) = list_jvms(os.getpid())
+                stop_process(pid)
                 with pytest.raises(EnvFailure, check=mentions("1 s")):
-                    await hangs.step("inventory")
-                assert gone(pid)
+                    await stalled.step("inventory")
+                assert wait_until_ended(pid)
                 with pytest.raises(EnvFailure):
                     await neighbour.step("inventory")
-                for env in (hangs, neighbour):
-                    assert await env.reset(TASK, 0) == start
+                for env in (stalled, neighbour):
+                    assert await env.reset(TASK, 0) == first_observation
                     assert (await env.step("inventory"))[0].text
-            return jvms_of(os.getpid())
+            return list_jvms(os.getpid())
 
-    (pid,) = asyncio.run(play())
-    assert gone(pid)
+    (pid,) = asyncio.run(run_pool())
+    assert wait_until_ended(pid)
 
 
-@java
+@needs_java
 @pytest.mark.parametrize("placement", ["locked", "process"])
 def test_closing_the_pool_ends_its_jvm(placement):
-    async def play():
-        async with pool_of(placement) as one, one.open_session() as env:
+    async def run_pool():
+        async with OpenPool(placement) as pool, pool.open_session() as env:
             observation = await env.reset(TASK, 0)
             assert "coin" in observation.text
-            return jvms_of(one.worker_pids[0] if placement == "process" else os.getpid())
+            return list_jvms(pool.worker_pids[0] if placement == "process" else os.getpid())
 
-    (pid,) = asyncio.run(play())
-    assert gone(pid)
+    (pid,) = asyncio.run(run_pool())
+    assert wait_until_ended(pid)
 
 
-@java
-def test_a_killed_worker_takes_its_jvm_along_and_is_replaced():
+@needs_java
+def test_jvm_of_a_killed_worker_ends_and_the_worker_is_replaced():
 
-    async def play():
-        async with pool_of("process") as one:
-            (worker,) = one.worker_pids
-            (java_pid,) = jvms_of(worker)
-            async with one.open_session() as env:
+    async def run_pool():
+        async with OpenPool("process") as pool:
+            (worker,) = pool.worker_pids
+            (java_pid,) = list_jvms(worker)
+            async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 os.kill(worker, signal.SIGKILL)
                 with pytest.raises(EnvFailure):
                     await env.step("inventory")
-            async with one.open_session() as env:
+            async with pool.open_session() as env:
                 await env.reset(TASK, 0)
                 assert (await env.step("inventory"))[0].text
             return java_pid
 
-    assert gone(asyncio.run(play()))
+    assert wait_until_ended(asyncio.run(run_pool()))
 
 
-@java
-def test_a_jvm_ends_by_itself_when_its_process_is_killed():
-    """As when the kernel kills a worker, or Ray a collector: nobody is left to clean up."""
+@needs_java
+def test_jvm_ends_when_its_process_is_killed():
+    """No Python code runs after SIGKILL, so the JVM has to notice the end itself."""
     code = (
         "import sys, time\n"
         "from agent_system.environments.env_package.textworld_express.package import PACKAGE\n"
@@ -200,14 +202,14 @@ def test_a_jvm_ends_by_itself_when_its_process_is_killed():
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    assert jvms_of(process.pid) == [pid]
+    assert list_jvms(process.pid) == [pid]
     process.kill()
     process.wait()
-    assert gone(pid)
+    assert wait_until_ended(pid)
     process.stdout.close()
 
 
-def test_missing_java_is_said_before_anything_starts(monkeypatch, tmp_path):
+def test_missing_java_is_reported_before_the_start(monkeypatch, tmp_path):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(jvm.JavaMissing, check=mentions("'textworld_express'", "Java 8")):
@@ -217,7 +219,7 @@ def test_missing_java_is_said_before_anything_starts(monkeypatch, tmp_path):
         make_envs(make_config("textworld_express", kwargs={}))
 
 
-def test_textworld_is_missed_without_importing_it(monkeypatch):
+def test_missing_textworld_is_reported_without_an_import(monkeypatch):
     def version(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -227,9 +229,9 @@ def test_textworld_is_missed_without_importing_it(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["textworld_express", "scienceworld", "textarena"])
-def test_a_missing_library_is_named_with_its_extra(monkeypatch, name):
+def test_missing_library_is_named_with_its_extra(monkeypatch, name):
     get_package(name)
-    for module in [found for found in sys.modules if found.partition(".")[0] == name]:
+    for module in [imported for imported in sys.modules if imported.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
@@ -238,18 +240,18 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch, name):
         make_envs(make_config(name, kwargs={}))
 
 
-def test_a_java_that_does_not_start_is_quoted(monkeypatch, tmp_path):
+def test_output_of_a_failing_java_is_quoted(monkeypatch, tmp_path):
     script = tmp_path / "bin" / "java"
     script.parent.mkdir()
-    script.write_text("#!/bin/sh\necho 'there is no room for a heap' >&2\nexit 1\n")
+    script.write_text("#!/bin/sh\necho 'could not reserve the heap' >&2\nexit 1\n")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(jvm.JavaMissing, check=mentions("-Xmx128m", "there is no room for a heap")):
+    with pytest.raises(jvm.JavaMissing, check=mentions("-Xmx128m", "could not reserve the heap")):
         PACKAGE.make(read(SECTION))
 
     async def start():
-        async with pool_of("process"):
+        async with OpenPool("process"):
             pass
 
-    with pytest.raises(WorkerStartError, match="there is no room for a heap"):
+    with pytest.raises(WorkerStartError, match="could not reserve the heap"):
         asyncio.run(start())

@@ -1,5 +1,7 @@
-"""The same task, seed and actions give the same transcript: thirty environments drawn from all that
-play at once. ``scripts/dev/same_transcripts.py`` plays every one of them in two processes.
+"""Tests that the same task, seed and actions give the same transcript.
+
+The sample holds thirty of all environments that start quickly. ``scripts/dev/same_transcripts.py``
+runs every environment in two processes.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ from agent_system.environments.env_registry import get_package, selectable_names
 from scripts.dev.same_transcripts import run_random_episode, small_settings
 
 ROOT = Path(__file__).resolve().parents[4]
-# The others start a JVM, or make games for seconds before the first episode.
+# The other environments start a JVM or generate games for seconds.
 QUICK = (
     "frozen_lake",
     "gymnasium",
@@ -38,28 +40,28 @@ SAMPLE = 30
 
 
 @cache
-def names() -> list[str]:
+def list_quick_names() -> list[str]:
     return [name for package in QUICK for name in selectable_names(package)]
 
 
 @cache
-def sample() -> list[str]:
-    return random.Random(0).sample(names(), SAMPLE)
+def sample_names() -> list[str]:
+    return random.Random(0).sample(list_quick_names(), SAMPLE)
 
 
-def test_there_are_hundreds_of_names():
-    assert len(names()) == len(set(names())) > 400
+def test_more_than_400_environments_start_quickly():
+    assert len(list_quick_names()) == len(set(list_quick_names())) > 400
 
 
 @pytest.mark.parametrize("number", range(SAMPLE))
-def test_a_sampled_environment_repeats_itself(number):
-    name = sample()[number]
+def test_sampled_environment_is_reproducible(number):
+    name = sample_names()[number]
     first = run_random_episode(name, seed=number, steps=8)
     assert run_random_episode(name, seed=number, steps=8) == first, name
 
 
-class Moody:
-    """Says something else each time."""
+class RandomText:
+    """Environment with a random observation in each episode."""
 
     placement = "inline"
 
@@ -73,26 +75,32 @@ class Moody:
         pass
 
 
-PACKAGE = dataclasses.replace(get_package("number_line"), make=lambda settings: Moody())
+PACKAGE = dataclasses.replace(get_package("number_line"), make=lambda settings: RandomText())
 
 
-def test_an_environment_that_does_not_repeat_itself_is_noticed():
-    place = f"{__name__}:PACKAGE"
-    assert run_random_episode(place, seed=1, steps=3) != run_random_episode(place, seed=1, steps=3)
+def test_irreproducible_environment_is_noticed():
+    import_path = f"{__name__}:PACKAGE"
+    assert run_random_episode(import_path, seed=1, steps=3) != run_random_episode(
+        import_path, seed=1, steps=3
+    )
 
 
-def test_few_tasks_are_made():
+def test_small_settings_make_few_tasks():
     settings = small_settings("reasoning_gym/gcd")
     assert settings.known_tasks("train") == 4 and settings.known_tasks("val") == 4
 
 
-def run_script(*names: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "dev" / "same_transcripts.py"), *names]
+def run_script(*list_quick_names: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "dev" / "same_transcripts.py"),
+        *list_quick_names,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=ROOT)
 
 
-def test_the_script_compares_two_processes_and_names_what_does_not_play():
-    done = run_script("number_line", "sokobann")
-    assert done.returncode == 1 and "1 of 2 environments repeat themselves" in done.stdout
-    assert "sokobann: ! UnknownEnvironment" in done.stdout
+def test_script_compares_two_processes_and_names_failures():
+    process = run_script("number_line", "sokobann")
+    assert process.returncode == 1 and "1 of 2 environments repeat themselves" in process.stdout
+    assert "sokobann: ! UnknownEnvironment" in process.stdout
     assert run_script("relay").returncode == 0

@@ -1,4 +1,4 @@
-"""Every name that is listed can be resolved, in any case."""
+"""Tests that every listed name can be resolved, in any case."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.helpers.refusals import suggests
 from verl.config.schema.env import EnvConfig
 
 
-def test_names_are_listed_one_a_line_with_their_variants(capsys):
+def test_list_prints_one_name_per_line_with_variants(capsys):
     assert main(["list"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     names = [name for name, *_ in lines]
@@ -28,29 +28,35 @@ def test_every_listed_name_has_settings():
             assert isinstance(env_settings(EnvConfig(env_name=name)), EnvSettings), name
 
 
-def test_a_variant_of_a_library_is_listed_and_set():
+def test_library_variant_is_listed_and_sets_its_key():
     pytest.importorskip("reasoning_gym")
     assert "reasoning_gym/chain_sum" in list_names() and len(list_names()) > 100
     settings = env_settings(EnvConfig(env_name=resolve_name("Reasoning_Gym/COUNTDOWN")))
     assert settings.model_dump()["task"] == "countdown"
 
 
-def test_a_name_is_found_in_any_case_and_a_wrong_one_gets_the_nearest():
+def test_name_resolves_in_any_case_and_typo_gets_a_suggestion():
     assert resolve_name("TextArena/mastermind") == "textarena/Mastermind"
     assert resolve_name("NUMBER_LINE") == "number_line"
-    # Names of variants that mean nothing, as job scripts write them, stay.
+    # An unused variant in the name, as job scripts write it, is kept.
     assert resolve_name("alfworld/AlfredTWEnv") == "alfworld/AlfredTWEnv"
     with pytest.raises(UnknownEnvironment, check=suggests("cooking")):
         resolve_name("textworld/cookin")
 
 
-def test_variants_of_a_missing_library_are_left_out_with_a_warning(monkeypatch, caplog):
-    class Needy(EnvSettings):
+def test_variants_of_a_missing_library_are_omitted_with_a_warning(monkeypatch, caplog):
+    class SettingsWithMissingLibrary(EnvSettings):
         @classmethod
         def variants(cls):
             raise ModuleNotFoundError("No module named 'needed'", name="needed")
 
-    monkeypatch.setattr("tests.helpers.doubtful_envs.Needy", Needy, raising=False)
-    entry = registry.RegistryEntry("nowhere:P", settings="tests.helpers.doubtful_envs:Needy")
+    monkeypatch.setattr(
+        "tests.helpers.doubtful_envs.SettingsWithMissingLibrary",
+        SettingsWithMissingLibrary,
+        raising=False,
+    )
+    entry = registry.RegistryEntry(
+        "nowhere:P", settings="tests.helpers.doubtful_envs:SettingsWithMissingLibrary"
+    )
     monkeypatch.setattr(registry, "REGISTRY", {"needy": entry})
     assert known_variants("needy") == () and "the variants of needy cannot be" in caplog.text

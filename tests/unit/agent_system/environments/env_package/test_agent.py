@@ -1,4 +1,4 @@
-"""The environment whose steps are plays of an agent, without a policy."""
+"""Tests of the environment whose steps are episodes of a user-provided agent, without a policy."""
 
 import asyncio
 import os
@@ -9,17 +9,17 @@ from agent_system.environments.env_package.agent.package import PACKAGE, AgentEn
 from agent_system.environments.manager import make_envs
 from tests.helpers.play import make_config
 
-HOME = "tests.helpers.line_agent"
-PLACES = {"path": f"{HOME}:play", "tasks": f"{HOME}:tasks"}
+HELPERS = "tests.helpers.line_agent"
+IMPORT_PATHS = {"path": f"{HELPERS}:play", "tasks": f"{HELPERS}:tasks"}
 
 
-def test_tasks_are_those_of_the_users_function():
-    train, val = make_envs(make_config("agent", kwargs=PLACES))
+def test_tasks_come_from_the_user_provided_function():
+    train, val = make_envs(make_config("agent", kwargs=IMPORT_PATHS))
     assert train.task_list and val.task_list
     assert {task["data_source"] for task in train.task_list} == {"number_line"}
 
 
-def test_a_task_without_a_source_is_from_the_agent(tmp_path):
+def test_task_without_data_source_gets_agent(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def play(task, seed, base_url, api_key, model): return 1.0\n"
@@ -30,32 +30,32 @@ def test_a_task_without_a_source_is_from_the_agent(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "pattern"),
     [
         ({"path": ""}, r"env\.agent\.path=''.*env\.agent\.path=my_agent"),
         ({"tasks": ""}, r"env\.agent\.tasks=''.*env\.agent\.tasks=my_agent\.py:tasks"),
-        ({"path": f"{HOME}:plai"}, r"env\.agent\.path='.*plai'"),
+        ({"path": f"{HELPERS}:plai"}, r"env\.agent\.path='.*plai'"),
         ({"tasks": "no.py:tasks"}, r"env\.agent\.tasks='no\.py:tasks'"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_starts(changes, said):
-    with pytest.raises((ValueError, AttributeError, OSError), match=said):
-        make_envs(make_config("agent", kwargs={**PLACES, **changes}))
+def test_missing_agent_or_tasks_is_reported_before_the_start(changes, pattern):
+    with pytest.raises((ValueError, AttributeError, OSError), match=pattern):
+        make_envs(make_config("agent", kwargs={**IMPORT_PATHS, **changes}))
 
 
-def test_a_step_without_a_door_is_an_error():
-    """As of a policy that plays without the collector."""
-    env = AgentEnv(PACKAGE.read_settings(PLACES))
-    seen = env.reset({"task_id": "one"}, 0)
-    assert (seen.text, seen.state) == ("", "one")
+def test_step_without_an_endpoint_address_is_an_error():
+    """A policy without the collector passes plain text instead of an address."""
+    env = AgentEnv(PACKAGE.read_settings(IMPORT_PATHS))
+    observation = env.reset({"task_id": "one"}, 0)
+    assert (observation.text, observation.state) == ("", "one")
     with pytest.raises(ValueError, match="Expecting value"):
         asyncio.run(env.step("left"))
     env.close()
 
 
-def test_no_proxy_is_asked_for_an_address_of_this_machine(monkeypatch):
+def test_local_addresses_are_excluded_from_the_proxy(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.delenv("no_proxy", raising=False)
-    AgentEnv(PACKAGE.read_settings(PLACES)).close()
+    AgentEnv(PACKAGE.read_settings(IMPORT_PATHS)).close()
     assert os.environ["NO_PROXY"] == "example.org,127.0.0.1"
     assert os.environ["no_proxy"] == "127.0.0.1"

@@ -1,5 +1,6 @@
-"""The memoised engine says what the installed one says, and the environment built on it keeps the
-protocol.
+"""Tests of the memoised engine and of the environment built on it.
+
+The engine gives the same texts, commands and successes as the installed ALFWorld engine.
 """
 
 import random
@@ -18,29 +19,29 @@ read = PACKAGE.read_settings
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
 
-def drawn(kind, index=0):
+def make_game(kind, index=0):
     settings = AlfworldSettings(task_types=(kind,), receptacles=(4, 6), objects=(3, 5))
     return games.game_file(games.generate(settings, "train", index))
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """Where translated games are kept."""
+def translation_folder(tmp_path_factory):
+    """Return the folder of the translated games."""
     return tmp_path_factory.mktemp("translations")
 
 
 @pytest.fixture(scope="module")
-def engine(kept):
+def engine(translation_folder):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    engine = Engine(kept)
+    engine = Engine(translation_folder)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def installed():
-    """ALFWorld's own engine, as its environment class makes it."""
+def installed_engine():
+    """Return ALFWorld's own engine, made as its environment class makes it."""
     import textworld
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.envs import PddlEnv
@@ -50,8 +51,8 @@ def installed():
     )
 
 
-def choose(rng, commands):
-    """Mostly commands that change something; now and then one the engine does not know."""
+def choose_command(rng, commands):
+    """Return mostly a command that changes the state, and sometimes an unknown command."""
     if rng.random() < 0.1:
         return "fly to the moon"
     verbs = ("take", "move", "open", "clean", "heat", "cool", "use", "slice")
@@ -60,26 +61,26 @@ def choose(rng, commands):
 
 
 @pytest.mark.parametrize("kind", ["clean", "heat", "cool", "light", "two"])
-def test_same_texts_commands_and_wins_as_the_installed_engine(engine, installed, kind):
+def test_engine_agrees_with_the_installed_engine(engine, installed_engine, kind):
     from agent_system.environments.env_package.alfworld.engine import strip_banner
 
-    game, rng = drawn(kind), random.Random(kind)
+    game, rng = make_game(kind), random.Random(kind)
     engine.load(game)
-    installed.load(game)
-    mine, theirs = engine.reset(), installed.reset()
+    installed_engine.load(game)
+    state, reference = engine.reset(), installed_engine.reset()
     for _ in range(12):
-        assert mine.text == strip_banner(theirs.feedback)
-        assert list(mine.commands) == theirs["admissible_commands"]
-        assert mine.won == theirs["won"]
-        command = choose(rng, theirs["admissible_commands"])
-        mine, theirs = engine.step(command), installed.step(command)[0]
-        assert mine.is_valid == (theirs.feedback != "Nothing happens.")
+        assert state.text == strip_banner(reference.feedback)
+        assert list(state.commands) == reference["admissible_commands"]
+        assert state.won == reference["won"]
+        command = choose_command(rng, reference["admissible_commands"])
+        state, reference = engine.step(command), installed_engine.step(command)[0]
+        assert state.is_valid == (reference.feedback != "Nothing happens.")
 
 
-def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine, kept):
+def test_reset_repeats_the_start_and_engines_share_no_state(engine, translation_folder):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    game, other = drawn("pick"), Engine(kept)
+    game, other = make_game("pick"), Engine(translation_folder)
     engine.load(game)
     other.load(game)
     first = engine.reset()
@@ -92,26 +93,26 @@ def test_a_game_starts_the_same_again_and_engines_do_not_share_state(engine, kep
     other.close()
 
 
-def test_engines_come_and_go(engine, kept):
-    """Closing engines and making new ones neither crashes nor mixes up games."""
+def test_engines_can_be_created_and_closed_repeatedly(engine, translation_folder):
+    """Creating and closing engines neither crashes nor mixes up games."""
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    engine.load(drawn("pick"))
+    engine.load(make_game("pick"))
     first = engine.reset()
     for number in range(1, 6):
-        passing = [Engine(kept), Engine(kept)]
-        for other in passing:
-            other.load(drawn("pick", index=number))
+        others = [Engine(translation_folder), Engine(translation_folder)]
+        for other in others:
+            other.load(make_game("pick", index=number))
             assert other.reset() != first
-        for other in passing:
+        for other in others:
             other.close()
-            other.close()  # twice is no harm
+            other.close()  # closing twice is allowed
     assert engine.step("look").text != "Nothing happens."
     assert engine.reset() == first
 
 
-def opening(engine, game):
-    """What is seen first, and after every command that is possible then."""
+def observe_first_commands(engine, game):
+    """Return the first state, and the state after each of its commands."""
     engine.load(game)
     first = engine.reset()
     answers = []
@@ -123,83 +124,83 @@ def opening(engine, game):
 
 @pytest.fixture
 def translator(monkeypatch):
-    """The module, with nothing in memory, and the problems that it translates from here on."""
+    """Yield the planner module with an empty cache, and a list of the problems it translates."""
     from agent_system.environments.env_package.alfworld import planner
 
     translate = planner._translate_problem
     planner.load_translation.cache_clear()
-    made = []
+    translated = []
 
-    def counted(domain, problem):
-        made.append(problem)
+    def record_problem(domain, problem):
+        translated.append(problem)
         return translate(domain, problem)
 
-    monkeypatch.setattr(planner, "_translate_problem", counted)
-    yield planner, made
+    monkeypatch.setattr(planner, "_translate_problem", record_problem)
+    yield planner, translated
     planner.load_translation.cache_clear()
 
 
-def test_what_one_process_translated_another_reads(translator, tmp_path):
+def test_stored_translation_is_read_by_another_process(translator, tmp_path):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    module, made = translator
-    game = drawn("heat")
+    module, translated = translator
+    game = make_game("heat")
     engine = Engine(tmp_path)
-    seen = opening(engine, game)
-    module.load_translation.cache_clear()  # as in another process
-    assert opening(engine, game) == seen
-    engine.load(drawn("heat", index=1))
-    assert len(made) == 2
+    expected = observe_first_commands(engine, game)
+    module.load_translation.cache_clear()  # a new process would start without it
+    assert observe_first_commands(engine, game) == expected
+    engine.load(make_game("heat", index=1))
+    assert len(translated) == 2
     engine.close()
 
 
-@pytest.mark.parametrize("harm", [lambda text: text[:-9], lambda text: "", lambda _: "{}"])
-def test_a_damaged_translation_is_made_again(translator, tmp_path, harm):
+@pytest.mark.parametrize("damage", [lambda text: text[:-9], lambda text: "", lambda _: "{}"])
+def test_damaged_translation_is_replaced(translator, tmp_path, damage):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
-    module, made = translator
+    module, translated = translator
     engine = Engine(tmp_path)
-    seen = opening(engine, drawn("pick"))
+    expected = observe_first_commands(engine, make_game("pick"))
     (path,) = tmp_path.iterdir()
     whole = path.read_text()
-    path.write_text(harm(whole))
+    path.write_text(damage(whole))
     module.load_translation.cache_clear()
-    assert opening(engine, drawn("pick")) == seen
-    assert len(made) == 2 and path.read_text() == whole
+    assert observe_first_commands(engine, make_game("pick")) == expected
+    assert len(translated) == 2 and path.read_text() == whole
     engine.close()
 
 
 @pytest.mark.usefixtures("translator")
-def test_games_are_played_where_no_translation_can_be_kept(tmp_path, caplog):
+def test_game_loads_where_no_translation_can_be_stored(tmp_path, caplog):
     from agent_system.environments.env_package.alfworld.engine import Engine
 
     file = tmp_path / "a file"
     file.write_text("")
     engine = Engine(file / "translations")
-    engine.load(drawn("pick"))
+    engine.load(make_game("pick"))
     assert engine.reset().commands and "cannot cache the translation" in caplog.text
     engine.close()
 
 
-def test_the_translator_leaves_the_command_line_alone(engine):
+def test_translator_does_not_change_sys_argv(engine):
     before = list(sys.argv)
-    engine.load(drawn("pick", index=3))
+    engine.load(make_game("pick", index=3))
     assert sys.argv == before
 
 
 @pytest.mark.parametrize(
     "sentence", ["sit, then rest", r"say \"hi\" to Bob's dog", "put a mug in desk"]
 )
-def test_a_task_sentence_of_any_kind(engine, installed, sentence):
-    game = drawn("pick", index=1)
+def test_task_sentence_with_special_characters_is_read(engine, installed_engine, sentence):
+    game = make_game("pick", index=1)
     before, _, after = game["grammar"].partition("Your task is to: ")
     game["grammar"] = before + f"Your task is to: {sentence}" + after[after.index('."') :]
     engine.load(game)
-    installed.load(game)
-    assert engine.reset().text == installed.reset().feedback.removeprefix(BANNER)
+    installed_engine.load(game)
+    assert engine.reset().text == installed_engine.reset().feedback.removeprefix(BANNER)
 
 
-def test_environment_protocol(tmp_path):
+def test_environment_keeps_the_protocol(tmp_path):
     section = {
         "data_dir": str(tmp_path),
         "source": "generated",
@@ -222,16 +223,16 @@ def test_environment_protocol(tmp_path):
     assert observation.anchor == first.anchor
     goto = next(action for action in info["admissible_actions"] if action.startswith("go to"))
     assert env.step("inventory")[0].anchor == first.anchor
-    there = env.step(goto)[0]
-    assert there.anchor != first.anchor
-    assert twin.step(goto)[0].anchor == there.anchor
+    moved = env.step(goto)[0]
+    assert moved.anchor != first.anchor
+    assert twin.step(goto)[0].anchor == moved.anchor
     assert env.reset(tasks[1], 0).text != first.text
     env.close()
     twin.close()
 
 
 @pytest.mark.parametrize("expression", ["r.name or r.id", " 'a ' + o.name", "r"])
-def test_expressions_of_the_grammar_are_compiled(expression):
+def test_grammar_expression_is_compiled(expression):
     assert grammar._compile_expression(expression)
 
 
@@ -246,6 +247,6 @@ def test_expressions_of_the_grammar_are_compiled(expression):
         "r[0]",
     ],
 )
-def test_a_game_whose_text_would_run_as_code_is_refused(expression):
+def test_game_text_that_would_run_as_code_is_refused(expression):
     with pytest.raises(grammar.UnsafeGame):
         grammar._compile_expression(expression)

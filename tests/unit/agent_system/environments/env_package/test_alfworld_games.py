@@ -1,5 +1,7 @@
-"""ALFWorld games: drawn the same everywhere, held-out floor plans apart, stored whole or not at
-all.
+"""Tests of generated and official ALFWorld games.
+
+Games are reproducible, validation games use other floor plans, and files are stored completely or
+not at all.
 """
 
 import json
@@ -19,22 +21,22 @@ from agent_system.environments.env_package.alfworld.settings import TASK_TYPES, 
 
 read = PACKAGE.read_settings
 
-EVERY_KIND = tuple(TASK_TYPES)
+ALL_KINDS = tuple(TASK_TYPES)
 
 
-def section(tmp_path, **changes):
+def make_section(tmp_path, **changes):
     base = {
         "data_dir": str(tmp_path),
         "source": "generated",
         "train_games": 12,
         "val_games": 12,
-        "task_types": EVERY_KIND,
+        "task_types": ALL_KINDS,
     }
     return {**base, **changes}
 
 
-def draw(count, split="train", **changes):
-    settings = read({"task_types": EVERY_KIND, **changes})
+def draw_games(count, split="train", **changes):
+    settings = read({"task_types": ALL_KINDS, **changes})
     return [games.generate(settings, split, index) for index in range(count)]
 
 
@@ -49,72 +51,71 @@ def write_official_game(game, root):
     (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
 
 
-def without_coordinates(game):
-    """What is in a game for a player: goal, places, and what lies where; the rest of every name is
-    coordinates.
-    """
+def drop_coordinates(game):
+    """Return goal, places and object positions of a game without the coordinates in their names."""
     facts = re.findall(r"\(inReceptacle (\w+?)_bar_\S+ (\w+?)_bar_\S+\)", game["problem"])
     places = re.findall(r"(\w+?)_bar_\S+ - receptacle", game["problem"])
     return json.dumps([game["traj"]["pddl_params"], sorted(places), sorted(facts)])
 
 
-def test_same_seed_same_games_whatever_was_drawn_before():
-    assert draw(12) == draw(12)
-    assert draw(12)[7] == games.generate(
-        AlfworldSettings.model_validate({"task_types": EVERY_KIND}), "train", 7
+def test_same_seed_gives_the_same_games_in_any_order():
+    assert draw_games(12) == draw_games(12)
+    assert draw_games(12)[7] == games.generate(
+        AlfworldSettings.model_validate({"task_types": ALL_KINDS}), "train", 7
     )
-    assert {game["hash"] for game in draw(12)}.isdisjoint(game["hash"] for game in draw(12, seed=1))
+    assert {game["hash"] for game in draw_games(12)}.isdisjoint(
+        game["hash"] for game in draw_games(12, seed=1)
+    )
 
 
 def test_content_hash_is_the_same_on_every_machine():
-    # Frozen: where this changes, games of the same settings are other games, and games.GENERATOR
-    # must be raised.
+    # A change here means that the same settings give other games: increase GENERATOR_VERSION.
     assert games.GENERATOR_VERSION == 1
-    assert [game["hash"] for game in draw(3)] == FROZEN
+    assert [game["hash"] for game in draw_games(3)] == FROZEN
 
 
-def test_held_out_games_come_from_other_floor_plans_and_seeds():
-    train, held_out = draw(120), draw(120, split="val")
+def test_validation_games_use_other_floor_plans():
+    train, held_out = draw_games(120), draw_games(120, split="val")
     assert {game["scene"] for game in train}.isdisjoint(game["scene"] for game in held_out)
     assert {game["scene"] for game in held_out} <= set(layout.load_constants().TEST_SCENE_NUMBERS)
-    assert len({without_coordinates(game) for game in train}) > 100
-    assert {without_coordinates(game) for game in train}.isdisjoint(
-        map(without_coordinates, held_out)
-    )
+    assert len({drop_coordinates(game) for game in train}) > 100
+    assert {drop_coordinates(game) for game in train}.isdisjoint(map(drop_coordinates, held_out))
 
 
-def test_task_types_take_turns_and_rooms_keep_their_size():
-    drawn = draw(60, receptacles=(4, 6), objects=(2, 3))
-    assert [game["kind"] for game in drawn[:6]] == list(EVERY_KIND)
-    for game in drawn:
+def test_task_types_alternate_and_room_sizes_are_respected():
+    drawn_games = draw_games(60, receptacles=(4, 6), objects=(2, 3))
+    assert [game["kind"] for game in drawn_games[:6]] == list(ALL_KINDS)
+    for game in drawn_games:
         declared = game["problem"].split("(:init")[0]
         assert (
             3 <= declared.count(" - receptacle") <= 6
-        )  # a small floor plan may have fewer places than asked for
+        )  # a small floor plan may have fewer places than configured
         assert 3 <= declared.count(" - object") <= 3 + 3 + 1  # targets, others, a lamp
 
 
-def test_no_target_starts_where_it_is_wanted_and_no_two_places_coincide():
+def test_target_never_starts_at_its_goal_and_places_are_distinct():
     import random
 
     settings = AlfworldSettings(receptacles=(3, 9))
     for number in range(60):
-        kind = EVERY_KIND[number % 6]
+        kind = ALL_KINDS[number % 6]
         rng = random.Random(number)
         scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], held_out=False))
-        drawn = games.draw_room(layout.load_floor_plan(scene), kind, settings, rng)
-        if drawn is None:
+        room_and_goal = games.draw_room(layout.load_floor_plan(scene), kind, settings, rng)
+        if room_and_goal is None:
             continue
-        room, goal = drawn
-        targets = [thing.receptacle.cls for thing in room.objects if thing.cls == goal.object_class]
-        assert goal.receptacle_class not in targets
-        assert len(targets) >= (2 if kind == "two" else 1)
-        assert all(layout.can_contain(place, goal.object_class) for place in targets)
+        room, goal = room_and_goal
+        target_places = [
+            thing.receptacle.cls for thing in room.objects if thing.cls == goal.object_class
+        ]
+        assert goal.receptacle_class not in target_places
+        assert len(target_places) >= (2 if kind == "two" else 1)
+        assert all(layout.can_contain(place, goal.object_class) for place in target_places)
         places = [receptacle.location for receptacle in room.receptacles]
         assert len(places) == len(set(places))
 
 
-def test_impossible_settings_say_so():
+def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, check=mentions("receptacles", "[5, 3]")):
         read({"receptacles": [5, 3]})
     with pytest.raises(ValueError, check=suggests("clean")):
@@ -123,62 +124,62 @@ def test_impossible_settings_say_so():
         store.list_tasks(read({}), "test")
 
 
-def test_official_task_names_mean_the_same():
+def test_official_task_names_are_accepted():
     by_official = read({"task_types": ["pick_two_obj_and_place"], "prompt": "full"})
     assert by_official.task_types == ("two",)
 
 
-def test_tasks_are_plain_unique_and_say_they_are_generated(tmp_path):
+def test_generated_tasks_are_unique_json_with_their_source(tmp_path):
     train, val = (
-        store.list_tasks(read(section(tmp_path)), "train"),
-        store.list_tasks(read(section(tmp_path)), "val"),
+        store.list_tasks(read(make_section(tmp_path)), "train"),
+        store.list_tasks(read(make_section(tmp_path)), "val"),
     )
     assert json.loads(json.dumps(train)) == train
     assert len({task["task_id"] for task in train + val}) == 24
     assert {task["data_source"] for task in val} == {
-        f"alfworld_generated/{kind}" for kind in EVERY_KIND
+        f"alfworld_generated/{kind}" for kind in ALL_KINDS
     }
 
 
-def test_stored_games_are_used_again(tmp_path):
-    first = store.list_tasks(read(section(tmp_path)), "train")
+def test_stored_games_are_reused(tmp_path):
+    first = store.list_tasks(read(make_section(tmp_path)), "train")
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
-    assert store.list_tasks(read(section(tmp_path)), "train") == first
+    assert store.list_tasks(read(make_section(tmp_path)), "train") == first
     assert {
         path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()
     } == written
-    assert store.list_tasks(read(section(tmp_path, objects=[1, 2])), "train") != first
+    assert store.list_tasks(read(make_section(tmp_path, objects=[1, 2])), "train") != first
 
 
-def test_a_worker_without_the_files_draws_the_same_games(tmp_path):
-    task = store.list_tasks(read(section(tmp_path / "a")), "val")[4]
-    settings = read(section(tmp_path / "b"))
+def test_worker_without_the_files_draws_the_same_game(tmp_path):
+    task = store.list_tasks(read(make_section(tmp_path / "a")), "val")[4]
+    settings = read(make_section(tmp_path / "b"))
     game = store.load_game(settings, task)
-    assert game == store.load_game(read(section(tmp_path / "a")), task)
-    other = read(section(tmp_path / "b", seed=5))
+    assert game == store.load_game(read(make_section(tmp_path / "a")), task)
+    other = read(make_section(tmp_path / "b", seed=5))
     with pytest.raises(store.DamagedAlfworldGame):
         store.load_game(other, task)
 
 
-def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):
-    real = games.generate
+def test_interrupted_write_leaves_no_file(tmp_path, monkeypatch):
+    generate = games.generate
 
-    def torn(settings, split, index):
+    def interrupt_at_5(settings, split, index):
         if index == 5:
             raise KeyboardInterrupt
-        return real(settings, split, index)
+        return generate(settings, split, index)
 
-    monkeypatch.setattr(games, "generate", torn)
+    monkeypatch.setattr(games, "generate", interrupt_at_5)
     with pytest.raises(KeyboardInterrupt):
-        store.list_tasks(read(section(tmp_path)), "train")
+        store.list_tasks(read(make_section(tmp_path)), "train")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     monkeypatch.undo()
-    assert len(store.list_tasks(read(section(tmp_path)), "train")) == 12
+    assert len(store.list_tasks(read(make_section(tmp_path)), "train")) == 12
 
 
-def test_a_damaged_game_is_noticed(tmp_path):
-    task = store.list_tasks(read(section(tmp_path)), "train")[0]
-    settings = read(section(tmp_path))
+def test_damaged_game_is_refused(tmp_path):
+    task = store.list_tasks(read(make_section(tmp_path)), "train")[0]
+    settings = read(make_section(tmp_path))
     path = store.GeneratedGames(settings, "train").split_folder / "games.jsonl"
     content = path.read_bytes()
     path.write_bytes(content.replace(b"(inReceptacle", b"(onReceptacle", 1))
@@ -186,44 +187,44 @@ def test_a_damaged_game_is_noticed(tmp_path):
         store.load_game(settings, task)
 
 
-def test_official_games_are_found_and_preferred(tmp_path, monkeypatch):
+def test_official_games_are_preferred(tmp_path, monkeypatch):
     root = tmp_path / "official"
     for split, name in (("train", "train"), ("val", "valid_unseen"), ("val", "valid_seen")):
-        for game in draw(6, split=split):
+        for game in draw_games(6, split=split):
             write_official_game(game, root / store.OFFICIAL_FOLDER / name)
     monkeypatch.setenv("ALFWORLD_DATA", str(root))
-    asked = section(tmp_path, source="auto", task_types=["pick", "heat"])
-    train = store.list_tasks(read(asked), "train")
+    official = make_section(tmp_path, source="auto", task_types=["pick", "heat"])
+    train = store.list_tasks(read(official), "train")
     assert sorted(task["data_source"] for task in train) == ["alfworld/heat", "alfworld/pick"]
-    game = store.load_game(read(asked), train[0])
+    game = store.load_game(read(official), train[0])
     assert set(game) >= {"pddl_domain", "grammar", "pddl_problem"}
-    unseen = {**asked, "eval_dataset": "eval_out_of_distribution"}
-    assert "valid_seen" in store.list_tasks(read(asked), "val")[0]["task_id"]
-    assert "valid_unseen" in store.list_tasks(read(unseen), "val")[0]["task_id"]
-    seen = {**unseen, "val_split": "valid_seen"}
-    assert "valid_seen" in store.list_tasks(read(seen), "val")[0]["task_id"]
-    assert store.list_tasks(read(section(tmp_path)), "val")[0]["task_id"].startswith(
+    unseen_split = {**official, "eval_dataset": "eval_out_of_distribution"}
+    assert "valid_seen" in store.list_tasks(read(official), "val")[0]["task_id"]
+    assert "valid_unseen" in store.list_tasks(read(unseen_split), "val")[0]["task_id"]
+    seen_split = {**unseen_split, "val_split": "valid_seen"}
+    assert "valid_seen" in store.list_tasks(read(seen_split), "val")[0]["task_id"]
+    assert store.list_tasks(read(make_section(tmp_path)), "val")[0]["task_id"].startswith(
         "alfworld_generated/"
     )
 
 
-def test_asking_for_absent_official_games_says_how_to_get_them(tmp_path, monkeypatch):
+def test_missing_official_games_error_names_the_download_command(tmp_path, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     with pytest.raises(FileNotFoundError, match="alfworld-download"):
-        store.list_tasks(read(section(tmp_path, source="official")), "train")
+        store.list_tasks(read(make_section(tmp_path, source="official")), "train")
 
 
-def test_the_package_imports_neither_torch_nor_the_engine():
+def test_package_imports_neither_torch_nor_the_engine():
     code = (
         "import sys; from agent_system.environments.env_package.alfworld.package import PACKAGE;"
         "import agent_system.environments.experts.demonstrations;"
         "heavy = ('torch', 'ray', 'transformers', 'textworld');"
         "print([name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"
 
 
 FROZEN = ["76ac6631cfd6ad52f36f", "193a3f943e18ed26c444", "294246b7b1085e86aaee"]

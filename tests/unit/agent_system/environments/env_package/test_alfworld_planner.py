@@ -1,4 +1,4 @@
-"""What is copied of the planner library is what is mapped of it."""
+"""Tests of the copies of the planner library, which hold only the mapped part of the file."""
 
 import ctypes
 from pathlib import Path
@@ -13,8 +13,8 @@ from agent_system.environments.env_package.alfworld import planner
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """The library as it is installed, whatever this process copied before."""
+def installed_library(monkeypatch):
+    """Yield the path of the installed library, without earlier copies of this process."""
     path = Path(interface.__file__).with_name("libdownward.so")
     monkeypatch.setattr(interface, "DOWNWARD_LIB_PATH", str(path))
     planner._use_stripped_library.cache_clear()
@@ -22,23 +22,25 @@ def installed(monkeypatch):
     planner._use_stripped_library.cache_clear()
 
 
-def test_a_copy_is_short_and_works_and_each_is_another(installed):
+def test_copies_are_smaller_and_separate_libraries(installed_library):
     first, second = planner.load_planner(), planner.load_planner()
-    assert Path(interface.DOWNWARD_LIB_PATH).stat().st_size < installed.stat().st_size
+    assert Path(interface.DOWNWARD_LIB_PATH).stat().st_size < installed_library.stat().st_size
     assert first._handle != second._handle
     addresses = {ctypes.cast(each.load_sas, ctypes.c_void_p).value for each in (first, second)}
-    assert len(addresses) == 2, "they would share their state"
+    assert len(addresses) == 2, "equal addresses would mean shared state"
 
 
-def test_a_library_keeps_all_that_is_mapped(installed):
-    whole = installed.read_bytes()
-    short = planner.strip_debug_info(whole)
-    changed = {place for place, (a, b) in enumerate(zip(whole, short, strict=False)) if a != b}
-    assert changed <= {*range(40, 48), *range(58, 64)}, "what says where the sections are"
-    assert planner.strip_debug_info(short) == short
+def test_stripped_library_keeps_all_mapped_bytes(installed_library):
+    whole = installed_library.read_bytes()
+    stripped = planner.strip_debug_info(whole)
+    changed = {offset for offset, (a, b) in enumerate(zip(whole, stripped, strict=False)) if a != b}
+    assert changed <= {*range(40, 48), *range(58, 64)}, (
+        "only the section table reference may differ"
+    )
+    assert planner.strip_debug_info(stripped) == stripped
 
 
-def test_another_kind_of_file_is_copied_as_it_is():
+def test_file_of_another_format_is_copied_unchanged():
     assert (
         planner.strip_debug_info(b"\xcf\xfa\xed\xfe and the rest")
         == b"\xcf\xfa\xed\xfe and the rest"

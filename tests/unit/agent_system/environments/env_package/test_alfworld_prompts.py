@@ -1,4 +1,4 @@
-"""What ALFWorld says to a policy, and how a policy's answer becomes a command."""
+"""Tests of the ALFWorld prompts and of the projection from reply to command."""
 
 import pytest
 
@@ -31,7 +31,7 @@ FIRST = Observation(ROOM, info={"admissible_actions": ["go to bed 1", "help", "l
         ("<action>take <think>mug</action>", "take <think>mug", False),
     ],
 )
-def test_projection(text, command, well_formed):
+def test_reply_is_projected_to_a_command(text, command, well_formed):
     assert project_command(text) == (command, well_formed)
 
 
@@ -55,28 +55,28 @@ def test_projection(text, command, well_formed):
         ("You are carrying: a mug 2.", "You are carrying: mug 2"),
     ],
 )
-def test_compact_turns_say_the_same_in_fewer_words(text, short):
+def test_compact_turn_shortens_the_observation(text, short):
     assert CompactAlfworldPrompts().turn(Observation(text)) == short
 
 
-def test_compact_first_message_is_task_and_room():
+def test_compact_first_message_holds_task_and_room():
     assert CompactAlfworldPrompts().first(FIRST, True) == "put a mug in desk. bed 1, desk 2, desk 1"
     assert CompactAlfworldPrompts().system(True) is None
 
 
-def test_compact_window_shows_the_recent_past():
+def test_compact_window_shows_recent_turns():
     history = [
         (ROOM, "go to bed 1"),
         ("You arrive at bed 1. On the bed 1, you see nothing.", "look"),
     ]
-    shown = CompactAlfworldPrompts().window(FIRST, history, Observation("Nothing happens."), True)
-    assert shown == (
+    window = CompactAlfworldPrompts().window(FIRST, history, Observation("Nothing happens."), True)
+    assert window == (
         "put a mug in desk. bed 1, desk 2, desk 1\n"
         "> go to bed 1\nbed 1: nothing > look\nNothing happens"
     )
 
 
-def test_full_style_lists_actions_and_asks_for_levels_only_when_told_to():
+def test_full_style_lists_actions_and_asks_for_levels_on_request():
     prompts = FullAlfworldPrompts()
     assert "<level>L</level>" in (prompts.system(True) or "")
     plain = prompts.system(False)

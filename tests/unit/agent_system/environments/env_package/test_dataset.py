@@ -1,4 +1,4 @@
-"""Single-turn data: rows become tasks, answers become grades, and a failing grader is no zero."""
+"""Tests of single-turn data: rows become tasks, and a failing grader is an error."""
 
 import json
 
@@ -20,51 +20,59 @@ from tests.helpers.refusals import mentions
 from verl.utils.message_rows import BadRow
 from verl.utils.tables import read_rows
 
-ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
+MESSAGES = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "6 x 7?"}]
 ROW = {
     "data_source": "sums",
-    "prompt": ASKED,
+    "prompt": MESSAGES,
     "reward_model": {"style": "rule", "ground_truth": "42"},
     "extra_info": {"index": 7},
 }
 
 
-def as_jsonl(path, *rows):
+def write_jsonl(path, *rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def as_parquet(path, *rows):
+def write_parquet(path, *rows):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
     return str(path)
 
 
-def read(path, **fields):
+def read_settings(path, **fields):
     return PACKAGE.read_settings({"train_files": [path], "val_files": [path]} | fields)
 
 
-@pytest.mark.parametrize("write, name", [(as_jsonl, "a.jsonl"), (as_parquet, "a.parquet")])
-def test_rows_of_both_kinds_of_files_are_the_same_tasks(tmp_path, write, name):
+@pytest.mark.parametrize("write, name", [(write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")])
+def test_jsonl_and_parquet_rows_give_the_same_tasks(tmp_path, write, name):
     plain = {"prompt": [{"role": "user", "content": "2?"}], "reward_model": {"ground_truth": "2"}}
-    settings = read(write(tmp_path / name, ROW, plain | {"data_source": None, "extra_info": None}))
+    settings = read_settings(
+        write(tmp_path / name, ROW, plain | {"data_source": None, "extra_info": None})
+    )
     first, second = PACKAGE.tasks(settings, "train")
     assert first == {
         "task_id": "dataset/train/0",
         "data_source": "sums",
-        "messages": ASKED,
+        "messages": MESSAGES,
         "ground_truth": "42",
         "extra_info": {"index": 7},
     }
     assert second["data_source"] == "a" and second["extra_info"] == {}
     assert PACKAGE.tasks(settings, "val")[0]["task_id"] == "dataset/val/0"
-    json.dumps([first, second])  # tasks travel as JSON
+    json.dumps([first, second])  # tasks are sent as JSON
 
 
-def test_files_come_one_after_the_other_and_columns_have_other_names(tmp_path):
-    one = as_jsonl(tmp_path / "one.jsonl", {"question": "1?", "ground_truth": 1, "from": "x"})
-    two = as_jsonl(tmp_path / "two.jsonl", {"question": "2?", "ground_truth": 2})
+def test_files_are_concatenated_and_column_names_are_configurable(tmp_path):
+    first_path = write_jsonl(
+        tmp_path / "one.jsonl", {"question": "1?", "ground_truth": 1, "from": "x"}
+    )
+    second_path = write_jsonl(tmp_path / "two.jsonl", {"question": "2?", "ground_truth": 2})
     settings = PACKAGE.read_settings(
-        {"train_files": [one, two], "prompt_key": "question", "reward_fn_key": "from"}
+        {
+            "train_files": [first_path, second_path],
+            "prompt_key": "question",
+            "reward_fn_key": "from",
+        }
     )
     tasks = PACKAGE.tasks(settings, "train")
     assert [task["messages"][0]["content"] for task in tasks] == ["1?", "2?"]
@@ -72,7 +80,7 @@ def test_files_come_one_after_the_other_and_columns_have_other_names(tmp_path):
     assert [task["ground_truth"] for task in tasks] == [1, 2]
 
 
-def test_a_dataset_of_the_users_own(tmp_path):
+def test_user_provided_dataset_class_gives_the_rows(tmp_path):
     file = tmp_path / "rows.py"
     file.write_text(
         "class Rows:\n"
@@ -81,15 +89,15 @@ def test_a_dataset_of_the_users_own(tmp_path):
         "    def __getitem__(self, n):\n"
         "        return {'prompt': f'{self.files[0]} {n}?', 'ground_truth': n}\n"
     )
-    own = {"path": str(file), "name": "Rows"}
+    custom_cls = {"path": str(file), "name": "Rows"}
     tasks = PACKAGE.tasks(
-        PACKAGE.read_settings({"train_files": ["any"], "custom_cls": own}), "train"
+        PACKAGE.read_settings({"train_files": ["any"], "custom_cls": custom_cls}), "train"
     )
     assert [task["messages"][0]["content"] for task in tasks] == ["any 0?", "any 1?", "any 2?"]
 
 
 @pytest.mark.parametrize(
-    "row, complaint",
+    "row, pattern",
     [
         (
             {"question": "?"},
@@ -99,14 +107,14 @@ def test_a_dataset_of_the_users_own(tmp_path):
         ({"prompt": [{"role": "robot", "content": "?"}]}, r"robot.*system, user"),
         ({"prompt": [{"role": "user", "content": ["?"]}]}, r"row 0: column 'prompt'.*content"),
         (
-            {"prompt": [*ASKED, {"role": "assistant", "content": "4"}]},
+            {"prompt": [*MESSAGES, {"role": "assistant", "content": "4"}]},
             r"row 0.*assistant",
         ),
     ],
 )
-def test_a_row_that_is_no_task_is_named(tmp_path, row, complaint):
-    with pytest.raises(BadRow, match=complaint):
-        PACKAGE.tasks(read(as_jsonl(tmp_path / "bad.jsonl", row)), "train")
+def test_row_without_a_valid_prompt_is_named(tmp_path, row, pattern):
+    with pytest.raises(BadRow, match=pattern):
+        PACKAGE.tasks(read_settings(write_jsonl(tmp_path / "bad.jsonl", row)), "train")
 
 
 @pytest.mark.parametrize(
@@ -120,8 +128,10 @@ def test_a_row_that_is_no_task_is_named(tmp_path, row, complaint):
         ({"ground_truth": True}, True),
     ],
 )
-def test_the_truth_is_where_a_row_has_it(tmp_path, cells, truth):
-    (task,) = PACKAGE.tasks(read(as_jsonl(tmp_path / "a.jsonl", {"prompt": "2+2?"} | cells)), "val")
+def test_truth_is_read_from_either_column(tmp_path, cells, truth):
+    (task,) = PACKAGE.tasks(
+        read_settings(write_jsonl(tmp_path / "a.jsonl", {"prompt": "2+2?"} | cells)), "val"
+    )
     assert task["ground_truth"] == truth
 
 
@@ -140,18 +150,18 @@ def test_the_truth_is_where_a_row_has_it(tmp_path, cells, truth):
         ({"ground_truth": "4", "extra_info": [1]}, "extra_info"),
     ],
 )
-def test_rows_that_cannot_be_graded_are_refused_with_key_and_file(tmp_path, cells, column):
-    path = as_jsonl(tmp_path / "a.jsonl", ROW, {"prompt": "2+2?"} | cells)
+def test_ungradable_row_is_refused_with_key_file_and_column(tmp_path, cells, column):
+    path = write_jsonl(tmp_path / "a.jsonl", ROW, {"prompt": "2+2?"} | cells)
     with pytest.raises(BadRow) as refused:
-        PACKAGE.tasks(read(path), "train")
+        PACKAGE.tasks(read_settings(path), "train")
     assert refused.value.problems[0].startswith(
         f"data.train_files='{path}': row 1: column '{column}'"
     )
 
 
-def test_a_grader_of_the_users_own_says_what_a_truth_is(tmp_path):
-    path = as_jsonl(tmp_path / "a.jsonl", {"prompt": "2?"}, {"prompt": "3?", "ground_truth": {}})
-    settings = read(path, reward={"path": "grade.py"})
+def test_user_provided_grader_accepts_any_truth(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", {"prompt": "2?"}, {"prompt": "3?", "ground_truth": {}})
+    settings = read_settings(path, reward={"path": "grade.py"})
     assert [task["ground_truth"] for task in PACKAGE.tasks(settings, "train")] == [None, {}]
 
 
@@ -181,10 +191,10 @@ def Texts(files): return ["a", "b"]
 """
 
 
-def test_rows_of_pandas_are_plain_tasks(tmp_path):
+def test_pandas_rows_become_plain_tasks(tmp_path):
     (tmp_path / "own.py").write_text(ROWS_OF_PANDAS)
-    own = {"path": str(tmp_path / "own.py"), "name": "Pandas"}
-    first, second = PACKAGE.tasks(read("any", custom_cls=own), "train")
+    custom_cls = {"path": str(tmp_path / "own.py"), "name": "Pandas"}
+    first, second = PACKAGE.tasks(read_settings("any", custom_cls=custom_cls), "train")
     assert first["messages"] == [{"role": "user", "content": "2?"}]
     assert first["ground_truth"] == ["2", "two"] and first["data_source"] == "sums"
     assert first["extra_info"] == {"when": "2020-01-02", "cost": 1.5}
@@ -193,14 +203,14 @@ def test_rows_of_pandas_are_plain_tasks(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["TooLong", "Empty", "NoLength", "Fails", "Lists", "Texts"])
-def test_a_class_that_gives_no_rows_is_refused_by_name(tmp_path, name):
+def test_dataset_class_without_valid_rows_is_named(tmp_path, name):
     (tmp_path / "own.py").write_text(ROWS_OF_PANDAS)
-    own = {"path": str(tmp_path / "own.py"), "name": name}
+    custom_cls = {"path": str(tmp_path / "own.py"), "name": name}
     with pytest.raises(BadRow, match=f"data.custom_cls.name='{name}': "):
-        PACKAGE.tasks(read("any", custom_cls=own), "train")
+        PACKAGE.tasks(read_settings("any", custom_cls=custom_cls), "train")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path):
+def test_unreadable_file_is_named(tmp_path):
     with pytest.raises(ValueError, check=mentions("data.val_files=[]")):
         PACKAGE.tasks(PACKAGE.read_settings({"train_files": ["a.jsonl"]}), "val")
     with pytest.raises(FileNotFoundError, check=mentions("nowhere.parquet")):
@@ -212,14 +222,14 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ValueError, check=mentions("broken.parquet")):
         list(read_rows(broken))
     lines = tmp_path / "lines.jsonl"
-    for text, complaint in (("{}\n{", "line 2"), ("[]", "line 1")):
+    for text, pattern in (("{}\n{", "line 2"), ("[]", "line 1")):
         lines.write_text(text)
-        with pytest.raises(ValueError, match=complaint):
+        with pytest.raises(ValueError, match=pattern):
             list(read_rows(lines))
 
 
 @pytest.mark.parametrize(
-    "solution, truth, right",
+    "solution, truth, is_right",
     [
         ("so it is \\boxed{42}", "42", True),
         ("6 x 7 = 42\n#### 42", 42, True),
@@ -238,17 +248,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         ("", "42", False),
     ],
 )
-def test_answers_are_compared_by_value_and_words_by_word(solution, truth, right):
-    assert compare_with_truth("d", solution, truth, {}) == float(right)
+def test_answers_are_compared_by_value_and_by_whole_words(solution, truth, is_right):
+    assert compare_with_truth("d", solution, truth, {}) == float(is_right)
 
 
 @pytest.mark.parametrize("truth", [None, "", [], ["1", None]])
-def test_without_a_truth_there_is_no_grade(truth):
+def test_missing_truth_gives_no_grade(truth):
     with pytest.raises(NoGrade, check=mentions("data_source 'd'")):
         compare_with_truth("d", "1", truth, {})
 
 
-def test_the_mark_that_ends_last_is_the_answer():
+def test_last_mark_holds_the_answer():
     answers = [
         extract_answer(text) for text in ("#### 3\nor <answer>4</answer>", "\\boxed{}", "no")
     ]
@@ -260,7 +270,7 @@ def test_the_mark_that_ends_last_is_the_answer():
 
 
 @pytest.mark.parametrize(
-    "found, score, right",
+    "result, score, is_right",
     [
         (1, 1.0, True),
         (0.3, 0.3, False),
@@ -271,13 +281,13 @@ def test_the_mark_that_ends_last_is_the_answer():
         ({"score": 1.0, "acc": False}, 1.0, False),
     ],
 )
-def test_what_a_grader_may_return(found, score, right):
-    grade = read_grade(found, "t")
-    assert (grade.score, grade.is_right) == (pytest.approx(score), right)
+def test_valid_grader_result_is_read(result, score, is_right):
+    grade = read_grade(result, "t")
+    assert (grade.score, grade.is_right) == (pytest.approx(score), is_right)
 
 
 @pytest.mark.parametrize(
-    "found",
+    "result",
     [
         None,
         "1",
@@ -290,35 +300,35 @@ def test_what_a_grader_may_return(found, score, right):
         {"score": 1.0, "format": float("nan")},
     ],
 )
-def test_what_is_no_grade(found):
+def test_invalid_grader_result_is_refused(result):
     with pytest.raises(NoGrade, check=mentions("t: ")):
-        read_grade(found, "t")
+        read_grade(result, "t")
 
 
-def test_weights_make_the_score_of_other_rewards():
-    found = {"accuracy": True, "format": 0.5, "note": "fine"}
-    grade = read_grade(found, "t", {"accuracy": 1.0, "format": 0.2})
+def test_score_is_the_weighted_sum_of_rewards():
+    rewards = {"accuracy": True, "format": 0.5, "note": "fine"}
+    grade = read_grade(rewards, "t", {"accuracy": 1.0, "format": 0.2})
     assert grade.score == pytest.approx(1.1) and grade.is_right
     assert set(grade.parts) == {"accuracy", "format", "score"}
-    assert read_grade(found | {"acc": False}, "t", {"format": 4.0}).is_right is False
+    assert read_grade(rewards | {"acc": False}, "t", {"format": 4.0}).is_right is False
     for weights in ({"fromat": 1.0}, {"note": 1.0}):
         with pytest.raises(NoGrade, check=mentions("accuracy", "format")):
-            read_grade(found, "t", weights)
+            read_grade(rewards, "t", weights)
     with pytest.raises(NoGrade, check=mentions("'accuracy'")):
         read_grade(0.5, "t", {"accuracy": 1.0})
 
 
-def test_an_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
-    settings = read(as_jsonl(tmp_path / "a.jsonl", ROW))
+def test_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
+    settings = read_settings(write_jsonl(tmp_path / "a.jsonl", ROW))
     env = PACKAGE.make(settings)
     (task,) = PACKAGE.tasks(settings, "train")
-    shown = env.reset(task, seed=0)
-    assert (shown.text, shown.opening) == ("6 x 7?", ASKED[:1])
-    assert Observation(*pool_wire.pack_observation(shown)) == shown
+    observation = env.reset(task, seed=0)
+    assert (observation.text, observation.opening) == ("6 x 7?", MESSAGES[:1])
+    assert Observation(*pool_wire.pack_observation(observation)) == observation
     for answer, reward, valid in (("\\boxed{42}", 1.0, True), ("7", 0.0, True), ("", 0.0, False)):
         env.reset(task, seed=0)
-        _, earned, done, info = env.step(answer)
-        assert (earned, done, info["won"], info["is_action_valid"]) == (
+        _, step_reward, done, info = env.step(answer)
+        assert (step_reward, done, info["won"], info["is_action_valid"]) == (
             reward,
             True,
             reward == 1.0,
@@ -328,7 +338,7 @@ def test_an_episode_shows_the_row_and_ends_with_the_grade(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_grader_of_the_users_own(tmp_path, kind):
+def test_user_provided_grader_gives_the_reward(tmp_path, kind):
     file = tmp_path / "graders.py"
     file.write_text(
         f"{kind} grade(data_source, solution_str, ground_truth, extra_info, bonus=0):\n"
@@ -336,12 +346,12 @@ def test_a_grader_of_the_users_own(tmp_path, kind):
         "    if solution_str == 'crash': raise RuntimeError('grader down')\n"
         "    return {'score': len(solution_str) + bonus, 'acc': solution_str == '42'}\n"
     )
-    reward = {"path": str(file), "name": "grade", "reward_kwargs": {"bonus": 10}}
-    settings = read(as_jsonl(tmp_path / "a.jsonl", ROW), reward=reward)
+    reward_section = {"path": str(file), "name": "grade", "reward_kwargs": {"bonus": 10}}
+    settings = read_settings(write_jsonl(tmp_path / "a.jsonl", ROW), reward=reward_section)
     env = PACKAGE.make(settings)
     (task,) = PACKAGE.tasks(settings, "train")
     env.reset(task, seed=0)
-    _, earned, _, info = env.step("42")
-    assert earned == 12 and info["won"]
+    _, step_reward, _, info = env.step("42")
+    assert step_reward == 12 and info["won"]
     with pytest.raises(RuntimeError, match="grader down"):
         env.step("crash")

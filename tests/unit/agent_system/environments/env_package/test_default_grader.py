@@ -1,4 +1,4 @@
-"""The default grader: what a text answers, and whether that is the truth, as a table."""
+"""Tables of the default grader: which part of a text is the answer, and whether it is right."""
 
 import pytest
 
@@ -145,7 +145,7 @@ MARKUP = [
     ("\\(42\\)", "42", R),
     ("\\[42\\]", "42", R),
     ("`42`", "42", R),
-    ("- 42", "42", W),  # minus 42, as it stands
+    ("- 42", "42", W),  # read as minus 42
     ('{"answer": "Paris"}', "Paris", R),
     ("[Paris](https://example.org)", "Paris", W),
 ]
@@ -214,7 +214,7 @@ NUMBERS = [
     ("It is not 41 but 42", "42", R),
     ("41 or 42", "42", W),
     ("y = 2x + 42", "42", W),
-    ("\\boxed{6 x 7}", "42", W),  # still to be calculated
+    ("\\boxed{6 x 7}", "42", W),  # not evaluated
     ("\\boxed{40 + 2}", "42", W),
     ("142", "42", W),
     ("42", "142", W),
@@ -394,7 +394,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("text, truth, grade", TABLE)
-def test_every_line_of_the_table(text, truth, grade):
+def test_grade_equals_the_table(text, truth, grade):
     assert compare_with_truth("d", text, truth, {}) == grade
 
 
@@ -409,7 +409,7 @@ def test_every_line_of_the_table(text, truth, grade):
         [{"answer": "1"}],
     ],
 )
-def test_what_no_answer_can_be_compared_with_has_no_grade(truth):
+def test_truth_without_a_comparable_value_gives_no_grade(truth):
     with pytest.raises(NoGrade):
         compare_with_truth("d", "\\boxed{11}", truth, {})
 
@@ -424,22 +424,22 @@ HUGE = [
 
 
 @pytest.mark.parametrize("text", HUGE, ids=range(len(HUGE)))
-def test_enormous_answers_are_wrong_and_read_in_one_pass(text):
+def test_enormous_answer_is_wrong(text):
     for answer in (text, f"\\boxed{{{text}}}", f"The answer is {text}"):
         for truth in ("5", "x^2", "Paris"):
             assert compare_with_truth("d", answer, truth, {}) == W
     assert compare_with_truth("d", f"{text}</think>\n\\boxed{{7}}", "7", {}) == R
 
 
-def test_the_place_of_the_answer():
+def test_extract_answer_returns_readings_and_mark():
     assert extract_answer("<think>never closed") is None
     whole = extract_answer("a\nb")
     assert whole is not None and whole.readings == ("a\nb", "b")
-    found = extract_answer("I am not sure. <answer>Paris</answer>, I think.")
-    assert found is not None and found.readings == ("Paris",) and found.is_marked
+    marked = extract_answer("I am not sure. <answer>Paris</answer>, I think.")
+    assert marked is not None and marked.readings == ("Paris",) and marked.is_marked
 
 
-def test_numbers_have_units():
+def test_read_number_returns_the_unit():
     units = {"5 km": "km", "5 kilometers": "km", "$5": "dollar", "5 dollars": "dollar"}
     for text, unit in units.items():
         number = read_number(text)
@@ -486,12 +486,12 @@ def test_numbers_have_units():
         ("\\sqrt{1+\\sqrt{1+\\sqrt{2}}}", False),
     ],
 )
-def test_formulas_that_are_not_computed(formula, too_large):
+def test_too_large_formula_is_recognised(formula, too_large):
     assert is_too_large(formula) == too_large
 
 
 @pytest.mark.parametrize(
-    "given, truth, right",
+    "given, truth, is_right",
     [
         ("\\boxed{\\sum_{n=1}^{2} n}", "3", False),
         ("\\boxed{\\int_0^1 2x dx}", "1", False),
@@ -499,5 +499,5 @@ def test_formulas_that_are_not_computed(formula, too_large):
         ("\\boxed{\\sum_{n=1}^{9} x_n}", "\\sum_{n=1}^{9} x_n", True),
     ],
 )
-def test_what_has_to_be_calculated_is_no_answer(given, truth, right):
-    assert compare_with_truth("s", given, truth, {}) == right
+def test_unevaluated_expression_is_no_answer(given, truth, is_right):
+    assert compare_with_truth("s", given, truth, {}) == is_right

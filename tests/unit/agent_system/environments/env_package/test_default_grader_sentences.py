@@ -1,4 +1,4 @@
-"""The default grader on what policies write beside an answer, as a table."""
+"""Table of the default grader on texts that contain more than the answer."""
 
 import pytest
 
@@ -206,5 +206,5 @@ TABLE = [
 
 
 @pytest.mark.parametrize("text, truth, grade", TABLE)
-def test_every_line_of_the_table(text, truth, grade):
+def test_grade_equals_the_table(text, truth, grade):
     assert compare_with_truth("d", text, truth, {}) == grade

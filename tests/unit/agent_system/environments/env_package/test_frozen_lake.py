@@ -1,4 +1,4 @@
-"""FrozenLake: maps, moves, rewards, slipping."""
+"""Tests of FrozenLake: maps, moves, rewards and slipping."""
 
 import pytest
 
@@ -15,32 +15,34 @@ SMALL = {"train_maps": 30, "val_maps": 8}
 LAKE = {"task_id": "x", "data_source": "frozen_lake", "map": ["SFH", "FFF", "HFG"]}
 
 
-def test_text_anchor_and_moves():
+def test_moves_change_text_and_anchor():
     env = FrozenLakeText(read({}))
-    seen = env.reset(LAKE, 0)
-    assert seen.text == "P . O\n. . .\nO . G"
-    assert seen.info["admissible_actions"] == ["down", "right"]
-    seen, reward, done, info = env.step(" Down ")
-    assert seen.text == ". . O\nP . .\nO . G" and (reward, done) == (0.0, False)
+    observation = env.reset(LAKE, 0)
+    assert observation.text == "P . O\n. . .\nO . G"
+    assert observation.info["admissible_actions"] == ["down", "right"]
+    observation, reward, done, info = env.step(" Down ")
+    assert observation.text == ". . O\nP . .\nO . G" and (reward, done) == (0.0, False)
     assert info == {"won": False, "is_action_valid": True}
     env.step("up")
     env.step("right")
-    seen, *_ = env.step("left")
-    assert seen.anchor == env.reset(LAKE, 1).anchor, (
-        "the same place is the same anchor, however it was reached"
+    observation, *_ = env.step("left")
+    assert observation.anchor == env.reset(LAKE, 1).anchor, (
+        "the anchor of a position does not depend on the path"
     )
 
 
 @pytest.mark.parametrize("action", ["up", "left", "jump", "", "down down"])
-def test_what_cannot_be_done_changes_nothing(action):
+def test_impossible_action_changes_nothing(action):
     env = FrozenLakeText(read({}))
     start = env.reset(LAKE, 0)
-    seen, reward, done, info = env.step(action)
+    observation, reward, done, info = env.step(action)
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
-    assert seen.anchor == start.anchor and seen.text.startswith("That is not possible here.")
+    assert observation.anchor == start.anchor and observation.text.startswith(
+        "That is not possible here."
+    )
 
 
-def test_the_goal_pays_and_a_hole_ends():
+def test_goal_gives_reward_1_and_hole_ends_the_episode():
     env = FrozenLakeText(read({}))
     env.reset(LAKE, 0)
     outcomes = [env.step(move)[1:] for move in ("down", "right", "down", "right")]
@@ -48,11 +50,15 @@ def test_the_goal_pays_and_a_hole_ends():
     assert [outcome[0] for outcome in outcomes[:-1]] == [0.0] * 3
     env.reset(LAKE, 0)
     env.step("right")
-    seen, reward, done, info = env.step("right")
-    assert (reward, done, info["won"]) == (0.0, True, False) and "fell into a hole" in seen.text
+    observation, reward, done, info = env.step("right")
+    assert (reward, done, info["won"]) == (
+        0.0,
+        True,
+        False,
+    ) and "fell into a hole" in observation.text
 
 
-def test_slippery_ice_is_decided_by_the_seed():
+def test_slips_depend_on_the_seed():
     env = FrozenLakeText(read({"slippery": True}))
     lake = {**LAKE, "map": ["SFFFF"] + ["FFFFF"] * 3 + ["FFFFG"]}
 
@@ -64,42 +70,42 @@ def test_slippery_ice_is_decided_by_the_seed():
     assert walks == [walk(seed) for seed in range(8)]
     assert len({tuple(places) for places in walks}) > 4
     assert env.reset(lake, 0).info["admissible_actions"] == ["left", "down", "right", "up"], (
-        "a bump may slip aside"
+        "a move into the edge may slip sideways"
     )
     assert "slippery: only one" in str(PACKAGE.prompts(read({"slippery": True})).system(False))
     assert "not slippery" in str(PACKAGE.prompts(read({})).system(False))
 
 
-def test_every_map_has_a_way_and_a_split_of_its_own():
+def test_every_map_is_solvable_and_splits_are_prefix_stable():
     train, val = list_tasks(read(SMALL), "train"), list_tasks(read(SMALL), "val")
     assert (len(train), len(val)) == (30, 8)
     for task in train + val:
-        cross_the_lake(task)  # raises KeyError where there is no way
+        cross_the_lake(task)  # raises KeyError if there is no path
     more = list_tasks(read({**SMALL, "train_maps": 60}), "train")
-    assert more[:30] == train, "more maps are further maps"
+    assert more[:30] == train, "a larger count appends maps"
     assert list_tasks(read({**SMALL, "map_seed": 1}), "train") != train
     assert all(len(task["map"]) == 6 for task in list_tasks(read({**SMALL, "size": 6}), "train"))
 
 
-def test_a_lake_too_small_gives_what_there_is():
+def test_small_lake_gives_the_maps_that_exist():
     train, val = list_tasks(read({"size": 3}), "train"), list_tasks(read({"size": 3}), "val")
     assert 0 < len(val) < len(train) < 100 and len(
         {task["task_id"] for task in train + val}
     ) == len(train + val)
 
 
-def test_compact_prompts_draw_the_map_once_and_then_say_what_is_around():
+def test_compact_prompts_draw_the_map_only_once():
     settings = PACKAGE.read_settings({"prompt": "compact"})
     env = PACKAGE.make(settings)
     prompts = PACKAGE.prompts(settings)
     first = env.reset(LAKE, 0)
-    around = "0 0: left edge, down ice, right ice, up edge"
+    surroundings = "0 0: left edge, down ice, right ice, up edge"
     assert prompts.system(True) is None
-    assert prompts.first(first, True) == f"{first.text}\n{around}"
-    bumped, *_ = env.step("up")
-    assert prompts.turn(bumped) == f"That is not possible here.\n{around}"
+    assert prompts.first(first, True) == f"{first.text}\n{surroundings}"
+    after_bump, *_ = env.step("up")
+    assert prompts.turn(after_bump) == f"That is not possible here.\n{surroundings}"
     for move in ("right", "down", "down"):
-        seen, *_ = env.step(move)
-    assert prompts.turn(seen) == "2 1: left hole, down edge, right goal, up ice"
-    window = prompts.window(first, [(bumped.text, "down")], seen, True)
-    assert window.startswith(f"{first.text}\n{around}\nThat is not possible")
+        observation, *_ = env.step(move)
+    assert prompts.turn(observation) == "2 1: left hole, down edge, right goal, up ice"
+    window = prompts.window(first, [(after_bump.text, "down")], observation, True)
+    assert window.startswith(f"{first.text}\n{surroundings}\nThat is not possible")

@@ -1,4 +1,4 @@
-"""Graders of tools, arithmetic and shop as tables: what is said, and what it earns."""
+"""Tables of the graders of tools, arithmetic and shop: actions and their rewards."""
 
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ TOOLS = [
 
 
 @pytest.mark.parametrize(("text", "grade"), TOOLS)
-def test_final_answers_of_tools(text, grade):
+def test_tools_answer_gets_the_reward_of_the_table(text, grade):
     env = tools.PACKAGE.make(tools.PACKAGE.read_settings({}))
     (task, *_) = tools.PACKAGE.tasks(tools.PACKAGE.read_settings({"train_tasks": 1}), "train")
     env.reset({**task, "ground_truth": "138"}, 0)
@@ -86,8 +86,8 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize(("generator", "answer", "won"), FORMULAS)
-def test_formulas(generator, answer, won):
+@pytest.mark.parametrize(("generator", "answer", "is_success"), FORMULAS)
+def test_formula_gets_the_success_of_the_table(generator, answer, is_success):
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (
         PACKAGE,
@@ -100,7 +100,7 @@ def test_formulas(generator, answer, won):
     env.reset({"number": 0}, 0)
     env.entry = {"question": "?", **ARITHMETIC[generator]}
     _, reward, done, info = env.step(answer)
-    assert done and info["won"] is won and (reward == 1.0) is won
+    assert done and info["won"] is is_success and (reward == 1.0) is is_success
 
 
 CUP = Product("i", "cup", "mug", "kitchen", ("blue", "large"), {"color": ("red", "tan")}, 9.0)
@@ -134,5 +134,5 @@ PURCHASES: list[tuple[dict[str, Any], dict[str, str], dict[str, Any], float]] = 
 
 
 @pytest.mark.parametrize(("product", "chosen", "wish", "reward"), PURCHASES)
-def test_purchases(product, chosen, wish, reward):
+def test_purchase_gets_the_reward_of_the_table(product, chosen, wish, reward):
     assert score_purchase(replace(CUP, **product), chosen, WISH | wish) == pytest.approx(reward)

@@ -1,4 +1,4 @@
-"""A grader that hangs or eats memory breaks its own play; text of a policy is no code to it."""
+"""Tests of the bounds of graders: time, memory, and no execution of text of the policy."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ CODE = (
 )
 
 
-def test_a_bad_grade_breaks_its_play_and_the_worker_goes_on(tmp_path):
+def test_failing_grader_fails_its_episode_and_not_the_worker(tmp_path):
     rows, grader = tmp_path / "rows.jsonl", tmp_path / "grade.py"
     rows.write_text(json.dumps({"prompt": "?", "ground_truth": "1"}))
     grader.write_text(GRADER)
@@ -51,29 +51,29 @@ def test_a_bad_grade_breaks_its_play_and_the_worker_goes_on(tmp_path):
         "extra_info": {},
     }
 
-    async def played():
+    async def grade_answers():
         pool = EnvironmentPool("dataset", section, 1, 2)
         await pool.start()
-        pids, said = pool.worker_pids, []
+        pids, results = pool.worker_pids, []
         for answer in ("hang", "eat", "fine"):
             async with pool.open_session() as env:
                 await env.reset(task, 0)
                 try:
-                    said.append((await env.step(answer))[1])
+                    results.append((await env.step(answer))[1])
                 except EnvFailure as failure:
-                    said.append(f"{failure.kind}: {failure.detail}")
-        same = pids == pool.worker_pids
+                    results.append(f"{failure.kind}: {failure.detail}")
+        is_same_worker = pids == pool.worker_pids
         await pool.close()
-        return said, same
+        return results, is_same_worker
 
-    (hung, eaten, fine), same = asyncio.run(played())
+    (hung, eaten, fine), is_same_worker = asyncio.run(grade_answers())
     assert "error: step: TimeLimit('grading dataset/val/0 took over 0.5 s')" in hung
     assert "error: step: MemoryError" in eaten
-    assert fine == 1.0 and same
+    assert fine == 1.0 and is_same_worker
 
 
 @pytest.mark.parametrize("generator", EVALUATED_READERS)
-def test_code_is_not_shown_to_graders_that_evaluate(generator):
+def test_evaluating_graders_receive_no_code(generator):
     for answer in CODE:
         assert prepare_answer(answer, generator, {}) is None, answer
         assert (
@@ -83,7 +83,7 @@ def test_code_is_not_shown_to_graders_that_evaluate(generator):
 
 
 @pytest.mark.parametrize("generator", [*EVALUATED_READERS, "game_of_life_halting"])
-def test_right_answers_of_these_generators_still_win(generator):
+def test_right_answers_of_evaluating_graders_succeed(generator):
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (
         PACKAGE,
@@ -98,31 +98,36 @@ def test_right_answers_of_these_generators_still_win(generator):
         assert env.step(str(find_right_answer(env.entry)))[3]["won"], env.entry
 
 
-def test_a_grader_that_takes_every_text_for_right_sees_right_ones_alone():
-    def seen(text, answer):
+def test_lenient_grader_receives_only_right_answers():
+    def prepare(text, answer):
         return prepare_answer(text, "game_of_life_halting", {"answer": answer})
 
-    assert seen("It is TRUE.", "True") and seen("false", False)
-    assert seen("false", "True") is seen("win", "True") is seen("true or false", "True") is None
+    assert prepare("It is TRUE.", "True") and prepare("false", False)
+    assert (
+        prepare("false", "True")
+        is prepare("win", "True")
+        is prepare("true or false", "True")
+        is None
+    )
 
 
-def test_questions_that_draw_from_pythons_own_generator_hang_on_their_number_alone():
+def test_question_depends_only_on_its_number():
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.questions import _create_questions
 
-    asked = []
+    questions = []
     for _ in range(2):
         _create_questions.cache_clear()
-        asked.append(
+        questions.append(
             [
                 _create_questions("list_functions", "{}", 8, 0)[number]["question"]
                 for number in range(8)
             ]
         )
-    assert asked[0] == asked[1]
+    assert questions[0] == questions[1]
 
 
-def test_an_answer_that_a_grader_cannot_read_is_wrong_and_breaks_nothing():
+def test_unreadable_answer_is_wrong_without_an_error():
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (
         PACKAGE,

@@ -1,5 +1,7 @@
-"""Gymnasium: told in words, won through the collector, restored by replay, split by seeds; what
-cannot be told is refused with the way out.
+"""Tests of Gymnasium environments as text.
+
+They are solved through the collector, reproducible, and split by seeds. Environments without a text
+version are refused.
 """
 
 import pytest
@@ -21,31 +23,31 @@ read = PACKAGE.read_settings
 SMALL = {"train_tasks": 12, "val_tasks": 4, "placement": "inline"}
 
 
-def table_plan(section):
-    """A policy that finds the shortest way in the transition table of a toy text."""
+def make_table_policy(section):
+    """Return a policy that searches the transition table of a toy-text environment."""
 
     def policy(task):
         env = GymnasiumEnv(read(section))
         env.reset(task, 0)
         world = env.world.unwrapped
-        ways = {int(world.s): []}
-        edge = [int(world.s)]
-        for place in edge:  # grows while it is read: breadth first
+        paths = {int(world.s): []}
+        queue = [int(world.s)]
+        for position in queue:  # breadth-first search: the list grows during the loop
             for name, number in env.action_numbers.items():
-                (_, after, paid, ended) = world.P[place][number][0]
-                way = [*ways[place], name]
-                if ended and (env.description.success_condition == "end" or paid > 0):
-                    return plan(way)
-                if after not in ways and not ended:
-                    ways[after] = way
-                    edge.append(after)
-        raise AssertionError("there is no way")
+                (_, next_position, env_reward, is_end) = world.P[position][number][0]
+                path = [*paths[position], name]
+                if is_end and (env.description.success_condition == "end" or env_reward > 0):
+                    return plan(path)
+                if next_position not in paths and not is_end:
+                    paths[next_position] = path
+                    queue.append(next_position)
+        raise AssertionError("there is no path")
 
     return policy
 
 
-def bot_plan(section):
-    """A policy that asks BabyAI's own bot."""
+def make_bot_policy(section):
+    """Return a policy that follows BabyAI's own bot."""
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
     def policy(task):
@@ -64,27 +66,27 @@ def bot_plan(section):
     return policy
 
 
-STILL = {"is_slippery": False}
+NOT_SLIPPERY = {"is_slippery": False}
 
 
 @pytest.mark.parametrize(
     ("env_id", "policy", "options"),
     [
-        ("Taxi-v4", table_plan, {}),
-        ("CliffWalking-v1", table_plan, {}),
-        ("FrozenLake-v1", table_plan, STILL),
-        ("BabyAI-GoToLocal-v0", bot_plan, {}),
-        ("BabyAI-UnlockPickup-v0", bot_plan, {}),
+        ("Taxi-v4", make_table_policy, {}),
+        ("CliffWalking-v1", make_table_policy, {}),
+        ("FrozenLake-v1", make_table_policy, NOT_SLIPPERY),
+        ("BabyAI-GoToLocal-v0", make_bot_policy, {}),
+        ("BabyAI-UnlockPickup-v0", make_bot_policy, {}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_it_is_won_through_the_collector(env_id, policy, options):
+def test_environment_is_solved_through_the_collector(env_id, policy, options):
     section = {"env_id": env_id, "options": options, **SMALL}
     data = wins("gymnasium", policy(section), max_steps=80, levels=env_id == "Taxi-v4", **section)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 
-def test_the_splits_have_other_seeds_and_groups_start_alike():
+def test_splits_have_disjoint_seeds_and_groups_start_alike():
     config = make_config("gymnasium/MiniGrid-DoorKey-5x5-v0", kwargs=SMALL, n=3)
     train, val = make_envs(config)
     train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
@@ -92,37 +94,37 @@ def test_the_splits_have_other_seeds_and_groups_start_alike():
     seeds = {task["reset_seed"] for task in train.task_list}
     assert len(seeds) == 12 and not seeds & {task["reset_seed"] for task in val.task_list}
     more = read({"env_id": "MiniGrid-DoorKey-5x5-v0", "train_tasks": 20, "val_tasks": 4})
-    assert PACKAGE.tasks(more, "train")[:12] == train.task_list, "more tasks are further tasks"
+    assert PACKAGE.tasks(more, "train")[:12] == train.task_list, "a larger count appends tasks"
 
 
-def episode(env, task, seed, actions):
+def run_episode(env, task, seed, actions):
     start = env.reset(task, seed)
-    seen: list[tuple[object, ...]] = [(start.text, start.state)]
+    outcomes: list[tuple[object, ...]] = [(start.text, start.state)]
     for action in actions:
         observation, reward, done, info = env.step(action)
-        seen.append((observation.text, observation.state, reward, done, info))
+        outcomes.append((observation.text, observation.state, reward, done, info))
         if done:
             break
-    return seen
+    return outcomes
 
 
 @pytest.mark.parametrize(
     ("env_id", "action"),
     [("FrozenLake-v1", "right"), ("MiniGrid-Dynamic-Obstacles-6x6-v0", "turn left")],
 )
-def test_chance_after_the_start_follows_the_environment_seed(env_id, action):
+def test_randomness_after_the_start_follows_the_env_seed(env_id, action):
     env = GymnasiumEnv(read({"env_id": env_id}))
     task, other = PACKAGE.tasks(env.settings, "train")[:2]
-    first = episode(env, task, 5, [action] * 8)
-    episode(env, other, 6, [action] * 8)
-    assert episode(env, task, 5, [action] * 8) == first
-    others = [episode(env, task, seed, [action] * 8) for seed in range(6)]
-    assert {start[0] for start in others} == {first[0]}, "the task says where it starts"
-    assert any(seen != first for seen in others)
+    first = run_episode(env, task, 5, [action] * 8)
+    run_episode(env, other, 6, [action] * 8)
+    assert run_episode(env, task, 5, [action] * 8) == first
+    episodes = [run_episode(env, task, seed, [action] * 8) for seed in range(6)]
+    assert {start[0] for start in episodes} == {first[0]}, "the task determines the start"
+    assert any(outcomes != first for outcomes in episodes)
 
 
 @pytest.mark.parametrize("action", ["", "fly", "3", "go forwards", "x" * 400])
-def test_what_is_no_action_changes_nothing(action):
+def test_invalid_action_changes_nothing(action):
     env = GymnasiumEnv(read({"env_id": "Taxi-v4"}))
     start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
     observation, reward, done, info = env.step(action)
@@ -130,7 +132,7 @@ def test_what_is_no_action_changes_nothing(action):
     assert observation.anchor == start.anchor and observation.text != start.text
 
 
-def test_a_grid_is_drawn_and_said():
+def test_grid_is_drawn_and_described():
     env = GymnasiumEnv(read({"env_id": "MiniGrid-Empty-5x5-v0"}))
     start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
     lines = start.text.splitlines()
@@ -145,14 +147,14 @@ def test_a_grid_is_drawn_and_said():
         "# # # A . . #",
     ]
     assert lines[9] == "You see: goal 2 ahead and 2 right."
-    seen, _, _, _ = env.step("Turn Right")
-    assert "You face south" in seen.text and seen.state != start.state
+    observation, _, _, _ = env.step("Turn Right")
+    assert "You face south" in observation.text and observation.state != start.state
     for _ in range(3):
-        seen, *_ = env.step("turn right")
-    assert (seen.text, seen.state) == (start.text, start.state)
+        observation, *_ = env.step("turn right")
+    assert (observation.text, observation.state) == (start.text, start.state)
 
 
-def test_taxi_says_which_sides_are_free():
+def test_taxi_lists_the_free_sides():
     env = GymnasiumEnv(read({"env_id": "Taxi-v4"}))
     for task in PACKAGE.tasks(env.settings, "val")[:20]:
         env.reset(task, 0)
@@ -163,16 +165,16 @@ def test_taxi_says_which_sides_are_free():
             assert moved == (action in sides), (before.text, action)
 
 
-def test_rewards_are_those_of_gymnasium_where_they_are_asked_for():
+def test_reward_gym_gives_the_rewards_of_gymnasium():
     task = PACKAGE.tasks(read({}), "train")[0]
     for reward, expected in (("won", 0.0), ("gym", -1.0)):
         env = GymnasiumEnv(read({"reward": reward}))
         env.reset(task, 0)
-        _, paid, _, info = env.step("south")
-        assert (paid, info["score"]) == (expected, -1.0)
+        _, step_reward, _, info = env.step("south")
+        assert (step_reward, info["score"]) == (expected, -1.0)
 
 
-def test_a_pole_that_stands_until_the_last_step_has_won():
+def test_pole_that_stands_until_the_last_turn_is_a_success():
     env = GymnasiumEnv(read({"env_id": "CartPole-v1", "max_steps": 6}))
     env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
     infos = [env.step(action)[2:] for action in ("left", "right") * 3]
@@ -184,7 +186,7 @@ def test_a_pole_that_stands_until_the_last_step_has_won():
     assert outcome[1] == 0.0 and not outcome[3]["won"]
 
 
-def test_words_names_and_rules_of_the_users_own(tmp_path):
+def test_user_provided_description_actions_and_rules_are_used(tmp_path):
     file = tmp_path / "words.py"
     file.write_text(
         "def describe(observation, info, env):\n"
@@ -195,16 +197,16 @@ def test_words_names_and_rules_of_the_users_own(tmp_path):
         "describe": {"path": str(file)},
         "actions": ["w", "s", "e", "n"],
         "rules": "Walk.",
-        "options": STILL,
+        "options": NOT_SLIPPERY,
     }
     env = GymnasiumEnv(read(section))
     assert env.reset(PACKAGE.tasks(env.settings, "train")[0], 0).text == "cell 0 of 16"
     assert env.step("e")[0].text == "cell 1 of 16"
-    said = PACKAGE.prompts(read(section)).system(False)
-    assert said is not None and said.startswith("Walk.\nActions: w, s, e, n.")
+    system_prompt = PACKAGE.prompts(read(section)).system(False)
+    assert system_prompt is not None and system_prompt.startswith("Walk.\nActions: w, s, e, n.")
 
 
-def test_an_environment_that_nobody_told_is_played_in_numbers():
+def test_environment_without_description_shows_numbers():
     section = read({"env_id": "tests.helpers.bare_world:Bare-v0"})
     env = GymnasiumEnv(section)
     assert env.reset(PACKAGE.tasks(section, "train")[0], 0).text == "place: 0; left: 0.5 2"
@@ -214,7 +216,7 @@ def test_an_environment_that_nobody_told_is_played_in_numbers():
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "pattern"),
     [
         ({"env_id": "Taxy-v4"}, r"env_id='Taxy-v4'.*'Taxi-v4'"),
         ({"env_id": "Pendulum-v1"}, r"Pendulum-v1.*Box"),
@@ -223,12 +225,12 @@ def test_an_environment_that_nobody_told_is_played_in_numbers():
         ({"env_id": "tests.helpers.bare_world:Drawn-v0"}, r"Box.*describe.path"),
     ],
 )
-def test_what_cannot_be_told_is_refused(section, said):
-    with pytest.raises(NoTextVersion, match=said):
+def test_environment_without_a_text_version_is_refused(section, pattern):
+    with pytest.raises(NoTextVersion, match=pattern):
         make_description(read(section))
 
 
-def test_the_name_chooses_and_the_list_is_long():
+def test_variant_name_sets_env_id_and_many_are_listed():
     names = known_ids()
     assert len(names) == len(set(names)) > 150 and "BabyAI-GoToLocal-v0" in names
     settings = env_settings(make_config("gymnasium/Blackjack-v1", kwargs={}).env)

@@ -1,4 +1,4 @@
-"""A mixture: parts by weight and by turns, each with its own settings, prompts and projection."""
+"""Tests of mixtures: parts by weight, each with its own settings, prompts and projection."""
 
 from collections import Counter
 
@@ -28,15 +28,15 @@ KWARGS = {
 SECTION = {"parts": PARTS, "kwargs": KWARGS, "placement": "inline"}
 
 
-def managers(**env):
+def make_managers(**env):
     return make_envs(make_config("mixture", kwargs=SECTION, **{"n": 2, **env}))
 
 
-def parts_of(batch, size):
+def count_parts(batch, size):
     return Counter(task["part"] for task in batch.non_tensor_batch["task"].tolist()[::size])
 
 
-def test_a_round_holds_every_part_as_often_as_its_weight_and_evenly():
+def test_round_holds_each_part_by_weight_and_evenly():
     assert weighted_round({"a": 2, "b": 1}) == ["a", "b", "a"]
     assert weighted_round({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
     round_ = weighted_round({"rare": 1, "often": 7})
@@ -44,82 +44,84 @@ def test_a_round_holds_every_part_as_often_as_its_weight_and_evenly():
     assert weighted_round({}) == []
 
 
-def test_every_batch_has_its_share_of_every_part_whatever_their_sizes():
-    train, _ = managers()
-    seen: Counter = Counter()
+def test_every_batch_holds_each_part_by_weight():
+    train, _ = make_managers()
+    task_counts: Counter = Counter()
     for step in range(1, 9):
         batch = train.gen_batch(step, 4)
-        assert parts_of(batch, 2) == PARTS
-        seen.update(task["task_id"] for task in batch.non_tensor_batch["task"].tolist()[::2])
-    lakes = [name for name in seen if "frozen_lake" in name]
-    assert len(lakes) == 16 and set(seen.values()) == {1}, "an epoch of a part repeats nothing"
+        assert count_parts(batch, 2) == PARTS
+        task_counts.update(task["task_id"] for task in batch.non_tensor_batch["task"].tolist()[::2])
+    lakes = [name for name in task_counts if "frozen_lake" in name]
+    assert len(lakes) == 16 and set(task_counts.values()) == {1}, (
+        "an epoch of a part repeats no task"
+    )
 
 
-def test_a_small_part_comes_round_again_and_again():
+def test_small_part_is_repeated_in_whole_epochs():
     tasks = [{"task_id": f"{p}{n}", "part": p} for p, c in (("a", 3), ("b", 50)) for n in range(c)]
     schedule = TaskSchedule(tasks, {"a": 1, "b": 1}, shuffle=True, seed=(0, "train"))
-    played = [schedule.task_at(number)["task_id"] for number in range(24)]
-    epochs = [played[0:24:2][i : i + 3] for i in range(0, 12, 3)]
+    drawn_ids = [schedule.task_at(number)["task_id"] for number in range(24)]
+    epochs = [drawn_ids[0:24:2][i : i + 3] for i in range(0, 12, 3)]
     assert all(sorted(epoch) == ["a0", "a1", "a2"] for epoch in epochs)
-    assert len(set(played[1:24:2])) == 12
+    assert len(set(drawn_ids[1:24:2])) == 12
 
 
-def test_a_batch_depends_on_no_earlier_one():
-    first, again = managers()[0], managers()[0]
+def test_batch_does_not_depend_on_earlier_batches():
+    first, again = make_managers()[0], make_managers()[0]
     for step in range(1, 7):
         first.gen_batch(step, 3)
     expected = first.gen_batch(7, 3).non_tensor_batch["task_id"].tolist()
     assert again.gen_batch(7, 3).non_tensor_batch["task_id"].tolist() == expected
-    other = managers(seed=1)[0].gen_batch(7, 3).non_tensor_batch["task_id"].tolist()
+    other = make_managers(seed=1)[0].gen_batch(7, 3).non_tensor_batch["task_id"].tolist()
     assert other != expected
 
 
-def test_the_panel_is_shared_by_weight_too():
-    _, val = managers(val_tasks=12)
+def test_validation_set_is_divided_by_weight():
+    _, val = make_managers(val_tasks=12)
     counts = Counter(task["part"] for task, _ in val.panel)
     assert counts == {"frozen_lake": 4, "number_line": 5, "tools": 3} or counts == {
         "frozen_lake": 6,
         "number_line": 3,
         "tools": 3,
     }
-    assert managers(val_tasks=12, seed=3)[1].panel_hash == val.panel_hash
+    assert make_managers(val_tasks=12, seed=3)[1].panel_hash == val.panel_hash
 
 
-def test_parts_that_have_no_more_are_left_out():
+def test_interleaving_continues_without_exhausted_parts():
     parts = {"a": [{"task_id": "a0"}], "b": [{"task_id": f"b{n}"} for n in range(3)]}
     names = [task["task_id"] for task in interleave_parts(parts, {"a": 1, "b": 1})]
     assert names == ["a0", "b0", "b1", "b2"]
 
 
-def test_no_part_is_starved_by_a_limit_on_tasks():
-    train, _ = managers(train_tasks=8)
+def test_task_limit_is_divided_by_weight():
+    train, _ = make_managers(train_tasks=8)
     assert Counter(task["part"] for task in train.task_list) == {
         "frozen_lake": 4,
         "number_line": 2,
         "tools": 2,
     }
     with pytest.raises(ValueError, check=mentions("'number_line'", "'tools'")):
-        managers(train_tasks=1)
+        make_managers(train_tasks=1)
 
 
 def solve_line(task):
-    way = "right" if task["target"] > task["start"] else "left"
-    return plan([way] * abs(task["target"] - task["start"]))
+    direction = "right" if task["target"] > task["start"] else "left"
+    return plan([direction] * abs(task["target"] - task["start"]))
 
 
 def solve_tools(task):
     return plan([f"<answer>{task['ground_truth']}</answer>"])
 
 
-def policy(task):
+def make_policy(task):
     solve = {"frozen_lake": GOLD["frozen_lake"], "number_line": solve_line, "tools": solve_tools}
     return solve[task["part"]](task["task"])
 
 
 @pytest.mark.parametrize(("history", "levels"), [("append", False), ("window", True)])
-def test_all_parts_are_won_through_the_collector_and_success_is_told_by_kind(history, levels):
+def test_all_parts_are_solved_and_success_is_reported_by_source(history, levels):
     data = play_episodes(
-        "mixture", policy, groups=4, n=2, history=history, levels=levels, **SECTION
+        "mixture", make_policy, groups=4, n=2, history=history, levels=levels, **SECTION
     )
     metrics = data.meta_info["metrics"]
     for source in ("frozen_lake", "number_line", "tools/shelf"):
@@ -128,8 +130,8 @@ def test_all_parts_are_won_through_the_collector_and_success_is_told_by_kind(his
     assert "right" in actions and any(action.startswith("<answer>") for action in actions)
 
 
-def test_each_part_speaks_with_its_own_prompts_and_settings():
-    train, _ = managers()
+def test_each_part_has_its_own_prompts_and_settings():
+    train, _ = make_managers()
     observations, infos = train.reset(train.gen_batch(1, 4))
     train.close()
     assert isinstance(train.settings, MixtureSettings)
@@ -137,41 +139,49 @@ def test_each_part_speaks_with_its_own_prompts_and_settings():
     assert prompts.system(False) is None
     systems = {}
     for text, info in zip(observations["text"], infos, strict=True):
-        said = select_prompts(prompts, Observation(text, info=info)).system(False)
-        systems[info["part"]] = (said, text)
+        system_prompt = select_prompts(prompts, Observation(text, info=info)).system(False)
+        systems[info["part"]] = (system_prompt, text)
     assert set(systems) == set(PARTS)
     assert "frozen lake" in systems["frozen_lake"][0] and "<tools>" in systems["tools"][0]
-    assert len(systems["frozen_lake"][1].splitlines()) == 3, "a lake of the size that was asked for"
+    assert len(systems["frozen_lake"][1].splitlines()) == 3, (
+        "the lake must have the configured size"
+    )
 
 
-def test_sections_of_parts_are_read_as_before():
-    words = [
+def test_parts_read_their_own_config_sections():
+    overrides = [
         "env.env_name=mixture",
         "env.mixture.parts={frozen_lake: 2, reasoning_gym/gcd: 1}",
         "env.frozen_lake.size=7",
         "env.reasoning_gym.val_tasks=3",
         "env.max_steps=9",
     ]
-    settings = env_settings(load_config("ppo_trainer", words).env)
+    settings = env_settings(load_config("ppo_trainer", overrides).env)
     kwargs = settings.model_dump()["kwargs"]
     assert kwargs["frozen_lake"]["size"] == 7 and kwargs["frozen_lake"]["max_steps"] == 9
     assert kwargs["reasoning_gym/gcd"]["task"] == "gcd"
     assert kwargs["reasoning_gym/gcd"]["val_tasks"] == 3
 
 
-def test_parts_that_are_named_are_all_and_lakes_and_lines_the_default():
-    def played(*words):
-        settings = env_settings(load_config("ppo_trainer", ["env.env_name=mixture", *words]).env)
+def test_named_parts_replace_the_default_parts():
+    def read_weights(*overrides):
+        settings = env_settings(
+            load_config("ppo_trainer", ["env.env_name=mixture", *overrides]).env
+        )
         return dict(PACKAGE.part_weights(PACKAGE.read_settings(settings.model_dump())))
 
-    assert played("env.mixture.parts={reasoning_gym: 1, sokoban: 2}") == {
+    assert read_weights("env.mixture.parts={reasoning_gym: 1, sokoban: 2}") == {
         "reasoning_gym": 1,
         "sokoban": 2,
     }
-    assert played() == played("env.mixture.parts=null") == {"frozen_lake": 1, "number_line": 1}
+    assert (
+        read_weights()
+        == read_weights("env.mixture.parts=null")
+        == {"frozen_lake": 1, "number_line": 1}
+    )
 
 
-def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
+def test_memory_limit_is_the_largest_of_the_parts():
     graded = {"dataset": {"memory_gb": 3}, "reasoning_gym/gcd": {"memory_gb": 2}}
     section = {"parts": ["sokoban", *graded], "kwargs": graded}
     assert PACKAGE.read_settings(section).memory_limit_gb() == 3
@@ -180,7 +190,7 @@ def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
 
 
 @pytest.mark.parametrize(
-    ("section", "error", "said"),
+    ("section", "error", "pattern"),
     [
         ({"parts": {}}, ConfigError, "env.mixture.parts"),
         ({"parts": {"mixture": 1}}, ConfigError, "env.mixture.parts"),
@@ -193,19 +203,19 @@ def test_the_process_of_all_parts_is_bounded_as_the_largest_is():
         ),
     ],
 )
-def test_wrong_parts_are_refused(section, error, said):
-    with pytest.raises(error, match=said):
+def test_invalid_parts_are_refused(section, error, pattern):
+    with pytest.raises(error, match=pattern):
         env_settings(make_config("mixture", kwargs=section).env)
 
 
-def test_what_a_part_lacks_the_mixture_lacks():
+def test_mixture_has_the_limitations_of_its_parts():
     config = make_config("mixture", kwargs={"parts": ["sokoban", "dataset"]}, levels=True)
     with pytest.raises(ValueError, check=mentions("env.levels")):
         check_prompts(config, get_package("mixture"))
     both = {"parts": ["sokoban", "reasoning_gym"]}
     config = make_config("mixture", kwargs=both)
-    played = RolloutSettings.from_config(config, get_package("mixture"), is_train=True)
-    assert played.stop == ("</action>", "</answer>")
+    rollout_settings = RolloutSettings.from_config(config, get_package("mixture"), is_train=True)
+    assert rollout_settings.stop == ("</action>", "</answer>")
     images = PACKAGE.read_settings({"parts": ["sokoban"], "kwargs": {"sokoban": {"mode": "image"}}})
     assert PACKAGE.images(images) == ("parts", "sokoban", "parts whose observations are text")
 
@@ -219,7 +229,7 @@ def test_what_a_part_lacks_the_mixture_lacks():
         ({"number_line": 3}, {"number_line": 3}),
     ],
 )
-def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
+def test_weights_can_be_written_as_key_or_in_a_list(parts, weights):
     assert PACKAGE.read_settings({"parts": parts}).part_weights == weights
 
 
@@ -231,6 +241,6 @@ def test_weights_can_be_written_where_a_name_cannot_be_a_key(parts, weights):
         *(["a=\u00b2"], ["a=1.5"], ["a=1e3"]),
     ],
 )
-def test_other_spellings_of_weights_are_refused_with_the_key(parts):
+def test_other_spellings_of_weights_are_refused(parts):
     with pytest.raises(ConfigError, check=mentions("env.mixture.parts")):
         PACKAGE.read_settings({"parts": parts})

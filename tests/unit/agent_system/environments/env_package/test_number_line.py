@@ -1,4 +1,4 @@
-"""The number line's compact prompts."""
+"""Test of the compact prompts of the number line."""
 
 import pytest
 
@@ -14,6 +14,6 @@ from agent_system.environments.env_package.number_line.package import PACKAGE
         ("something else", "something else"),
     ],
 )
-def test_compact_prompts_say_how_far_and_on_which_side(text, short):
+def test_compact_prompts_give_distance_and_direction(text, short):
     prompts = PACKAGE.prompts(PACKAGE.read_settings({"prompt": "compact"}))
     assert prompts.turn(Observation(text)) == prompts.first(Observation(text), True) == short

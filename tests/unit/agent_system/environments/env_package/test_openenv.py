@@ -1,4 +1,4 @@
-"""OpenEnv: the same environment in this process and behind a server of its protocol."""
+"""Tests of OpenEnv: the same environment in this process and behind a server of its protocol."""
 
 import json
 from contextlib import ExitStack
@@ -27,35 +27,35 @@ SMALL = {"train_tasks": 6, "val_tasks": 3, "text_field": "text", "placement": "i
 @pytest.fixture(params=["local", "server"])
 def section(request):
     with ExitStack() as stack:
-        where = LOCAL if request.param == "local" else {"url": stack.enter_context(served())}
-        yield {**SMALL, **where}
+        location = LOCAL if request.param == "local" else {"url": stack.enter_context(served())}
+        yield {**SMALL, **location}
 
 
-def solve(task):
+def make_policy(task):
     world = GuessWorld()
     world.reset(seed=task["seed"])
     wrong = 1 if world.hidden != 1 else 2
     return plan([str(wrong), str(world.hidden)])
 
 
-def test_it_is_won_through_the_collector(section):
-    data = wins("openenv", solve, groups=1, n=2, **section)
+def test_environment_is_solved_through_the_collector(section):
+    data = wins("openenv", make_policy, groups=1, n=2, **section)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 
-def test_here_and_there_the_same_is_seen():
-    def seen(where):
-        env = OpenEnvEnv(read({**SMALL, "text_field": None, **where}))
+def test_local_and_server_give_the_same_observations():
+    def run_episode(location):
+        env = OpenEnvEnv(read({**SMALL, "text_field": None, **location}))
         task = PACKAGE.tasks(env.settings, "train")[0]
-        found = [env.reset(task, 0).text, *(env.step(str(n))[:3] for n in range(1, 4))]
+        outcomes = [env.reset(task, 0).text, *(env.step(str(n))[:3] for n in range(1, 4))]
         env.close()
-        return found
+        return outcomes
 
     with served() as url:
-        assert seen({"url": url}) == seen(LOCAL)
+        assert run_episode({"url": url}) == run_episode(LOCAL)
 
 
-def test_an_action_without_the_right_fields_changes_nothing(section):
+def test_action_without_the_right_fields_changes_nothing(section):
     env = OpenEnvEnv(read({**section, "action_field": ""}))
     start = env.reset(PACKAGE.tasks(env.settings, "train")[0], 0)
     for action in ("7", "{", '{"massage": "7"}'):
@@ -67,7 +67,7 @@ def test_an_action_without_the_right_fields_changes_nothing(section):
     env.close()
 
 
-def test_an_environment_that_breaks_breaks_the_play_and_can_be_played_again(section):
+def test_failed_environment_raises_and_can_be_reset(section):
     env = OpenEnvEnv(read(section))
     task = PACKAGE.tasks(env.settings, "train")[0]
     env.reset(task, 0)
@@ -77,7 +77,7 @@ def test_an_environment_that_breaks_breaks_the_play_and_can_be_played_again(sect
     env.close()
 
 
-def test_a_server_that_is_not_there_and_one_that_is_silent():
+def test_unreachable_server_is_an_error():
     env = OpenEnvEnv(read({"url": "http://127.0.0.1:9", "timeout_s": 1.0}))
     task = PACKAGE.tasks(env.settings, "train")[0]
     with pytest.raises(OSError):
@@ -87,7 +87,7 @@ def test_a_server_that_is_not_there_and_one_that_is_silent():
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "pattern"),
     [
         ({}, r"env.openenv.url="),
         ({"url": "http://127.0.0.1:1", **LOCAL}, "env.openenv"),
@@ -96,12 +96,12 @@ def test_a_server_that_is_not_there_and_one_that_is_silent():
         ({"environment": "nowhere", "action": LOCAL["action"]}, "nowhere"),
     ],
 )
-def test_settings_that_name_no_environment_are_refused(section, said):
-    with pytest.raises(ValueError, match=said):
+def test_settings_without_an_environment_are_refused(section, pattern):
+    with pytest.raises(ValueError, match=pattern):
         OpenEnvEnv(read(section))
 
 
-def test_the_splits_have_other_seeds_and_rewards_can_be_those_of_winning():
+def test_splits_have_disjoint_seeds_and_unknown_field_is_named():
     train, val = make_envs(make_config("openenv", kwargs={**LOCAL, **SMALL}, n=2))
     assert not {t["seed"] for t in train.task_list} & {t["seed"] for t in val.task_list}
     env = OpenEnvEnv(read({**LOCAL, "reward": "won", "text_field": "color"}))

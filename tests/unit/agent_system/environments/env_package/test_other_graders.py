@@ -1,4 +1,4 @@
-"""What counts as right in grades of users and in graders of other environments, as tables."""
+"""Tables of user-provided grades and of the graders of other environments."""
 
 from fractions import Fraction
 
@@ -15,22 +15,22 @@ from agent_system.reward_manager.scores import is_full
 
 
 @pytest.mark.parametrize("acc", [True, 1, 1.0, np.bool_(True), np.float32(1), np.int64(1)])
-def test_truth_values(acc):
+def test_acc_accepts_truth_values(acc):
     assert read_grade({"score": 0.3, "acc": acc}, "t").is_right
     assert not read_grade({"score": 1.0, "acc": type(acc)(0)}, "t").is_right
 
 
 @pytest.mark.parametrize("acc", ["False", "true", 0.3, 2, -1, None, [], [1], {}, Fraction(1, 2)])
-def test_what_is_no_truth_value_is_no_grade(acc):
-    with pytest.raises(NoGrade) as refused:
+def test_other_acc_values_give_no_grade(acc):
+    with pytest.raises(NoGrade) as error_info:
         read_grade({"score": 0.3, "acc": acc}, "t")
-    assert "'acc'" in str(refused.value) and str(acc) in str(refused.value)
+    assert "'acc'" in str(error_info.value) and str(acc) in str(error_info.value)
 
 
 @pytest.mark.parametrize(
     "weights", [(0.7, 0.2, 0.1), (0.6, 0.3, 0.1), (0.1,) * 10, (1 / 3,) * 3, (0.5, 0.5)]
 )
-def test_weights_that_sum_to_one_are_full(weights):
+def test_weights_that_sum_to_one_give_a_full_score(weights):
     names = {f"part {n}": weight for n, weight in enumerate(weights)}
     assert read_grade(dict.fromkeys(names, 1.0), "t", names).is_right
     parts = dict.fromkeys(names, 1.0) | {"part 0": 0.99}
@@ -38,18 +38,18 @@ def test_weights_that_sum_to_one_are_full(weights):
 
 
 @pytest.mark.parametrize("score, full", [(1, True), (1 - 1e-7, True), (0.999, False), (2.5, True)])
-def test_full_scores(score, full):
+def test_is_full_tolerates_rounding(score, full):
     assert is_full(score) is full
 
 
 @pytest.mark.parametrize("won", [0.3, float("nan"), 2, "True", None])
-def test_an_environment_wins_or_does_not(won):
+def test_won_must_be_a_truth_value(won):
     with pytest.raises(pool_wire.InvalidEnvReturn):
         pool_wire.check_step((Observation(""), 0.0, True, {"won": won}))
 
 
 @pytest.mark.parametrize(
-    "given, truth, right",
+    "given, truth, is_right",
     [
         ("female", "male", False),
         ("Paris or London", "Paris", False),
@@ -61,8 +61,8 @@ def test_an_environment_wins_or_does_not(won):
         ("", "Paris", False),
     ],
 )
-def test_search_compares_whole_answers(given, truth, right):
-    assert exact_match(given, [truth]) is right
+def test_search_compares_whole_answers(given, truth, is_right):
+    assert exact_match(given, [truth]) is is_right
 
 
 @pytest.mark.parametrize(
@@ -80,12 +80,12 @@ def test_twenty_questions_takes_the_last_guess_outside_thoughts(text, guess):
     assert read_move(text).guess == guess
 
 
-def test_equal_answers_are_one_vote():
-    for same in (
+def test_equal_answers_share_one_key():
+    for texts in (
         ("\\boxed{0.5}", "1/2", "It is 0.5."),
         ("Answer: Paris", "paris", "The answer is Paris, because it is."),
         ("(A)", "A. Rome", "\\boxed{A}"),
     ):
-        assert len({answer_key(text) for text in same}) == 1
+        assert len({answer_key(text) for text in texts}) == 1
     assert answer_key("<think>5") is None is answer_key("")
     assert answer_key("5 km") != answer_key("5 m")

@@ -1,4 +1,4 @@
-"""Answers of policies at graders that evaluate: nothing runs, malformed numbers earn 0."""
+"""Tests of graders that evaluate: no answer runs as code, and malformed numbers get reward 0."""
 
 import ast
 import importlib.util
@@ -89,13 +89,13 @@ NOT_FORMULAS = (
 
 
 @pytest.mark.parametrize("text", NOT_FORMULAS)
-def test_what_is_no_formula_is_refused(text):
+def test_text_that_is_no_formula_is_refused(text):
     with pytest.raises(UnreadableFormula):
         parse_formula(text, NAMES, {"sin"})
 
 
 @pytest.mark.parametrize(
-    ("text", "written"),
+    ("text", "expected"),
     [
         (" (1 + 2)*3 ", "(1 + 2) * 3"),
         ("-x**2/2 + C", "-x ** 2 / 2 + C"),
@@ -105,12 +105,12 @@ def test_what_is_no_formula_is_refused(text):
         ("x**-3", "x ** (-3)"),
     ],
 )
-def test_a_formula_is_written_again_from_what_was_parsed(text, written):
+def test_formula_is_rebuilt_from_its_parsed_form(text, expected):
     formula = parse_formula(text, NAMES, {"sin"})
-    assert ast.dump(formula) == ast.dump(ast.parse(written, mode="eval").body)
+    assert ast.dump(formula) == ast.dump(ast.parse(expected, mode="eval").body)
 
 
-def test_arithmetic_has_no_names_no_powers_and_an_exact_value():
+def test_arithmetic_has_an_exact_value_and_no_names_or_powers():
     for text in ("x", "2 ** 2", "sin(1)"):
         with pytest.raises(UnreadableFormula):
             parse_formula(text)
@@ -150,20 +150,20 @@ def test_arithmetic_has_no_names_no_powers_and_an_exact_value():
         "",
     ],
 )
-def test_what_is_no_literal_list_is_refused(text):
+def test_text_that_is_no_literal_list_is_refused(text):
     with pytest.raises(UnreadableFormula):
         parse_list(text)
 
 
-def test_lists_of_texts_and_numbers_are_read():
+def test_lists_of_texts_and_numbers_are_parsed():
     assert parse_list(" [['Q', '_'], ('_', -1)] ") == [["Q", "_"], ("_", -1)]
     assert parse_list("'\\x41'") == "A"
 
 
-LINE = "_\uff3f{}\uff3f\uff3f"  # a dunder that NFKC makes of full-width signs
+DUNDER = "_\uff3f{}\uff3f\uff3f"  # NFKC normalises the full-width signs to a dunder name
 CODE = (
-    f"[0 for license . {LINE.format('class')} . {LINE.format('getitem')} in "
-    f"[license . {LINE.format('class')} . {LINE.format('init')} . {LINE.format('globals')} "
+    f"[0 for license . {DUNDER.format('class')} . {DUNDER.format('getitem')} in "
+    f"[license . {DUNDER.format('class')} . {DUNDER.format('init')} . {DUNDER.format('globals')} "
     "['sys'] . modules ['builtins'] . MARK]] + [license['x']]",
     "MARK('x')",
     "[MARK('x')]",
@@ -175,7 +175,7 @@ CODE = (
 )
 
 
-def entry_of(generator):
+def make_env(generator):
     env = ReasoningGymEnv(
         PACKAGE.read_settings({"task": generator, "train_tasks": 1, "val_tasks": 1})
     )
@@ -184,59 +184,63 @@ def entry_of(generator):
 
 
 @pytest.mark.parametrize("generator", [*LISTS, *FORMULAS])
-def test_no_answer_is_run_and_names_of_the_grader_earn_nothing(generator, monkeypatch):
+def test_no_answer_runs_and_grader_names_get_reward_0(generator, monkeypatch):
     pytest.importorskip("reasoning_gym")
-    ran = []
-    monkeypatch.setattr("builtins.MARK", lambda *seen: ran.append(seen), raising=False)
-    env = entry_of(generator)
+    executed = []
+    monkeypatch.setattr(
+        "builtins.MARK", lambda *arguments: executed.append(arguments), raising=False
+    )
+    env = make_env(generator)
     locals_ = ("oracle_answer", "valid_solutions", "entry", "answer", "x", "user_expr", "integrand")
-    named = [form.format(name) for name in locals_ for form in ("{}", "[{}]", "[[{}]]", "{}[0]")]
-    for answer in [*CODE, *named]:
+    grader_names = [
+        form.format(name) for name in locals_ for form in ("{}", "[{}]", "[[{}]]", "{}[0]")
+    ]
+    for answer in [*CODE, *grader_names]:
         assert env.step(answer)[1] == 0.0 or answer == "x", answer
-    assert not ran
+    assert not executed
 
 
 @pytest.mark.parametrize("generator", LISTS)
-def test_a_literal_list_earns_what_the_grader_pays_for_it(generator):
+def test_literal_list_gets_the_partial_reward_of_the_grader(generator):
     pytest.importorskip("reasoning_gym")
-    env = entry_of(generator)
+    env = make_env(generator)
     answer = str(env.entry["answer"])
     rows = [line.split() for line in answer.splitlines()]
-    shown = {
+    as_list = {
         "binary_matrix": rows,
         "n_queens": rows,
         "spiral_matrix": answer.split(),
         "string_insertion": list(answer),
     }[generator]
-    assert 0 < env.step(repr(shown))[1] < 1 and env.step(answer)[1] == 1
+    assert 0 < env.step(repr(as_list))[1] < 1 and env.step(answer)[1] == 1
 
 
-def test_every_grader_that_evaluates_has_a_reading():
-    found = importlib.util.find_spec("reasoning_gym")
-    if found is None or found.origin is None:
+def test_every_evaluating_grader_has_a_reader():
+    module_spec = importlib.util.find_spec("reasoning_gym")
+    if module_spec is None or module_spec.origin is None:
         pytest.skip("reasoning_gym is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from reasoning_gym.factory import DATASETS
     evaluates = re.compile(r"\b(eval|exec|parse_expr|sympify|compile|__import__|loads)\(answer\b")
-    known = set()
+    evaluating = set()
     for name, (dataset, _) in DATASETS.items():
         source = Path(inspect.getfile(dataset)).read_text(encoding="utf-8")
         calls = {call for call in evaluates.findall(source) if call != "loads"}
         if calls:
-            known.add(name)
-    assert known and known == set(EVALUATED_READERS)
+            evaluating.add(name)
+    assert evaluating and evaluating == set(EVALUATED_READERS)
 
 
-def test_a_copied_integral_is_no_integration():
+def test_copied_integral_is_no_integration():
     entry = {"answer": "x**2/2 + C", "metadata": {"variable": "x"}}
     assert prepare_answer("Integral(x, x) + C", "intermediate_integration", entry) is None
-    own = {"answer": "Integral(x**x, x) + C", "metadata": {"variable": "x"}}
-    assert prepare_answer(own["answer"], "intermediate_integration", own)
+    unsolved = {"answer": "Integral(x**x, x) + C", "metadata": {"variable": "x"}}
+    assert prepare_answer(unsolved["answer"], "intermediate_integration", unsolved)
 
 
 @pytest.mark.parametrize(
-    ("answer", "earns"),
+    ("answer", "is_accepted"),
     [
         ("7 * (3 - 3 / 7)", False),
         ("3 * (3 + 7) - 6", False),
@@ -247,13 +251,13 @@ def test_a_copied_integral_is_no_integration():
         ("3 / 0 + 3 + 7 + 3", False),
     ],
 )
-def test_twenty_four_takes_the_given_numbers_and_the_exact_value(answer, earns):
+def test_puzzle24_requires_the_given_numbers_and_exactly_24(answer, is_accepted):
     entry = {"answer": "", "metadata": {"numbers": [3, 3, 7, 3]}}
-    assert (prepare_answer(answer, "puzzle24", entry) is not None) == earns
+    assert (prepare_answer(answer, "puzzle24", entry) is not None) == is_accepted
 
 
 @pytest.mark.parametrize(
-    ("answer", "oracle", "earns"),
+    ("answer", "oracle", "is_accepted"),
     [
         *[
             (text, "12", False)
@@ -272,17 +276,15 @@ def test_twenty_four_takes_the_given_numbers_and_the_exact_value(answer, earns):
         *[(text, "inform", True) for text in ("nan", "inf", "1e999")],
     ],
 )
-def test_numbers_that_are_not_finite_earn_nothing_where_a_number_is_asked_for(
-    answer, oracle, earns
-):
-    assert (prepare_answer(answer, "chain_sum", {"answer": oracle}) is not None) == earns
+def test_non_finite_number_is_refused_where_a_number_is_expected(answer, oracle, is_accepted):
+    assert (prepare_answer(answer, "chain_sum", {"answer": oracle}) is not None) == is_accepted
 
 
 @pytest.mark.parametrize("generator", ["complex_arithmetic", "number_sorting"])
 @pytest.mark.parametrize("sign", ["nan", "inf", "-inf", "1e999", "NaN", "Infinity"])
-def test_no_constant_that_is_not_finite_wins(generator, sign):
+def test_non_finite_constant_does_not_succeed(generator, sign):
     pytest.importorskip("reasoning_gym")
-    env = entry_of(generator)
+    env = make_env(generator)
     size = str(env.entry["answer"]).count(",") + 1
     for answer in (sign, f"{sign}+{sign}j", f"[{', '.join([sign] * size)}]", f"['{sign}']"):
         _, reward, _, info = env.step(answer)
@@ -290,21 +292,21 @@ def test_no_constant_that_is_not_finite_wins(generator, sign):
 
 
 @pytest.mark.parametrize(
-    ("grade", "read"),
+    ("grade", "expected"),
     [
         *[(bad, 0.0) for bad in (math.nan, math.inf, -math.inf, None, 1 + 0j, "1", [1], -0.1, 1.1)],
         *[(1 + 1e-9, 1.0), (1, 1.0), (True, 1.0), (0.5, 0.5), (0, 0.0)],
     ],
 )
-def test_a_grade_is_a_number_from_0_to_1(grade, read):
-    assert convert_grade(grade) == read
+def test_grade_is_a_number_from_0_to_1(grade, expected):
+    assert convert_grade(grade) == expected
 
 
 @pytest.mark.parametrize(
     "generator", ["propositional_logic", "game_of_life", "jugs", "gsm_symbolic"]
 )
-def test_deep_and_large_answers_are_wrong_ones(generator):
+def test_deep_and_large_answers_are_wrong(generator):
     pytest.importorskip("reasoning_gym")
-    env = entry_of(generator)
+    env = make_env(generator)
     for answer in ("(" * 20_000, "[" * 20_000, "9" * 20_000, "\x00", "\ud83d", "{}", "null"):
         assert env.step(answer)[1] < 0.5 and not env.step(answer)[3]["won"]

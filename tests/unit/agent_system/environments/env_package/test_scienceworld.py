@@ -1,5 +1,6 @@
-"""ScienceWorld: gold paths win with 100 points, tasks are split as the simulator splits them,
-failure costs.
+"""Tests of ScienceWorld.
+
+Gold paths reach 100 points, tasks have the splits of the simulator, and failure costs points.
 """
 
 import shutil
@@ -39,27 +40,27 @@ def env():
     env.close()
 
 
-def test_the_gold_path_wins_through_the_collector(env):
+def test_gold_path_succeeds_through_the_collector(env):
     names = ["find-living-thing", "lifespan-shortest-lived"]
     data = wins("scienceworld", gold(env), groups=2, n=2, levels=True, task_names=names)
     assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
 
 
-def test_the_gold_path_wins_a_held_out_task_with_a_window_prompt(env):
+def test_gold_path_solves_a_validation_task_with_window_prompts(env):
     data = wins("scienceworld", gold(env), groups=1, n=1, history="window", split="val", **QUICK)
     assert {source for source in data.non_tensor_batch["data_source"]} == {
         "scienceworld/lifespan-shortest-lived"
     }
 
 
-def test_variations_and_their_split_are_those_of_the_simulator(env):
+def test_variations_and_splits_equal_those_of_the_simulator(env):
     assert sorted(env._server.getTaskNames()) == sorted(VARIATIONS)
     assert {name: env._server.getTaskMaxVariations(name) for name in VARIATIONS} == VARIATIONS
     assert sum(VARIATIONS.values()) == 7207
     for name in ("boil", "identify-life-stages-2", "lifespan-shortest-lived"):  # 30, 10 and 125
         env.reset({"name": name, "variation": 0})
-        for part, listed in (("train", "Train"), ("dev", "Dev"), ("test", "Test")):
-            assert list(getattr(env._server, f"getVariations{listed}")()) == list(
+        for part, java_name in (("train", "Train"), ("dev", "Dev"), ("test", "Test")):
+            assert list(getattr(env._server, f"getVariations{java_name}")()) == list(
                 split_variations(name, part)
             )
     assert set(env._server.getPossibleSimplifications().split(", ")) | {"", "easy"} == set(
@@ -67,7 +68,7 @@ def test_variations_and_their_split_are_those_of_the_simulator(env):
     )
 
 
-def test_tasks_of_all_experiments_are_disjoint_and_stable():
+def test_splits_are_complete_and_stable():
     train, val, test = (
         list_tasks(read({}), "train"),
         list_tasks(read({}), "val"),
@@ -81,26 +82,26 @@ def test_tasks_of_all_experiments_are_disjoint_and_stable():
     assert first.non_tensor_batch["task_id"].tolist() == again.non_tensor_batch["task_id"].tolist()
 
 
-def test_variations_of_different_folds_are_different_worlds(env):
-    """The pairs are those of train and dev that start alike: what is in the other rooms tells them
-    apart.
-    """
+def test_train_and_dev_variations_are_different_worlds(env):
+    """Each pair starts alike, and the other rooms differ."""
     for train, dev in ((21, 201), (30, 150)):
         assert train in split_variations("find-living-thing", "train")
         assert dev in split_variations("find-living-thing", "dev")
         (start, *rooms), (other_start, *other_rooms) = (
-            tour(env, variation) for variation in (train, dev)
+            observe_rooms(env, variation) for variation in (train, dev)
         )
-        assert start == other_start and rooms != other_rooms and rooms == tour(env, train)[1:]
+        assert (
+            start == other_start and rooms != other_rooms and rooms == observe_rooms(env, train)[1:]
+        )
 
 
-def tour(env, variation):
-    """What one sees first, and in the hallway and the bedroom."""
-    seen = [env.reset({"name": "find-living-thing", "variation": variation}).text]
+def observe_rooms(env, variation):
+    """Return the texts of the start, the hallway and the bedroom."""
+    texts = [env.reset({"name": "find-living-thing", "variation": variation}).text]
     for room in ("hallway", "bedroom"):
         env.step(f"teleport to {room}")
-        seen.append(env.step("look around")[0].text)
-    return seen
+        texts.append(env.step("look around")[0].text)
+    return texts
 
 
 def test_groups_start_alike():
@@ -112,7 +113,7 @@ def test_groups_start_alike():
     assert len(set(observations["text"])) == 2
 
 
-def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
+def test_episode_depends_only_on_its_task(env):
     task, other = list_tasks(read({"task_names": ["boil"]}), "train")[:2]
     neighbour = PACKAGE.make(read({}))
     actions = [
@@ -127,31 +128,29 @@ def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
         "wait1",
     ]
     start = env.reset(task, 1)
-    alone = [env.step(action) for action in actions]
+    expected = [env.step(action) for action in actions]
     neighbour.reset(other, 0)
     assert env.reset(task, 2) == start
-    beside = []
+    with_neighbour = []
     for action in actions:
         neighbour.step("wait1")
-        beside.append(env.step(action))
-    assert alone == beside
-    assert [info["is_action_valid"] for *_, info in alone] == [False] * 7 + [True] * 2
-    assert alone[6][0].anchor == start.anchor != alone[7][0].anchor
+        with_neighbour.append(env.step(action))
+    assert expected == with_neighbour
+    assert [info["is_action_valid"] for *_, info in expected] == [False] * 7 + [True] * 2
+    assert expected[6][0].anchor == start.anchor != expected[7][0].anchor
     neighbour.close()
 
 
-def test_what_a_container_holds_is_listed_in_the_same_order_in_every_jvm(env):
-    """The cups of paint in the art studio; without the JVM's one hash for all objects a look at
-    them is another one nearly every time.
-    """
+def test_container_contents_have_the_same_order_in_every_jvm(env):
+    """The order of the cups of paint differs between JVMs without the constant object hash."""
     task = {"name": "find-animal", "variation": 220}
     other = PACKAGE.make(read({"java_options": "-Dother=jvm"}))
-    looks = {one.reset(task, 0).text for one in (env, other, env, other, env)}
+    looks = {instance.reset(task, 0).text for instance in (env, other, env, other, env)}
     other.close()
     assert len(looks) == 1 and "(containing blue paint)" in looks.pop()
 
 
-def test_failing_takes_back_what_was_gained(env):
+def test_failure_subtracts_the_earlier_rewards(env):
     task = list_tasks(read({"task_names": ["find-living-thing"]}), "train")[0]
     path = env.gold_path(task)
     env.reset(task, 0)
@@ -162,7 +161,7 @@ def test_failing_takes_back_what_was_gained(env):
     assert reward == pytest.approx(-gained)
 
 
-def test_valid_actions_are_listed_where_they_are_asked_for(env):
+def test_valid_actions_are_listed_on_request(env):
     task = list_tasks(read(QUICK), "train")[0]
     assert "admissible_actions" not in env.reset(task).info
     listing = PACKAGE.make(read({"list_actions": True}))
@@ -172,7 +171,7 @@ def test_valid_actions_are_listed_where_they_are_asked_for(env):
     listing.close()
 
 
-def test_unknown_experiments_are_refused_with_the_known_ones():
+def test_unknown_experiment_error_lists_the_known_ones():
     with pytest.raises(ValueError, check=mentions("env.scienceworld.task_names=['cook']", "boil")):
         list_tasks(read({"task_names": ["cook"]}), "train")
     with pytest.raises(ValueError, check=mentions("task_names='boil'")):

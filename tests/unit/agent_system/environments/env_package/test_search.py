@@ -1,4 +1,4 @@
-"""The search environment: answers, passages, the invented world, and a retrieval server."""
+"""Tests of the search environment: answers, passages, the invented world and a retrieval server."""
 
 import json
 import threading
@@ -40,7 +40,7 @@ TASK = {
 
 
 @pytest.mark.parametrize(
-    ("given", "answers", "right", "overlap"),
+    ("given", "answers", "is_right", "overlap"),
     [
         ("Kelsk", ["Kelsk"], True, 1.0),
         ("  the KELSK. ", ["Kelsk"], True, 1.0),
@@ -50,35 +50,35 @@ TASK = {
         ("the river Kelsk", ["Kelsk", "river Kelsk"], True, 1.0),
         ("Kelsk Kelsk", ["Kelsk"], False, 2 / 3),  # a repeated word counts once
         ("Falsk", ["Kelsk"], False, 0.0),
-        ("the", ["a"], True, 1.0),  # nothing is left of either
+        ("the", ["a"], True, 1.0),  # both are empty without the articles
         ("Kelsk", [], False, 0.0),
     ],
 )
-def test_answers_are_compared_normalised(given, answers, right, overlap):
-    assert exact_match(given, answers) is right
+def test_answers_are_normalised_before_comparison(given, answers, is_right, overlap):
+    assert exact_match(given, answers) is is_right
     assert compute_f1(given, answers) == pytest.approx(overlap)
 
 
-def test_a_search_shows_passages_and_an_answer_ends_the_game():
+def test_search_shows_passages_and_answer_ends_the_episode():
     env = SearchEnv(read({"topk": 2}))
     env.reset(TASK, 0)
     title, text = next(iter(build_world()[0].items()))
-    seen, reward, done, info = env.step(f"SEARCH [ {title} ]")
-    assert seen.text.startswith(f"[1] {title}: {text}") and seen.text.count("\n") == 1
+    observation, reward, done, info = env.step(f"SEARCH [ {title} ]")
+    assert observation.text.startswith(f"[1] {title}: {text}") and observation.text.count("\n") == 1
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": True})
     assert env.step("answer[the Kelsk]")[1:] == (1.0, True, {"won": True, "is_action_valid": True})
     env.reset(TASK, 0)
     assert env.step("answer[Falsk]")[1:] == (0.0, True, {"won": False, "is_action_valid": True})
 
 
-def test_f1_pays_for_part_of_the_answer_but_is_not_a_win():
+def test_f1_rewards_a_partial_answer_without_success():
     env = SearchEnv(read({"reward": "f1"}))
     env.reset({**TASK, "answers": ["two rival bakers"]}, 0)
     _, reward, done, info = env.step("answer[rival bakers]")
     assert reward == pytest.approx(0.8) and done and not info["won"]
 
 
-def test_the_anchor_is_what_was_seen_in_whatever_order():
+def test_anchor_is_the_set_of_seen_passages():
     env = SearchEnv(read({"topk": 1}))
     first, second = list(build_world()[0])[:2]
 
@@ -91,25 +91,25 @@ def test_the_anchor_is_what_was_seen_in_whatever_order():
     assert env.step("search[qqq zzz]")[0].text == "Nothing was found."
 
 
-def test_long_passages_are_cut():
+def test_long_passages_are_truncated():
     env = SearchEnv(read({"topk": 1, "max_chars": 40}))
     env.reset(TASK, 0)
     title = next(iter(build_world()[0]))
     assert len(env.step(f"search[{title}]")[0].text) == len(f"[1] {title}: ") + 40
 
 
-def test_every_question_is_answered_by_its_documents_and_found_by_their_titles():
+def test_every_question_has_documents_found_by_their_titles():
     documents, questions = build_world()
     assert len(documents) > 300 and len({q["question"] for q in questions}) == len(questions) > 1500
-    find = LocalRetriever().search
+    search = LocalRetriever().search
     for question in questions:
         assert question["hops"] == len(question["support"]) in (1, 2)
         assert question["answers"][0] in documents[question["support"][-1]]
     for title in documents:
-        assert title in [found for found, _ in find(title, 3)]
+        assert title in [found_title for found_title, _ in search(title, 3)]
 
 
-def test_two_hops_name_the_second_document_only_in_the_first():
+def test_two_hop_question_omits_its_second_document():
     documents, questions = build_world()
     for question in (q for q in questions if q["hops"] == 2):
         subject, bridge = question["support"]
@@ -127,7 +127,7 @@ def test_questions_about_a_subject_are_in_one_split():
     assert {t["hops"] for t in list_tasks(read({"max_hops": 1}), "train")} == {1}
 
 
-def test_questions_may_come_from_files(tmp_path):
+def test_questions_can_be_read_from_files(tmp_path):
     for split, line in (
         ("train", {"answers": ["b"]}),
         ("val", {"golden_answers": "c", "data_source": "nq"}),
@@ -165,7 +165,7 @@ SEARCH_R1 = {
     ],
 )
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_questions_of_other_data_sets_are_read(tmp_path, row, answers, suffix):
+def test_questions_of_other_datasets_are_read(tmp_path, row, answers, suffix):
     path = tmp_path / f"a.{suffix}"
     if suffix == "jsonl":
         path.write_text(json.dumps(row))
@@ -178,29 +178,34 @@ def test_questions_of_other_data_sets_are_read(tmp_path, row, answers, suffix):
 @pytest.mark.parametrize(
     "row", [{}, {"question": "who?"}, {"question": " ", "answers": ["a"]}, {"answers": ["a"]}]
 )
-def test_rows_without_question_or_answer_are_refused_with_their_place(tmp_path, row):
+def test_row_without_question_or_answer_is_named(tmp_path, row):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(row))
-    with pytest.raises(BadRow) as refused:
+    with pytest.raises(BadRow) as error_info:
         list_tasks(read({"val_questions": str(path)}), "val")
-    assert refused.value.problems[0].startswith(f"env.search.val_questions='{path}': row 0: column")
+    assert error_info.value.problems[0].startswith(
+        f"env.search.val_questions='{path}': row 0: column"
+    )
 
 
 # ---- a retrieval server --------------------------------------------------------------------------
 
 
 @contextmanager
-def server(*replies):
-    """A server that gives ``replies`` (status, body) in turn, the last one again and again; yields
-    (url, requests).
+def serve(*replies):
+    """Run a server that sends ``replies`` (status, body) in turn and repeats the last one.
+
+    Yields (url, requests).
     """
-    left, asked = list(replies), []
+    remaining_replies, requests = list(replies), []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            status, body = left.pop(0) if len(left) > 1 else left[0]
-            if status is None:  # silence
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            status, body = (
+                remaining_replies.pop(0) if len(remaining_replies) > 1 else remaining_replies[0]
+            )
+            if status is None:  # no reply, so that the client times out
                 release.wait(5)
                 return
             data = (body if isinstance(body, str) else json.dumps(body)).encode()
@@ -217,7 +222,7 @@ def server(*replies):
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{http.server_port}/retrieve", asked
+        yield f"http://127.0.0.1:{http.server_port}/retrieve", requests
     finally:
         release.set()
         http.shutdown()
@@ -231,59 +236,62 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(retrieval, "LONGEST_WAIT_S", 0.01)
 
 
-def passages(*contents):
+def make_reply(*contents):
     return {
         "result": [[{"document": {"id": "1", "contents": text}, "score": 2.5} for text in contents]]
     }
 
 
-def test_a_server_is_asked_as_search_r1_does():
-    with server((200, passages('"Kelsk"\nA river.\ud83d', "Ashham\nA town.\nOld."))) as (
+def test_server_gets_the_requests_of_search_r1():
+    with serve((200, make_reply('"Kelsk"\nA river.\ud83d', "Ashham\nA town.\nOld."))) as (
         url,
-        asked,
+        requests,
     ):
         env = SearchEnv(read({"search_url": url, "topk": 2}))
         env.reset(TASK, 0)
-        seen = env.step("search[where is it]")[0]
-    assert asked == [{"queries": ["where is it"], "topk": 2, "return_scores": True}]
-    assert seen.text == "[1] Kelsk: A river.?\n[2] Ashham: A town.\nOld."
-    assert seen.state.endswith("Ashham; Kelsk")
+        observation = env.step("search[where is it]")[0]
+    assert requests == [{"queries": ["where is it"], "topk": 2, "return_scores": True}]
+    assert observation.text == "[1] Kelsk: A river.?\n[2] Ashham: A town.\nOld."
+    assert observation.state.endswith("Ashham; Kelsk")
 
 
-def test_a_server_without_scores_is_understood():
-    with server((200, {"result": [[{"contents": "Kelsk\nA river."}]]})) as (url, _):
+def test_reply_without_scores_is_read():
+    with serve((200, {"result": [[{"contents": "Kelsk\nA river."}]]})) as (url, _):
         assert RemoteRetriever(url, 5.0, 1).search("x", 3) == [("Kelsk", "A river.")]
 
 
-def test_half_a_character_in_a_query_is_sent_as_it_is():
-    with server((200, passages("Kelsk\nA river."))) as (url, asked):
+def test_lone_surrogate_in_a_query_is_sent_unchanged():
+    with serve((200, make_reply("Kelsk\nA river."))) as (url, requests):
         RemoteRetriever(url, 5.0, 1).search("where \ud83d", 1)
-    assert asked[0]["queries"] == ["where \ud83d"]
+    assert requests[0]["queries"] == ["where \ud83d"]
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "nonsense"])
-def test_a_server_of_this_machine_is_not_asked_through_a_proxy(monkeypatch, proxy):
+def test_local_server_is_reached_without_the_proxy(monkeypatch, proxy):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, proxy)
-    with server((200, passages("Kelsk\nA river."))) as (url, _):
+    with serve((200, make_reply("Kelsk\nA river."))) as (url, _):
         assert RemoteRetriever(url, 5.0, 1).search("x", 1) == [("Kelsk", "A river.")]
 
 
 @pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "socks5://127.0.0.1:9"])
-def test_the_proxy_of_another_server_is_named(monkeypatch, proxy):
+def test_failing_proxy_is_named(monkeypatch, proxy):
     monkeypatch.setenv("HTTP_PROXY", proxy)
     with pytest.raises(retrieval.RetrievalError, check=mentions("127.0.0.1:9", "HTTP_PROXY")):
         RemoteRetriever("http://search.invalid/retrieve", 5.0, 1).search("x", 1)
 
 
-def test_a_busy_server_is_asked_again():
-    with server((503, "busy"), (429, "slower"), (200, passages("Kelsk\nA river."))) as (url, asked):
+def test_busy_server_gets_another_attempt():
+    with serve((503, "busy"), (429, "slower"), (200, make_reply("Kelsk\nA river."))) as (
+        url,
+        requests,
+    ):
         assert RemoteRetriever(url, 5.0, 3).search("x", 1) == [("Kelsk", "A river.")]
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 @pytest.mark.parametrize(
-    ("reply", "attempts", "why"),
+    ("reply", "attempts", "reason"),
     [
         ((500, "broken"), 3, "did not answer in 3 attempts .*500"),
         ((404, "where?"), 1, "did not answer in 1 attempts .*404"),
@@ -294,41 +302,41 @@ def test_a_busy_server_is_asked_again():
         ((200, {"result": [["text"]]}), 1, "returned no list of passages"),
     ],
 )
-def test_a_server_that_fails_is_named_with_the_reason(reply, attempts, why):
-    with server(reply) as (url, asked):
+def test_failing_server_is_named_with_the_reason(reply, attempts, reason):
+    with serve(reply) as (url, requests):
         with pytest.raises(
-            RetrievalError, match=f"env.search.search_url={url}: the retrieval server .*{why}"
+            RetrievalError, match=f"env.search.search_url={url}: the retrieval server .*{reason}"
         ):
             RemoteRetriever(url, 0.2, 3).search("x", 1)
-        assert len(asked) == attempts
+        assert len(requests) == attempts
 
 
-def test_nobody_at_the_address():
-    with server((200, {})) as (url, _):
+def test_unreachable_server_is_an_error():
+    with serve((200, {})) as (url, _):
         pass
     with pytest.raises(RetrievalError, check=mentions(2, "ConnectError")):
         RemoteRetriever(url, 0.5, 2).search("x", 1)
 
 
-def test_what_is_no_url_is_refused_before_anything_starts():
+def test_invalid_url_is_refused_before_the_start():
     with pytest.raises(ValueError, check=mentions("env.search.search_url='localhost:8000'")):
         list_tasks(read({"search_url": "localhost:8000"}), "train")
 
 
-def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
+def test_episodes_use_the_server_and_fail_when_it_fails():
     documents, _ = build_world()
-    everything = passages(*(f'"{title}"\n{text}' for title, text in documents.items()))
+    all_passages = make_reply(*(f'"{title}"\n{text}' for title, text in documents.items()))
     section = {"topk": 20, "timeout": 5.0, "retries": 0}
     question = {"question": "Where?", "answers": [next(iter(documents))], "support": ["x"]}
 
     def policy(task):
         return GOLD["search"]({**task, **question})
 
-    with server((200, everything)) as (url, asked):
-        lost = play_episodes("search", policy, groups=1, n=2, search_url=url, **section)
-        assert len(asked) == 2 and not lost.non_tensor_batch["aborted"].any()
+    with serve((200, all_passages)) as (url, requests):
+        data = play_episodes("search", policy, groups=1, n=2, search_url=url, **section)
+        assert len(requests) == 2 and not data.non_tensor_batch["aborted"].any()
     with (
-        server((500, "broken")) as (url, _),
+        serve((500, "broken")) as (url, _),
         pytest.raises(RuntimeError, match="no trajectory can be trained on"),
     ):
         play_episodes(
@@ -336,8 +344,8 @@ def test_episodes_are_won_with_a_server_and_broken_by_its_failure():
         )
 
 
-def test_it_may_wait_without_holding_up_others():
+def test_step_runs_in_a_thread_with_time_for_every_attempt():
     assert SearchEnv.placement == "thread"
     assert make_config("search").env.step_timeout_s > SearchEnv(read({})).settings.timeout * (
         1 + SearchEnv(read({})).settings.retries
-    ), "the deadline of a step leaves room for every attempt"
+    ), "the deadline of a step must exceed the time of all attempts"

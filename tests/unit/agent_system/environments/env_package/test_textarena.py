@@ -1,5 +1,7 @@
-"""TextArena: every game is won through the collector, starts are split by content, and nothing asks
-for the network.
+"""Tests of TextArena.
+
+Every game can be solved through the collector, starts are split by content, and no game uses the
+network.
 """
 
 import math
@@ -43,7 +45,7 @@ SMALL = {"train_games": 12, "val_games": 4}
     ids=lambda value: str(value),
 )
 @pytest.mark.parametrize("game", GAMES)
-def test_it_is_won_through_the_collector(game, history, levels):
+def test_game_is_solved_through_the_collector(game, history, levels):
     data = wins("textarena", TEXTARENA[game], history=history, levels=levels, game=game, **SMALL)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
@@ -62,46 +64,48 @@ def test_games_with_an_opponent_run_in_processes(section, placement):
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_groups_start_alike_and_train_and_val_hold_different_starts(game):
+def test_groups_start_alike_and_splits_have_disjoint_starts(game):
     train, val = make_envs(make_config("textarena", kwargs={"game": game, **SMALL}, n=3))
     train.reset(train.gen_batch(1, 3))  # raises GroupMismatch unless they start alike
     train.close()
     env = TextArenaEnv(read({"game": game, **SMALL}))
 
     def starts(tasks):
-        found = set()
+        start_keys = set()
         for task in tasks:
             first = env.reset(task, 0)
-            found.add((env.start_hash(), first.text if game in ("FrozenLake", "LightsOut") else ""))
-        return found
+            start_keys.add(
+                (env.start_hash(), first.text if game in ("FrozenLake", "LightsOut") else "")
+            )
+        return start_keys
 
     assert len(starts(train.task_list)) == 12 and len(starts(val.task_list)) == 4
     assert not starts(train.task_list) & starts(val.task_list)
     assert list_tasks(read({"game": game, "train_games": 15}), "train")[:12] == train.task_list, (
-        "more games are further games"
+        "a larger count appends games"
     )
 
 
-def test_two_games_in_one_process_do_not_disturb_each_other_nor_the_process():
+def test_games_in_one_process_are_isolated():
     section = {"game": "FrozenLake"}
     task, other = list_tasks(read(section), "train")[:2]
-    alone, beside, neighbour = (TextArenaEnv(read(section)) for _ in range(3))
+    alone, with_neighbour, neighbour = (TextArenaEnv(read(section)) for _ in range(3))
     random.seed(3)
     expected = random.Random(3).random()
-    seen = [
+    texts_alone = [
         alone.reset(task).anchor,
         *(alone.step(move)[0].text for move in ("down", "up", "down")),
     ]
-    seen_beside = [beside.reset(task).anchor]
+    texts_with_neighbour = [with_neighbour.reset(task).anchor]
     for move in ("down", "up", "down"):
         neighbour.reset(other, 0)
-        seen_beside.append(beside.step(move)[0].text)
-    assert seen == seen_beside and random.random() == expected
+        texts_with_neighbour.append(with_neighbour.step(move)[0].text)
+    assert texts_alone == texts_with_neighbour and random.random() == expected
 
 
 @pytest.mark.parametrize("action", ["", "north", "[[", "[up up]", "500", "x" * 400, "\n"])
 @pytest.mark.parametrize("game", GAMES)
-def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, action):
+def test_second_invalid_move_ends_the_game(game, action):
     env = TextArenaEnv(read({"game": game}))
     start = env.reset(list_tasks(read({"game": game, **SMALL}), "train")[0])
     observation, reward, done, info = env.step(action)
@@ -111,7 +115,7 @@ def test_a_broken_rule_is_refused_once_and_ends_the_game_the_second_time(game, a
     assert (reward, done, info["won"], info["is_action_valid"]) == (0.0, True, False, False)
 
 
-def test_the_turns_are_limited_exactly():
+def test_max_turns_limits_the_turns_exactly():
     env = TextArenaEnv(read({"game": "GuessTheNumber", "max_turns": 2}))
     task = list_tasks(read({"game": "GuessTheNumber"}), "train")[0]
     env.reset(task, 0)
@@ -125,7 +129,7 @@ def test_the_turns_are_limited_exactly():
     assert env.step(str(hidden))[1:3] == (1.0, True)
 
 
-def test_admissible_moves_are_accepted():
+def test_admissible_moves_are_valid():
     for game in ("GuessTheNumber", "FrozenLake", "LightsOut"):
         env = TextArenaEnv(read({"game": game}))
         task = list_tasks(read({"game": game, **SMALL}), "train")[0]
@@ -135,7 +139,7 @@ def test_admissible_moves_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("game", "said"),
+    ("game", "pattern"),
     [
         (
             "TicTacTo-v0",
@@ -147,41 +151,43 @@ def test_admissible_moves_are_accepted():
         ),
     ],
 )
-def test_a_game_that_is_not_offered_is_refused_with_the_reason(game, said):
-    with pytest.raises(ValueError, match=said):
+def test_unknown_or_excluded_game_is_refused_with_the_reason(game, pattern):
+    with pytest.raises(ValueError, match=pattern):
         make_envs(make_config("textarena", kwargs={"game": game}))
 
 
-def played(env, number, seed, turns=12):
-    """What is seen with moves at random, until the game is over."""
+def run_random_moves(env, number, seed, turns=12):
+    """Return the outcomes of random moves until the game ends."""
     first = env.reset({"number": number}, seed)
-    dice = random.Random(number)
-    read = [first.text]
-    seen: list[tuple[object, ...]] = [(first.text, first.state)]
+    rng = random.Random(number)
+    texts = [first.text]
+    outcomes: list[tuple[object, ...]] = [(first.text, first.state)]
     for _ in range(turns):
-        move = random_move(env.game, read, dice)
+        move = random_move(env.game, texts, rng)
         observation, reward, done, info = env.step(move)
-        read.append(observation.text)
-        seen.append((move, observation.text, reward, done, info))
+        texts.append(observation.text)
+        outcomes.append((move, observation.text, reward, done, info))
         if done:
             break
-    return seen
+    return outcomes
 
 
 @pytest.mark.parametrize("game", ["2048-v0", "TicTacToe-v0", "KuhnPoker-v0", "PigDice-v0-short"])
-def test_an_episode_follows_from_task_and_seed_alone(game):
+def test_episode_depends_only_on_task_and_seed(game):
     env, other = (TextArenaEnv(read({"game": game})) for _ in range(2))
-    first = played(env, 3, 7)
+    first = run_random_moves(env, 3, 7)
     random.seed(1)
     expected = random.Random(1).random()
-    played(other, 4, 9)
-    assert played(env, 3, 7) == first and random.random() == expected
-    draws = [played(env, 3, seed) for seed in range(5)]
-    assert {seen[0] for seen in draws} == {first[0]} or env.seat == 1
-    assert any(seen != first for seen in draws), "chance after the start follows the seed"
+    run_random_moves(other, 4, 9)
+    assert run_random_moves(env, 3, 7) == first and random.random() == expected
+    episodes = [run_random_moves(env, 3, seed) for seed in range(5)]
+    assert {outcomes[0] for outcomes in episodes} == {first[0]} or env.seat == 1
+    assert any(outcomes != first for outcomes in episodes), (
+        "randomness after the start must follow the seed"
+    )
 
 
-def test_the_policy_sits_on_either_seat_and_wins_against_a_script(tmp_path):
+def test_policy_takes_either_seat_and_beats_a_script(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "def move(text, rng):\n"
@@ -197,10 +203,10 @@ def test_the_policy_sits_on_either_seat_and_wins_against_a_script(tmp_path):
     _, reward, done, info = env.step("2")
     assert (reward, done, info["won"], info["score"]) == (1.0, True, True, 1.0)
     second = env.reset({"number": 1})
-    assert env.seat == 1 and "X" in second.text, "the opponent has begun"
+    assert env.seat == 1 and "X" in second.text, "the opponent has moved first"
 
 
-def test_a_broken_rule_against_an_opponent_is_refused_once_and_then_loses():
+def test_second_invalid_move_against_an_opponent_loses():
     env = TextArenaEnv(read({"game": "ConnectFour-v0"}))
     env.reset({"number": 0})
     _, _, done, info = env.step("[99]")
@@ -209,7 +215,7 @@ def test_a_broken_rule_against_an_opponent_is_refused_once_and_then_loses():
     assert (reward, done, info["won"], info["score"]) == (0.0, True, False, -1.0)
 
 
-def test_the_splits_of_other_games_have_other_seeds():
+def test_splits_of_other_games_have_disjoint_seeds():
     settings = read({"game": "TicTacToe-v0", **SMALL})
     train, val = (
         {task["number"] for task in list_tasks(settings, split)} for split in ("train", "val")
@@ -217,17 +223,17 @@ def test_the_splits_of_other_games_have_other_seeds():
     assert len(train) == 12 and len(val) == 4 and not train & val
 
 
-def test_the_list_names_what_can_be_played_as_it_is():
+def test_list_names_the_games_without_further_settings():
     listed = PACKAGE.variants()
     assert len(listed) == len(set(listed)) > 130
     assert not [name for name in listed if name.startswith((*EXCLUDED_GAMES, *SCRIPTED_ONLY))]
     assert set(list_games()) - set(listed) and "Sudoku-v0-easy" in listed
 
 
-def test_nothing_asks_for_the_network():
+def test_no_game_uses_the_network():
     code = (
         "import socket\n"
-        "def refuse(*args, **kwargs): raise SystemExit(f'the network was asked for: {args}')\n"
+        "def refuse(*args, **kwargs): raise SystemExit(f'a game used the network: {args}')\n"
         "socket.getaddrinfo = socket.create_connection = socket.socket.connect = refuse\n"
         "from agent_system.environments.env_package.textarena.games import GAMES\n"
         "from agent_system.environments.env_package.textarena.package import PACKAGE\n"
@@ -237,11 +243,13 @@ def test_nothing_asks_for_the_network():
         "    env.reset(PACKAGE.tasks(settings, 'train')[0])\n"
         "    env.step('1')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-500:]
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert process.returncode == 0, process.stderr[-500:]
 
 
-def test_a_move_that_a_game_cannot_read_loses_and_breaks_nothing():
+def test_unreadable_move_loses_without_an_error():
     env = TextArenaEnv(read({"game": "SpiteAndMalice-v0"}))
     env.reset({"number": 0}, 0)
     _, reward, done, info = env.step("[play]")
@@ -249,7 +257,7 @@ def test_a_move_that_a_game_cannot_read_loses_and_breaks_nothing():
 
 
 @pytest.mark.parametrize(
-    ("rewards", "won"),
+    ("rewards", "is_success"),
     [
         ({0: 1, 1: -1}, True),
         ({0: math.nan, 1: -1}, False),
@@ -262,7 +270,7 @@ def test_a_move_that_a_game_cannot_read_loses_and_breaks_nothing():
         (None, False),
     ],
 )
-def test_rewards_of_games_count_where_they_are_finite_numbers(rewards, won, monkeypatch):
+def test_only_finite_game_rewards_count(rewards, is_success, monkeypatch):
     env = TextArenaEnv(read({"game": "TicTacToe-v0"}))
     env.reset({"number": 0}, 0)
 
@@ -271,14 +279,14 @@ def test_rewards_of_games_count_where_they_are_finite_numbers(rewards, won, monk
 
     monkeypatch.setattr(env.game, "step", step)
     _, reward, done, info = env.step("[4]")
-    assert (reward, done, info["won"]) == (float(won), True, won)
+    assert (reward, done, info["won"]) == (float(is_success), True, is_success)
     assert math.isfinite(info["score"])
 
 
-def test_games_that_a_constant_wins_are_named_and_others_are_not_listed():
+def test_games_with_a_winning_constant_move_are_known():
     listed, hidden = set(PACKAGE.variants()), unlisted_games()
     assert set(CONSTANT_MOVES) <= listed and set(game_remarks()) == set(CONSTANT_MOVES)
     assert not set(hidden) & listed and set(hidden) <= set(list_games()) and all(hidden.values())
     assert {"PigDice-v0-100", "PigDice-v0-500", "TruthAndDeception-v0"} <= set(hidden)
-    for move, won, plays in CONSTANT_MOVES.values():
-        assert move and 2 * won > plays
+    for move, win_count, episode_count in CONSTANT_MOVES.values():
+        assert move and 2 * win_count > episode_count

@@ -1,5 +1,7 @@
-"""TextWorld: made games are won through the collector, kept by content hash, and drawn the same
-everywhere.
+"""Tests of TextWorld.
+
+Generated games can be solved through the collector, are stored by content hash, and are
+reproducible.
 """
 
 import json
@@ -41,7 +43,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture
 def section(data_dir):
-    def of(game="treasure_hunter", **settings):
+    def make_section(game="treasure_hunter", **settings):
         return {
             "game": game,
             "train_games": 2,
@@ -51,14 +53,14 @@ def section(data_dir):
             **settings,
         }
 
-    return of
+    return make_section
 
 
 @pytest.mark.parametrize(
     ("game", "history", "levels"),
     [("treasure_hunter", "window", True), ("cooking", "append", False)],
 )
-def test_the_walkthrough_wins_through_the_collector(section, game, history, levels):
+def test_walkthrough_succeeds_through_the_collector(section, game, history, levels):
     env = TextWorldEnv(read(section(game)))
     data = wins(
         "textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game)
@@ -67,7 +69,7 @@ def test_the_walkthrough_wins_through_the_collector(section, game, history, leve
     assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
 
 
-def test_the_walkthrough_wins_the_held_out_game(section):
+def test_walkthrough_solves_the_validation_game(section):
     env = TextWorldEnv(read(section()))
     wins("textworld", gold(env), groups=1, n=2, split="val", **section())
     env.close()
@@ -84,14 +86,14 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
     assert len(set(hashes)) == len(hashes) == 3
 
 
-def test_games_are_made_once_and_compiled_once(section, monkeypatch):
+def test_games_are_generated_and_compiled_once(section, monkeypatch):
     expected = list_tasks(read(section()), "train")
     store = open_store(read(section()))
     path = store.compiled_path(expected[0]["game"])
     before = path.stat()
 
     def refuse(*args, **kwargs):
-        raise AssertionError("nothing is to be made again")
+        raise AssertionError("no game must be generated again")
 
     monkeypatch.setattr(subprocess, "run", refuse)
     monkeypatch.setattr(store_module.GameStore, "_compile_game", refuse)
@@ -99,7 +101,7 @@ def test_games_are_made_once_and_compiled_once(section, monkeypatch):
     assert store.compiled_path(expected[0]["game"]) == path and path.stat() == before
 
 
-def test_another_folder_gets_the_same_games(section, tmp_path):
+def test_games_do_not_depend_on_the_folder(section, tmp_path):
     first = {
         split: [task["game"] for task in list_tasks(read(section()), split)]
         for split in ("train", "val")
@@ -111,7 +113,7 @@ def test_another_folder_gets_the_same_games(section, tmp_path):
     assert again == first
 
 
-def test_a_damaged_game_is_refused(section, tmp_path):
+def test_damaged_game_is_refused(section, tmp_path):
     settings = read(section())
     name = open_store(settings).game_hashes("train")[0]
     source = open_store(settings).games / f"{name}.json"
@@ -128,22 +130,22 @@ def test_a_damaged_game_is_refused(section, tmp_path):
     assert not (store.games / f"{name}.z8").exists()
 
 
-def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(section):
+def test_episode_depends_only_on_its_task(section):
     task, other = list_tasks(read(section()), "train")[:2]
     env, neighbour = PACKAGE.make(read(section())), PACKAGE.make(read(section()))
     actions = ["look", "fly to the moon", "", "x" * 400, "ö☃ {}", "inventory"]
     start = env.reset(task, 1)
-    alone = [env.step(action) for action in actions]
+    expected = [env.step(action) for action in actions]
     neighbour.reset(other, 0)
     env.reset(other, 0)
     assert env.reset(task, 2) == start
-    beside = []
+    with_neighbour = []
     for action in actions:
         neighbour.step("look")
-        beside.append(env.step(action))
-    assert alone == beside
-    assert [info["is_action_valid"] for *_, info in alone] == [True] + [False] * 4 + [True]
-    assert all(observation.anchor == start.anchor for observation, *_ in alone)
+        with_neighbour.append(env.step(action))
+    assert expected == with_neighbour
+    assert [info["is_action_valid"] for *_, info in expected] == [True] + [False] * 4 + [True]
+    assert all(observation.anchor == start.anchor for observation, *_ in expected)
     move = next(
         action
         for action in start.info["admissible_actions"]
@@ -179,14 +181,12 @@ def test_impossible_settings_are_refused():
         "a\0b",
     ],
 )
-def test_what_speaks_to_the_interpreter_is_not_understood(action):
-    """It would write files into the working directory, ask back, or wait for ever."""
+def test_interpreter_command_is_not_in_game(action):
+    """Such a command would write files, prompt for input or wait without end."""
     assert not is_in_game(action)
 
 
-def test_a_command_to_the_interpreter_changes_nothing_and_writes_no_file(
-    section, tmp_path, monkeypatch
-):
+def test_interpreter_command_changes_nothing_and_writes_no_file(section, tmp_path, monkeypatch):
     settings = read(section())
     env, task = TextWorldEnv(settings), list_tasks(settings, "val")[0]
     start = env.reset(task)
@@ -205,5 +205,5 @@ def test_a_command_to_the_interpreter_changes_nothing_and_writes_no_file(
 @pytest.mark.parametrize(
     "action", ["", "look", "take the milk", 'say "hi, there!"', "go north; wait"]
 )
-def test_what_speaks_to_the_game_is_handed_on(action):
+def test_game_command_is_in_game(action):
     assert is_in_game(action)

@@ -1,6 +1,4 @@
-"""TextWorldExpress: gold paths win, tasks are those of the folds, and what the environment says can
-be relied on.
-"""
+"""Tests of TextWorldExpress: gold paths succeed, and tasks are the folds of the library."""
 
 import json
 import shutil
@@ -41,8 +39,8 @@ SMALL = {
 }
 
 
-def drawn(game, number=0):
-    """A game of the train fold, without looking through the others."""
+def make_task(game, number=0):
+    """Return a task of the train fold without listing all tasks."""
     task_id = f"{game}/train/{number}"
     return {
         "task_id": task_id,
@@ -70,35 +68,35 @@ def env():
         ("sorting", "window", False),
     ],
 )
-def test_the_gold_path_wins_through_the_collector(env, game, history, levels):
+def test_gold_path_succeeds_through_the_collector(env, game, history, levels):
     data = wins(
         "textworld_express", gold(env), history=history, levels=levels, game=game, **SMALL[game]
     )
     assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
 
 
-def test_the_gold_path_wins_on_held_out_games(env):
+def test_gold_path_solves_validation_games(env):
     wins("textworld_express", gold(env), groups=3, n=1, split="val", game="coin", **SMALL["coin"])
 
 
-def test_groups_start_alike_and_the_same_seed_gives_the_same_tasks():
+def test_groups_start_alike_and_same_seed_gives_the_same_tasks():
     config = make_config("textworld_express", kwargs={"game": "coin", **SMALL["coin"]}, n=3)
     train, val = make_envs(config)
     batch = train.gen_batch(1, 3)
     observations, infos = train.reset(batch)  # raises GroupMismatch unless they start alike
     assert len(set(observations["text"])) == 3 and all(info["admissible_actions"] for info in infos)
-    played = train.step(["<action>open fridge</action>"] * len(batch))
-    assert played[3][0].keys() >= {"won", "is_action_valid", "admissible_actions"}
+    outcome = train.step(["<action>open fridge</action>"] * len(batch))
+    assert outcome[3][0].keys() >= {"won", "is_action_valid", "admissible_actions"}
     train.close()
     again = make_envs(config)[0].gen_batch(1, 3)
     assert again.non_tensor_batch["task_id"].tolist() == batch.non_tensor_batch["task_id"].tolist()
     check_disjoint(train.task_list, val.task_list)
 
 
-def test_tasks_are_the_folds_of_the_library(env):
+def test_tasks_equal_the_folds_of_the_library(env):
     env.reset(
         list_tasks(read({"game": "simonsays"}), "train")[0]
-    )  # every game of it is another one
+    )  # no game of simonsays is a duplicate
     for fold, split, settings in (
         ("Train", "train", {}),
         ("Dev", "val", {}),
@@ -110,26 +108,26 @@ def test_tasks_are_the_folds_of_the_library(env):
         assert numbers == list(getattr(env._server, f"getSeeds{fold}")())
 
 
-def rooms_of(env, task):
-    """All there is in a game of ``coin``: where it starts, and what the simulator knows of each
-    room.
-    """
+def read_world(env, task):
+    """Return the start text of a game and the simulator's description of each room."""
     start = env.reset(task, 0)
     return start.text, *sorted(room.toJSON() for room in env._server.game().locations())
 
 
-def test_no_game_comes_up_twice_with_the_params_of_the_config(env):
+def test_default_config_has_no_duplicate_games(env):
     settings = env_settings(load_config("textworld_express").env)
     assert isinstance(settings, TextWorldExpressSettings)
     train, val = list_tasks(settings, "train"), list_tasks(settings, "val")
     check_disjoint(train, val)
     assert len(train) > 500 and len(val) > 500
-    contents = [rooms_of(env, task) for task in train[:150] + val[:150]]
+    contents = [read_world(env, task) for task in train[:150] + val[:150]]
     assert len(set(contents)) == len(contents)
-    whole_fold = [rooms_of(env, {**train[0], "number": number}) for number in FOLDS["train"][:150]]
+    whole_fold = [
+        read_world(env, {**train[0], "number": number}) for number in FOLDS["train"][:150]
+    ]
     assert len(set(whole_fold)) < len(
         whole_fold
-    )  # else there was nothing to drop, and this proves nothing
+    )  # the fold must hold duplicates, or the test shows nothing
 
 
 def test_tasks_are_the_same_in_another_process():
@@ -138,18 +136,18 @@ def test_tasks_are_the_same_in_another_process():
         f"import json; from {package.__name__} import PACKAGE; "
         f"print(json.dumps(PACKAGE.tasks(PACKAGE.read_settings({section!r}), 'train')))"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
     )
-    assert json.loads(done.stdout) == list_tasks(read(section), "train")
+    assert json.loads(process.stdout) == list_tasks(read(section), "train")
 
 
 @pytest.mark.parametrize("game", TextWorldExpressSettings.list_variants())
-def test_neighbours_do_not_undo_a_game(game):
-    """Two instances of ``sorting`` in one JVM do."""
+def test_second_instance_does_not_change_a_game(game):
+    """Two instances of ``sorting`` in one JVM would disturb each other."""
     env = TextWorldExpressEnv(read({"game": game}))
     neighbour = TextWorldExpressEnv(read({"game": game}))
-    task = drawn(game)
+    task = make_task(game)
     path = env.gold_path(task)
     env.reset(task, 0)
     info = {}
@@ -161,26 +159,26 @@ def test_neighbours_do_not_undo_a_game(game):
     neighbour.close()
 
 
-def test_an_episode_is_determined_by_its_task_whatever_neighbours_do(env):
-    task, other = drawn("twc"), drawn("twc", 1)
+def test_episode_depends_only_on_its_task(env):
+    task, other = make_task("twc"), make_task("twc", 1)
     neighbour = PACKAGE.make(read({}))
     actions = ["look around", "INVENTORY", "fly to the moon", "", "x" * 400, 'say "hi"\n{}', "ö☃"]
     start = env.reset(task, 1)
-    alone = [env.step(action) for action in actions]
+    expected = [env.step(action) for action in actions]
     neighbour.reset(other, 0)
     assert env.reset(task, 2) == start
-    beside = []
+    with_neighbour = []
     for action in actions:
         neighbour.step(neighbour.reset(other, 0).info["admissible_actions"][0])
-        beside.append(env.step(action))
-    assert alone == beside
-    assert [info["is_action_valid"] for *_, info in alone] == [True, True] + [False] * 5
-    assert all(observation.anchor == start.anchor for observation, *_ in alone)
+        with_neighbour.append(env.step(action))
+    assert expected == with_neighbour
+    assert [info["is_action_valid"] for *_, info in expected] == [True, True] + [False] * 5
+    assert all(observation.anchor == start.anchor for observation, *_ in expected)
     neighbour.close()
 
 
 def test_reward_is_the_change_of_the_score(env):
-    task = drawn("twc")
+    task = make_task("twc")
     path = env.gold_path(task)
     env.reset(task, 0)
     rewards, scores = [], []
@@ -194,24 +192,24 @@ def test_reward_is_the_change_of_the_score(env):
 
 
 @pytest.mark.parametrize("params", ["numLocations=no", "numLocations=99", "rooms=3"])
-def test_impossible_params_are_refused_before_anything_starts(params):
+def test_impossible_params_are_refused_before_the_start(params):
     with pytest.raises(ValueError, match=f"env.textworld_express.*{params}"):
         list_tasks(read({"params": params}), "train")
 
 
-def test_prompts_list_the_possible_actions_unless_they_are_not_wanted(env):
-    observation = env.reset(drawn("coin"))
+def test_prompts_list_the_possible_actions_by_default(env):
+    observation = env.reset(make_task("coin"))
     assert "Possible actions: " in PACKAGE.prompts(read({})).first(observation, levels=False)
     assert "Possible actions: " not in PACKAGE.prompts(read({"list_actions": False})).first(
         observation, levels=False
     )
 
 
-def test_a_game_of_two_things_with_one_name_is_no_task_where_names_are_asked_for():
-    """Game 10412 has two cucumbers: the first is taken, the second was meant."""
+def test_game_with_two_objects_of_one_name_is_excluded():
+    """Game 10412 has two cucumbers: the command takes the first and the task needs the second."""
     settings = TextWorldExpressSettings(game="peckingorder")
     env = TextWorldExpressEnv(settings)
-    ambiguous = {**drawn("peckingorder"), "fold": "dev", "number": 10412}
+    ambiguous = {**make_task("peckingorder"), "fold": "dev", "number": 10412}
     assert env.is_ambiguous(ambiguous)
     listed = env.reset(ambiguous, 0).info["admissible_actions"]
     assert listed.count("take cucumber") == 1

@@ -1,4 +1,4 @@
-"""Tools: calls in parallel, errors as observations, a graded answer; Python functions and MCP."""
+"""Tests of tools: parallel calls, errors as observations, graded answers, functions and MCP."""
 
 import json
 import os
@@ -36,31 +36,31 @@ RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>")
 SMALL = {"train_tasks": 24, "val_tasks": 6, "placement": "inline"}
 
 
-def solve(task):
-    """Look everything up at once, compute, answer."""
+def make_policy(task):
+    """Return a policy with one turn of lookups, one of calculation and one with the answer."""
     extra = task["extra_info"]
     lookups = [format_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
     compute = format_call("calculator", expression=extra["sum"])
     return plan(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
 
 
-def first(section, split="train"):
+def start_episode(section, split="train"):
     env = ToolsEnv(read(section))
     task = PACKAGE.tasks(env.settings, split)[0]
     return env, env.reset(task, 0), task
 
 
-def answers(observation):
+def read_results(observation):
     return [json.loads(text) for text in RESPONSE.findall(observation.text)]
 
 
 @pytest.mark.parametrize(("history", "levels"), [("append", False), ("window", True)])
-def test_the_example_is_won_through_the_collector(history, levels):
-    data = wins("tools", solve, history=history, levels=levels, **SMALL)
+def test_example_is_solved_through_the_collector(history, levels):
+    data = wins("tools", make_policy, history=history, levels=levels, **SMALL)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 
-def test_train_and_validation_ask_about_other_pairs():
+def test_train_and_validation_have_disjoint_pairs():
     train, val = make_envs(make_config("tools", kwargs={**SMALL, "train_tasks": 400}, n=2))
     pairs = [{frozenset(t["task_id"].split("-")[1:3]) for t in e.task_list} for e in (train, val)]
     assert len(train.task_list) == 400 and len(val.task_list) == 6 and not pairs[0] & pairs[1]
@@ -69,13 +69,13 @@ def test_train_and_validation_ask_about_other_pairs():
 def test_every_question_is_answered_by_its_lookups():
     for task in example.list_tasks(read({}), "train")[:60]:
         extra = task["extra_info"]
-        found = {str(example.lookup(item, field)) for item, field in extra["lookups"]}
-        assert found <= set(re.findall(r"\d+", extra["sum"])), task
+        looked_up = {str(example.lookup(item, field)) for item, field in extra["lookups"]}
+        assert looked_up <= set(re.findall(r"\d+", extra["sum"])), task
         assert str(example.calculator(extra["sum"])) == task["ground_truth"]
 
 
-def test_parallel_calls_are_answered_in_their_order_and_errors_are_observations():
-    env, _, _ = first({})
+def test_parallel_calls_keep_order_and_errors_are_observations():
+    env, _, _ = start_episode({})
     action = "".join(
         [
             format_call("lookup", item="lamp", field="price"),
@@ -87,19 +87,19 @@ def test_parallel_calls_are_answered_in_their_order_and_errors_are_observations(
         ]
     )
     observation, reward, done, info = env.step(action)
-    told = answers(observation)
+    results = read_results(observation)
     price = example.item_table()["lamp"]["price"]
-    assert told[0] == {"name": "lookup", "result": price}
-    assert "no 'dragon' on the shelf" in told[1]["error"]
-    assert told[2]["error"].startswith("arguments of lookup: field")
-    assert told[3]["error"] == "there is no function 'fly'; calculator, lookup"
-    assert told[4]["error"].startswith("not JSON") and "name" not in told[4]
-    assert told[5] == {"name": "calculator", "result": 6}
+    assert results[0] == {"name": "lookup", "result": price}
+    assert "no 'dragon' on the shelf" in results[1]["error"]
+    assert results[2]["error"].startswith("arguments of lookup: field")
+    assert results[3]["error"] == "there is no function 'fly'; calculator, lookup"
+    assert results[4]["error"].startswith("not JSON") and "name" not in results[4]
+    assert results[5] == {"name": "calculator", "result": 6}
     assert (reward, done, info) == (0.0, False, {"won": False, "is_action_valid": False})
 
 
-def test_an_error_of_the_function_is_no_invalid_action():
-    env, start, task = first({})
+def test_function_error_is_a_valid_action():
+    env, start, task = start_episode({})
     observation, *_, info = env.step(format_call("calculator", expression="1 / 0"))
     assert "ZeroDivisionError" in observation.text and info["is_action_valid"]
     assert start.text in observation.state
@@ -122,14 +122,14 @@ def test_an_error_of_the_function_is_no_invalid_action():
         "",
     ],
 )
-def test_the_calculator_computes_and_nothing_else(expression):
-    env, _, _ = first({})
-    told = answers(env.step(format_call("calculator", expression=expression))[0])
-    assert set(told[0]) == {"name", "error"}
+def test_calculator_refuses_other_expressions(expression):
+    env, _, _ = start_episode({})
+    results = read_results(env.step(format_call("calculator", expression=expression))[0])
+    assert set(results[0]) == {"name", "error"}
 
 
 @pytest.mark.parametrize(
-    ("text", "action", "formed"),
+    ("text", "action", "well_formed"),
     [
         ("<think>2 + 2</think> 4", "4", True),
         ("", "", False),
@@ -144,12 +144,12 @@ def test_the_calculator_computes_and_nothing_else(expression):
         ),
     ],
 )
-def test_thoughts_and_made_up_results_are_no_action(text, action, formed):
-    assert project_calls(text) == (action, formed)
+def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
+    assert project_calls(text) == (action, well_formed)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "pattern"),
     [
         ("{", "not JSON"),
         ("[1]", "a call is an object"),
@@ -158,12 +158,12 @@ def test_thoughts_and_made_up_results_are_no_action(text, action, formed):
         ('{"name": "f", "arguments": "{"}', "arguments are not JSON"),
     ],
 )
-def test_a_text_that_is_no_call_is_refused(text, said):
-    with pytest.raises(BadCall, match=said):
+def test_text_that_is_no_call_is_refused(text, pattern):
+    with pytest.raises(BadCall, match=pattern):
         parse_call(text)
 
 
-def test_arguments_may_come_as_text():
+def test_arguments_may_be_a_json_string():
     assert parse_call('{"name": "f", "arguments": "{\\"a\\": 1}"}') == Call("f", {"a": 1})
 
 
@@ -172,7 +172,7 @@ def sample(count: int, names: list[str] | None = None, loud: bool = False) -> st
     return f"{count} {names} {loud}"
 
 
-def test_the_schema_is_that_of_the_signature():
+def test_schema_follows_the_signature():
     tool = PythonTool(sample, None)
     function = tool.openai_schema["function"]
     assert (function["name"], function["description"]) == ("sample", "Says it.")
@@ -185,7 +185,7 @@ def test_the_schema_is_that_of_the_signature():
         tool.validate_arguments({"more": 1})
 
 
-OWN = '''
+USER_FUNCTIONS = '''
 import time
 
 
@@ -205,29 +205,33 @@ def greedy(*words):
 '''
 
 
-def test_functions_of_the_users_own_have_a_time_limit_and_long_results_are_cut(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    places = [f"{tmp_path}/own.py:{name}" for name in ("wait", "shout")]
+def test_user_provided_functions_have_time_and_length_limits(tmp_path):
+    (tmp_path / "own.py").write_text(USER_FUNCTIONS)
+    import_paths = [f"{tmp_path}/own.py:{name}" for name in ("wait", "shout")]
     section = {
-        "functions": places,
+        "functions": import_paths,
         "call_timeout_s": 0.2,
         "max_chars": 30,
         "max_calls": 2,
         "schemas": {"shout": {"type": "object"}},
     }
-    env, _, _ = first(section)
+    env, _, _ = start_episode(section)
     calls = [format_call("wait", seconds=30), format_call("shout", word="ab")]
-    told = answers(env.step("".join([*calls, calls[1]]))[0])
-    assert told[0]["error"] == "no answer within 0.2 s"
-    assert told[1]["result"] == f"{'AB' * 15} ... (170 characters cut)"
-    assert told[2]["error"] == "more than 2 calls in one turn"
+    results = read_results(env.step("".join([*calls, calls[1]]))[0])
+    assert results[0]["error"] == "no answer within 0.2 s"
+    assert results[1]["result"] == f"{'AB' * 15} ... (170 characters cut)"
+    assert results[2]["error"] == "more than 2 calls in one turn"
     assert env.toolbox.tool_schemas[1]["function"]["parameters"] == {"type": "object"}
-    said = PACKAGE.prompts(env.settings).system(False)
-    assert said is not None and '"name": "wait"' in said and "lookup" not in said
+    system_prompt = PACKAGE.prompts(env.settings).system(False)
+    assert (
+        system_prompt is not None
+        and '"name": "wait"' in system_prompt
+        and "lookup" not in system_prompt
+    )
 
 
 @pytest.mark.parametrize(
-    ("places", "error", "said"),
+    ("import_paths", "error", "pattern"),
     [
         (["own.py"], ValueError, "functions='own.py'.*own.py:NAME"),
         (
@@ -235,19 +239,21 @@ def test_functions_of_the_users_own_have_a_time_limit_and_long_results_are_cut(t
             FileNotFoundError,
             "functions=.nowhere.py:f.",
         ),
-        (["{own}:howl"], AttributeError, ":howl'"),
-        (["{own}:greedy"], TypeError, r"greedy.*\*words"),
-        (["{own}:wait", "{own}:wait"], ValueError, "'wait'"),
+        (["{file}:howl"], AttributeError, ":howl'"),
+        (["{file}:greedy"], TypeError, r"greedy.*\*words"),
+        (["{file}:wait", "{file}:wait"], ValueError, "'wait'"),
     ],
 )
-def test_wrong_places_of_functions_are_refused(tmp_path, places, error, said):
-    own = tmp_path / "own.py"
-    own.write_text(OWN)
-    with pytest.raises(error, match=said):
-        ToolsEnv(read({"functions": [place.format(own=own) for place in places]}))
+def test_wrong_import_paths_of_functions_are_refused(tmp_path, import_paths, error, pattern):
+    file = tmp_path / "own.py"
+    file.write_text(USER_FUNCTIONS)
+    with pytest.raises(error, match=pattern):
+        ToolsEnv(
+            read({"functions": [import_path.format(file=file) for import_path in import_paths]})
+        )
 
 
-def test_questions_from_files_keep_their_own_system_message(tmp_path):
+def test_questions_from_files_keep_their_system_message(tmp_path):
     rows = [
         {
             "prompt": [
@@ -260,19 +266,19 @@ def test_questions_from_files_keep_their_own_system_message(tmp_path):
     for split in ("train", "val"):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     files = {f"{split}_files": [str(tmp_path / f"{split}.jsonl")] for split in ("train", "val")}
-    env, start, task = first(files)
+    env, start, task = start_episode(files)
     assert (start.text, task["task_id"]) == ("2 + 2?", "tools/train/0")
     assert start.opening[0]["content"].startswith("Be brief.\n\nYou answer a question")
     assert env.step(r"It is \boxed{4}")[1:3] == (1.0, True)
 
 
-def test_questions_last_as_many_turns_as_those_of_other_environments():
-    others = load_config("ppo_trainer", ["env.env_name=sokoban"])
+def test_max_steps_equals_that_of_other_environments():
+    sokoban = load_config("ppo_trainer", ["env.env_name=sokoban"])
     config = load_config("ppo_trainer", ["env.env_name=tools"])
-    assert config.env.max_steps == others.env.max_steps > 1
+    assert config.env.max_steps == sokoban.env.max_steps > 1
 
 
-def test_answers_are_graded_as_those_of_rows_are_in_time_and_by_parts(tmp_path):
+def test_answers_are_graded_with_time_limit_and_parts(tmp_path):
     grader = tmp_path / "grade.py"
     grader.write_text(
         "import time\n"
@@ -280,7 +286,7 @@ def test_answers_are_graded_as_those_of_rows_are_in_time_and_by_parts(tmp_path):
         "    while solution_str == 'hang': time.sleep(0.01)\n"
         "    return {'score': 0.5, 'style': 1.0}\n"
     )
-    env, _, task = first({**SMALL, "grade_s": 0.1, "reward": {"path": str(grader)}})
+    env, _, task = start_episode({**SMALL, "grade_s": 0.1, "reward": {"path": str(grader)}})
     _, reward, done, info = env.step("something")
     assert (reward, done) == (0.5, True)
     assert info["reward_parts"] == {"score": 0.5, "style": 1.0}
@@ -288,14 +294,14 @@ def test_answers_are_graded_as_those_of_rows_are_in_time_and_by_parts(tmp_path):
         env.step("hang")
 
 
-def mcp(**server):
+def make_mcp_section(**server):
     command = {"command": sys.executable, "args": ["-m", "tests.helpers.mcp_server"]}
     return {"mcp_servers": [{**command, "env": {"PYTHONPATH": str(ROOT)}, **server}]}
 
 
-def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
+def test_mcp_tools_are_called_and_the_server_process_ends():
     pytest.importorskip("mcp")
-    env, _, _ = first({**mcp(), "call_timeout_s": 60.0})
+    env, _, _ = start_episode({**make_mcp_section(), "call_timeout_s": 60.0})
     assert sorted(env.toolbox.tools) == ["add", "bound", "fail", "sleep"]
     function = env.toolbox.tool_schemas[0]["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
@@ -304,11 +310,11 @@ def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
         format_call("fail", reason="too late"),
         format_call("add", a="x"),
     ]
-    told = answers(env.step("".join(calls))[0])
-    assert told[0] == {"name": "add", "result": 3}
-    assert "too late" in told[1]["error"] and "error" in told[2]
+    results = read_results(env.step("".join(calls))[0])
+    assert results[0] == {"name": "add", "result": 3}
+    assert "too late" in results[1]["error"] and "error" in results[2]
     env.settings = env.settings.model_copy(update={"call_timeout_s": 0.5})
-    late = answers(env.step(format_call("sleep", seconds=60))[0])
+    late = read_results(env.step(format_call("sleep", seconds=60))[0])
     assert late == [{"name": "sleep", "error": "no answer within 0.5 s"}]
     env.close()
     listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, timeout=20)
@@ -316,7 +322,7 @@ def test_tools_of_an_mcp_server_are_called_and_its_process_ends():
     assert not [line for line in children if "tests.helpers.mcp_server" in line]
 
 
-def test_a_server_does_not_inherit_the_bound_of_the_worker():
+def test_mcp_server_does_not_inherit_the_memory_limit():
     pytest.importorskip("mcp")
     code = (
         "import json, subprocess, sys\n"
@@ -328,28 +334,28 @@ def test_a_server_does_not_inherit_the_bound_of_the_worker():
         "print(env.toolbox.tools['bound'].run({}))\n"
         "env.close()"
     )
-    args = [sys.executable, "-c", code, json.dumps(mcp())]
-    ran = subprocess.run(args, capture_output=True, text=True, timeout=120, cwd=ROOT)
+    args = [sys.executable, "-c", code, json.dumps(make_mcp_section())]
+    process = subprocess.run(args, capture_output=True, text=True, timeout=120, cwd=ROOT)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    assert ran.stdout.split() == [str(hard)], ran.stderr
+    assert process.stdout.split() == [str(hard)], process.stderr
 
 
 @pytest.mark.parametrize(
-    ("server", "said"),
+    ("server", "pattern"),
     [
         ({"command": "/no/such/program"}, "/no/such/program"),
         ({"args": ["-c", "pass"]}, "python"),
         ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, bound"),
     ],
 )
-def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
+def test_mcp_server_without_the_required_tools_is_refused(server, pattern):
     pytest.importorskip("mcp")
-    with pytest.raises(RuntimeError, match=said):
-        ToolsEnv(read(mcp(**server)))
+    with pytest.raises(RuntimeError, match=pattern):
+        ToolsEnv(read(make_mcp_section(**server)))
 
 
 @pytest.mark.parametrize(
-    ("section", "refused"),
+    ("section", "is_refused"),
     [
         ({}, False),
         ({"functions": ["own.py:area"]}, True),
@@ -360,12 +366,10 @@ def test_a_server_that_does_not_offer_what_is_asked_is_refused(server, said):
         ({"functions": ["own.py:area"], "val_files": ["q.jsonl"]}, False),
     ],
 )
-def test_questions_of_the_example_are_refused_for_functions_that_replace_its_lookup(
-    section, refused
-):
-    choice = EnvConfig(env_name="tools", kwargs=section)
-    if refused:
+def test_example_questions_are_refused_without_the_lookup_function(section, is_refused):
+    env_config = EnvConfig(env_name="tools", kwargs=section)
+    if is_refused:
         with pytest.raises(ConfigError, check=mentions("train_files")):
-            env_settings(choice)
+            env_settings(env_config)
     else:
-        assert env_settings(choice).max_steps == choice.max_steps
+        assert env_settings(env_config).max_steps == env_config.max_steps

@@ -1,5 +1,7 @@
-"""Experts win what they play, think differently on each level, and their demonstrations look like
-rollouts on training tasks.
+"""Tests of experts and their demonstrations.
+
+Experts succeed at training tasks and think differently on each level. Their demonstrations have
+the form of rollouts.
 """
 
 import json
@@ -35,36 +37,36 @@ NAMES = sorted(SECTIONS)
 
 
 @pytest.fixture(autouse=True)
-def installed(request):
+def skip_without_gymnasium(request):
     if "name" in request.fixturenames and request.getfixturevalue("name") == "frozen_lake":
         pytest.importorskip("gymnasium")
 
 
-def episodes(name: str, split: str, noise: Noise, limit: int = 60):
-    """(won, decisions, whether each was valid) of an episode per task."""
+def run_episodes(name: str, split: str, noise: Noise, limit: int = 60):
+    """Yield (success, decisions, validity of each action) of one episode per task."""
     package = get_package(name)
     settings = package.read_settings(SECTIONS[name])
     env = package.make(settings)
     assert package.expert is not None
     for number, task in enumerate(package.tasks(settings, split)[:limit]):
-        seen = env.reset(task, 0)
-        player = package.expert.start(
-            EpisodeStart(settings, task, seen, random.Random(number), noise)
+        observation = env.reset(task, 0)
+        policy = package.expert.start(
+            EpisodeStart(settings, task, observation, random.Random(number), noise)
         )
         decisions: list[Decision] = []
         valid: list[bool] = []
         done, info = False, {"won": False}
         while not done and len(decisions) < settings.max_steps:
-            decisions.append(player.act())
-            seen, _, done, info = env.step(decisions[-1].action)
+            decisions.append(policy.act())
+            observation, _, done, info = env.step(decisions[-1].action)
             valid.append(info["is_action_valid"])
             if not done:
-                player.observe(decisions[-1].action, seen)
+                policy.observe(decisions[-1].action, observation)
         yield info["won"], decisions, valid
 
 
 @cache
-def written(name: str, folder) -> list[dict]:
+def read_demonstrations(name: str, folder) -> list[dict]:
     path = write_demonstrations(
         name,
         get_package(name).read_settings(SECTIONS[name]),
@@ -83,61 +85,64 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_expert_wins_every_training_task_with_valid_actions(name):
-    for won, _, valid in episodes(name, "train", Noise()):
-        assert won and all(valid)
+def test_expert_solves_every_training_task_with_valid_actions(name):
+    for is_success, _, valid in run_episodes(name, "train", Noise()):
+        assert is_success and all(valid)
 
 
 @pytest.mark.parametrize("name", ["frozen_lake", "number_line", "sokoban"])
-def test_the_expert_wins_tasks_it_was_not_made_for(name):
-    assert all(won for won, _, _ in episodes(name, "val", Noise()))
+def test_expert_solves_validation_tasks(name):
+    assert all(is_success for is_success, _, _ in run_episodes(name, "val", Noise()))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_noise_costs_success_or_steps_and_is_marked(name):
-    best = list(episodes(name, "train", Noise()))
-    noisy = list(episodes(name, "train", NOISE))
-    steps = sum(len(decisions) for _, decisions, _ in noisy)
-    marked = [decision for _, decisions, _ in noisy for decision in decisions]
-    assert steps > 1.1 * sum(len(decisions) for _, decisions, _ in best) or (
-        sum(won for won, _, _ in noisy) < 0.9 * sum(won for won, _, _ in best)
+def test_noise_costs_success_or_turns_and_is_marked(name):
+    clean = list(run_episodes(name, "train", Noise()))
+    noisy = list(run_episodes(name, "train", NOISE))
+    turn_count = sum(len(decisions) for _, decisions, _ in noisy)
+    noisy_decisions = [decision for _, decisions, _ in noisy for decision in decisions]
+    assert turn_count > 1.1 * sum(len(decisions) for _, decisions, _ in clean) or (
+        sum(is_success for is_success, _, _ in noisy)
+        < 0.9 * sum(is_success for is_success, _, _ in clean)
     )
-    assert 0.1 < sum(decision.is_useless for decision in marked) / steps < 0.4
-    assert not any(decision.is_useless and decision.is_invalid for decision in marked)
-    assert any(decision.is_invalid for decision in marked)
-    if name != "twenty_questions":  # whose slips are guesses: possible, and most often wrong
+    assert 0.1 < sum(decision.is_useless for decision in noisy_decisions) / turn_count < 0.4
+    assert not any(decision.is_useless and decision.is_invalid for decision in noisy_decisions)
+    assert any(decision.is_invalid for decision in noisy_decisions)
+    if name != "twenty_questions":  # its noise is guesses: valid actions that are mostly wrong
         for _, decisions, valid in noisy:
-            assert [decision.is_invalid for decision in decisions] == [not good for good in valid]
+            assert [decision.is_invalid for decision in decisions] == [
+                not is_valid for is_valid in valid
+            ]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_thoughts_grow_with_the_level_and_the_plan_names_the_action(name):
-    told: dict[int, set[str]] = {level: set() for level in LEVELS}
-    for _, decisions, _ in episodes(name, "train", NOISE, limit=20):
+def test_thoughts_grow_with_the_level_and_plan_names_the_action(name):
+    texts_by_level: dict[int, set[str]] = {level: set() for level in LEVELS}
+    for _, decisions, _ in run_episodes(name, "train", NOISE, limit=20):
         for decision in decisions:
             thoughts = [expert_episode.write_thought(level, decision) for level in LEVELS]
             assert thoughts[0] == ""
             assert [len(text) for text in thoughts] == sorted({len(text) for text in thoughts})
             first = decision.plan.split(" then ")[0]
-            named = name == "twenty_questions" or first.startswith(decision.action)
-            assert named
+            is_action_named = name == "twenty_questions" or first.startswith(decision.action)
+            assert is_action_named
             for level, text in zip(LEVELS, thoughts, strict=True):
-                told[level].add(text)
-    # A thought that is always the same tells nothing of the situation it is in.
-    assert len(told[2]) > 10
-    assert len(told[4]) > len(told[2])
+                texts_by_level[level].add(text)
+    # A constant thought would hold no information about the state.
+    assert len(texts_by_level[2]) > 10
+    assert len(texts_by_level[4]) > len(texts_by_level[2])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_demonstrations_parse_strictly_and_hold_balanced_levels(name, folder):
+def test_demonstrations_parse_strictly_with_balanced_levels(name, folder):
     tokenizer = make_tiny_tokenizer()
     codec = LevelCodec(tokenizer)
     project = get_package(name).project
     levels = Counter()
-    for row in written(name, folder):
-        said = [entry["content"] for entry in row["messages"] if entry["role"] == "assistant"]
-        assert len(said) == len(row["levels"]) == len(row["slack"]) == len(row["slips"])
-        for text, level in zip(said, row["levels"], strict=True):
+    for row in read_demonstrations(name, folder):
+        replies = [entry["content"] for entry in row["messages"] if entry["role"] == "assistant"]
+        assert len(replies) == len(row["levels"]) == len(row["slack"]) == len(row["slips"])
+        for text, level in zip(replies, row["levels"], strict=True):
             step = codec.parse_turn(tokenizer.encode(text, add_special_tokens=False))
             assert (step.parser, step.failure, step.level) == ("strict", None, level)
             assert (step.thought == "") == (level == 1)
@@ -148,27 +153,27 @@ def test_demonstrations_parse_strictly_and_hold_balanced_levels(name, folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_demonstrations_replay_to_a_win_on_training_tasks(name, folder):
+def test_demonstrations_replay_to_success_on_training_tasks(name, folder):
     package = get_package(name)
     settings = package.read_settings(SECTIONS[name])
     env = package.make(settings)
     prompts = package.prompts(settings)
     train = {task["task_id"]: task for task in package.tasks(settings, "train")}
-    for row in written(name, folder)[:10]:
-        seen = env.reset(train[row["task_id"]], 0)
+    for row in read_demonstrations(name, folder)[:10]:
+        observation = env.reset(train[row["task_id"]], 0)
         messages = list(row["messages"])
         if prompts.system(True):
             assert messages.pop(0) == {"role": "system", "content": prompts.system(True)}
-        assert messages[0]["content"] == prompts.first(seen, True)
+        assert messages[0]["content"] == prompts.first(observation, True)
         done, info = False, {}
         for number, entry in enumerate(messages[1::2]):
-            seen, _, done, info = env.step(package.project(entry["content"])[0])
+            observation, _, done, info = env.step(package.project(entry["content"])[0])
             if not done:
-                assert messages[2 * number + 2]["content"] == prompts.turn(seen)
+                assert messages[2 * number + 2]["content"] == prompts.turn(observation)
         assert done and info["won"]
 
 
-def test_more_episodes_than_tasks_repeat_tasks_side_by_side(folder):
+def test_repeated_episodes_of_a_task_are_adjacent(folder):
     settings = get_package("number_line").read_settings(
         {**SECTIONS["number_line"], "train_tasks": 7}
     )
@@ -179,12 +184,12 @@ def test_more_episodes_than_tasks_repeat_tasks_side_by_side(folder):
     order = [row["task_id"] for row in rows]
     assert len(rows) == 40 and len(set(order)) == 7
     changes = sum(before != after for before, after in pairwise(order))
-    assert changes == 6, "so that a hold-out of the last episodes takes few tasks"
+    assert changes == 6, "holding out the last episodes must hold out few tasks"
 
 
-def test_lines_do_not_depend_on_the_workers_but_on_the_seed(folder, tmp_path):
+def test_demonstrations_depend_on_the_seed_and_not_on_the_workers(folder, tmp_path):
     settings = get_package("number_line").read_settings(SECTIONS["number_line"])
-    rows = written("number_line", folder)
+    rows = read_demonstrations("number_line", folder)
     paths = [
         write_demonstrations(
             "number_line", settings, tmp_path, 60, seed, 2, NOISE.useless_share, LEVELS, 0.1
@@ -196,23 +201,25 @@ def test_lines_do_not_depend_on_the_workers_but_on_the_seed(folder, tmp_path):
     assert paths[0] != paths[1]
 
 
-def test_who_has_no_expert_hears_who_has():
+def test_missing_expert_error_names_environments_with_an_expert():
     with pytest.raises(NoExpert, check=mentions("'shop'", "number_line", "twenty_questions")):
         write_demonstrations("shop", get_package("shop").read_settings(), "nowhere", 4)
 
 
-def test_levels_the_expert_has_no_thoughts_for_are_refused(monkeypatch):
+def test_levels_without_expert_thoughts_are_refused(monkeypatch):
     package = get_package("number_line")
     assert package.expert is not None
-    hasty = replace(package, expert=replace(package.expert, levels=(1, 2)))
-    monkeypatch.setattr(demonstrations, "get_package", {"two_levels": hasty}.__getitem__)
+    two_level_package = replace(package, expert=replace(package.expert, levels=(1, 2)))
+    monkeypatch.setattr(
+        demonstrations, "get_package", {"two_levels": two_level_package}.__getitem__
+    )
     with pytest.raises(ValueError, check=mentions("1..2", 4, "[1, 2, 3, 4]")):
-        write_demonstrations("two_levels", hasty.read_settings(), "nowhere", 4)
+        write_demonstrations("two_levels", two_level_package.read_settings(), "nowhere", 4)
 
 
-def test_a_share_of_needed_levels_is_refused_where_nobody_knows_them():
-    said = r"needed_level_share=0\.5.*'number_line'"
-    with pytest.raises(ValueError, match=said):
+def test_needed_level_share_without_required_levels_is_refused():
+    pattern = r"needed_level_share=0\.5.*'number_line'"
+    with pytest.raises(ValueError, match=pattern):
         write_demonstrations(
             "number_line",
             get_package("number_line").read_settings(),
@@ -223,30 +230,30 @@ def test_a_share_of_needed_levels_is_refused_where_nobody_knows_them():
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0.25), (0.5, 0.625), (1.0, 1.0)])
-def test_the_needed_level_is_drawn_as_often_as_asked(share, expected):
+def test_required_level_is_drawn_at_the_configured_share(share, expected):
     draw = LevelSampler(LEVELS, random.Random(0), share)
     decision = Decision("go", needed_level=3)
     drawn = [draw(decision) for _ in range(4000)]
     assert drawn.count(3) / 4000 == pytest.approx(expected, abs=0.03)
 
 
-def test_levels_are_drawn_uniformly_where_the_needed_one_is_not_among_them():
+def test_levels_are_uniform_where_the_required_level_is_absent():
     draw = LevelSampler((1, 2), random.Random(0), 1.0)
     drawn = [draw(Decision("go", needed_level=needed)) for needed in (3, None) for _ in range(500)]
     assert set(drawn) == {1, 2}
     assert LevelSampler((), random.Random(0), 1.0)(Decision("go", needed_level=3)) is None
 
 
-def test_what_an_expert_thinks_itself_is_written_with_the_action_that_follows_from_it():
+def test_expert_thought_is_written_with_its_own_action():
     decision = Decision("go", "here", "tried nothing", "go", thoughts={4: Thought("so", "wait")})
-    said = [expert_episode.render_reply(level, decision) for level in (2, 4)]
-    assert said[0] == "<level>2</level><think>here.</think><action>go</action>"
-    assert said[1] == "<level>4</level><think>so</think><action>wait</action>"
+    replies = [expert_episode.render_reply(level, decision) for level in (2, 4)]
+    assert replies[0] == "<level>2</level><think>here.</think><action>go</action>"
+    assert replies[1] == "<level>4</level><think>so</think><action>wait</action>"
     assert expert_episode.choose_action(4, decision) == "wait"
     assert expert_episode.choose_action(None, decision) == "go"
 
 
-def test_episodes_that_cannot_be_won_say_so(tmp_path):
+def test_unsolvable_episodes_are_refused_without_a_file(tmp_path):
     pytest.importorskip("gymnasium")
     lakes = get_package("frozen_lake").read_settings({"max_steps": 1, "train_maps": 9})
     with pytest.raises(ValueError, check=mentions(5, 1)):
@@ -254,49 +261,45 @@ def test_episodes_that_cannot_be_won_say_so(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_shortest_way_is_found_or_given_up():
-    def after(number):
+def test_find_shortest_path_returns_the_path_or_none():
+    def list_successors(number):
         return [("double", 2 * number), ("add", number + 1)]
 
-    assert find_shortest_path(1, after, lambda n: n == 9, 1000) == [
+    assert find_shortest_path(1, list_successors, lambda n: n == 9, 1000) == [
         "double",
         "double",
         "double",
         "add",
     ]
-    assert find_shortest_path(1, after, lambda n: n == 1, 1000) == []
-    assert find_shortest_path(1, after, lambda n: n < 0, 1000) is None
+    assert find_shortest_path(1, list_successors, lambda n: n == 1, 1000) == []
+    assert find_shortest_path(1, list_successors, lambda n: n < 0, 1000) is None
     assert find_shortest_path(1, {1: []}.__getitem__, lambda n: n == 2, 1000) is None
 
 
-def test_disturbed_actions_come_as_often_as_asked():
-    best = Decision("go", "here", "tried nothing", "go then win")
+def test_noise_actions_occur_at_the_configured_shares():
+    decision = Decision("go", "here", "tried nothing", "go then win")
     rng = random.Random(0)
-    drawn = [add_noise(best, rng, NOISE, ["wait"], ["fly"]) for _ in range(4000)]
-    shares = Counter(
-        (decision.action, decision.is_useless, decision.is_invalid) for decision in drawn
-    )
+    drawn = [add_noise(decision, rng, NOISE, ["wait"], ["fly"]) for _ in range(4000)]
+    shares = Counter((noisy.action, noisy.is_useless, noisy.is_invalid) for noisy in drawn)
     assert set(shares) == {("go", False, False), ("wait", True, False), ("fly", False, True)}
     assert shares["wait", True, False] / 4000 == pytest.approx(NOISE.useless_share, abs=0.03)
     assert shares["fly", False, True] / 4000 == pytest.approx(NOISE.invalid_share, abs=0.02)
-    assert {decision.plan for decision in drawn} == {"go then win", "wait", "fly"}
-    assert add_noise(best, rng, Noise(0.5, 0.5), [], []) == best
+    assert {noisy.plan for noisy in drawn} == {"go then win", "wait", "fly"}
+    assert add_noise(decision, rng, Noise(0.5, 0.5), [], []) == decision
 
 
-def test_an_environment_of_ones_own_is_demonstrated_anew_once_its_file_is_another(
-    tmp_path, monkeypatch
-):
+def test_changed_file_of_a_user_package_gives_new_demonstrations(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     settings = get_package("number_line").read_settings({"max_steps": 12})
 
-    def written(last_line: str) -> str:
+    def write_with(last_line: str) -> str:
         module = "agent_system.environments.env_package.number_line.package"
         (tmp_path / "own_line.py").write_text(f"from {module} import PACKAGE\n{last_line}\n")
-        # As in another process.
+        # Clear the caches, as a new process would start without them.
         sys.modules.pop("own_line", None)
         linecache.clearcache()
         return write_demonstrations("own_line:PACKAGE", settings, tmp_path, 4, num_workers=0).name
 
-    first = written("# one")
-    assert written("# one") == first != written("# two")
+    first = write_with("# one")
+    assert write_with("# one") == first != write_with("# two")
     sys.modules.pop("own_line")

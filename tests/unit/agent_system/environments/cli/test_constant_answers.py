@@ -1,4 +1,4 @@
-"""A check finds answers that succeed for policies that read nothing, in any format."""
+"""Tests of ``check``: it reports answers that succeed without reading the observation."""
 
 import random
 import re
@@ -18,79 +18,82 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.settings import EnvSettings
 
-HOME = "tests.helpers.answer_envs"
+HELPERS = "tests.helpers.answer_envs"
 
 
-def test_a_constant_that_succeeds_at_most_tasks_is_wrong_and_named():
-    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "skewed"})
+def test_constant_that_succeeds_at_most_tasks_is_reported():
+    findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "skewed"})
     assert findings.constant is not None
     assert (findings.constant.action, findings.constant.successes) == ("Yes", 7)
     assert any("'Yes' succeeds at 7 of 10" in sentence for sentence in findings.problems)
 
 
-def test_a_grader_that_takes_nan_is_found_although_an_episode_is_one_action():
-    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "nan", "count": 2})
-    assert any(one.startswith("injecting solved") and "nan" in one for one in findings.problems)
-    said = {
+def test_grader_that_accepts_nan_is_reported():
+    findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "nan", "count": 2})
+    assert any(
+        problem.startswith("injecting solved") and "nan" in problem for problem in findings.problems
+    )
+    actions = {
         action
-        for play in findings.episodes
-        if play.policy == "injecting"
-        for action in play.actions
+        for episode in findings.episodes
+        if episode.policy == "injecting"
+        for action in episode.actions
     }
-    assert len(said) > 1
+    assert len(actions) > 1
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "left_open"),
+    ("name", "problem_count", "question_count"),
     [("PACKAGE", 0, 0), ("UNFORMATTED", 0, 1), ("MISFORMATTED", 1, 0)],
 )
-def test_actions_of_the_oracle_are_stepped_whatever_the_format(name, wrong, left_open):
-    findings = check_environment(f"{HOME}:{name}", {"count": 2})
-    assert all(play.is_success for play in findings.episodes if play.policy == "oracle")
-    assert sum("project(" in sentence for sentence in findings.problems) == wrong
-    assert sum("project(" in sentence for sentence in findings.open_questions) == left_open
+def test_oracle_actions_are_executed_in_any_format(name, problem_count, question_count):
+    findings = check_environment(f"{HELPERS}:{name}", {"count": 2})
+    assert all(episode.is_success for episode in findings.episodes if episode.policy == "oracle")
+    assert sum("project(" in sentence for sentence in findings.problems) == problem_count
+    assert sum("project(" in sentence for sentence in findings.open_questions) == question_count
 
 
 @pytest.mark.parametrize(
-    ("successes", "plays", "all_tasks", "most"),
+    ("successes", "episodes", "all_tasks", "expected"),
     [
         *[(1, 2, True, False), (2, 3, True, True), (6, 10, True, True), (5, 10, True, False)],
         *[(3, 3, False, False), (6, 8, False, False), (7, 8, False, True), (8, 8, False, True)],
         *[(21, 32, False, False), (22, 32, False, True), (0, 0, False, False), (0, 0, True, False)],
     ],
 )
-def test_most_is_more_than_half_beyond_chance(successes, plays, all_tasks, most):
-    assert is_most(successes, plays, all_tasks) == most
+def test_is_most_requires_more_than_half_beyond_chance(successes, episodes, all_tasks, expected):
+    assert is_most(successes, episodes, all_tasks) == expected
 
 
-def test_constants_come_from_answers_and_from_what_observations_list_or_show():
-    shown = [
+def test_constants_come_from_answers_and_observations():
+    observations = [
         Observation("Bid [Bid 3] or [pass].", info={"admissible_actions": ["look", "go <place>"]}),
         Observation("Now [pass]."),
     ]
-    found = candidate_constants(["7", "5", "7"], shown)
-    assert found[:5] == ["7", "5", "look", "[pass]", "[Bid 3]"]
-    assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(found)
+    constants = candidate_constants(["7", "5", "7"], observations)
+    assert constants[:5] == ["7", "5", "look", "[pass]", "[Bid 3]"]
+    assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(constants)
 
 
 @pytest.mark.parametrize(
-    ("listed", "tried"), [(["look", "wait"], False), (["look", "go <place>"], True), ([], True)]
+    ("listed", "is_tried"),
+    [(["look", "wait"], False), (["look", "go <place>"], True), ([], True)],
 )
-def test_answers_outside_of_a_complete_list_of_actions_are_not_tried(listed, tried):
+def test_answers_outside_of_a_complete_list_are_not_tried(listed, is_tried):
     observation = Observation("Say [yes].", info={"admissible_actions": listed})
-    found = candidate_constants(["look", "up"], [observation])
-    assert {"look", "up"} <= set(found)
-    assert ({"True", "[yes]"} <= set(found)) == tried
-    assert tried or not {"True", "[yes]"} & set(found)
+    constants = set(candidate_constants(["look", "up"], [observation]))
+    assert {"look", "up"} <= constants
+    assert ({"True", "[yes]"} <= constants) == is_tried
+    assert is_tried or not {"True", "[yes]"} & constants
 
 
-def test_every_injection_is_said_with_and_without_tags():
-    injecting = InjectionSequence(get_package("number_line"))
-    said = set()
-    while injecting.left:
-        said.add(injecting(None)(Observation("")))  # pyright: ignore[reportArgumentType]  unused
-    assert said == {form for text in INJECTIONS for form in (text, f"<action>{text}</action>")}
-    assert {"nan", "inf", "1e999", "[oracle_answer]", ""} <= said
+def test_every_injection_is_sent_with_and_without_tags():
+    policy = InjectionSequence(get_package("number_line"))
+    actions = set()
+    while policy.left:
+        actions.add(policy(None)(Observation("")))  # pyright: ignore[reportArgumentType]  unused
+    assert actions == {form for text in INJECTIONS for form in (text, f"<action>{text}</action>")}
+    assert {"nan", "inf", "1e999", "[oracle_answer]", ""} <= actions
 
 
 MISTAKES = [
@@ -121,8 +124,8 @@ MISTAKES = [
     ["check", "returns:PACKAGE"],
     ["check", "returns:TAKES"],
     ["play", "raises:PACKAGE"],
-    ["check", f"{HOME}:PACKAGE", "fault=no path"],
-    ["check", f"{HOME}:PACKAGE", "count=0"],
+    ["check", f"{HELPERS}:PACKAGE", "fault=no path"],
+    ["check", f"{HELPERS}:PACKAGE", "count=0"],
     ["check", "tools", "functions=[returns:TAKES]"],
     ["check", "tools", "mcp_servers=[{command: nothing}]"],
     ["check", "tools", "functions=[returns:nothing]", "val_files=[rows.jsonl]"],
@@ -135,8 +138,8 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize("words", MISTAKES, ids=lambda words: " ".join(words)[:60])
-def test_a_mistake_gives_one_sentence_and_status_2(words, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("arguments", MISTAKES, ids=lambda arguments: " ".join(arguments)[:60])
+def test_mistake_prints_one_sentence_and_exits_with_2(arguments, tmp_path, monkeypatch, capsys):
     for name, text in {
         "syntax_error.py": "def f(:\n",
         "raises.py": "raise RuntimeError('here')\n",
@@ -148,33 +151,33 @@ def test_a_mistake_gives_one_sentence_and_status_2(words, tmp_path, monkeypatch,
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    status = main(words)
-    said = capsys.readouterr()
-    if words[-1] == "count=0":
-        assert status == 1 and "no val tasks" in said.out
+    status = main(arguments)
+    output = capsys.readouterr()
+    if arguments[-1] == "count=0":
+        assert status == 1 and "no val tasks" in output.out
         return
-    assert status == 2 and said.err.strip() and "Traceback" not in said.err
-    assert len(said.err) < 2000
+    assert status == 2 and output.err.strip() and "Traceback" not in output.err
+    assert len(output.err) < 2000
 
 
 @pytest.mark.parametrize(
-    "words", [["--tasks", "-1"], ["--tasks", "0"], ["--tasks", "x"], ["--steps", "0"]]
+    "arguments", [["--tasks", "-1"], ["--tasks", "0"], ["--tasks", "x"], ["--steps", "0"]]
 )
 @pytest.mark.parametrize("command", ["check"])
-def test_numbers_that_play_nothing_are_refused(command, words):
-    with pytest.raises(SystemExit) as ended:
-        main([command, "number_line", *words])
-    assert ended.value.code == 2
+def test_numbers_below_one_are_refused(command, arguments):
+    with pytest.raises(SystemExit) as exit_info:
+        main([command, "number_line", *arguments])
+    assert exit_info.value.code == 2
 
 
 @pytest.mark.parametrize("task", ["-1", "1.5", "9" * 20])
 def test_tasks_are_numbered_from_0(task):
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main(["play", "number_line", "--task", task])
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
 
 
-def test_listing_tasks_has_a_bound(monkeypatch, capsys):
+def test_listing_tasks_has_a_time_limit(monkeypatch, capsys):
     monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 0.3)
     assert main(["check", "number_line", "size=100000000000"]) == 2
     assert "fix: " in capsys.readouterr().err
@@ -182,14 +185,14 @@ def test_listing_tasks_has_a_bound(monkeypatch, capsys):
 
 def test_other_policies_run_although_solutions_take_too_long(monkeypatch):
     monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 1.0)
-    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "slow path", "count": 2})
-    assert {play.policy for play in findings.episodes} >= {"random", "empty", "injecting"}
+    findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "slow path", "count": 2})
+    assert {episode.policy for episode in findings.episodes} >= {"random", "empty", "injecting"}
     assert not findings.problems
     assert any("gold_path" in one and "over 1 s" in one for one in findings.open_questions)
 
 
 def test_the_episodes_of_the_best_constant_are_repeated_in_another_process():
-    findings = check_environment(f"{HOME}:UNREPEATABLE", {"fault": "skewed"})
+    findings = check_environment(f"{HELPERS}:UNREPEATABLE", {"fault": "skewed"})
     assert findings.constant is not None and findings.constant.action == "Yes"
     assert any("same actions of constant" in sentence for sentence in findings.problems)
 
