@@ -75,7 +75,7 @@ def test_padding_and_unpadding_is_the_identity(table, divisor):
 
 @thorough
 @given(tables(), st.data())
-def test_reordering_by_a_permutation_and_its_inverse_is_the_identity(table, data):
+def test_reordering_and_its_inverse_is_the_identity(table, data):
     order = np.array(data.draw(st.permutations(range(len(table)))), dtype=int)
     moved = table[:]
     moved.reorder(order)

@@ -15,7 +15,7 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-STEP = "<level>{level}</level><think>{thought}</think><action>go to desk 1</action>"
+TURN = "<level>{level}</level><think>{thought}</think><action>go to desk 1</action>"
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +54,14 @@ def sample_thoughts(
     settings=None,
     levels=None,
     reason=StopReason.STOP,
-    form=STEP,
+    form=TURN,
 ):
     engine = Engine(tokenizer, answers or {}, reason)
     sampler = AlternativeSampler(
         settings or AlternativeSettings(), codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
     )
-    step = form.format(level=level, thought="well")
-    parsed = codec.parse_turn(tokenizer(step, add_special_tokens=False)["input_ids"])
+    turn = form.format(level=level, thought="well")
+    parsed = codec.parse_turn(tokenizer(turn, add_special_tokens=False)["input_ids"])
     levels = sampler.choose_levels(parsed, "t", 0) if levels is None else levels
     return asyncio.run(sampler.sample_thoughts([5, 6, 7], parsed, levels, "t", 0, route=4)), engine
 
@@ -179,7 +179,7 @@ def test_original_level_and_level_one_are_not_sampled(tokenizer, codec):
 
 
 def draw_levels(codec, tokenizer, settings, text=None, count=400):
-    parsed = codec.parse_turn(tokenizer(text or STEP.format(level=2, thought="x"))["input_ids"])
+    parsed = codec.parse_turn(tokenizer(text or TURN.format(level=2, thought="x"))["input_ids"])
     engine = Engine(tokenizer, {})
     sampler = AlternativeSampler(
         settings, codec, engine.sample, lambda t: tokenizer(t)["input_ids"]
@@ -281,8 +281,10 @@ def test_mixed_groups_get_alternatives(tokenizer, mixed):
     expanded = [turn for t in trajectories for turn in t.turns if turn.alternatives is not None]
     assert bool(expanded) == mixed
     if mixed:
-        steps = [turn.parsed for t in trajectories for turn in t.turns]
-        readable = [step for step in steps if step is not None and step.failure is None]
+        parsed_turns = [turn.parsed for t in trajectories for turn in t.turns]
+        readable = [
+            parsed for parsed in parsed_turns if parsed is not None and parsed.failure is None
+        ]
         assert len(expanded) == len(readable)
 
 

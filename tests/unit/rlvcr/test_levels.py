@@ -240,54 +240,54 @@ def test_every_level_is_described_on_its_own_line():
 @pytest.mark.parametrize("end", ["", "<|im_end|>"])
 def test_spans_of_a_well_formed_turn(kind, end):
     ids = encode(kind, TURN + end)
-    step = codec(kind).parse_turn(ids)
-    assert (step.level, step.thought, step.action) == (3, "I see 2 desks.", "go to desk 12")
-    assert (step.parser, step.failure) == ("strict", None)
-    assert decode_span(kind, ids, step.level_span) == "3"
-    assert decode_span(kind, ids, step.thought_span).startswith("I see 2 desks.")
-    assert decode_span(kind, ids, step.action_span).startswith("go to desk 12")
-    scored = decode_span(kind, ids, step.score_span)
+    turn = codec(kind).parse_turn(ids)
+    assert (turn.level, turn.thought, turn.action) == (3, "I see 2 desks.", "go to desk 12")
+    assert (turn.parser, turn.failure) == ("strict", None)
+    assert decode_span(kind, ids, turn.level_span) == "3"
+    assert decode_span(kind, ids, turn.thought_span).startswith("I see 2 desks.")
+    assert decode_span(kind, ids, turn.action_span).startswith("go to desk 12")
+    scored = decode_span(kind, ids, turn.score_span)
     assert scored.startswith("go to desk 12<") and "</action>".startswith(
         scored.removeprefix("go to desk 12")
     )
-    first, last = require(step.score_span)
-    begin, end_of_action = require(step.action_span)
+    first, last = require(turn.score_span)
+    begin, end_of_action = require(turn.action_span)
     assert last - first in (end_of_action - begin + d for d in (0, 1))
-    assert step.credit_spans() == [step.level_span, step.thought_span]
-    digit, after_digit = require(step.level_span)
-    assert step.credit_spans(10)[0] == (digit + 10, after_digit + 10)
-    thought, after_thought = require(step.thought_span)
-    assert step.thought_tokens == after_thought - thought
+    assert turn.credit_spans() == [turn.level_span, turn.thought_span]
+    digit, after_digit = require(turn.level_span)
+    assert turn.credit_spans(10)[0] == (digit + 10, after_digit + 10)
+    thought, after_thought = require(turn.thought_span)
+    assert turn.thought_tokens == after_thought - thought
 
 
 @both
 @pytest.mark.parametrize("thought", ["I see 2 desks.", ""])
 def test_credit_includes_the_end_of_the_thought_on_request(kind, thought):
     ids = encode(kind, f"<level>3</level><think>{thought}</think><action>look</action>")
-    step = codec(kind).parse_turn(ids)
-    first, last = require(step.end_span)
+    turn = codec(kind).parse_turn(ids)
+    first, last = require(turn.end_span)
     assert last == first + 1
-    begin, end = require(step.thought_span)
+    begin, end = require(turn.thought_span)
     # A token may hold the end of the thought and the start of the tag.
     assert first in (end - 1, end)
     assert "</" in decode_span(kind, ids, (first, last))
-    assert step.credit_spans(2, with_end=True) == [
-        tuple(position + 2 for position in require(step.level_span)),
+    assert turn.credit_spans(2, with_end=True) == [
+        tuple(position + 2 for position in require(turn.level_span)),
         (min(begin, first) + 2, last + 2),
     ]
 
 
 def test_unclosed_thought_has_no_end_span():
-    step = codec("tags").parse_turn(encode("tags", "<level>3</level><think>a<action>b</action>"))
-    assert (step.end_span, step.credit_spans(0, with_end=True)) == (None, [])
+    turn = codec("tags").parse_turn(encode("tags", "<level>3</level><think>a<action>b</action>"))
+    assert (turn.end_span, turn.credit_spans(0, with_end=True)) == (None, [])
 
 
 def test_spans_exclude_tags_where_tags_are_tokens():
     ids = encode("tags", TURN)
-    step = codec("tags").parse_turn(ids)
-    assert decode_span("tags", ids, step.thought_span) == "I see 2 desks."
-    assert decode_span("tags", ids, step.action_span) == "go to desk 12"
-    assert decode_span("tags", ids, step.score_span) == "go to desk 12</action>"
+    turn = codec("tags").parse_turn(ids)
+    assert decode_span("tags", ids, turn.thought_span) == "I see 2 desks."
+    assert decode_span("tags", ids, turn.action_span) == "go to desk 12"
+    assert decode_span("tags", ids, turn.score_span) == "go to desk 12</action>"
 
 
 @both
@@ -296,12 +296,12 @@ def test_turn_is_parsed_in_the_sampled_tokens(kind):
     vocabulary = tokenizer(kind).get_vocab()
     single = [vocabulary[c.replace(" ", "\u0120")] for c in TURN]
     assert single != encode(kind, TURN)
-    step = codec(kind).parse_turn(single)
-    assert (step.level_span, step.failure) == ((7, 8), None)
-    assert step.thought_span == (TURN.index("I see"), TURN.index("</think>"))
-    assert step.end_span == (TURN.index("</think>"), TURN.index("</think>") + 1)
-    assert step.action_span == (TURN.index("go"), TURN.index("</action>"))
-    assert step.score_span == (TURN.index("go"), TURN.index("</action>") + 1)
+    turn = codec(kind).parse_turn(single)
+    assert (turn.level_span, turn.failure) == ((7, 8), None)
+    assert turn.thought_span == (TURN.index("I see"), TURN.index("</think>"))
+    assert turn.end_span == (TURN.index("</think>"), TURN.index("</think>") + 1)
+    assert turn.action_span == (TURN.index("go"), TURN.index("</action>"))
+    assert turn.score_span == (TURN.index("go"), TURN.index("</action>") + 1)
 
 
 def test_token_shared_by_thought_and_tag_is_thought():
@@ -313,19 +313,19 @@ def test_token_shared_by_thought_and_tag_is_thought():
         encode("plain", "b></think><action>go</action>"),
     )
     ids = [*head, vocabulary["><"], *tail]  # a token that looks like half of two tags, but is none
-    step = codec("plain").parse_turn(ids)
-    assert step.thought == "x ><b>"
-    assert vocabulary["><"] in ids[slice(*require(step.thought_span))]
-    assert raw.decode(ids[slice(*require(step.action_span))]) == "go"
+    turn = codec("plain").parse_turn(ids)
+    assert turn.thought == "x ><b>"
+    assert vocabulary["><"] in ids[slice(*require(turn.thought_span))]
+    assert raw.decode(ids[slice(*require(turn.action_span))]) == "go"
 
 
 @both
 def test_multi_byte_characters_split_over_tokens_are_kept(kind):
     text = "<level>2</level><think>caf\u00e9 \u2014 \u00fc</think><action>go</action>"
     ids = encode(kind, text)
-    step = codec(kind).parse_turn(ids)
-    assert step.thought == "caf\u00e9 \u2014 \u00fc"
-    assert decode_span(kind, ids, step.thought_span).startswith(step.thought)
+    turn = codec(kind).parse_turn(ids)
+    assert turn.thought == "caf\u00e9 \u2014 \u00fc"
+    assert decode_span(kind, ids, turn.thought_span).startswith(turn.thought)
 
 
 @both
@@ -344,11 +344,11 @@ def test_multi_byte_characters_split_over_tokens_are_kept(kind):
     ],
 )
 def test_complete_turns_are_parsed_without_failure(kind, text, level, parser, thought, action):
-    step = codec(kind).parse_turn(encode(kind, text))
-    assert (step.level, step.parser, step.thought, step.action) == (level, parser, thought, action)
-    assert step.failure is None
-    assert (step.thought_tokens == 0) == (thought == "")
-    assert step.credit_spans()[0] == step.level_span
+    turn = codec(kind).parse_turn(encode(kind, text))
+    assert (turn.level, turn.parser, turn.thought, turn.action) == (level, parser, thought, action)
+    assert turn.failure is None
+    assert (turn.thought_tokens == 0) == (thought == "")
+    assert turn.credit_spans()[0] == turn.level_span
 
 
 @both
@@ -379,9 +379,9 @@ def test_complete_turns_are_parsed_without_failure(kind, text, level, parser, th
     ],
 )
 def test_parse_failure_is_named_and_sets_no_default_level(kind, text, failure, level, action):
-    step = codec(kind).parse_turn(encode(kind, text))
-    assert (step.failure, step.level, step.action) == (failure, level, action)
-    assert step.credit_spans() == []
+    turn = codec(kind).parse_turn(encode(kind, text))
+    assert (turn.failure, turn.level, turn.action) == (failure, level, action)
+    assert turn.credit_spans() == []
 
 
 @pytest.mark.parametrize(
@@ -399,8 +399,8 @@ def test_parse_failure_is_named_and_sets_no_default_level(kind, text, failure, l
     ],
 )
 def test_parsed_turn_names_the_parser_that_matched(text, parser):
-    step = codec("tags").parse_turn(encode("tags", text))
-    assert step.parser == parser
+    turn = codec("tags").parse_turn(encode("tags", text))
+    assert turn.parser == parser
 
 
 def test_turn_without_any_part_has_no_spans():
@@ -424,24 +424,24 @@ def test_turn_without_any_part_has_no_spans():
 
 def test_action_cut_by_length_is_scored_without_its_tag():
     ids = encode("tags", "<level>2</level><think>hm</think><action>go to")
-    step = codec("tags").parse_turn(ids)
-    assert step.score_span == step.action_span
-    assert decode_span("tags", ids, step.score_span) == "go to"
+    turn = codec("tags").parse_turn(ids)
+    assert turn.score_span == turn.action_span
+    assert decode_span("tags", ids, turn.score_span) == "go to"
 
 
 def test_only_a_complete_turn_can_be_scored():
-    step = codec("tags").parse_turn(encode("tags", TURN))
-    assert step.level_and_score_span == (3, step.score_span)
+    turn = codec("tags").parse_turn(encode("tags", TURN))
+    assert turn.level_and_score_span == (3, turn.score_span)
     for lacking in ({"level": None}, {"score_span": None}, {"failure": ParseFailure.MISSING_THINK}):
         with pytest.raises(ValueError):
-            _ = replace(step, **lacking).level_and_score_span
+            _ = replace(turn, **lacking).level_and_score_span
 
 
 def test_empty_thought_has_no_credit_span():
-    step = codec("tags").parse_turn(
+    turn = codec("tags").parse_turn(
         encode("tags", "<level>1</level><think></think><action>look</action>")
     )
-    assert step.credit_spans(5) == [(6, 7)]
+    assert turn.credit_spans(5) == [(6, 7)]
 
 
 def test_half_a_character_is_read_as_replacement_character():
@@ -450,8 +450,8 @@ def test_half_a_character_is_read_as_replacement_character():
         encode("tags", text)
         for text in ("<level>2</level><think>", "</think><action>", "</action>")
     )
-    step = codec("tags").parse_turn([*head, half, *middle, half, *tail])
-    assert (step.thought, step.action, step.failure) == ("\ufffd", "\ufffd", None)
+    turn = codec("tags").parse_turn([*head, half, *middle, half, *tail])
+    assert (turn.thought, turn.action, turn.failure) == ("\ufffd", "\ufffd", None)
     forced = require(codec("tags").build_forced_thought(2, [half, *middle]))
     assert forced.thought == "\ufffd" and half in forced.token_ids
 
@@ -459,8 +459,8 @@ def test_half_a_character_is_read_as_replacement_character():
 def test_action_merged_with_its_tag_cannot_be_scored():
     vocabulary = tokenizer("plain").get_vocab()
     head = encode("plain", "<level>2</level><think>hm</think><action")
-    step = codec("plain").parse_turn([*head, vocabulary["><"], *encode("plain", "b</action>")])
-    assert (step.action, step.failure) == ("<b", ParseFailure.MERGED_ACTION)
+    turn = codec("plain").parse_turn([*head, vocabulary["><"], *encode("plain", "b</action>")])
+    assert (turn.action, turn.failure) == ("<b", ParseFailure.MERGED_ACTION)
 
 
 def test_every_failure_has_a_metric_name():
@@ -546,7 +546,7 @@ SPACED = "\n<level>3</level>\n<think>I see.</think>\n\n<action>go to desk 12</ac
 
 @both
 @pytest.mark.parametrize(
-    ("step", "form"),
+    ("turn", "form"),
     [
         (TURN, TurnFormat()),
         (SPACED, TurnFormat("\n<level>", "</level>\n<think>", "</think>\n\n<action>")),
@@ -556,11 +556,11 @@ SPACED = "\n<level>3</level>\n<think>I see.</think>\n\n<action>go to desk 12</ac
         ),
     ],
 )
-def test_contexts_are_written_in_the_format_of_the_turn(kind, step, form):
+def test_contexts_are_written_in_the_format_of_the_turn(kind, turn, form):
     """With digit and thought replaced, each context is the turn up to its action."""
-    parsed = codec(kind).parse_turn(encode(kind, step))
+    parsed = codec(kind).parse_turn(encode(kind, turn))
     assert parsed.failure is None and parsed.turn_format == form
-    original = step.partition("<action>")[0] + "<action>"
+    original = turn.partition("<action>")[0] + "<action>"
     sampled = encode(kind, "I plan.</think> so <action>")
     for level in (2, 4):
         forced = require(codec(kind).build_forced_thought(level, sampled, parsed.turn_format))
@@ -623,8 +623,8 @@ def test_thought_merged_with_the_action_tag_is_dropped():
 
 def test_sentencepiece_turn_is_parsed():
     ids = encode("sentencepiece", TURN)
-    step = codec("sentencepiece").parse_turn(ids)
-    assert (step.level, step.thought, step.action, step.failure) == (
+    turn = codec("sentencepiece").parse_turn(ids)
+    assert (turn.level, turn.thought, turn.action, turn.failure) == (
         3,
         "I see 2 desks.",
         "go to desk 12",
@@ -654,11 +654,11 @@ def test_a_real_tokenizer_with_tags_of_several_tokens(smollm2):
     level_codec = LevelCodec(smollm2)
     assert smollm2.decode(level_codec.empty_ids) == "<level>1</level><think></think><action>"
     ids = smollm2.encode(TURN + "<|im_end|>", add_special_tokens=False)
-    step = level_codec.parse_turn(ids)
-    assert (step.level, step.failure) == (3, None)
-    assert smollm2.decode(ids[slice(*require(step.level_span))]) == "3"
-    assert smollm2.decode(ids[slice(*require(step.thought_span))]) == "I see 2 desks."
-    assert smollm2.decode(ids[slice(*require(step.score_span))]) == "go to desk 12</"
+    turn = level_codec.parse_turn(ids)
+    assert (turn.level, turn.failure) == (3, None)
+    assert smollm2.decode(ids[slice(*require(turn.level_span))]) == "3"
+    assert smollm2.decode(ids[slice(*require(turn.thought_span))]) == "I see 2 desks."
+    assert smollm2.decode(ids[slice(*require(turn.score_span))]) == "go to desk 12</"
     sampled = smollm2.encode("I plan.</think>", add_special_tokens=False)
     forced = require(level_codec.build_forced_thought(4, sampled))
     assert smollm2.decode(forced.token_ids) == "<level>4</level><think>I plan.</think><action>"

@@ -29,7 +29,7 @@ from verl.utils.seeds import derive_seed
 
 PROMPT = 4
 RESPONSE = 18
-REAL = ((3, 9), (4, 12), (4, 18))
+REAL_LENGTHS = ((3, 9), (4, 12), (4, 18))
 CODEC: Any = SimpleNamespace(digit_ids=[21, 22, 23, 24])
 UNPARSED = ParsedTurn(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
 ONE = ForcedThought(1, [80, 81], (1, 1), "")
@@ -57,7 +57,7 @@ def record(step: int) -> ThinkingTurnRecord:
 
 def rows() -> DataProto:
     attention = torch.zeros(3, PROMPT + RESPONSE, dtype=torch.long)
-    for row, (prompt, response) in enumerate(REAL):
+    for row, (prompt, response) in enumerate(REAL_LENGTHS):
         attention[row, PROMPT - prompt : PROMPT + response] = 1
     tensors = {
         "prompts": torch.zeros(3, PROMPT, dtype=torch.long),
@@ -244,7 +244,7 @@ def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
     data = score_rows(rows(), row_turns(), Actor(), settings(permute=True), CODEC)
     assert calls == [([True, False, False, True, True], derive_seed("permute", 6, "a"))]
     credit_of_rows = [
-        [step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]
+        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
     ]
     assert credit_of_rows == [
         [0.0],
@@ -256,8 +256,8 @@ def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
 @pytest.mark.parametrize(("credit_end", "credited"), [(False, [1, 3, 4]), (True, [1, 3, 4, 5])])
 def test_credit_end_credits_the_token_that_ends_the_thought(credit_end, credited):
     turns = row_turns()
-    step = turns[0][0]
-    turns[0][0] = replace(step, parsed=replace(step.parsed, end_span=(5, 6)))
+    turn = turns[0][0]
+    turns[0][0] = replace(turn, parsed=replace(turn.parsed, end_span=(5, 6)))
     data = score_rows(rows(), turns, Actor(), settings(credit_end=credit_end), CODEC)
     first = data.batch["thinking_level_entropies"][0]
     # Row 0 has a prompt of 3 tokens, so its turn begins with the response.
@@ -273,7 +273,7 @@ EXECUTED = {
 
 def executed_turns() -> list[list[RowTurn]]:
     return [
-        [replace(step, executed_credit=EXECUTED.get((number, step.step))) for step in row]
+        [replace(turn, executed_credit=EXECUTED.get((number, turn.step))) for turn in row]
         for number, row in enumerate(row_turns())
     ]
 
@@ -293,7 +293,7 @@ def test_executed_credit_has_its_own_column():
     expected = place((0, [1, 3, 4], 0.75), (2, [10, 12, 13], -0.25))
     torch.testing.assert_close(data.batch["thinking_executed"], expected)
     credit_of_rows = [
-        [step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]
+        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
     ]
     assert credit_of_rows == [[0.75], [0.0, 0.0], [0.0, -0.25]]
     assert data.meta_info["metrics"]["rlvcr/executed_steps"] == 2.0
@@ -327,7 +327,7 @@ def test_corrected_credit_joins_scores_and_executed_credit():
     assert set(scored[0].tolist()) == {0.0}
     assert scored[1].max().item() == pytest.approx(2.0 * ADVANTAGE_C)
     credit_of_rows = [
-        [step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]
+        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
     ]
     assert credit_of_rows == [[0.75], [0.0, pytest.approx(2.0 * ADVANTAGE_C)], [0.0, -0.25]]
 

@@ -35,27 +35,27 @@ def score(step: int, level: int, logprob: float, entropy: float = 0.0) -> Segmen
     [(0, [(11, 12), (13, 15)]), (1, [(11, 12), (13, 15)]), (3, [(13, 15)]), (4, [])],
 )
 def test_forced_tokens_have_no_credit(forced, spans):
-    step = RowTurn(0, 0, TOKENS, parsed(), num_forced=forced)
-    assert step.credit_spans(10) == spans
+    turn = RowTurn(0, 0, TOKENS, parsed(), num_forced=forced)
+    assert turn.credit_spans(10) == spans
 
 
 @pytest.mark.parametrize(("forced", "spans"), [(0, [(11, 12), (13, 16)]), (3, [(13, 16)])])
 def test_credit_includes_the_end_of_the_thought_on_request(forced, spans):
-    step = RowTurn(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)), num_forced=forced)
-    assert step.credit_spans(10, with_end=True) == spans
+    turn = RowTurn(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)), num_forced=forced)
+    assert turn.credit_spans(10, with_end=True) == spans
 
 
 def test_thoughts_by_level_hold_the_original_and_alternatives():
     alternatives = TurnAlternatives([ONE, TWO])
-    step = RowTurn(0, 0, TOKENS, parsed(), alternatives)
-    assert step.thoughts_by_level() == {3: ("own", 2), 1: ("", 0), 2: ("see", 3)}
+    turn = RowTurn(0, 0, TOKENS, parsed(), alternatives)
+    assert turn.thoughts_by_level() == {3: ("own", 2), 1: ("", 0), 2: ("see", 3)}
     assert RowTurn(0, 0, TOKENS, parsed()).thoughts_by_level() == {3: ("own", 2)}
     assert RowTurn(0, 0, TOKENS, UNPARSED).thoughts_by_level() == {}
 
 
 def test_turn_is_scored_in_its_row_and_after_each_alternative():
-    step = RowTurn(4, 20, TOKENS, parsed(), TurnAlternatives([ONE, TWO]))
-    branches, spans = build_queries([[], [RowTurn(3, 5, TOKENS, UNPARSED), step]])
+    turn = RowTurn(4, 20, TOKENS, parsed(), TurnAlternatives([ONE, TWO]))
+    branches, spans = build_queries([[], [RowTurn(3, 5, TOKENS, UNPARSED), turn]])
     assert list(spans) == [[], [Span(26, 29, step=4, label=3)]]
     assert list(branches) == [
         [],
@@ -80,7 +80,7 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
     branch_scores = [[score(0, 1, -1.0), score(0, 2, -2.0)], [], []]
     table = build_score_table(rows, branch_scores, span_scores, "logprob")
     assert table.row_indices == [0, 0, 2] and table.chosen.tolist() == [2, -1, 3]
-    assert [step.step for step in table.turns] == [0, 1, 0]
+    assert [turn.step for turn in table.turns] == [0, 1, 0]
     assert table.scores.tolist() == [[-1.0, -2.0, -0.25, 0], [0] * 4, [0, 0, 0, -3.0]]
     assert table.is_valid.tolist() == [[True, True, True, False], [False] * 4, [False] * 3 + [True]]
     assert table.costs.tolist() == [[0, 3, 2, 0], [0] * 4, [0] * 4]
@@ -130,6 +130,6 @@ def test_metrics_of_a_batch_without_parsed_turns():
 
 
 def test_credit_ends_with_the_thought_by_default():
-    step = RowTurn(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)))
-    assert step.credit_spans(10) == [(11, 12), (13, 15)]
-    assert step.executed_credit is None
+    turn = RowTurn(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)))
+    assert turn.credit_spans(10) == [(11, 12), (13, 15)]
+    assert turn.executed_credit is None

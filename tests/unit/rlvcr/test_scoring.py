@@ -62,7 +62,7 @@ def unpadded_tokens(data, row: int) -> list[int]:
 
 def list_turns(data):
     return [
-        (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
+        (row, turn) for row, steps in enumerate(data.non_tensor_batch["steps"]) for turn in steps
     ]
 
 
@@ -72,30 +72,30 @@ def test_every_turn_has_four_contexts_for_its_own_action(scored, scorer, tokeniz
     (request,) = [c for c in scorer.calls if c.batch["input_ids"].equal(data.batch["input_ids"])][
         :1
     ]
-    for row, step in list_turns(data):
-        assert [context.level for context in step.contexts] == [1, 2, 3, 4]
-        assert [c.level for c in step.contexts if c.original] == [step.level]
+    for row, turn in list_turns(data):
+        assert [context.level for context in turn.contexts] == [1, 2, 3, 4]
+        assert [c.level for c in turn.contexts if c.original] == [turn.level]
         tokens = unpadded_tokens(data, row)
-        action = step.action + "</action>"
-        for span in (s for s in request.non_tensor_batch["spans"][row] if s.step == step.step):
+        action = turn.action + "</action>"
+        for span in (s for s in request.non_tensor_batch["spans"][row] if s.step == turn.step):
             assert tokenizer.decode(tokens[span.start : span.end]) == action
-        branches = [b for b in request.non_tensor_batch["branches"][row] if b.step == step.step]
+        branches = [b for b in request.non_tensor_batch["branches"][row] if b.step == turn.step]
         assert len(branches) == 3
         for branch in branches:
             assert tokenizer.decode(branch.token_ids[branch.target_start :]) == action
-            assert branch.start == step.span[0]
+            assert branch.start == turn.span[0]
             prefix = f"<level>{branch.label}</level><think>"
             assert tokenizer.decode(branch.token_ids).startswith(prefix)
 
 
 def test_different_thoughts_have_different_scores(scored):
     for data in scored.values():
-        for _, step in list_turns(data):
-            logprobs = [context.scores.logprob for context in step.contexts]
+        for _, turn in list_turns(data):
+            logprobs = [context.scores.logprob for context in turn.contexts]
             assert len({round(value, 7) for value in logprobs}) == 4
             assert all(
                 context.scores.geometric_prob <= context.scores.mean_prob
-                for context in step.contexts
+                for context in turn.contexts
             )
     counts = [len(list_turns(data)) for data in scored.values()]
     assert counts[0] == counts[1]
@@ -109,28 +109,28 @@ def test_credit_is_on_level_digit_and_thought_of_its_turn(scored, tokenizer, his
     assert (
         credit.shape == data.batch["thinking_token_costs"].shape == data.batch["choice_mask"].shape
     )
-    for row, step in list_turns(data):
+    for row, turn in list_turns(data):
         prompt = int(data.batch["attention_mask"][row][:-width].sum())
-        of_turn = slice(step.span[0] - prompt, step.span[1] - prompt)
+        of_turn = slice(turn.span[0] - prompt, turn.span[1] - prompt)
         credited = data.batch["responses"][row][of_turn][credit[row][of_turn] != 0].tolist()
-        thought = next(c.thought for c in step.contexts if c.original)
-        assert tokenizer.decode(credited) == f"{step.level}{thought}"
+        thought = next(c.thought for c in turn.contexts if c.original)
+        assert tokenizer.decode(credited) == f"{turn.level}{thought}"
         values = set(credit[row][of_turn].tolist()) - {0.0}
-        assert len(values) == 1 and values.pop() == pytest.approx(step.think_advantage)
+        assert len(values) == 1 and values.pop() == pytest.approx(turn.think_advantage)
         digit = data.batch["responses"][row][of_turn][
             data.batch["choice_mask"][row][of_turn].bool()
         ].tolist()
-        assert tokenizer.decode(digit) == str(step.level)
+        assert tokenizer.decode(digit) == str(turn.level)
     assert (credit[~data.batch["response_mask"].bool()] == 0).all()
     assert data.batch["choice_mask"].sum() == len(list_turns(data))
 
 
 def test_advantage_is_the_chosen_score_minus_the_mean(scored):
     for data in scored.values():
-        for _, step in list_turns(data):
-            scores = torch.tensor([[-context.scores.entropy for context in step.contexts]])
-            expected = scores[0, step.level - 1] - scores.mean()
-            assert step.think_advantage == pytest.approx(expected.item(), abs=1e-6)
+        for _, turn in list_turns(data):
+            scores = torch.tensor([[-context.scores.entropy for context in turn.contexts]])
+            expected = scores[0, turn.level - 1] - scores.mean()
+            assert turn.think_advantage == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_cost_counts_thought_tokens_and_is_part_of_the_advantage(tokenizer, scorer):
@@ -163,10 +163,10 @@ def test_price_shares_are_on_the_credited_tokens(tokenizer, scorer, history):
         and credit.shape == data.batch["responses"].shape
     )
     expected = torch.zeros_like(shares)
-    for row, step in list_turns(data):
-        credited = (data.batch["step_ids"][row] == step.step) & (credit[row] != 0)
-        expected[row][credited] = step.think_cost
-        for context in step.contexts:
+    for row, turn in list_turns(data):
+        credited = (data.batch["step_ids"][row] == turn.step) & (credit[row] != 0)
+        expected[row][credited] = turn.think_cost
+        for context in turn.contexts:
             assert context.cost == 0.5 * min(context.tokens, 20) / 20
     assert torch.allclose(shares, expected) and (shares > 0).any() and (shares < 0).any()
 
@@ -209,8 +209,8 @@ def test_rule_03_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
     assert (data.batch["thinking_level_entropies"] == 0).all() and data.batch[
         "choice_mask"
     ].sum() == 0
-    records = [step for _, step in list_turns(data)]
-    assert all(step.contexts == () and step.parse_failure == "missing_level" for step in records)
+    records = [turn for _, turn in list_turns(data)]
+    assert all(turn.contexts == () and turn.parse_failure == "missing_level" for turn in records)
     assert data.meta_info["metrics"]["rlvcr/parse_fail_missing_level"] == 1.0
     assert (data.batch["old_log_probs"] != 0).any()
 
@@ -219,7 +219,7 @@ def test_rule_02_one_valid_context_gives_zero(tokenizer, scorer):
     data = collect(tokenizer, scorer, step_fraction=0.0)
     assert (data.batch["thinking_level_entropies"] == 0).all()
     assert all(
-        len(step.contexts) == 1 and step.think_advantage == 0.0 for _, step in list_turns(data)
+        len(turn.contexts) == 1 and turn.think_advantage == 0.0 for _, turn in list_turns(data)
     )
     assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 0.0
 
@@ -232,8 +232,8 @@ def test_price_in_won_charges_only_successes(tokenizer, scorer):
         for max_steps in (12, 1):
             data = collect(tokenizer, scorer, price_in=price_in, max_steps=max_steps, **settings)
             assert data.non_tensor_batch["won"].all() == (max_steps == 12)
-            records = [step for _, step in list_turns(data)]
-            costs = {context.cost > 0 for step in records for context in step.contexts}
+            records = [turn for _, turn in list_turns(data)]
+            costs = {context.cost > 0 for turn in records for context in turn.contexts}
             shares = bool((data.batch["thinking_token_costs"] != 0).any())
             assert (True in costs) == shares
             actual.append(shares)
@@ -242,11 +242,11 @@ def test_price_in_won_charges_only_successes(tokenizer, scorer):
 
 def test_permuted_credit_has_the_same_values_in_other_turns(tokenizer, scorer):
     plain, permuted = (collect(tokenizer, scorer, permute=permute) for permute in (False, True))
-    before = [step.think_advantage for _, step in list_turns(plain)]
-    after = [step.think_advantage for _, step in list_turns(permuted)]
+    before = [turn.think_advantage for _, turn in list_turns(plain)]
+    after = [turn.think_advantage for _, turn in list_turns(permuted)]
     assert before != after and sorted(before) == pytest.approx(sorted(after))
     repeated = collect(tokenizer, scorer, permute=True)
-    assert [step.think_advantage for _, step in list_turns(repeated)] == after
+    assert [turn.think_advantage for _, turn in list_turns(repeated)] == after
 
 
 def test_permuted_credit_stays_among_equal_outcomes():
@@ -317,10 +317,10 @@ def test_reweight_factors_are_on_the_credited_tokens(tokenizer, scorer):
 
 def test_one_alternative_uses_two_contexts(tokenizer, scorer):
     data = collect(tokenizer, scorer, alternatives="one")
-    for _, step in list_turns(data):
-        chosen, alternative = sorted(step.contexts, key=lambda context: not context.original)
+    for _, turn in list_turns(data):
+        chosen, alternative = sorted(turn.contexts, key=lambda context: not context.original)
         difference = alternative.scores.entropy - chosen.scores.entropy
-        assert step.think_advantage == pytest.approx(0.75 * difference, abs=1e-6)
+        assert turn.think_advantage == pytest.approx(0.75 * difference, abs=1e-6)
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
@@ -484,7 +484,7 @@ def test_level_bonus_has_its_own_column(tokenizer, scorer, monkeypatch):
     assert torch.equal(plain.batch[credit], bonus.batch[credit])
     assert "thinking_level_bonus" not in set(plain.batch.keys())
     column, digits = bonus.batch["thinking_level_bonus"], bonus.batch["choice_mask"].bool()
-    assert column[digits].tolist() == [0.5 * (1 + step) for step in range(len(list_turns(bonus)))]
+    assert column[digits].tolist() == [0.5 * (1 + turn) for turn in range(len(list_turns(bonus)))]
     assert column[~bonus.batch["response_mask"].bool()].count_nonzero() == 0
 
 
@@ -492,9 +492,9 @@ def test_turn_without_alternatives_is_scored_by_a_span_alone(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>2</level><think>x</think><action>look</action>")["input_ids"]
     parsed = codec.parse_turn(ids)
-    step = RowTurn(4, 10, ids, parsed)
+    turn = RowTurn(4, 10, ids, parsed)
     thought = RowTurn(5, 30, ids, parsed, TurnAlternatives([codec.build_empty_thought()]))
-    branches, spans = build_queries([[step], [thought], []])
+    branches, spans = build_queries([[turn], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
     _, (first, last) = parsed.level_and_score_span
     assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
@@ -504,7 +504,7 @@ def test_turn_without_alternatives_is_scored_by_a_span_alone(tokenizer):
 def test_score_table_has_a_column_per_level(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>3</level><think>x</think><action>look</action>")["input_ids"]
-    step = RowTurn(
+    turn = RowTurn(
         0, 5, ids, codec.parse_turn(ids), TurnAlternatives([codec.build_empty_thought()])
     )
 
@@ -520,7 +520,7 @@ def test_score_table_has_a_column_per_level(tokenizer):
         )
 
     table = build_score_table(
-        [[], [step]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob"
+        [[], [turn]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob"
     )
     assert table.row_indices == [1] and table.chosen.tolist() == [2]
     assert table.scores.tolist() == [[-2.0, 0.0, -1.0, 0.0]]

@@ -130,7 +130,7 @@ def test_training_raises_the_reward(tmp_path):
     )
 
 
-def test_several_updates_per_generation_use_the_sampling_log_probs(tmp_path):
+def test_later_updates_use_the_sampling_log_probs(tmp_path):
     trainer = make_trainer(
         tmp_path,
         per_device_train_batch_size=GROUP,

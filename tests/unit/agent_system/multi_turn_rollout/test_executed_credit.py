@@ -241,7 +241,7 @@ def test_price_of_an_unparsed_turn(text, priced_text, price_in, returns, has_pri
     branch = Outcome("<level>{}</level><think></think><action>go</action>", 1.0, 0.25)
     trajectory = trajectory_of(find_uid_compared_with(4, 1), 4, Outcome(text, 1.0, returns))
     branches: Any = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
-    execute_alternatives([trajectory], lambda _jobs: branches, rlvcr, SEED)
+    execute_alternatives([trajectory], lambda _specs: branches, rlvcr, SEED)
     price = 0.4 * min(count_tokens(priced_text), 8) / 8 if has_price else 0.0
     assert trajectory.turns[0].executed_credit == pytest.approx(0.75 * (returns - price - 0.25))
 

@@ -30,7 +30,7 @@ def priced(price_in: PriceRule = "won") -> RLVCRSettings:
     return RLVCRSettings(price_in=price_in, cost_coef=0.4, cost_max=8)
 
 
-def test_alternative_level_is_drawn_uniformly_at_a_share_of_turns():
+def test_alternative_level_is_drawn_uniformly_and_by_share():
     levels = [
         choose_executed_level(parsed(), 0.25, 3, f"t{n}", step)
         for n in range(200)

@@ -50,8 +50,8 @@ def test_level_rule_always_forces_its_level(level):
 
 
 def test_random_rule_draws_the_shares_of_the_policy():
-    steps = [turn_at(level) for level in (1, 1, 1, 4, 4, 2, 2, 2, 2, 2)]
-    rule = build_level_rule("random", [*steps, turn_at(None), turn_at(3, forced=True)])
+    turns = [turn_at(level) for level in (1, 1, 1, 4, 4, 2, 2, 2, 2, 2)]
+    rule = build_level_rule("random", [*turns, turn_at(None), turn_at(3, forced=True)])
     assert rule is not None and rule.may_force
     assert count_draws(rule, needed=3) == {1: 300, 2: 500, 4: 200}
     assert rule.shares == (0.3, 0.5, 0.0, 0.2)
@@ -113,9 +113,9 @@ def test_unknown_rule_is_refused():
 
 
 def test_level_shares_are_counted_by_situation():
-    steps = [turn_at(1, "+0", 1), turn_at(2, "+0", 1), turn_at(4, "+7", 4), turn_at(None, "+7", 4)]
+    turns = [turn_at(1, "+0", 1), turn_at(2, "+0", 1), turn_at(4, "+7", 4), turn_at(None, "+7", 4)]
     metrics = compute_levels_by_situation(
-        [*steps, turn_at(3, "+7", 4, forced=True), turn_at(1)], "in"
+        [*turns, turn_at(3, "+7", 4, forced=True), turn_at(1)], "in"
     )
     assert metrics == {
         "in/+0/steps": 2.0,
