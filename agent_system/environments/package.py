@@ -72,7 +72,8 @@ class EnvPackage(Generic[S]):
             it back. None: ``<action>...</action>``.
         unlisted: Returns variants that can be used but that ``python -m agent_system.environments
             list`` omits, each with the reason.
-        remarks: Returns remarks by variant, which that command prints after the name.
+        remarks: Returns remarks by variant, which that command prints after the name. The variant
+            "" is the package itself.
         without_oracle: Variants for which the expert does not know a solution.
     """
 

@@ -1,6 +1,8 @@
 """Environments of one question, each with a fault or a format of its own; named by ``fault``."""
 
+import os
 import re
+import time
 from dataclasses import replace
 from typing import Literal
 
@@ -15,9 +17,9 @@ CALL = re.compile(r"<tool_call>(.*?)</tool_call>")
 class AnswerSettings(EnvSettings):
     """What is wrong with the answers."""
 
-    fault: Literal["none", "skewed", "nan", "no path"] = "none"
+    fault: Literal["none", "skewed", "nan", "no path", "slow path"] = "none"
     """skewed: seven of ten answers are Yes; nan: the grader takes what is not finite; no path:
-    gold_path is a text"""
+    gold_path is a text; slow path: gold_path takes a minute"""
     count: int = 10
     """questions held out"""
 
@@ -45,6 +47,8 @@ class AnswerEnv:
         return Observation(""), float(won), True, {"won": won, "is_action_valid": bool(action)}
 
     def gold_path(self, task):
+        if self.fault == "slow path":
+            time.sleep(60)
         return task["answer"] if self.fault == "no path" else [task["answer"]]
 
     def close(self):
@@ -77,3 +81,16 @@ PACKAGE = EnvPackage(
 )
 UNFORMATTED: EnvPackage = replace(PACKAGE, format_action=None)
 MISFORMATTED: EnvPackage = replace(PACKAGE, format_action="call {}".format)
+
+
+class UnrepeatableEnv(AnswerEnv):
+    """Only the reply to a right answer differs between processes, and there is no oracle."""
+
+    gold_path = None  # pyright: ignore[reportAssignmentType]
+
+    def step(self, action):
+        observation, reward, done, info = super().step(action)
+        return (Observation(str(os.getpid())) if info["won"] else observation), reward, done, info
+
+
+UNREPEATABLE: EnvPackage = replace(PACKAGE, make=UnrepeatableEnv)

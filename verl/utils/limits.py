@@ -65,7 +65,7 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
 
     This does not depend on the alarm, which the block may have cancelled.
     """
-    block_ended = threading.Event()
+    block_ended, was_interrupted = threading.Event(), threading.Event()
     lock = threading.Lock()
     ident = ctypes.c_ulong(threading.get_ident())
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -75,6 +75,7 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
         while not block_ended.wait(delay):
             with lock:
                 if not block_ended.is_set():
+                    was_interrupted.set()
                     throw(ident, ctypes.py_object(TimeLimit))
             delay = REPEAT_S
 
@@ -84,7 +85,23 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             block_ended.set()
-            throw(ident, None)  # cancel a pending exception: it must not be raised after the block
+        if was_interrupted.is_set():
+            _receive_pending_exception(ident)
+
+
+def _receive_pending_exception(ident: ctypes.c_ulong) -> None:
+    """Receive the pending exception of this thread: it must not be raised after the block.
+
+    ``PyThreadState_SetAsyncExc(ident, NULL)`` would cancel it, but CPython 3.11 then keeps its
+    request to look for an exception. A profiler or debugger that is used later hangs because of it.
+    """
+    try:
+        # Replace a pending exception, and raise one if there is none.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(TimeLimit))
+        for _ in range(1000):  # Python code, in which the interpreter raises the exception
+            time.sleep(0)
+    except TimeLimit:
+        pass
 
 
 def limit_memory(gigabytes: float) -> None:

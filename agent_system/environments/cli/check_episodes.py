@@ -20,10 +20,9 @@ from agent_system.environments.cli.policies import (
     candidate_constants,
     write_action,
 )
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import EnvFailure, Observation, Task
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 
@@ -170,11 +169,30 @@ def _without_arrays(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ConstantAction:
-    """Action that was repeated in every turn, the number of its episodes and of its successes."""
+    """Action that was repeated in every turn, its episodes and the number of successes."""
 
     action: str
-    episodes: int
-    successes: int
+    episode_list: list[CheckEpisode]
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes."""
+        return len(self.episode_list)
+
+    @property
+    def successes(self) -> int:
+        """Number of successful episodes."""
+        return sum(episode.is_success for episode in self.episode_list)
+
+    @property
+    def _rank(self) -> tuple[int, int]:
+        num_actions = sum(len(episode.actions) for episode in self.episode_list)
+        num_invalid = sum(episode.num_invalid_actions for episode in self.episode_list)
+        return self.successes, num_actions - num_invalid
+
+    def is_better_than(self, other: "ConstantAction") -> bool:
+        """Return True if it has more successes, or as many successes and more valid actions."""
+        return self._rank > other._rank
 
 
 async def try_constants(
@@ -198,7 +216,7 @@ async def try_constants(
             untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
             return best_constant, [f"{untried} were not tried within {CONSTANTS_S:g} s"]
         result = await _run_constant(checked, pool, action)
-        if best_constant is None or result.successes > best_constant.successes:
+        if best_constant is None or result.is_better_than(best_constant):
             best_constant = result
     return best_constant, []
 
@@ -211,13 +229,13 @@ async def _run_constant(
     def make_policy(_start: PolicyStart) -> Policy:
         return lambda _observation: write_action(action)
 
-    successes = 0
+    constant = ConstantAction(action, [])
     for task_index in range(len(checked.tasks)):
         episode = await run_policy(checked, pool, "constant", make_policy, task_index)
-        successes += episode.is_success
-        if 2 * (task_index + 1 - successes) >= len(checked.tasks):
-            return ConstantAction(action, task_index + 1, successes)
-    return ConstantAction(action, len(checked.tasks), successes)
+        constant.episode_list.append(episode)
+        if 2 * (constant.episodes - constant.successes) >= len(checked.tasks):
+            break
+    return constant
 
 
 def check_action_format(

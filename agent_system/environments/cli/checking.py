@@ -16,7 +16,7 @@ in another order.
 import asyncio
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,11 +31,13 @@ from agent_system.environments.cli.check_episodes import (
     run_policy,
     try_constants,
 )
-from agent_system.environments.cli.limits import within_limits
+from agent_system.environments.cli.limits import OutOfLimits, within_limits
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.cli.policies import (
     POLICIES_WITHOUT_ORACLE,
     InjectionSequence,
+    Policy,
+    PolicyStart,
     find_oracle,
 )
 from agent_system.environments.env_registry import env_settings, get_package
@@ -115,14 +117,7 @@ def check_environment(
 async def _run_check(
     checked: CheckedEnvironment, constants_environment: CheckedEnvironment
 ) -> Findings:
-    env = checked.package.make(checked.settings)
-    try:
-        with within_limits(checked.name, f"the gold_path of {checked.name}"):
-            oracle_factory = find_oracle(
-                checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
-            )
-    finally:
-        env.close()
+    oracle_factory, no_oracle = _find_oracle_in_time(checked)
     policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **POLICIES_WITHOUT_ORACLE}
     episodes: list[CheckEpisode] = []
     async with checked.create_pool() as pool:
@@ -140,12 +135,12 @@ async def _run_check(
         episode
         for name in (*policies, INJECTING)
         for episode in _episodes_of(episodes, name)[: len(checked.tasks)]
-        if not episode.failure
     ]
+    # Of games whose moves the random policy does not know, only these episodes have valid moves.
+    first_episodes += constant.episode_list[: len(checked.tasks)] if constant else []
+    reversed_episodes = [episode for episode in first_episodes[::-1] if not episode.failure]
     async with checked.create_pool() as pool:
-        repeated = [
-            (episode, await repeat_episode(pool, episode)) for episode in first_episodes[::-1]
-        ]
+        repeated = [(episode, await repeat_episode(pool, episode)) for episode in reversed_episodes]
     formats, unknown_formats = check_action_format(checked.package, _episodes_of(episodes, ORACLE))
     problems = [
         *find_reward_problems(episodes, checked.all_tasks),
@@ -157,9 +152,29 @@ async def _run_check(
         *unknown_formats,
         *_long_episode_remarks(episodes, checked.all_tasks),
         *_invalid_action_remarks(episodes),
-        *([] if oracle_factory else [NO_ORACLE]),
+        *no_oracle,
     ]
     return Findings(checked.name, episodes, problems, left_open, constant)
+
+
+def _find_oracle_in_time(
+    checked: CheckedEnvironment,
+) -> tuple[Callable[[PolicyStart], Policy] | None, list[str]]:
+    """Return the function that makes the oracle's policy, or None and a sentence with the reason.
+
+    The other policies are run also if a solution takes too long to compute.
+    """
+    env = checked.package.make(checked.settings)
+    try:
+        with within_limits(checked.name, f"the gold_path of {checked.name}"):
+            oracle_factory = find_oracle(
+                checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
+            )
+    except OutOfLimits as error:
+        return None, [f"the tasks were not solved by an oracle: {error}"]
+    finally:
+        env.close()
+    return oracle_factory, [] if oracle_factory else [NO_ORACLE]
 
 
 async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[CheckEpisode]:

@@ -44,7 +44,10 @@ def _collect_texts(texts_of: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> 
     for name in sorted(env_registry.REGISTRY):
         with contextlib.suppress(ImportError):
             package_texts = texts_of(env_registry.get_package(name))
-            texts |= {f"{name}/{variant}": text for variant, text in package_texts.items()}
+            texts |= {
+                f"{name}/{variant}" if variant else name: text
+                for variant, text in package_texts.items()
+            }
     return texts
 
 

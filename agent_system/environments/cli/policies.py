@@ -18,12 +18,12 @@ from agent_system.environments.env import Env, Observation, Task
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.random_moves import find_moves, vary_move
 from agent_system.environments.settings import EnvSettings
 
 Policy = Callable[[Observation], str]
 PLACEHOLDER = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
 WORDS = re.compile(r"[\w'-]+")
-BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
 MOST_CONSTANTS = 8  # constants from each source: oracle actions, admissible actions, brackets
 _TEXTS = yaml.safe_load(Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8"))
 # Texts that try to deceive an environment or a grader.
@@ -90,7 +90,7 @@ class PathPolicy:
 
     def __call__(self, observation: Observation) -> str:
         possible = _admissible_actions(observation)
-        is_complete_list = bool(possible) and not any(map(PLACEHOLDER.search, possible))
+        is_complete_list = _lists_all_actions(observation)
         while self._left:
             action = self._left.pop(0)
             if not is_complete_list or action in possible:
@@ -99,13 +99,19 @@ class PathPolicy:
 
 
 def make_random_policy(start: PolicyStart) -> Policy:
-    """Return a policy of random admissible actions, or random words of the observation without
-    them.
+    """Return a policy of random admissible actions.
+
+    Without a list, it varies the moves in brackets that the observations have shown, or else uses
+    words of the observation.
     """
+    shown_moves: dict[str, None] = {}  # a dict has an order that is always the same
 
     def write_random_action(observation: Observation) -> str:
         words = WORDS.findall(observation.text) or ["wait"]
         possible = _admissible_actions(observation)
+        shown_moves.update(dict.fromkeys(find_moves(observation.text)))
+        if not possible and shown_moves:
+            return write_action(vary_move(start.rng.choice(list(shown_moves)), start.rng))
         if not possible:
             return write_action(" ".join(start.rng.choices(words, k=start.rng.randint(1, 3))))
         action = start.rng.choice(possible)
@@ -166,21 +172,35 @@ def _format_injection(package: EnvPackage[Any], action: str) -> str:
 def candidate_constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent of ``actions``, the most frequent admissible actions and texts in
-    brackets of ``observations``, and frequent answers to questions.
+    They are the most frequent of ``actions`` and of the admissible actions. If an observation lists
+    no actions, or a pattern of actions, they also are the texts in brackets of ``observations`` and
+    frequent answers to questions. Otherwise such texts are not valid, and trying them would take
+    most of the time of a check.
     """
-    sources = (
-        actions,
+    sources = [
+        list(actions),
         [text for shown in observations for text in _admissible_actions(shown)],
-        [text for shown in observations for text in BRACKETS.findall(shown.text)],
-    )
+    ]
+    frequent_answers: list[str] = []
+    if not observations or not all(map(_lists_all_actions, observations)):
+        sources.append([text for shown in observations for text in find_moves(shown.text)])
+        frequent_answers = _TEXTS["frequent_answers"]
     frequent = [
         text
         for source in sources
         for text, _ in Counter(source).most_common(MOST_CONSTANTS)
         if not PLACEHOLDER.search(text)
     ]
-    return list(dict.fromkeys([*frequent, *_TEXTS["frequent_answers"]]))
+    return list(dict.fromkeys([*frequent, *frequent_answers]))
+
+
+def _lists_all_actions(observation: Observation) -> bool:
+    actions = _admissible_actions(observation)
+    return bool(actions) and not any(map(PLACEHOLDER.search, actions))
+
+
+def _most_common(counted: "Counter[str]") -> list[str]:
+    return [text for text, _ in counted.most_common(MOST_CONSTANTS) if not PLACEHOLDER.search(text)]
 
 
 class InvalidGoldPath(ValueError):

@@ -3,8 +3,8 @@
     python -m scripts.dev.bench.growth --iterations 1000
 
 A run whose memory grows a little in every step fails after a day on a cluster. The measurements are
-repeated every few seconds. The table gives, for each kind of process, the median of the second
-tenth of the run and of its last tenth. The first tenth is not used, because caches fill in it.
+repeated every few seconds. The table gives, for each kind of process, the medians of the second,
+the sixth and the last tenth of the run. The first tenth is not used, because caches fill in it.
 """
 
 import argparse
@@ -82,29 +82,28 @@ def get_process_kind(process: psutil.Process) -> str:
 
 
 def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return a row per kind of process: medians of the second and the last tenth, by measure."""
+    """Return a row per kind of process: medians of the second, sixth and last tenth, by measure."""
     # Use only measurements with all kinds of processes: they do not start and end together.
     num_kinds = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == num_kinds]
     tenth = max(1, len(samples) // 10)
-    early_samples, late_samples = samples[tenth : 2 * tenth], samples[-tenth:]
+    tenths = (samples[tenth : 2 * tenth], samples[5 * tenth : 6 * tenth], samples[-tenth:])
     rows = []
-    for kind in sorted({kind for sample in [*early_samples, *late_samples] for kind in sample}):
+    for kind in sorted({kind for tenth_samples in tenths for one in tenth_samples for kind in one}):
         row: dict[str, Any] = {"process": kind}
         for measure in MEASURES:
             row[measure] = [
-                compute_median(tenth_samples, kind, measure)
-                for tenth_samples in (early_samples, late_samples)
+                compute_median(tenth_samples, kind, measure) for tenth_samples in tenths
             ]
         rows.append(row)
     return rows
 
 
 def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
-    """Return the median of ``measure`` over ``samples``. A missing process counts as 0."""
+    """Return the median of ``measure`` over ``samples``. A missing value counts as 0."""
     empty_measures: Mapping[str, float] = {}
     values = [sample.get(kind, empty_measures).get(measure, 0.0) for sample in samples]
-    return round(statistics.median(values), 1)
+    return round(statistics.median(values or [0.0]), 1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,7 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "processes": rows,
     }
     for row in rows:
-        cells = "  ".join(f"{name} {row[name][0]:8.1f} -> {row[name][1]:8.1f}" for name in MEASURES)
+        cells = "  ".join(
+            f"{name} {' -> '.join(f'{median:6.1f}' for median in row[name])}" for name in MEASURES
+        )
         sys.stdout.write(f"{row['process']:<28}{cells}\n")
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1) + "\n")

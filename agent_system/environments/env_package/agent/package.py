@@ -100,4 +100,5 @@ PACKAGE = EnvPackage(
     project=lambda text: (text, True),  # the agent interprets the replies
     stop=(),
     runs_agent=True,
+    remarks=lambda: {"": "it needs env.agent.path, the function that starts your agent"},
 )

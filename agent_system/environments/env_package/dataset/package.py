@@ -71,4 +71,5 @@ PACKAGE = EnvPackage(
     executes_cut_turns=True,
     task_text=TaskText(first_observation, replace_text),
     format_action=str,
+    remarks=lambda: {"": "it needs data.train_files and data.val_files, the files of your rows"},
 )

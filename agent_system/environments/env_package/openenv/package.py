@@ -224,4 +224,7 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=lambda settings: ChatPrompts(settings.rules, settings.example, keep_first=True),
     project=project_action,
+    remarks=lambda: {
+        "": "it needs env.openenv.url or env.openenv.environment, the server or class"
+    },
 )

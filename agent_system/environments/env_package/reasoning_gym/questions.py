@@ -5,6 +5,7 @@ questions have the first numbers, training questions those after them, so no see
 A small generator repeats questions. Training drops the questions of the validation split.
 """
 
+import copy
 import json
 import random
 import warnings
@@ -21,14 +22,23 @@ from verl.config.settings.hints import did_you_mean
 NAME = "reasoning_gym"
 # Questions generated per training question. Some are dropped, because generators repeat them.
 QUESTIONS_PER_TASK = 4
+CACHED_QUESTIONS = 64
 _SLOW = "a question takes seconds to generate, and a run needs hundreds"
 _HASHED = "its questions depend on Python's hash seed, which differs between processes"
 # Generators that are not listed as variants, with the reason.
 UNLISTED = {
+    "codeio": (
+        "it executes code samples, some of which write files or depend on the time or on an "
+        "unseeded random generator"
+    ),
     "composite": "it needs options that name the generators to combine",
     "isomorphic_strings": _HASHED,
     "knight_swap": _SLOW,
     "polynomial_multiplication": _HASHED,
+    "propositional_logic": (
+        "the constant answer (P \u2228 Q) is right for 28 of 32 questions, and some "
+        "questions have no right answer"
+    ),
     "ransom_note": _HASHED,
     "zebra_puzzles": _SLOW,
 }
@@ -40,12 +50,19 @@ class Questions:
     """Data set of reasoning-gym whose questions depend only on their number.
 
     Some generators also use Python's global random generator, so it is seeded for each question.
+    The last questions are cached: some generators need a tenth of a second, and the rows of a group
+    start with the same question.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self._cached_question = lru_cache(maxsize=CACHED_QUESTIONS)(self._generate)
 
     def __getitem__(self, number: int, /) -> dict[str, Any]:
+        # Copy the question: the caller may change it.
+        return copy.deepcopy(self._cached_question(number))
+
+    def _generate(self, number: int) -> dict[str, Any]:
         random_state = random.getstate()
         random.seed(number)
         try:

@@ -7,18 +7,15 @@ accepted.
 
 import copy
 import random
-import re
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
+from agent_system.environments.random_moves import find_moves, vary_move
 from agent_system.reward_manager.custom import load_function
 
 # Maps the text since the last move, and a random generator, to a move.
 Opponent = Callable[[str, random.Random], str]
-_BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
-_PARTS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 # Errors of games for moves that they cannot read.
 GAME_ERRORS = (
     ArithmeticError,
@@ -48,13 +45,13 @@ def random_move(game: Any, received_texts: Sequence[str], rng: random.Random) ->
     random moves in a row were refused.
     """
     example_moves = list(
-        dict.fromkeys(move for text in received_texts for move in _BRACKETS.findall(text))
+        dict.fromkeys(move for text in received_texts for move in find_moves(text))
     )
     if not example_moves:
         return FALLBACK_MOVE
     move = ""
     for _ in range(TRIES):
-        move = _vary_move(rng.choice(example_moves), rng)
+        move = vary_move(rng.choice(example_moves), rng)
         if is_accepted(game, move):
             break
     return move
@@ -79,15 +76,3 @@ def is_rule_violated(state: Any, seat: int) -> bool:
     """Return True if the game refused the last move of ``seat``, or ended because of it."""
     refused = state.error_count > 0 and state.current_player_id == seat
     return bool(refused or state.game_info[seat]["invalid_move"])
-
-
-def _vary_move(move: str, rng: random.Random) -> str:
-    def vary_part(part: re.Match[str]) -> str:
-        token = part.group()
-        if token.isdigit():
-            return str(rng.randrange(max(10, 2 * int(token))) if int(token) < 10**6 else int(token))
-        letters = string.ascii_lowercase[:8]
-        return rng.choice(letters if token.islower() else letters.upper())
-
-    # With probability 1/3 the move is not changed.
-    return move if rng.random() < 1 / 3 else _PARTS.sub(vary_part, move)

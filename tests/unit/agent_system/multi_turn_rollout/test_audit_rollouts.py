@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout import branches
+from agent_system.multi_turn_rollout import audit_rollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import audit_scores
 from tests.helpers.play import PLACE, make_world, walk
@@ -103,7 +103,7 @@ def correlation(points, name: str) -> float:
 
 
 def test_audit_detects_a_known_effect(tokenizer):
-    data, points = run_audit(tokenizer, level_return)
+    data, _, points = run_audit(tokenizer, level_return)
     assert len(points) > 20
     positions = {}
     for row, steps in enumerate(data.non_tensor_batch["steps"]):
@@ -115,14 +115,14 @@ def test_audit_detects_a_known_effect(tokenizer):
         assert point.returns == tuple(
             (level_return(position, level),) * 2 for level in (1, 2, 3, 4)
         )
-        assert point.level == (3 if position % 2 == 0 else 1)
+        assert point.chosen == (3 if position % 2 == 0 else 1)
     assert correlation(points, "logprob") > 0.9 and correlation(points, "entropy") > 0.9
-    _, shuffled = run_audit(tokenizer, lambda where, level: float((where * 7 + level * 3) % 5))
+    _, _, shuffled = run_audit(tokenizer, lambda where, level: float((where * 7 + level * 3) % 5))
     assert abs(correlation(shuffled, "logprob")) < 0.25
 
 
 def test_higher_score_means_higher_certainty(tokenizer):
-    _, points = run_audit(tokenizer, lambda _place, level: float(level), points=4)
+    _, _, points = run_audit(tokenizer, lambda _place, level: float(level), points=4)
     assert len(points) == 4
     levels = (1.0, 2.0, 3.0, 4.0)
     assert points[0].scores == dict.fromkeys(
@@ -131,15 +131,15 @@ def test_higher_score_means_higher_certainty(tokenizer):
 
 
 def test_audit_points_are_drawn_repeatably(tokenizer):
-    first = [(p.traj_uid, p.step) for p in run_audit(tokenizer, level_return, points=5)[1]]
-    repeated = [(p.traj_uid, p.step) for p in run_audit(tokenizer, level_return, points=5)[1]]
-    more = [(p.traj_uid, p.step) for p in run_audit(tokenizer, level_return, points=9)[1]]
+    first = [(p.traj_uid, p.step) for p in run_audit(tokenizer, level_return, points=5).points]
+    repeated = [(p.traj_uid, p.step) for p in run_audit(tokenizer, level_return, points=5).points]
+    more = [(p.traj_uid, p.step) for p in run_audit(tokenizer, level_return, points=9).points]
     assert first == repeated == more[:5]
     assert len({uid for uid, _ in more}) > 2
 
 
 def test_point_with_failed_branches_is_dropped(tokenizer, monkeypatch):
-    make_spec = branches.make_branch_spec
+    make_spec = audit_rollouts.make_branch_spec
 
     def change_first_observation(trajectory, turn, level, name):
         spec = make_spec(trajectory, turn, level, name)
@@ -147,6 +147,6 @@ def test_point_with_failed_branches_is_dropped(tokenizer, monkeypatch):
             return spec
         return replace(spec, expected_observations=("elsewhere", *spec.expected_observations[1:]))
 
-    monkeypatch.setattr(branches, "make_branch_spec", change_first_observation)
-    _, points = run_audit(tokenizer, level_return)
+    monkeypatch.setattr(audit_rollouts, "make_branch_spec", change_first_observation)
+    _, _, points = run_audit(tokenizer, level_return)
     assert points and {point.step for point in points} == {0}

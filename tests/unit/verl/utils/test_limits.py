@@ -94,6 +94,30 @@ def test_the_limit_holds_whatever_the_block_does_to_the_alarm(monkeypatch, grade
     assert signal.getsignal(signal.SIGALRM) is before and again[0] > 900
 
 
+@pytest.mark.parametrize("block", ["pass", "time.sleep(0.3)", "swallow()"])
+def test_a_profiler_works_after_a_block(block):
+    code = (
+        "import sys, time\n"
+        "from verl.utils import limits\n"
+        "limits.REPEAT_S = 0.05\n"
+        "def swallow():\n"
+        "    until = time.monotonic() + 0.3\n"
+        "    while time.monotonic() < until:\n"
+        "        try: time.sleep(0.01)\n"
+        "        except limits.TimeLimit: pass\n"
+        "try:\n"
+        f"    with limits.time_limit(0.1, 'it'): {block}\n"
+        "except limits.TimeLimit: pass\n"
+        "calls = []\n"
+        "sys.setprofile(lambda _frame, event, _argument: calls.append(event))\n"
+        "def add(): return 1\n"
+        "total = sum(add() for _ in range(10))\n"
+        "sys.setprofile(None)\n"
+        "assert total == 10 and calls.count('call') >= 10\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("graded", [spin, swallow, fail_late, lambda: time.sleep(0.1)])
 def test_the_limit_holds_in_other_threads(monkeypatch, graded):
     monkeypatch.setattr("verl.utils.limits.REPEAT_S", 0.05)

@@ -13,9 +13,13 @@ from verl.config.schema.env import EnvConfig
 
 def test_names_are_listed_one_a_line_with_their_variants(capsys):
     assert main(["list"]) == 0
-    names = capsys.readouterr().out.split("\n")[:-1]
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    names = [name for name, *_ in lines]
     assert len(set(names)) == len(names) and set(registry.REGISTRY) <= set(names)
     assert {"textarena/Mastermind", "textworld/cooking", "textworld_express/coin"} <= set(names)
+    remarks = {name: remark for name, remark in (line for line in lines if len(line) == 2)}
+    assert "env.agent.path" in remarks["agent"] and "data.val_files" in remarks["dataset"]
+    assert "constant move" in remarks["textarena/Poker-v0"]
 
 
 def test_every_listed_name_has_settings():

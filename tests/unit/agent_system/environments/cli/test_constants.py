@@ -1,5 +1,8 @@
 """A check finds answers that succeed for policies that read nothing, in any format."""
 
+import random
+import re
+
 import pytest
 
 from agent_system.environments.cli.checking import check_environment, is_most
@@ -7,10 +10,13 @@ from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import (
     INJECTIONS,
     InjectionSequence,
+    PolicyStart,
     candidate_constants,
+    make_random_policy,
 )
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
+from agent_system.environments.settings import EnvSettings
 
 HOME = "tests.helpers.answer_envs"
 
@@ -65,6 +71,17 @@ def test_constants_come_from_answers_and_from_what_observations_list_or_show():
     found = candidate_constants(["7", "5", "7"], shown)
     assert found[:5] == ["7", "5", "look", "[pass]", "[Bid 3]"]
     assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("listed", "tried"), [(["look", "wait"], False), (["look", "go <place>"], True), ([], True)]
+)
+def test_answers_outside_of_a_complete_list_of_actions_are_not_tried(listed, tried):
+    observation = Observation("Say [yes].", info={"admissible_actions": listed})
+    found = candidate_constants(["look", "up"], [observation])
+    assert {"look", "up"} <= set(found)
+    assert ({"True", "[yes]"} <= set(found)) == tried
+    assert tried or not {"True", "[yes]"} & set(found)
 
 
 def test_every_injection_is_said_with_and_without_tags():
@@ -161,3 +178,25 @@ def test_listing_tasks_has_a_bound(monkeypatch, capsys):
     monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 0.3)
     assert main(["check", "number_line", "size=100000000000"]) == 2
     assert "fix: " in capsys.readouterr().err
+
+
+def test_other_policies_run_although_solutions_take_too_long(monkeypatch):
+    monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 1.0)
+    findings = check_environment(f"{HOME}:PACKAGE", {"fault": "slow path", "count": 2})
+    assert {play.policy for play in findings.episodes} >= {"random", "empty", "injecting"}
+    assert not findings.problems
+    assert any("gold_path" in one and "over 1 s" in one for one in findings.open_questions)
+
+
+def test_the_episodes_of_the_best_constant_are_repeated_in_another_process():
+    findings = check_environment(f"{HOME}:UNREPEATABLE", {"fault": "skewed"})
+    assert findings.constant is not None and findings.constant.action == "Yes"
+    assert any("same actions of constant" in sentence for sentence in findings.problems)
+
+
+def test_the_random_policy_varies_the_moves_that_a_game_shows():
+    first = Observation("[place 1 A]")
+    policy = make_random_policy(PolicyStart(EnvSettings(), {}, first, random.Random(0)))
+    texts = [policy(Observation(text)) for text in ["[place 1 A]", *[""] * 30]]
+    assert all(re.fullmatch(r"<action>\[place \d [A-H]\]</action>", text) for text in texts)
+    assert len(set(texts)) > 10 and "<action>[place 1 A]</action>" in texts

@@ -1,0 +1,191 @@
+"""Run ``python -m agent_system.environments check`` on every listed environment.
+
+    python scripts/dev/check_environments.py RESULTS.jsonl [NAME ...] [--jobs 2] [--timeout 120]
+
+Each check runs in a child process with a deadline, so an environment that hangs or crashes affects
+only its own result. Each result is appended to RESULTS.jsonl as one JSON object with the keys::
+
+    name       name of the environment
+    status     exit status of the check: 0 no problem, 1 problems, 2 cannot be checked;
+               -9 if the deadline passed
+    seconds    duration of the check
+    problems   one line per problem, or the error message
+    remarks    one line per condition that could not be checked
+
+Names that have a result are skipped, so an interrupted scan continues. To check a name again,
+remove its line. Prints one line per check and, at the end, the number of names of each outcome.
+"named" are problems of a name after which the command ``list`` prints a remark. The exit status is
+1 if another check found a problem or passed its deadline.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from agent_system.environments.cli.names import list_names, name_remarks
+
+COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
+PROBLEM, REMARK = "WRONG: ", "open: "  # how the lines of the output start
+TIMED_OUT = -signal.SIGKILL
+PROBLEMS, NOT_FINISHED = "problems", "not finished"  # outcomes that need attention
+
+
+def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) -> dict[str, Any]:
+    """Run ``command`` on ``name`` in a child process and return the result.
+
+    The child process and its descendants are killed after ``timeout_s`` seconds.
+    """
+    started_s = time.monotonic()
+    # Files, not pipes: a process that survives the deadline would keep a pipe open.
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as stdout,
+        tempfile.TemporaryFile("w+", errors="replace") as stderr,
+    ):
+        with subprocess.Popen(
+            [*command, name], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr
+        ) as child:
+            try:
+                status = child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                _kill_tree(child.pid)
+                status = TIMED_OUT
+        output, errors = _read_text(stdout), _read_text(stderr)
+    if status == TIMED_OUT:
+        errors = f"not finished after {timeout_s:g} s"
+    lines = output.splitlines()
+    problems = [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]
+    return {
+        "name": name,
+        "status": status,
+        "seconds": round(time.monotonic() - started_s, 1),
+        "problems": problems or ([line for line in errors.splitlines() if line] if status else []),
+        "remarks": [line.removeprefix(REMARK) for line in lines if line.startswith(REMARK)],
+    }
+
+
+def _read_text(file: TextIO) -> str:
+    file.seek(0)
+    return file.read()
+
+
+def _kill_tree(pid: int) -> None:
+    """Kill process ``pid`` and its descendants, in any process group."""
+    process = psutil.Process(pid)
+    for one in (process, *process.children(recursive=True)):
+        try:
+            one.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def read_results(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the stored results by name. Ignore a line that an interruption cut off."""
+    results: dict[str, dict[str, Any]] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            result = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        results[result["name"]] = result
+    return results
+
+
+def append_result(path: Path, result: dict[str, Any]) -> None:
+    """Append ``result`` to ``path`` as one line and write it to the disk."""
+    with path.open("a+b") as file:
+        # An interruption may have left a line without its end.
+        file.seek(0, os.SEEK_END)
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.write(json.dumps(result).encode() + b"\n")
+
+
+def _results_of(
+    names: Sequence[str], jobs: int, timeout_s: float, command: Sequence[str]
+) -> Generator[dict[str, Any], None, None]:
+    """Yield the results as they arrive. When the generator is closed, start no further checks."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        checks = [pool.submit(check_name, name, timeout_s, command) for name in names]
+        for check in as_completed(checks):
+            yield check.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def check_names(
+    names: Sequence[str],
+    path: Path,
+    jobs: int,
+    timeout_s: float,
+    command: Sequence[str] = COMMAND,
+) -> dict[str, dict[str, Any]]:
+    """Check the names without a result in ``path``. Return the results of all ``names``."""
+    results = read_results(path)
+    left = [name for name in names if name not in results]
+    with contextlib.closing(_results_of(left, jobs, timeout_s, command)) as new_results:
+        for result in new_results:
+            append_result(path, result)
+            results[result["name"]] = result
+            sys.stdout.write(
+                f"{result['name']}: {result['status']}, {result['seconds']} s"
+                f" {' | '.join(result['problems'])[:300]}\n"
+            )
+            sys.stdout.flush()
+    return {name: results[name] for name in names}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Return 1 if a check needs attention."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("results", type=Path, help="file of the results")
+    parser.add_argument("names", nargs="*", help="names to check; default: all listed names")
+    parser.add_argument("--jobs", type=int, choices=(1, 2), default=1, help="checks at a time")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one check")
+    parser.add_argument("--steps", type=int, default=50, help="actions of an episode, at most")
+    args = parser.parse_intermixed_args(argv)
+    results = check_names(
+        args.names or list_names(),
+        args.results,
+        args.jobs,
+        args.timeout,
+        (*COMMAND, f"--steps={args.steps}"),
+    )
+    remarks = name_remarks()
+    counts = collections.Counter(
+        describe_outcome(result, name in remarks) for name, result in results.items()
+    )
+    summary = "; ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items()))
+    sys.stdout.write(f"{len(results)} names; {summary}\n")
+    return 1 if counts[PROBLEMS] + counts[NOT_FINISHED] else 0
+
+
+def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:
+    """Return the outcome of a check in one or two words."""
+    outcomes = {0: "no problem", 2: "not checked", TIMED_OUT: NOT_FINISHED}
+    outcome = outcomes.get(result["status"], PROBLEMS)
+    return "named" if outcome == PROBLEMS and has_remark else outcome
+
+
+if __name__ == "__main__":
+    sys.exit(main())
