@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).with_name("messages.md")
 MORE_NAMES = re.compile(r"((?:allowed|there are)[^:;]*:? (?:[\w.-]+, ){4})[^;\n]*")
 
 
-def without_long_lists(text: str) -> str:
+def shorten_lists(text: str) -> str:
     """Return ``text`` with the first four names of each list of names."""
     return MORE_NAMES.sub(r"\1...", text)
 
@@ -29,19 +29,21 @@ def without_long_lists(text: str) -> str:
 def config_section() -> str:
     """Return the messages about wrong values and impossible combinations of keys."""
     lines = ["# Configuration"]
-    for word, _ in WRONG_VALUES:
-        lines += ["", f"## {word}", "", *refusal(word)]
+    for override, _ in WRONG_VALUES:
+        lines += ["", f"## {override}", "", *refusal(override)]
     for overrides, _ in IMPOSSIBLE:
         lines += ["", f"## {' '.join(overrides)}", "", *problems(*overrides)]
-    return without_long_lists("\n".join(lines) + "\n")
+    return shorten_lists("\n".join(lines) + "\n")
 
 
 def command_section(mistake: Mistake, text: str) -> str:
     """Return the message of a mistaken command, from the ``text`` that it prints."""
-    found = [line for line in text.splitlines() if line.startswith(f"  - {mistake.expected_start}")]
+    messages = [
+        line for line in text.splitlines() if line.startswith(f"  - {mistake.expected_start}")
+    ]
     command = " ".join(mistake.words)
-    section = "\n".join([f"## {mistake.description}", "", f"`{command}`", "", *found]) + "\n"
-    return without_long_lists(section)
+    section = "\n".join([f"## {mistake.description}", "", f"`{command}`", "", *messages]) + "\n"
+    return shorten_lists(section)
 
 
 def sections(scratch: Path) -> Iterator[str]:

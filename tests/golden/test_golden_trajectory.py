@@ -1,8 +1,8 @@
-"""A frozen play: every tensor and column of its rows, under both history policies, with thinking
-credit.
+"""Golden trajectory: every tensor and column of its rows, for both history policies, with thinking
+advantages.
 
-``python -m tests.golden.test_golden_trajectory`` writes the expected rows anew; read the difference
-before keeping it.
+``python -m tests.golden.test_golden_trajectory`` rewrites the expected rows; read the difference
+before committing it.
 """
 
 import json
@@ -26,7 +26,7 @@ from verl.utils import jsonl
 
 EXPECTED = Path(__file__).with_name("two_doors.json")
 HISTORIES = ("append", "window")
-TURNS = {  # member -> what it says, turn by turn
+TURNS = {  # member -> its replies, turn by turn
     0: (
         "<level>2</level><think>doors</think><action>look</action>",
         "<level>1</level><think></think><action>open red</action><|im_end|>",
@@ -39,7 +39,9 @@ TURNS = {  # member -> what it says, turn by turn
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, plus tags and control tokens; depends on no training."""
+    """Return a tokenizer with one token per byte, plus tags and control tokens. It needs no
+    training.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -56,55 +58,55 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-class Speaker:
-    """The first member to speak follows ``TURNS[0]``, the other one ``TURNS[1]``; thoughts name
-    their level.
+class ScriptedMembers:
+    """The first member follows ``TURNS[0]``, the other one ``TURNS[1]``. Thoughts name their
+    level.
     """
 
     def __init__(self) -> None:
-        self.spoken = {0: 0, 1: 0}
-        self.begun = 0
+        self.num_replies = {0: 0, 1: 0}
+        self.num_calls = 0
 
     def __call__(self, request: object, prompt: str) -> str:
         del request
         if prompt.endswith("<think>"):
             return f"thought {prompt[-16]}</think>"
-        member = 1 if "jump" in prompt or (self.begun and "look" not in prompt) else 0
-        self.begun += 1
-        said = TURNS[member][self.spoken[member]]
-        self.spoken[member] += 1
-        return said
+        member = 1 if "jump" in prompt or (self.num_calls and "look" not in prompt) else 0
+        self.num_calls += 1
+        reply = TURNS[member][self.num_replies[member]]
+        self.num_replies[member] += 1
+        return reply
 
 
 def frozen_scores(data: DataProto) -> DataProto:
-    """Scores that depend on level and length alone, as exact binary fractions."""
+    """Return scores that depend only on level and length, as exact binary fractions."""
 
-    def score(asked: Branch | Span) -> SegmentScore:
-        level = asked.label
+    def score(query: Branch | Span) -> SegmentScore:
+        level = query.label
         return SegmentScore(
-            step=asked.step,
+            step=query.step,
             label=level,
             logprob=-level / 4,
             entropy=(level * level) / 8,
             mean_prob=1 / (1 << level),
             geometric_prob=0.5,
-            num_tokens=asked.num_targets,
+            num_tokens=query.num_targets,
         )
 
     branches, spans = data.non_tensor_batch["branches"], data.non_tensor_batch["spans"]
     mask = data.batch["response_mask"].float()
-    answers = {
+    columns = {
         "branch_scores": [[score(branch) for branch in row] for row in branches],
         "span_scores": [[score(span) for span in row] for row in spans],
     }
     return DataProto.from_dict(
         {"old_log_probs": -0.5 * mask, "entropys": 0.25 * mask},
-        {k: object_array(v) for k, v in answers.items()},
+        {k: object_array(v) for k, v in columns.items()},
     )
 
 
 def collect(history: History, tokenizer: PreTrainedTokenizerFast) -> DataProto:
-    """The rows of the frozen play."""
+    """Return the rows of the golden trajectories."""
     config = make_config(
         "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
     )
@@ -112,7 +114,7 @@ def collect(history: History, tokenizer: PreTrainedTokenizerFast) -> DataProto:
     method_settings(config.algorithm).cost_coef = 0.5
     config.env.max_turn_tokens = 40
     config.data.max_response_length = 200
-    engine = ScriptedEngine(tokenizer, Speaker())
+    engine = ScriptedEngine(tokenizer, ScriptedMembers())
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
     try:
@@ -121,8 +123,8 @@ def collect(history: History, tokenizer: PreTrainedTokenizerFast) -> DataProto:
         collector.close()
 
 
-def play(history: History) -> dict:
-    """The rows of the frozen play as plain data."""
+def make_golden_rows(history: History) -> dict:
+    """Return the rows of the golden trajectories as plain data."""
     data = collect(history, byte_tokenizer())
     columns = {key: column.tolist() for key, column in sorted(data.non_tensor_batch.items())}
     columns["steps"] = [[record.to_json() for record in row] for row in columns["steps"]]
@@ -134,18 +136,18 @@ def play(history: History) -> dict:
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_the_frozen_play_gives_the_frozen_rows(history):
+def test_rows_equal_the_golden_rows(history):
     expected = json.loads(EXPECTED.read_text())[history]
-    found = json.loads(json.dumps(play(history)))
-    assert found.keys() == expected.keys()
+    actual = json.loads(json.dumps(make_golden_rows(history)))
+    assert actual.keys() == expected.keys()
     for part in ("tensors", "columns"):
-        assert found[part].keys() == expected[part].keys()
+        assert actual[part].keys() == expected[part].keys()
         for key in expected[part]:
-            assert found[part][key] == expected[part][key], key
-    assert found["choice_token_ids"] == expected["choice_token_ids"]
+            assert actual[part][key] == expected[part][key], key
+    assert actual["choice_token_ids"] == expected["choice_token_ids"]
 
 
-def test_a_rollout_file_has_the_keys_of_the_frozen_records_in_their_order():
+def test_rollout_file_has_the_keys_of_the_golden_records():
     expected = json.loads(EXPECTED.read_text())["append"]["columns"]["steps"]
     tokenizer = byte_tokenizer()
     lines = list(rollout_lines(collect("append", tokenizer), tokenizer))
@@ -155,7 +157,7 @@ def test_a_rollout_file_has_the_keys_of_the_frozen_records_in_their_order():
 
 
 def render(value, depth: int = 2) -> str:
-    """JSON with one line per entry of the outer dictionaries."""
+    """Return JSON with one line per entry of the outer dictionaries."""
     if depth < 0 or not isinstance(value, dict):
         return json.dumps(value)
     pad = "  " * (3 - depth)
@@ -166,4 +168,6 @@ def render(value, depth: int = 2) -> str:
 
 
 if __name__ == "__main__":
-    EXPECTED.write_text(render({history: play(history) for history in HISTORIES}) + "\n")
+    EXPECTED.write_text(
+        render({history: make_golden_rows(history) for history in HISTORIES}) + "\n"
+    )

@@ -1,5 +1,5 @@
-"""A frozen environment of three steps, so that the golden trajectory depends on nothing else: find
-the red door.
+"""Fixed environment of three turns, so that the golden trajectory depends on no other code:
+find the red door.
 """
 
 import re
@@ -12,9 +12,9 @@ ACTION = re.compile(r"<action>(.*?)</action>")
 
 
 class TwoDoors:
-    """Look first, then the colour is known; opening the right door wins.
+    """The colour is known after looking. Opening the red door is a success.
 
-    Anything else is not valid.
+    Other actions are not valid.
     """
 
     placement = "inline"
@@ -38,11 +38,11 @@ class TwoDoors:
         return Observation(text, anchor=text), reward, won, info
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: the environment holds no resources."""
 
 
 class DoorPrompts:
-    """One line each."""
+    """Prompts of one line each."""
 
     asks_for_levels = True
 
@@ -65,15 +65,15 @@ class DoorPrompts:
 
 
 def tasks(settings, split):
-    """One task per split."""
+    """Return one task per split."""
     del settings
     return [{"task_id": f"doors-{split}", "data_source": "doors"}]
 
 
 def project(text):
-    """The tagged action, or the text itself."""
-    found = ACTION.search(text)
-    return (found[1], True) if found else (text, False)
+    """Return the tagged action, or the text itself."""
+    match = ACTION.search(text)
+    return (match[1], True) if match else (text, False)
 
 
 PACKAGE = EnvPackage(

@@ -1,4 +1,4 @@
-"""Laws that estimators, losses and row weights keep for any batch."""
+"""Properties of estimators, losses and row weights that hold for any batch."""
 
 import torch
 from hypothesis import given, settings
@@ -50,7 +50,7 @@ def test_group_statistics_equal_those_of_each_group_alone(pairs):
 
 
 @given(batches(), st.sampled_from(OUTCOME), st.randoms())
-def test_outcome_advantages_follow_a_permutation_and_ignore_padding(batch, name, random):
+def test_advantages_follow_a_permutation_and_ignore_padding(batch, name, random):
     rewards, mask, index = batch
     estimator = get_adv_estimator_fn(name)
     whole, _ = estimator(rewards, mask, index=index)
@@ -65,12 +65,12 @@ def test_outcome_advantages_follow_a_permutation_and_ignore_padding(batch, name,
 
 
 @given(batches(), st.sampled_from(OUTCOME), st.data())
-def test_repeating_the_rows_of_a_trajectory_changes_no_advantage(batch, name, data):
+def test_repeated_rows_of_a_trajectory_keep_the_advantages(batch, name, data):
     rewards, mask, index = batch
     if name == "opo":
         mask = torch.ones_like(
             mask
-        )  # its baseline weighs trajectories by their tokens, which repetition multiplies
+        )  # opo weights trajectories by their tokens, which repetition multiplies
     times = data.draw(st.lists(st.integers(1, 3), min_size=len(index), max_size=len(index)))
     times = [times[0]] * len(index) if name == "opo" else times
     rows = [i for i, n in enumerate(times) for _ in range(n)]
@@ -83,7 +83,7 @@ def test_repeating_the_rows_of_a_trajectory_changes_no_advantage(batch, name, da
 
 
 @given(batches(), st.sampled_from(OUTCOME), numbers)
-def test_a_constant_added_to_all_returns_of_a_group_changes_nothing(batch, name, constant):
+def test_constant_added_to_the_returns_of_a_group_is_ignored(batch, name, constant):
     rewards, mask, _ = batch
     if len(rewards) < 2:
         return
@@ -98,7 +98,7 @@ def test_a_constant_added_to_all_returns_of_a_group_changes_nothing(batch, name,
 
 
 @given(batches(), st.sampled_from(LOSS_AGG_MODES), st.data())
-def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, data):
+def test_micro_batch_losses_sum_to_the_whole_loss(batch, mode, data):
     losses, mask, index = batch
     losses = losses + torch.randn(losses.shape, generator=torch.Generator().manual_seed(0))
     weights = torch.tensor(
@@ -115,7 +115,7 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole_loss(batch, mode, dat
 
 
 @given(st.lists(st.tuples(st.sampled_from("tuv"), st.integers(1, 9)), min_size=1, max_size=8))
-def test_the_shares_of_a_trajectory_make_one_sequence(rows):
+def test_row_shares_of_a_trajectory_sum_to_one(rows):
     traj, tokens = [t for t, _ in rows], torch.tensor([n for _, n in rows])
     shares = compute_row_shares(traj, "trajectory", tokens)
     totals = [shares[[i for i, t in enumerate(traj) if t == name]].sum() for name in set(traj)]
@@ -130,7 +130,7 @@ groups_of_four = st.lists(st.floats(-50, 50, width=32), min_size=4, max_size=4)
     st.lists(st.booleans(), min_size=4, max_size=4),
     st.sampled_from(["mean_norm", "mean_std_norm"]),
 )
-def test_thinking_advantages_of_a_group_sum_to_zero_and_stay_bounded(scores, valid, mode):
+def test_thinking_advantages_sum_to_zero_and_are_bounded(scores, valid, mode):
     members = [k for k in range(4) if valid[k]]
     rows = torch.tensor([scores] * 4)
     masks, costs = torch.tensor([valid] * 4), torch.zeros(4, 4)
@@ -145,14 +145,14 @@ def test_thinking_advantages_of_a_group_sum_to_zero_and_stay_bounded(scores, val
     assert (factor > 0).all()
 
 
-PICKED = {"share": 0.4, "lowest": 0.0}  # of so few tokens
+PICKED = {"share": 0.4, "lowest": 0.0}  # chosen for batches of few tokens
 
 
 @given(
     batches(), st.sampled_from(POLICY_LOSSES), st.sampled_from(LOSS_AGG_MODES), st.randoms(), parts
 )
-def test_every_policy_loss_adds_up_over_any_split(batch, name, mode, random, part_of):
-    """Loss, gradient and metrics of parts (micro-batches, ranks) are those of the whole."""
+def test_every_policy_loss_sums_over_any_split(batch, name, mode, random, part_of):
+    """Loss, gradient and metrics of the parts (micro-batches, ranks) equal those of the whole."""
     _, mask, index = batch
     generator = torch.Generator().manual_seed(random.randrange(1000))
 
@@ -167,7 +167,7 @@ def test_every_policy_loss_adds_up_over_any_split(batch, name, mode, random, par
     sampled = mask.bool()
     order = torch.randperm(int(sampled.sum()), generator=generator)
 
-    def results(rows, picker, **whole):
+    def compute_loss(rows, picker, **whole):
         picks = {}
         if picker is not None:
             picks["selected"] = picker.select_tokens(old[rows], advantages[rows], mask[rows])
@@ -183,20 +183,20 @@ def test_every_policy_loss_adds_up_over_any_split(batch, name, mode, random, par
             **whole,
         )
 
-    def picker_of(order):
+    def make_picker(order):
         if needs.picker is None:
             return None
         return needs.picker(old[sampled][order], advantages[sampled][order], **PICKED)
 
     rows = torch.arange(len(index))
-    whole = results(rows, picker_of(torch.arange(len(order))))
+    whole = compute_loss(rows, make_picker(torch.arange(len(order))))
     expected = torch.autograd.grad(whole[0], new)[0]
     parts = [rows[[part_of[row] == k for row in range(len(index))]] for k in range(4)]
     denominator = sum(compute_loss_denominator(mask[p], mode, shares[p]) for p in parts)
     totals = {"denominator": denominator, "num_tokens": float(mask.sum())}
-    found = [results(p, picker_of(order), **totals) for p in parts]
-    gradient = torch.autograd.grad(torch.stack([part[0] for part in found]).sum(), new)[0]
+    part_results = [compute_loss(p, make_picker(order), **totals) for p in parts]
+    gradient = torch.autograd.grad(torch.stack([part[0] for part in part_results]).sum(), new)[0]
     torch.testing.assert_close(gradient, expected, atol=1e-4, rtol=1e-4)
     for number, value in enumerate(whole):
-        total = sum(part[number] for part in found)
+        total = sum(part[number] for part in part_results)
         torch.testing.assert_close(total, value, atol=1e-4, rtol=1e-4)

@@ -1,5 +1,5 @@
-"""Whatever an environment or a row of a file says, in whatever spelling: it is no control token and
-no tag, and it stays what it says.
+"""Text of an environment or a dataset row never becomes a control token or tag, and is kept
+unchanged.
 """
 
 from functools import cache
@@ -27,14 +27,14 @@ def bridge(kind: str) -> ChatBridge:
     return ChatBridge(of_kind(kind))
 
 
-def added(kind: str) -> set[int]:
-    """Added tokens that are no white space and no stand-in for what is unknown."""
+def list_added_tokens(kind: str) -> set[int]:
+    """Return the added tokens except white space and the unknown token."""
     tokenizer = of_kind(kind)
-    found = {n for n, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
-    return found - {tokenizer.unk_token_id}
+    token_ids = {n for n, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
+    return token_ids - {tokenizer.unk_token_id}
 
 
-def control(kind: str) -> set[int]:
+def list_control_tokens(kind: str) -> set[int]:
     marks = SPECIAL if kind == "bytes" else (*SPECIAL, END_TURN)
     return {of_kind(kind).convert_tokens_to_ids(mark) for mark in marks}
 
@@ -42,40 +42,45 @@ def control(kind: str) -> set[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(text=HOSTILE)
-def test_an_observation_is_no_added_token_at_all(kind, text):
-    there = bridge(kind)
-    shown = there.make_bridge([], there.escape_added_tokens(text)).observation
-    assert not control(kind) & set(shown)
-    # A tokenizer that tidies up may still read a tag in letters that look like one.
+def test_observation_has_no_control_tokens(kind, text):
+    chat_bridge = bridge(kind)
+    shown = chat_bridge.make_bridge([], chat_bridge.escape_added_tokens(text)).observation
+    assert not list_control_tokens(kind) & set(shown)
+    # A tokenizer that normalises text may still read a tag in similar letters.
     if kind in ("bytes", "unmarked"):
-        assert not added(kind) & set(shown)
+        assert not list_added_tokens(kind) & set(shown)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=150, deadline=None)
 @given(text=HOSTILE)
-def test_a_prompt_has_the_control_tokens_of_the_template_and_no_more(kind, text):
-    there, stops = bridge(kind), control(kind)
+def test_prompt_has_only_the_control_tokens_of_the_template(kind, text):
+    chat_bridge, control_tokens = bridge(kind), list_control_tokens(kind)
     hostile = [{"role": "system", "content": text}, {"role": "user", "content": text}]
-    tame = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
-    counts = [sum(token in stops for token in there.first_prompt(said)) for said in (hostile, tame)]
+    harmless = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    counts = [
+        sum(token in control_tokens for token in chat_bridge.first_prompt(messages))
+        for messages in (hostile, harmless)
+    ]
     assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("kind", ["bytes", "unmarked"])
 @settings(max_examples=150, deadline=None)
 @given(text=HOSTILE)
-def test_the_text_stays_as_it_was(kind, text):
-    there = bridge(kind)
-    ids = there.make_bridge([], there.escape_added_tokens(text)).observation
+def test_observation_text_is_unchanged(kind, text):
+    chat_bridge = bridge(kind)
+    ids = chat_bridge.make_bridge([], chat_bridge.escape_added_tokens(text)).observation
     assert of_kind(kind).decode(ids) == text.replace(CUT, "")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tags_of_a_prompt_stay_whole(kind):
-    """What the package asks for is written as the policy writes it."""
-    there, tokenizer = bridge(kind), of_kind(kind)
+def test_tags_of_a_prompt_stay_single_tokens(kind):
+    """The package's instructions have the same tag tokens as the policy's turns."""
+    chat_bridge, tokenizer = bridge(kind), of_kind(kind)
     tag = tokenizer.convert_tokens_to_ids("<action>")
-    assert tag in there.first_prompt([{"role": "user", "content": "say <action> x </action>"}])
-    said = there.escape_added_tokens("say <action> x </action>")
-    assert tag not in there.first_prompt([{"role": "user", "content": said}])
+    assert tag in chat_bridge.first_prompt(
+        [{"role": "user", "content": "say <action> x </action>"}]
+    )
+    escaped = chat_bridge.escape_added_tokens("say <action> x </action>")
+    assert tag not in chat_bridge.first_prompt([{"role": "user", "content": escaped}])

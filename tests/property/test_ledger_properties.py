@@ -1,4 +1,4 @@
-"""Whatever agents sample and environments say, the ledger keeps its promises."""
+"""Properties of the ledger for any sampled tokens and observations."""
 
 from functools import cache
 
@@ -27,7 +27,7 @@ SAMPLED = st.lists(st.integers(0, 399), min_size=1, max_size=12)
 TURNS = st.lists(st.tuples(SAMPLED, TEXT), min_size=1, max_size=6)
 
 
-def play(turns) -> TokenLedger:
+def make_ledger(turns) -> TokenLedger:
     ledger = TokenLedger()
     ledger.append(
         bridge().first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT
@@ -43,7 +43,7 @@ def play(turns) -> TokenLedger:
 @settings(max_examples=60, deadline=None)
 @given(TURNS)
 def test_trained_tokens_are_the_sampled_ones_in_order(turns):
-    ledger = play(turns)
+    ledger = make_ledger(turns)
     mask = ledger.completion_only_mask()
     trained = [token for token, flag in zip(ledger.token_ids, mask, strict=True) if flag]
     assert trained == [token for sampled, _ in turns for token in sampled]
@@ -56,8 +56,8 @@ def test_trained_tokens_are_the_sampled_ones_in_order(turns):
 
 @settings(max_examples=60, deadline=None)
 @given(TURNS)
-def test_segments_tile_the_ledger_and_masks_agree(turns):
-    ledger = play(turns)
+def test_segments_cover_the_ledger_and_masks_agree(turns):
+    ledger = make_ledger(turns)
     assert [token for segment in ledger.all_segments for token in segment.ids] == ledger.token_ids
     assert [segment.start for segment in ledger.all_segments[1:]] == [
         segment.end_position for segment in ledger.all_segments[:-1]
@@ -81,8 +81,8 @@ def test_environment_text_never_holds_a_control_token(text):
 
 @settings(max_examples=60, deadline=None)
 @given(SAMPLED, TEXT)
-def test_one_end_of_turn_closes_every_agent_turn(sampled, text):
+def test_every_agent_turn_has_one_end_of_turn(sampled, text):
     end = bridge().end_of_turn_id
     tokens = [*sampled, *bridge().make_bridge(sampled, text).before]
-    at = len(sampled) - 1 if sampled[-1] == end else len(sampled)
-    assert tokens[at] == end and tokens[at + 1] != end
+    end_position = len(sampled) - 1 if sampled[-1] == end else len(sampled)
+    assert tokens[end_position] == end and tokens[end_position + 1] != end

@@ -1,6 +1,4 @@
-"""Laws that hold for any table: cutting and joining, padding and unpadding, shipping and storing
-lose nothing.
-"""
+"""Properties of any table: splitting, padding, pickling and storing lose nothing."""
 
 import pickle
 import tempfile
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 
-thorough = settings(deadline=None, max_examples=60)  # no deadline: the machine may be busy
+thorough = settings(deadline=None, max_examples=60)  # no deadline, because the machine may be busy
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -41,10 +39,10 @@ def tables(draw, min_rows: int = 0) -> DataProto:
     scores = np.array(
         draw(st.lists(st.floats(width=32), min_size=rows, max_size=rows)), dtype=np.float32
     )
-    keep = draw(st.sets(st.sampled_from(["x", "record", "score"])))
-    others = {k: v for k, v in {"record": records, "score": scores}.items() if k in keep}
-    chosen = {k: v for k, v in tensors.items() if k == "id" or k in keep}
-    return DataProto.from_dict(chosen, others, {"m": draw(VALUES)})
+    kept_names = draw(st.sets(st.sampled_from(["x", "record", "score"])))
+    columns = {k: v for k, v in {"record": records, "score": scores}.items() if k in kept_names}
+    kept_tensors = {k: v for k, v in tensors.items() if k == "id" or k in kept_names}
+    return DataProto.from_dict(kept_tensors, columns, {"m": draw(VALUES)})
 
 
 def assert_same(a: DataProto, b: DataProto) -> None:
@@ -52,12 +50,12 @@ def assert_same(a: DataProto, b: DataProto) -> None:
     for key in a.tensor_keys():
         assert a.batch[key].dtype == b.batch[key].dtype and torch.equal(a.batch[key], b.batch[key])
     for key, column in a.non_tensor_batch.items():
-        other = b.non_tensor_batch[key]
-        assert column.dtype == other.dtype
+        other_column = b.non_tensor_batch[key]
+        assert column.dtype == other_column.dtype
         if column.dtype.hasobject:
-            assert column.tolist() == other.tolist()
+            assert column.tolist() == other_column.tolist()
         else:
-            assert np.array_equal(column, other, equal_nan=True)
+            assert np.array_equal(column, other_column, equal_nan=True)
 
 
 @thorough
@@ -77,7 +75,7 @@ def test_padding_and_unpadding_is_the_identity(table, divisor):
 
 @thorough
 @given(tables(), st.data())
-def test_reordering_by_a_permutation_and_its_inverse_is_the_identity(table, data):
+def test_reordering_and_its_inverse_is_the_identity(table, data):
     order = np.array(data.draw(st.permutations(range(len(table)))), dtype=int)
     moved = table[:]
     moved.reorder(order)
@@ -99,10 +97,10 @@ def test_every_row_is_repeated_equally_often(table, times, interleave):
 
 @thorough
 @given(tables(), st.lists(st.booleans(), min_size=9, max_size=9))
-def test_a_mask_and_its_complement_share_the_rows_out(table, bits):
+def test_mask_and_complement_divide_the_rows(table, bits):
     mask = np.array(bits[: len(table)], dtype=bool)
-    chosen, rest = table[mask], table[~mask]
-    assert sorted(chosen.batch["id"].tolist() + rest.batch["id"].tolist()) == list(
+    chosen, remaining = table[mask], table[~mask]
+    assert sorted(chosen.batch["id"].tolist() + remaining.batch["id"].tolist()) == list(
         range(len(table))
     )
     assert_same(table[np.flatnonzero(mask)], chosen)
@@ -128,24 +126,24 @@ def test_storing_is_the_identity(table):
 
 @thorough
 @given(tables(min_rows=1), st.sets(st.sampled_from(["id", "x", "record", "score"])))
-def test_popped_and_remaining_columns_unite_to_the_whole(table, wanted):
+def test_popped_and_remaining_columns_unite_to_the_whole(table, names):
     whole = table[:]
-    rest = table[:]
-    popped = rest.pop(
-        [k for k in wanted if k in rest.tensor_keys()],
-        [k for k in wanted if k in rest.non_tensor_batch],
+    remaining = table[:]
+    popped = remaining.pop(
+        [k for k in names if k in remaining.tensor_keys()],
+        [k for k in names if k in remaining.non_tensor_batch],
     )
-    assert set(popped.keys()) | set(rest.keys()) == set(whole.keys())
-    assert not set(popped.keys()) & set(rest.keys())
-    assert_same(rest.union(popped), whole)
+    assert set(popped.keys()) | set(remaining.keys()) == set(whole.keys())
+    assert not set(popped.keys()) & set(remaining.keys())
+    assert_same(remaining.union(popped), whole)
 
 
 @thorough
 @given(tables(min_rows=1), st.integers(1, 7))
-def test_what_is_dealt_to_the_ranks_is_collected_in_order(table, world_size):
+def test_rows_of_the_ranks_are_collected_in_order(table, world_size):
     calls, collect = plan_calls(Registration(Dispatch.DP_COMPUTE_PROTO), world_size, (table,), {})
     shards = [args[0] for args, _ in calls]
     assert len({len(shard) for shard in shards}) == 1
-    real = [shard[: len(shard) - shard.meta_info["padding_rows"]] for shard in shards]
-    assert_same(DataProto.concat(real), table)
+    without_padding = [shard[: len(shard) - shard.meta_info["padding_rows"]] for shard in shards]
+    assert_same(DataProto.concat(without_padding), table)
     assert_same(collect(shards), table)

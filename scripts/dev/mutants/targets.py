@@ -121,7 +121,7 @@ TARGETS = (
             "tests/unit/agent_system/multi_turn_rollout/test_partial_rollouts.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector.py",
             "tests/unit/agent_system/multi_turn_rollout/test_collector_worker.py",
-            "tests/unit/agent_system/multi_turn_rollout/test_data_plays.py",
+            "tests/unit/agent_system/multi_turn_rollout/test_dataset_rewards.py",
             "tests/unit/agent_system/multi_turn_rollout/test_packing.py",
             "tests/unit/rlvcr/test_forced_levels.py",
         ),

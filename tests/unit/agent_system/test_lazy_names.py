@@ -9,10 +9,10 @@ import agent_system
 import verl
 
 PACKAGES = [
-    found.name
+    module_info.name
     for package in (verl, agent_system)
-    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    if found.ispkg and ".env_package." not in found.name
+    for module_info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    if module_info.ispkg and ".env_package." not in module_info.name
 ]
 
 

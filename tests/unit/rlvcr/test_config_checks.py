@@ -1,5 +1,5 @@
-"""Executed alternatives compare returns of environments: whatever changes or selects these later is
-refused, for every key that may.
+"""Executed alternatives compare environment returns. Each key that changes or selects these is
+refused.
 """
 
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from verl.protocol import DataProto, object_array
 KEY = "algorithm.rlvcr.credit"
 EXECUTED = ["algorithm.adv_estimator=rlvcr", "env.levels=true"]
 ACTOR = "actor_rollout_ref.actor"
-# Everything that stands between the return of an environment and an advantage.
+# Keys that are read between the environment's return and the advantage.
 SECTIONS = ("algorithm.", "reward_model.", "custom_reward_function.", f"{ACTOR}.use_invalid")
 REFUSED = {
     "algorithm.filter_groups.enable": ["algorithm.filter_groups.enable=true"],
@@ -34,8 +34,8 @@ REFUSED = {
         "+reward_model.reward_kwargs.token_price_max=100",
     ],
 }
-# What changes no return of a run that is not refused, with the reason.
-KEPT = {
+# Keys that leave the returns of an accepted run unchanged, with the reason.
+UNCHANGED = {
     "algorithm.adv_estimator": "says how returns become advantages",
     "algorithm.gamma": "read by estimators without thinking credit",
     "algorithm.lam": "read by gae",
@@ -55,27 +55,27 @@ KEPT = {
 }
 
 
-def problems(*words: str, credit: str = "executed") -> list[str]:
-    cfg = load_config("quickstart", [*EXECUTED, f"{KEY}={credit}", *words])
+def list_problems(*overrides: str, credit: str = "executed") -> list[str]:
+    cfg = load_config("quickstart", [*EXECUTED, f"{KEY}={credit}", *overrides])
     return [text for text in find_problems(cfg, check_files=False) if text.startswith(f"{KEY}=")]
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_what_changes_or_selects_returns_is_refused_and_named(key):
-    (found,) = problems(*REFUSED[key])
-    assert key in found
+def test_key_that_changes_or_selects_returns_is_refused(key):
+    (problem,) = list_problems(*REFUSED[key])
+    assert key in problem
 
 
 @pytest.mark.parametrize(("credit", "refused"), [("corrected", len(REFUSED)), ("scored", 0)])
-def test_each_of_them_is_named_where_returns_are_compared(credit, refused):
-    words = [word for words in REFUSED.values() for word in words]
-    found = problems(*words, "algorithm.rlvcr.combine=success", credit=credit)
-    # A reward model and a function are both what scores plays later: the first is named.
-    assert len(found) == max(0, refused - 1)
+def test_every_refused_key_is_named_where_returns_are_compared(credit, refused):
+    overrides = [override for overrides in REFUSED.values() for override in overrides]
+    refusals = list_problems(*overrides, "algorithm.rlvcr.combine=success", credit=credit)
+    # A reward model and a custom function share one problem, which names the first.
+    assert len(refusals) == max(0, refused - 1)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         [],
         ["+reward_model.reward_kwargs.token_price=0.0"],
@@ -84,29 +84,32 @@ def test_each_of_them_is_named_where_returns_are_compared(credit, refused):
         ["reward_model.reward_manager=step"],
     ],
 )
-def test_what_changes_no_return_is_accepted(words):
-    assert problems(*words) == []
+def test_key_that_changes_no_return_is_accepted(overrides):
+    assert list_problems(*overrides) == []
 
 
-def test_every_key_between_return_and_advantage_is_decided():
+def test_every_key_between_return_and_advantage_is_listed():
     paths = [key.path for key in keys_of(PPOConfig).values() if not key.is_section]
-    undecided = [
+    unlisted = [
         path
         for path in paths
         if path.startswith(SECTIONS)
         and path not in REFUSED
-        and not any(path == kept or path.startswith((f"{kept}.", f"{kept}_")) for kept in KEPT)
+        and not any(
+            path == unchanged or path.startswith((f"{unchanged}.", f"{unchanged}_"))
+            for unchanged in UNCHANGED
+        )
     ]
-    assert undecided == []
+    assert unlisted == []
 
 
-def test_the_managers_that_pay_the_return_are_those_that_ship():
+def test_return_preserving_managers_are_those_of_the_package():
     shipped = {n for n, m in REWARD_MANAGERS.items() if m.__module__.startswith("agent_system.")}
     assert set(RETURN_PRESERVING_MANAGERS) == shipped
 
 
 @pytest.mark.parametrize("name", RETURN_PRESERVING_MANAGERS)
-def test_a_manager_without_arguments_pays_what_the_environment_does(name):
+def test_manager_without_arguments_gives_the_environment_return(name):
     mask = torch.tensor([[1, 1, 0], [0, 1, 1]])
     tensors = {
         "responses": mask,

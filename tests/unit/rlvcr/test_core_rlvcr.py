@@ -1,4 +1,4 @@
-"""The maths of RLVCR against hand-computed numbers."""
+"""The formulas of RLVCR against numbers computed by hand."""
 
 import logging
 import math
@@ -30,11 +30,11 @@ ALL = torch.ones(1, 4, dtype=torch.bool)
 FREE = torch.zeros(1, 4)
 
 
-def chosen(*columns):
+def columns_chosen(*columns):
     return torch.tensor(columns)
 
 
-def test_score_of_reads_the_measurement_it_names():
+def test_select_score_returns_the_named_measurement():
     entry = SegmentScore(
         step=0,
         label=1,
@@ -54,35 +54,37 @@ def test_score_of_reads_the_measurement_it_names():
 def test_mean_norm_by_hand():
     scores = SCORES.repeat(4, 1)
     advantage, cost = compute_thinking_advantage(
-        scores, ALL.repeat(4, 1), chosen(0, 1, 2, 3), FREE.repeat(4, 1)
+        scores, ALL.repeat(4, 1), columns_chosen(0, 1, 2, 3), FREE.repeat(4, 1)
     )
     assert advantage.tolist() == [2, 1, 0, -3]
     assert cost.tolist() == [0, 0, 0, 0]
 
 
-def test_mean_std_norm_divides_by_the_standard_deviation_of_the_four():
-    advantage, _ = compute_thinking_advantage(SCORES, ALL, chosen(3), FREE, mode="mean_std_norm")
+def test_mean_std_norm_divides_by_the_std_of_the_four_scores():
+    advantage, _ = compute_thinking_advantage(
+        SCORES, ALL, columns_chosen(3), FREE, mode="mean_std_norm"
+    )
     assert advantage.item() == pytest.approx(-3 / math.sqrt((4 + 1 + 0 + 9) / 4))
 
 
-def test_a_near_tie_is_not_blown_up():
+def test_std_floor_limits_the_advantage_of_a_near_tie():
     scores = torch.tensor([[-1.0, -1.0, -1.0, -1.001]])
     advantage, _ = compute_thinking_advantage(
-        scores, ALL, chosen(3), FREE, mode="mean_std_norm", std_floor=0.1
+        scores, ALL, columns_chosen(3), FREE, mode="mean_std_norm", std_floor=0.1
     )
     assert advantage.item() == pytest.approx(-0.0075, rel=1e-3)  # 1.73 with a floor of 0
 
 
-def test_cost_is_charged_up_to_its_maximum_and_its_share_is_reported():
+def test_cost_is_capped_and_its_share_is_returned():
     costs = torch.tensor([[0.0, 10.0, 20.0, 1000.0]])
     scores = torch.zeros(1, 4)
     advantage, share = compute_thinking_advantage(
-        scores, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40
+        scores, ALL, columns_chosen(3), costs, cost_coef=0.4, cost_max=40
     )
     assert advantage.item() == pytest.approx(-0.4 + (0.1 + 0.2 + 0.4) / 4)
     assert share.item() == pytest.approx(advantage.item())
     with_score, share = compute_thinking_advantage(
-        SCORES, ALL, chosen(3), costs, cost_coef=0.4, cost_max=40
+        SCORES, ALL, columns_chosen(3), costs, cost_coef=0.4, cost_max=40
     )
     assert (with_score - share).item() == pytest.approx(-3.0)
 
@@ -90,60 +92,60 @@ def test_cost_is_charged_up_to_its_maximum_and_its_share_is_reported():
 def test_only_valid_contexts_enter_the_mean():
     valid = torch.tensor([[True, False, True, False]])
     advantage, _ = compute_thinking_advantage(
-        torch.tensor([[-1.0, math.nan, -3.0, 9.0]]), valid, chosen(0), FREE
+        torch.tensor([[-1.0, math.nan, -3.0, 9.0]]), valid, columns_chosen(0), FREE
     )
     assert advantage.item() == 1.0
 
 
-def test_one_alternative_has_the_expectation_of_all_three():
-    full, _ = compute_thinking_advantage(SCORES, ALL, chosen(1), FREE)
-    drawn = []
+def test_one_alternative_has_the_mean_of_all_three():
+    full, _ = compute_thinking_advantage(SCORES, ALL, columns_chosen(1), FREE)
+    values = []
     for other in (0, 2, 3):
         valid = torch.zeros(1, 4, dtype=torch.bool)
         valid[0, [1, other]] = True
         advantage, _ = compute_thinking_advantage(
-            SCORES, valid, chosen(1), FREE, alternatives="one"
+            SCORES, valid, columns_chosen(1), FREE, alternatives="one"
         )
         assert advantage.item() == pytest.approx(0.75 * (SCORES[0, 1] - SCORES[0, other]).item())
-        drawn.append(advantage.item())
-    assert sum(drawn) / 3 == pytest.approx(full.item())
+        values.append(advantage.item())
+    assert sum(values) / 3 == pytest.approx(full.item())
 
 
-def test_reweight_by_hand():
+def test_reweight_factors_by_hand():
     factor = compute_reweight_factors(
         torch.tensor([[0.0, 1.0, 2.0, 4.0]]).repeat(2, 1),
         ALL.repeat(2, 1),
-        chosen(3, 0),
+        columns_chosen(3, 0),
         FREE.repeat(2, 1),
     )
     mean = sum(math.exp(2 * c) for c in (0, 0.25, 0.5, 1)) / 4
     assert factor.tolist() == pytest.approx([math.exp(2) / mean, 1 / mean])
 
 
-def test_reweight_is_one_where_there_is_nothing_to_compare():
+def test_reweight_factor_is_one_without_a_comparison():
     tie = torch.zeros(1, 4)
-    assert compute_reweight_factors(tie, ALL, chosen(2), FREE).item() == 1.0
-    assert compute_reweight_factors(SCORES, ALL, chosen(-1), FREE).item() == 1.0
+    assert compute_reweight_factors(tie, ALL, columns_chosen(2), FREE).item() == 1.0
+    assert compute_reweight_factors(SCORES, ALL, columns_chosen(-1), FREE).item() == 1.0
     assert (
         compute_reweight_factors(
-            SCORES, torch.tensor([[True, False, False, False]]), chosen(0), FREE
+            SCORES, torch.tensor([[True, False, False, False]]), columns_chosen(0), FREE
         ).item()
         == 1.0
     )
 
 
-def test_wrong_arguments_are_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, check=suggests("mean_norm")):
-        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE, mode="mean_nor")
+        compute_thinking_advantage(SCORES, ALL, columns_chosen(0), FREE, mode="mean_nor")
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        compute_thinking_advantage(SCORES[:, :3], ALL, chosen(0), FREE)
+        compute_thinking_advantage(SCORES[:, :3], ALL, columns_chosen(0), FREE)
     with pytest.raises(ValueError, check=mentions("cost_max")):
-        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE, cost_max=0)
+        compute_thinking_advantage(SCORES, ALL, columns_chosen(0), FREE, cost_max=0)
     with pytest.raises(ValueError, check=mentions("algorithm.rlvcr.alternatives")):
-        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE, alternatives="two")
+        compute_thinking_advantage(SCORES, ALL, columns_chosen(0), FREE, alternatives="two")
 
 
-def test_placement_fills_the_spans_and_nothing_else():
+def test_place_turn_values_fills_only_the_spans():
     placed = place_turn_values(8, [[(1, 2), (3, 5)], [(6, 7), (7, 7)]], [2.0, -1.0])
     assert placed.tolist() == [0, 2, 0, 2, 2, 0, -1, 0]
     with pytest.raises(ValueError, check=mentions("span")):
@@ -182,7 +184,7 @@ PRICE = torch.tensor([[-0.5, 0.0, -1.0], [-0.5, 0.0, -1.0]])
 @pytest.mark.parametrize(
     ("combine", "price_in", "expected"),
     [
-        # The price is a part of THINKING, w 0.5. Behind the gate a lost play is paid for it.
+        # The price is a part of THINKING, w = 0.5. Inside the gate its sign flips for a failure.
         ("gated", "gate", [[1.25, 1, -1], [-2.25, -2, 0]]),
         ("gated", "all", [[1.25, 1, -1], [-2.75, -2, -1]]),
         ("success", "gate", [[1.25, 1, -1], [-2, -2, -2]]),
@@ -191,8 +193,8 @@ PRICE = torch.tensor([[-0.5, 0.0, -1.0], [-0.5, 0.0, -1.0]])
         ("additive", "all", [[1.25, 1, -1], [-1.75, -2, -4]]),
     ],
 )
-def test_the_price_stands_where_it_is_asked_to(combine, price_in, expected):
-    found = combine_advantages(
+def test_price_is_placed_by_price_in(combine, price_in, expected):
+    actual = combine_advantages(
         TRAJECTORY,
         THINKING,
         0.5,
@@ -201,64 +203,68 @@ def test_the_price_stands_where_it_is_asked_to(combine, price_in, expected):
         price_share=PRICE,
         price_in=price_in,
     )
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
 
 
 @pytest.mark.parametrize("combine", ["gated", "success"])
-def test_the_price_counts_where_the_gate_is_closed(combine):
-    """In a group that wins throughout A_traj is 0: nothing else says a thought was too long."""
+def test_price_counts_where_the_gate_is_closed(combine):
+    """A_traj is 0 in a group that always succeeds, so only the price shortens thoughts there."""
     zero = torch.zeros(1, 2)
     thinking = torch.tensor([[-0.4, 0.0]])
-    found = combine_advantages(
+    actual = combine_advantages(
         zero, thinking, 1.0, combine, torch.tensor([False]), price_share=thinking, price_in="won"
     )
-    torch.testing.assert_close(found, thinking)
+    torch.testing.assert_close(actual, thinking)
 
 
-def test_the_formula_of_the_source_is_exact_whatever_part_of_it_is_price():
+def test_additive_combination_is_exact_for_any_price_share():
     generator = torch.Generator().manual_seed(0)
     thinking, price = torch.randn(2, 5, 7, generator=generator)
     trajectory = torch.randn(5, 7, generator=generator)
-    found = combine_advantages(trajectory, thinking, 0.3, price_share=price, price_in="all")
-    assert torch.equal(found, trajectory + 0.3 * thinking)
+    actual = combine_advantages(trajectory, thinking, 0.3, price_share=price, price_in="all")
+    assert torch.equal(actual, trajectory + 0.3 * thinking)
 
 
-def test_an_unknown_price_rule_is_refused():
+def test_unknown_price_rule_is_refused():
     with pytest.raises(ValueError, check=suggests("won")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, price_share=PRICE, price_in="win")
 
 
 @pytest.mark.parametrize("combine", ["additive", "gated", "success"])
-def test_a_bonus_for_rare_levels_is_added_whatever_the_outcome(combine):
-    arguments = batch()
+def test_level_bonus_is_added_for_any_outcome(combine):
+    arguments = make_batch()
     shape = arguments["response_mask"].shape
     plain, returns = compute_rlvcr_outcome_advantage(**arguments, combine=combine)
     bonus = torch.full(shape, 0.25)
-    told, same = compute_rlvcr_outcome_advantage(
+    with_bonus, bonus_returns = compute_rlvcr_outcome_advantage(
         **arguments, combine=combine, thinking_level_bonus=bonus
     )
-    torch.testing.assert_close(told - plain, bonus * arguments["response_mask"])
-    assert torch.equal(returns, same) and (returns < 0).any() and (returns > 0).any()
+    torch.testing.assert_close(with_bonus - plain, bonus * arguments["response_mask"])
+    assert torch.equal(returns, bonus_returns) and (returns < 0).any() and (returns > 0).any()
 
 
 @pytest.mark.parametrize("combine", ["additive", "gated", "success"])
-def test_what_other_levels_led_to_is_added_whatever_the_outcome(combine):
-    arguments = batch()
+def test_executed_credit_is_added_for_any_outcome(combine):
+    arguments = make_batch()
     plain, returns = compute_rlvcr_outcome_advantage(**arguments, combine=combine)
     executed = torch.full(arguments["response_mask"].shape, 0.25)
-    told, same = compute_rlvcr_outcome_advantage(
+    with_executed, executed_returns = compute_rlvcr_outcome_advantage(
         **arguments, combine=combine, thinking_executed=executed
     )
-    weighed, _ = compute_rlvcr_outcome_advantage(
+    weighted_with_executed, _ = compute_rlvcr_outcome_advantage(
         **arguments, combine=combine, thinking_executed=executed, step_advantage_w=3.0
     )
-    only, _ = compute_rlvcr_outcome_advantage(**arguments, combine=combine, step_advantage_w=3.0)
-    torch.testing.assert_close(told - plain, executed * arguments["response_mask"])
-    torch.testing.assert_close(weighed - only, 3.0 * executed * arguments["response_mask"])
-    assert torch.equal(returns, same)
+    weighted, _ = compute_rlvcr_outcome_advantage(
+        **arguments, combine=combine, step_advantage_w=3.0
+    )
+    torch.testing.assert_close(with_executed - plain, executed * arguments["response_mask"])
+    torch.testing.assert_close(
+        weighted_with_executed - weighted, 3.0 * executed * arguments["response_mask"]
+    )
+    assert torch.equal(returns, executed_returns)
 
 
-def test_combinations_refuse_what_they_cannot_do():
+def test_combination_refuses_invalid_arguments():
     with pytest.raises(ValueError, check=suggests("gated")):
         combine_advantages(TRAJECTORY, THINKING, 1.0, "gate")
     with pytest.raises(ValueError, check=mentions("thinking_reweight")):
@@ -267,7 +273,7 @@ def test_combinations_refuse_what_they_cannot_do():
         combine_advantages(TRAJECTORY, THINKING, 1.0, "success")
 
 
-def batch(**options):
+def make_batch(**options):
     return {
         "token_level_rewards": torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]]),
         "response_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]),
@@ -278,9 +284,9 @@ def batch(**options):
     } | options
 
 
-def test_the_estimator_adds_weighted_thinking_to_the_group_normalised_return():
+def test_estimator_adds_weighted_thinking_to_normalised_return():
     advantages, returns = compute_rlvcr_outcome_advantage(
-        **batch(), step_advantage_w=2.0, thinking_diversity_w=0.5, mode="mean_norm"
+        **make_batch(), step_advantage_w=2.0, thinking_diversity_w=0.5, mode="mean_norm"
     )
     torch.testing.assert_close(
         advantages, torch.tensor([[0.9, 0.5, 0.5, 0.0], [-0.5, -1.3, -0.5, -0.5]])
@@ -288,16 +294,16 @@ def test_the_estimator_adds_weighted_thinking_to_the_group_normalised_return():
     assert returns.tolist() == [[0.5, 0.5, 0.5, 0.0], [-0.5] * 4]
 
 
-def test_the_estimator_can_divide_by_the_standard_deviation():
-    _, returns = compute_rlvcr_outcome_advantage(**batch(), mode="mean_std_norm")
+def test_estimator_can_divide_by_the_std():
+    _, returns = compute_rlvcr_outcome_advantage(**make_batch(), mode="mean_std_norm")
     assert returns[:, 0].tolist() == pytest.approx(
         [0.5 / math.sqrt(0.5), -0.5 / math.sqrt(0.5)], rel=1e-5
     )
 
 
-def test_the_estimator_keeps_the_price_out_of_the_gate_unless_asked():
+def test_estimator_keeps_the_price_out_of_the_gate_by_default():
     costs = torch.tensor([[0.0, 0.0, 0.0, 9.0], [0.0, -0.3, 0.0, 0.0]])
-    priced = batch(thinking_token_costs=costs)
+    priced = make_batch(thinking_token_costs=costs)
     outside, _ = compute_rlvcr_outcome_advantage(**priced, combine="gated")
     assert outside[1].tolist() == pytest.approx([-0.5, -0.7, -0.5, -0.5])
     assert outside[0].tolist() == pytest.approx([0.7, 0.5, 0.5, 0.0])
@@ -305,7 +311,7 @@ def test_the_estimator_keeps_the_price_out_of_the_gate_unless_asked():
     assert within[1].tolist() == pytest.approx([-0.5, -0.1, -0.5, -0.5])
 
 
-def test_the_rows_of_a_trajectory_count_once_in_their_group():
+def test_trajectory_of_several_rows_counts_once_in_its_group():
     arguments = {
         "token_level_rewards": torch.tensor([[1.0], [1.0], [0.0]]),
         "response_mask": torch.ones(3, 1),
@@ -316,11 +322,11 @@ def test_the_rows_of_a_trajectory_count_once_in_their_group():
     _, returns = compute_rlvcr_outcome_advantage(
         **arguments, thinking_level_entropies=zeros, thinking_token_costs=zeros
     )
-    assert returns.squeeze(-1).tolist() == [0.5, 0.5, -0.5]  # by rows the mean would be 2/3
+    assert returns.squeeze(-1).tolist() == [0.5, 0.5, -0.5]  # a mean over rows would be 2/3
 
 
-def test_epsilon_is_added_to_the_standard_deviation():
-    _, returns = compute_rlvcr_outcome_advantage(**batch(), mode="mean_std_norm", epsilon=1.0)
+def test_epsilon_is_added_to_the_std():
+    _, returns = compute_rlvcr_outcome_advantage(**make_batch(), mode="mean_std_norm", epsilon=1.0)
     assert returns[0, 0].item() == pytest.approx(0.5 / (math.sqrt(0.5) + 1))
 
 
@@ -332,22 +338,22 @@ def test_epsilon_is_added_to_the_standard_deviation():
         ("level_groups", ["thinking_group_price"]),
     ],
 )
-def test_the_estimators_find_their_arguments_in_a_batch(name, required):
-    """Under the names that the trainer and the scoring give them."""
+def test_estimators_read_their_inputs_from_the_batch(name, required):
+    """The column names are those that the trainer and the scoring write."""
     estimator = get_adv_estimator_fn(name)
     common = ["response_mask", "token_level_rewards", "traj_uid", "uid"]
     assert find_missing_inputs(estimator, []) == sorted([*common, *required])
-    told = batch(thinking_reweight=torch.zeros(2, 4))
-    told |= {"uid": told.pop("index"), "traj_uid": told.pop("traj_index")}
-    told |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
-    told |= {name: torch.zeros(2, 4) for name in ("thinking_executed", "thinking_group_price")}
-    read = {argument: told[key.rstrip("?")] for argument, key in estimator.inputs.items()}
-    _, returns = estimator(**read)
+    columns = make_batch(thinking_reweight=torch.zeros(2, 4))
+    columns |= {"uid": columns.pop("index"), "traj_uid": columns.pop("traj_index")}
+    columns |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
+    columns |= {name: torch.zeros(2, 4) for name in ("thinking_executed", "thinking_group_price")}
+    arguments = {argument: columns[key.rstrip("?")] for argument, key in estimator.inputs.items()}
+    _, returns = estimator(**arguments)
     assert returns[:, 0].tolist() == [0.5, -0.5]
 
 
-def test_without_thinking_credit_the_estimator_is_grpo():
-    arguments = batch(thinking_level_entropies=torch.zeros(2, 4))
+def test_estimator_without_thinking_advantage_is_grpo():
+    arguments = make_batch(thinking_level_entropies=torch.zeros(2, 4))
     grpo, _ = get_adv_estimator_fn("grpo")(
         arguments["token_level_rewards"],
         arguments["response_mask"],
@@ -363,19 +369,19 @@ def test_without_thinking_credit_the_estimator_is_grpo():
         torch.testing.assert_close(returns, grpo)
 
 
-def test_success_comes_from_the_batch_or_from_the_return():
-    by_return, _ = compute_rlvcr_outcome_advantage(**batch(), combine="success")
+def test_success_is_read_from_the_batch_or_the_return():
+    by_return, _ = compute_rlvcr_outcome_advantage(**make_batch(), combine="success")
     assert by_return[0, 0].item() == pytest.approx(0.7)
     assert by_return.tolist()[1] == [-0.5] * 4
     won = np.array([False, True], dtype=object)
-    given, _ = compute_rlvcr_outcome_advantage(**batch(), combine="success", success=won)
-    assert given[0].tolist() == [0.5, 0.5, 0.5, 0.0]
-    assert given[1, 1].item() == pytest.approx(-0.9)
+    by_column, _ = compute_rlvcr_outcome_advantage(**make_batch(), combine="success", success=won)
+    assert by_column[0].tolist() == [0.5, 0.5, 0.5, 0.0]
+    assert by_column[1, 1].item() == pytest.approx(-0.9)
 
 
 def test_copo_reweights_positive_advantages_only():
     factors = torch.tensor([[2.0, 0.0, 0.5, 0.0], [2.0, 0.0, 0.5, 0.0]])
-    arguments = batch()
+    arguments = make_batch()
     for key in ("thinking_level_entropies", "thinking_token_costs"):
         del arguments[key]
     advantages, returns = compute_copo_outcome_advantage(**arguments, thinking_reweight=factors)
@@ -383,15 +389,15 @@ def test_copo_reweights_positive_advantages_only():
     assert returns[0].tolist() == [0.5, 0.5, 0.5, 0.0]
 
 
-def test_copo_can_divide_by_the_standard_deviation():
-    arguments = batch(thinking_reweight=torch.zeros(2, 4))
+def test_copo_can_divide_by_the_std():
+    arguments = make_batch(thinking_reweight=torch.zeros(2, 4))
     for key in ("thinking_level_entropies", "thinking_token_costs"):
         del arguments[key]
     _, returns = compute_copo_outcome_advantage(**arguments, mode="mean_std_norm")
     assert returns[:, 0].tolist() == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)], rel=1e-5)
 
 
-def test_the_method_is_found_under_one_name():
+def test_every_name_in_all_exists():
     assert [name for name in core_rlvcr.__all__ if not hasattr(core_rlvcr, name)] == []
 
 
@@ -399,7 +405,7 @@ def test_the_method_is_found_under_one_name():
 
 
 def test_credit_metrics_by_hand():
-    """Tokens: more of the same; behind a closed gate; a bonus alone; a flip; cancelled; none; not
+    """The tokens: same sign; closed gate; bonus alone; flipped sign; cancelled; no credit; not
     sampled.
     """
     returns = torch.tensor([[1.0, -1.0, 0.0, 2.0, 1.0, 7.0, 5.0]])
@@ -415,19 +421,19 @@ def test_credit_metrics_by_hand():
     }
     factors = compute_credit_metrics(advantages, returns, sampled, thinking_reweight=placed)
     assert factors == pytest.approx(expected)
-    found = compute_credit_metrics(advantages, returns, sampled, placed, costs)
-    assert found == pytest.approx(
+    actual = compute_credit_metrics(advantages, returns, sampled, placed, costs)
+    assert actual == pytest.approx(
         expected | {"rlvcr/thinking_advantage_abs_mean": 7 / 5, "rlvcr/cost_share_mean": -1 / 5}
     )
 
 
-def test_without_any_credit_the_metrics_are_zero():
+def test_credit_metrics_without_credit_are_zero():
     nothing = torch.zeros(1, 3)
     assert set(compute_credit_metrics(nothing, nothing, nothing + 1).values()) == {0.0}
 
 
-def test_credit_metrics_show_when_thinking_swallows_the_trajectory():
-    small = batch()
+def test_credit_metrics_show_a_dominant_thinking_advantage():
+    small = make_batch()
     advantages, returns = compute_rlvcr_outcome_advantage(**small)
     metrics = compute_credit_metrics(advantages, returns, **small)
     assert metrics["rlvcr/sign_flip_share"] == 0.0
@@ -435,7 +441,7 @@ def test_credit_metrics_show_when_thinking_swallows_the_trajectory():
     assert metrics["rlvcr/trajectory_advantage_abs_mean"] == pytest.approx(0.5)
     assert metrics["rlvcr/thinking_advantage_abs_mean"] == pytest.approx(0.3)
     assert metrics["rlvcr/credited_token_share"] == pytest.approx(2 / 7)
-    large = batch(
+    large = make_batch(
         thinking_level_entropies=torch.tensor([[-3.0, 0.0, 0.0, 0.0], [0.0, -3.0, 0.0, 0.0]])
     )
     metrics = compute_credit_metrics(*compute_rlvcr_outcome_advantage(**large), **large)
@@ -461,7 +467,7 @@ def test_level_metrics_by_hand():
     assert compute_level_metrics([], [])["rlvcr/level_share_1"] == 0.0
 
 
-def test_collapse_is_warned_of_after_patience_updates(caplog):
+def test_collapse_detector_warns_after_patience_updates(caplog):
     watch = LevelCollapseDetector(patience=2)
     with caplog.at_level(logging.WARNING):
         assert watch.update([1, 2, 3, None]) == []
@@ -474,7 +480,7 @@ def test_collapse_is_warned_of_after_patience_updates(caplog):
     assert watch.unseen == {1: 0, 2: 0, 3: 1, 4: 0}
 
 
-def test_a_watch_counts_on_from_where_it_was():
+def test_collapse_detector_resumes_its_counts():
     watch, resumed = LevelCollapseDetector(patience=3), LevelCollapseDetector(patience=3)
     for _ in range(2):
         watch.update([1, 2, 4])
@@ -485,7 +491,7 @@ def test_a_watch_counts_on_from_where_it_was():
     assert resumed.state() == [0, 0, 0, 0]
 
 
-def test_a_watch_may_warn_at_once_and_never_earlier():
+def test_collapse_patience_is_at_least_one():
     assert LevelCollapseDetector(patience=1).update([1, 2, 3]) == [4]
     with pytest.raises(ValueError, check=mentions("collapse_patience", 1, 0)):
         LevelCollapseDetector(patience=0)

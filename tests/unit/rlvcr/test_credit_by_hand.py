@@ -1,8 +1,8 @@
-"""From scores, prices and returns to advantages, against a second implementation in plain numbers:
-every key of the credit changes advantages to what this one makes of it.
+"""From scores, prices and returns to advantages, against a second implementation in plain numbers.
+Every key of the credit is changed once, and both must give the same advantages.
 
-Seven rows of six trajectories in two groups; the first trajectory has two rows, so that statistics
-over rows differ from those over trajectories. One step was cut in its thought.
+There are seven rows of six trajectories in two groups. The first trajectory has two rows, so that
+statistics over rows differ from those over trajectories. One turn was cut in its thought.
 """
 
 import math
@@ -31,8 +31,8 @@ WON = {"a0": True, "a1": False, "a2": False, "b0": True, "b1": True, "b2": False
 CHOSEN = [3, 2, 4, 1, 2, 2, 1]
 THOUGHT = [3, 2, 5, 0, 1, 4, 2]  # tokens of the row's own thought
 OTHERS = {1: 0, 2: 2, 3: 6, 4: 9}  # tokens of the thought at other levels
-CUT = 2  # the row whose step was cut in its thought
-# How much more the play was worth than one with another level, by row.
+CUT = 2  # the row whose turn was cut in its thought
+# Priced return of the trajectory minus that of its executed alternative, by row.
 EXECUTED = {0: 0.6, 1: -0.2, 2: -0.75, 3: -0.15, 4: 0.45, 5: 0.3}
 DRAW = np.random.default_rng(2)
 LOGPROB = DRAW.uniform(-1.5, -0.1, (7, 4))
@@ -78,8 +78,8 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def contexts(row: int, s: dict[str, Any]) -> list[int]:
-    """The levels that a row's step was scored at."""
+def scored_levels(row: int, s: dict[str, Any]) -> list[int]:
+    """Return the levels at which a row's turn was scored."""
     if row == CUT:
         return []
     if s["alternatives"] == "one":
@@ -97,28 +97,34 @@ def priced(row: int, level: int, s: dict[str, Any]) -> float:
     return s["cost_coef"] * min(tokens, s["cost_max"]) / s["cost_max"]
 
 
-def thought(row: int, s: dict[str, Any]) -> tuple[float, float, float]:
-    """Advantage of the row's thought, its part by price, and its factor."""
-    levels = contexts(row, s)
+def thought_credit(row: int, s: dict[str, Any]) -> tuple[float, float, float]:
+    """Return the advantage of the row's thought, its part by price, and its factor."""
+    levels = scored_levels(row, s)
     if not levels:
         return 0.0, 0.0, 1.0
     scores = {"logprob": LOGPROB, "entropy": -ENTROPY, "prob": PROB}[s["score"]][row]
     price = {level: priced(row, level, s) for level in levels}
-    worth = {level: scores[level - 1] - price[level] for level in levels}
-    own = CHOSEN[row]
+    utilities = {level: scores[level - 1] - price[level] for level in levels}
+    chosen = CHOSEN[row]
     if s["alternatives"] == "one":
-        (other,) = set(levels) - {own}
-        return 0.75 * (worth[own] - worth[other]), 0.75 * (price[other] - price[own]), 1.0
-    divisor = max(pstdev(worth.values()), s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
-    low, high = min(worth.values()), max(worth.values())
-    scaled = {k: (v - low) / max(high - low, s["spread_floor"]) for k, v in worth.items()}
-    factor = math.exp(2 * scaled[own]) / mean(math.exp(2 * x) for x in scaled.values())
-    advantage = (worth[own] - mean(worth.values())) / divisor
-    return advantage, (mean(price.values()) - price[own]) / divisor, factor
+        (other,) = set(levels) - {chosen}
+        return (
+            0.75 * (utilities[chosen] - utilities[other]),
+            0.75 * (price[other] - price[chosen]),
+            1.0,
+        )
+    divisor = (
+        max(pstdev(utilities.values()), s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
+    )
+    low, high = min(utilities.values()), max(utilities.values())
+    scaled = {k: (v - low) / max(high - low, s["spread_floor"]) for k, v in utilities.items()}
+    factor = math.exp(2 * scaled[chosen]) / mean(math.exp(2 * x) for x in scaled.values())
+    advantage = (utilities[chosen] - mean(utilities.values())) / divisor
+    return advantage, (mean(price.values()) - price[chosen]) / divisor, factor
 
 
-def of_trajectory(row: int, s: dict[str, Any]) -> float:
-    """The return against those of the group, each trajectory once."""
+def trajectory_advantage(row: int, s: dict[str, Any]) -> float:
+    """Compare the return with those of the group, counting each trajectory once."""
     group = [value for name, value in RETURNS.items() if name[0] == GROUPS[row]]
     centred = RETURNS[TRAJECTORIES[row]] - mean(group)
     return centred / (stdev(group) + 1e-6) if s["mode"] == "mean_std_norm" else centred
@@ -132,38 +138,38 @@ def bonus(row: int, s: dict[str, Any]) -> float:
     return s["level_bonus_w"] * (surprise[row] - mean(surprise.values()))
 
 
-def found_out(s: dict[str, Any]) -> tuple[dict[int, float], float]:
-    """Credit of the rows at which another level was executed, and the slope for the others."""
+def executed_credit(s: dict[str, Any]) -> tuple[dict[int, float], float]:
+    """Return the credit of rows with an executed alternative, and the slope for the others."""
     if s["credit"] == "scored":
         return {}, 1.0
-    spread = pstdev(RETURNS.values())
-    scale = max(spread, s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
-    # In both groups the other plays of each differ in their return: all of them count.
+    std = pstdev(RETURNS.values())
+    scale = max(std, s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
+    # In both groups the other members of each row differ in their return, so all rows count.
     known = {row: value / scale for row, value in EXECUTED.items()}
     if s["credit"] == "executed":
         return known, 0.0
     pairs = [
-        (thought(row, s)[0], value)
+        (thought_credit(row, s)[0], value)
         for row, value in known.items()
-        if thought(row, s)[0] and (s["combine"] != "success" or WON[TRAJECTORIES[row]])
+        if thought_credit(row, s)[0] and (s["combine"] != "success" or WON[TRAJECTORIES[row]])
     ]
     mx, my = (mean(column) for column in zip(*pairs, strict=True))
     sxx = sum((x - mx) ** 2 for x, _ in pairs)
     slope = sum((x - mx) * (y - my) for x, y in pairs) / sxx
-    left = sum((y - my - slope * (x - mx)) ** 2 for x, y in pairs)
-    precision = sxx * (len(pairs) - 2) / left
+    residuals = sum((y - my - slope * (x - mx)) ** 2 for x, y in pairs)
+    precision = sxx * (len(pairs) - 2) / residuals
     return known, max(0.0, (1 + precision * slope) / (1 + precision))
 
 
 def expected(s: dict[str, Any]) -> torch.Tensor:
-    """[7, R] advantages."""
+    """Return the expected advantages, [7, R]."""
     result = torch.zeros(7, RESPONSE)
-    executed, slope = found_out(s)
+    executed, slope = executed_credit(s)
     for row in range(7):
-        a = of_trajectory(row, s)
+        a = trajectory_advantage(row, s)
         length = response_tokens(row)
         result[row, :length] = a
-        advantage, price, factor = thought(row, s)
+        advantage, price, factor = thought_credit(row, s)
         share = 0.0 if row in executed else slope
         gate = 1.0
         if s["combine"] == "gated":
@@ -175,26 +181,26 @@ def expected(s: dict[str, Any]) -> torch.Tensor:
             added += (1 - gate) * price * share
         value = a * factor if s["combine"] == "reweight" else a + s["step_advantage_w"] * added
         value += s["step_advantage_w"] * executed.get(row, 0.0) + bonus(row, s)
-        for place in credited(row, s, executed):
-            result[row, place] = value
+        for position in credited_positions(row, s, executed):
+            result[row, position] = value
     return result
 
 
-def credited(row: int, s: dict[str, Any], executed: dict[int, float]) -> list[int]:
-    """Places of digit, thought and, on request, the token that ended it."""
+def credited_positions(row: int, s: dict[str, Any], executed: dict[int, float]) -> list[int]:
+    """Return the positions of digit, thought and, on request, the token that ended the thought."""
     end = 3 + THOUGHT[row] + (s["credit_end"] and row != CUT)
     return [1, *range(3, end)] if row != CUT or row in executed else []
 
 
 def response_tokens(row: int) -> int:
-    """``<level> digit tag thought``, and but for a cut step ``</think> a action </action>``."""
+    """Count ``<level> digit tag thought``, then ``</think> a action </action>`` unless cut."""
     return 3 + THOUGHT[row] + (0 if row == CUT else 4)
 
 
-# ------------------------------------------------------------------ the product's
+# ------------------------------------------------------------------ the product code
 
 
-def row_step(row: int, s: dict[str, Any]) -> RowTurn:
+def row_turn(row: int, s: dict[str, Any]) -> RowTurn:
     end = 3 + THOUGHT[row]
     choice = LevelChoice(CHOSEN[row], 1, (3, end))
     parsed = ParsedTurn(
@@ -206,13 +212,13 @@ def row_step(row: int, s: dict[str, Any]) -> RowTurn:
             CHOSEN[row], (1, 2), None, None, None, "", "", "level_only",
             ParseFailure.MISSING_ACTION, choice=choice,
         )  # fmt: skip
-    others = [
+    alternative_thoughts = [
         ForcedThought(level, [9] * (OTHERS[level] + 3), (2, 2 + OTHERS[level]), "other")
-        for level in contexts(row, s)
+        for level in scored_levels(row, s)
         if level != CHOSEN[row]
     ]
     executed = EXECUTED.get(row) if s["credit"] != "scored" else None
-    alternatives = TurnAlternatives(others) if others else None
+    alternatives = TurnAlternatives(alternative_thoughts) if alternative_thoughts else None
     return RowTurn(0, PROMPT, [9] * response_tokens(row), parsed, alternatives, 0, executed)
 
 
@@ -221,10 +227,10 @@ def score(row: int, level: int) -> SegmentScore:
     return SegmentScore(0, level, LOGPROB[at], ENTROPY[at], 0.5, PROB[at], 3)
 
 
-def advantages(s: dict[str, Any], **others: Any) -> torch.Tensor:
+def advantages(s: dict[str, Any], **changes: Any) -> torch.Tensor:
     config: Any = make_config()
-    config.algorithm.adv_estimator = others.get("adv_estimator", "rlvcr")
-    for key, value in (s | others).items():
+    config.algorithm.adv_estimator = changes.get("adv_estimator", "rlvcr")
+    for key, value in (s | changes).items():
         if key != "adv_estimator":
             setattr(config.algorithm.rlvcr, key, value)
     attention = torch.zeros(7, PROMPT + RESPONSE, dtype=torch.long)
@@ -252,14 +258,19 @@ def advantages(s: dict[str, Any], **others: Any) -> torch.Tensor:
     data = DataProto.from_dict(tensors, columns)
 
     def answer(_: DataProto) -> DataProto:
-        own = [[score(r, CHOSEN[r])] if contexts(r, s) else [] for r in range(7)]
-        rest = [[score(r, k) for k in contexts(r, s) if k != CHOSEN[r]] for r in range(7)]
-        told = {"span_scores": object_array(own), "branch_scores": object_array(rest)}
-        found = torch.zeros(7, RESPONSE)
-        return DataProto.from_dict({"old_log_probs": found, "entropys": found.clone()}, told)
+        span_scores = [[score(r, CHOSEN[r])] if scored_levels(r, s) else [] for r in range(7)]
+        branch_scores = [
+            [score(r, k) for k in scored_levels(r, s) if k != CHOSEN[r]] for r in range(7)
+        ]
+        scores = {
+            "span_scores": object_array(span_scores),
+            "branch_scores": object_array(branch_scores),
+        }
+        zeros = torch.zeros(7, RESPONSE)
+        return DataProto.from_dict({"old_log_probs": zeros, "entropys": zeros.clone()}, scores)
 
     codec: Any = type("Codec", (), {"digit_ids": (1, 2, 3, 4)})
-    data = score_rows(data, [[row_step(row, s)] for row in range(7)], answer, config, codec)
+    data = score_rows(data, [[row_turn(row, s)] for row in range(7)], answer, config, codec)
     assert data.meta_info["choice"].weight == s["thinking_diversity_w"]
     return compute_advantage(data, config).batch["advantages"]
 
@@ -268,33 +279,36 @@ def advantages(s: dict[str, Any], **others: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("key", "change"), [("", {}), *CHANGES])
-def test_advantages_are_what_the_keys_say(key, change):
+def test_every_key_changes_the_advantages_as_expected(key, change):
     settings = BASE | change
-    right = expected(settings)
-    torch.testing.assert_close(advantages(settings), right, atol=2e-6, rtol=1e-5)
+    with_change = expected(settings)
+    torch.testing.assert_close(advantages(settings), with_change, atol=2e-6, rtol=1e-5)
     if key:
-        without = expected(settings | {key: BASE[key]})
-        assert (without - right).abs().max() > 1e-3
+        without_change = expected(settings | {key: BASE[key]})
+        assert (without_change - with_change).abs().max() > 1e-3
 
 
-def test_copo_multiplies_positive_advantages_alone():
-    found = advantages(BASE, adv_estimator="copo", level_bonus_w=0.0)
+def test_copo_multiplies_only_positive_advantages():
+    actual = advantages(BASE, adv_estimator="copo", level_bonus_w=0.0)
     for row in range(7):
-        a, factor = of_trajectory(row, BASE), thought(row, BASE)[2] if row != CUT else 1.0
-        right = torch.zeros(RESPONSE)
-        right[: response_tokens(row)] = a
-        for place in credited(row, BASE, {}):
-            right[place] = a * factor if a > 0 else a
-        torch.testing.assert_close(found[row], right, atol=2e-6, rtol=1e-5)
+        a, factor = (
+            trajectory_advantage(row, BASE),
+            thought_credit(row, BASE)[2] if row != CUT else 1.0,
+        )
+        expected_row = torch.zeros(RESPONSE)
+        expected_row[: response_tokens(row)] = a
+        for position in credited_positions(row, BASE, {}):
+            expected_row[position] = a * factor if a > 0 else a
+        torch.testing.assert_close(actual[row], expected_row, atol=2e-6, rtol=1e-5)
 
 
-def test_permuted_credit_is_that_of_other_rows():
-    """Among the rows that were compared, of won and of lost plays apart."""
+def test_permuted_credit_comes_from_other_rows():
+    """Credit is permuted among the compared rows, separately for success and failure."""
     mixed = BASE | {"combine": "additive", "level_bonus_w": 0.0}
-    right, found = expected(mixed), advantages(mixed, permute=True)
-    assert (found - right).abs().max() > 1e-3
+    unpermuted, actual = expected(mixed), advantages(mixed, permute=True)
+    assert (actual - unpermuted).abs().max() > 1e-3
     for won in (True, False):
         rows = [r for r in range(7) if WON[TRAJECTORIES[r]] == won and r != CUT]
-        credit = [float(found[r, 1] - of_trajectory(r, mixed)) for r in rows]
-        own = [float(right[r, 1] - of_trajectory(r, mixed)) for r in rows]
-        assert sorted(credit) == pytest.approx(sorted(own), abs=1e-5)
+        permuted_credit = [float(actual[r, 1] - trajectory_advantage(r, mixed)) for r in rows]
+        unpermuted_credit = [float(unpermuted[r, 1] - trajectory_advantage(r, mixed)) for r in rows]
+        assert sorted(permuted_credit) == pytest.approx(sorted(unpermuted_credit), abs=1e-5)

@@ -1,6 +1,6 @@
 """``algorithm.rlvcr.epsilon_levels``: levels that are drawn and forced.
 
-Nothing is learnt on what was forced.
+Forced tokens are not trained on.
 """
 
 from collections import Counter
@@ -52,21 +52,21 @@ def scorer(policy):
 
 
 def forcing_script():
-    """Answers a turn that begins with a forced level: thought, then the action of the step."""
-    usual = thinking_script()
+    """Answer a turn that begins with a forced level: the thought, then the action of the turn."""
+    thinking = thinking_script()
 
     def script(request, prompt):
         if not prompt.endswith("<think>") or request.stop == ("</think>", "<action>"):
-            return usual(request, prompt)
-        said = usual(request, prompt[: -len("<level>1</level><think>")])
-        return usual(request, prompt) + said[said.index("<action>") :]
+            return thinking(request, prompt)
+        free_turn = thinking(request, prompt[: -len("<level>1</level><think>")])
+        return thinking(request, prompt) + free_turn[free_turn.index("<action>") :]
 
     return script
 
 
 @pytest.fixture(scope="module")
 def forced(tokenizer, scorer):
-    """Rows by history policy in which about half of the levels are forced."""
+    """Return rows by history policy in which about half of the levels are forced."""
     return {
         history: collect(
             tokenizer, scorer, thinking_config(history, epsilon_levels=0.5), forcing_script()
@@ -75,8 +75,8 @@ def forced(tokenizer, scorer):
     }
 
 
-def prefix_of(data, row, record, tokenizer):
-    """Range in the response, and the ids, of the level and the tag behind it."""
+def prefix_range(data, row, record, tokenizer):
+    """Return the range in the response of the level and the tag after it."""
     start = record.span[0] - int(
         data.batch["attention_mask"][row][: data.batch["prompts"].shape[1]].sum()
     )
@@ -84,47 +84,45 @@ def prefix_of(data, row, record, tokenizer):
 
 
 @both
-def test_rule_13_a_forced_level_enters_neither_entropy_nor_cost_nor_loss(
-    history, forced, tokenizer
-):
+def test_rule_13_forced_level_has_no_entropy_cost_or_loss(history, forced, tokenizer):
     data, codec = forced[history], LevelCodec(tokenizer)
-    seen = Counter(record.level_forced for _, record in steps_of(data))
-    assert seen[True] >= 4 and seen[False] >= 4
+    num_forced = Counter(record.level_forced for _, record in steps_of(data))
+    assert num_forced[True] >= 4 and num_forced[False] >= 4
     for row, record in steps_of(data):
-        own = prefix_of(data, row, record, tokenizer)
-        digit = data.batch["responses"][row][own].tolist()[:-1]  # level 1 may go without a thought
+        prefix = prefix_range(data, row, record, tokenizer)
+        digit = data.batch["responses"][row][prefix].tolist()[:-1]  # level 1 may have no thought
         assert record.level is not None
         assert digit == codec.prefix_ids[record.level][:-1]
-        nothing = {
-            key: data.batch[key][row][own] == 0
+        is_zero = {
+            key: data.batch[key][row][prefix] == 0
             for key in ("response_mask", "old_log_probs", "entropys")
         }
-        nothing |= {
-            key: data.batch[key][row][own] == 0
+        is_zero |= {
+            key: data.batch[key][row][prefix] == 0
             for key in ("choice_mask", "thinking_level_entropies")
         }
-        assert all(zero.all() for zero in nothing.values()) == record.level_forced
-        assert (data.batch["step_ids"][row][own] == -1).all() == record.level_forced
-        sampled = record.span[1] - record.span[0] - (own.stop - own.start) * record.level_forced
+        assert all(zero.all() for zero in is_zero.values()) == record.level_forced
+        assert (data.batch["step_ids"][row][prefix] == -1).all() == record.level_forced
+        sampled = (
+            record.span[1] - record.span[0] - (prefix.stop - prefix.start) * record.level_forced
+        )
         assert record.num_tokens == sampled
         thought = next(c for c in record.contexts if c.original)
         assert (
             thought.tokens == record.thought_tokens == len(tokenizer(thought.thought)["input_ids"])
         )
-    assert data.batch["choice_mask"].sum() == seen[False]
+    assert data.batch["choice_mask"].sum() == num_forced[False]
 
 
 @both
-def test_a_forced_level_is_scored_and_its_thought_credited_like_any_other(
-    history, forced, tokenizer, policy
-):
+def test_thought_of_a_forced_level_is_scored_and_credited(history, forced, tokenizer, policy):
     data, model = forced[history], AutoModelForCausalLM.from_pretrained(policy)
     assert max(Reference(model, tokenizer, history).differences(data)) < 1e-5
-    placed = data.batch["thinking_level_entropies"]
+    credit = data.batch["thinking_level_entropies"]
     for row, record in steps_of(data):
         if record.level_forced:
-            own = data.batch["step_ids"][row] == record.step
-            credited = data.batch["responses"][row][own & (placed[row] != 0)].tolist()
+            of_turn = data.batch["step_ids"][row] == record.step
+            credited = data.batch["responses"][row][of_turn & (credit[row] != 0)].tolist()
             assert tokenizer.decode(credited) == next(
                 c.thought for c in record.contexts if c.original
             )
@@ -132,7 +130,7 @@ def test_a_forced_level_is_scored_and_its_thought_credited_like_any_other(
 
 
 @both
-def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, tokenizer, policy):
+def test_forced_tokens_have_no_advantage_and_no_gradient(history, forced, tokenizer, policy):
     config, data = thinking_config(history), forced[history]
     last = data.batch["response_mask"].cumsum(-1).argmax(-1)
     rewards = torch.zeros(data.batch["response_mask"].shape)
@@ -142,12 +140,14 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
     data = compute_advantage(data, config)
     rows = [(row, record) for row, record in steps_of(data) if record.level_forced]
     for row, record in rows:
-        assert (data.batch["advantages"][row][prefix_of(data, row, record, tokenizer)] == 0).all()
+        assert (
+            data.batch["advantages"][row][prefix_range(data, row, record, tokenizer)] == 0
+        ).all()
 
-    def update(changed: float):
-        """Weights after an update in which forced tokens carry advantages of this size."""
+    def update(advantage: float):
+        """Return the weights after an update in which forced tokens carry this advantage."""
         for row, record in rows:
-            data.batch["advantages"][row][prefix_of(data, row, record, tokenizer)] = changed
+            data.batch["advantages"][row][prefix_range(data, row, record, tokenizer)] = advantage
         worker = ActorWorker(
             policy_config(policy, ppo_micro_batch_size_per_gpu=4), device="cpu", seed=3
         )
@@ -155,11 +155,11 @@ def test_advantages_and_gradients_do_not_touch_forced_tokens(history, forced, to
         worker.update_actor(data)
         return {name: torch.as_tensor(value) for name, value in worker.export_weights()}
 
-    plain, loud = update(0.0), update(100.0)
-    assert all(plain[name].equal(loud[name]) for name in plain)
+    plain_weights, changed_weights = update(0.0), update(100.0)
+    assert all(plain_weights[name].equal(changed_weights[name]) for name in plain_weights)
 
 
-def test_forced_levels_count_neither_as_choices_nor_against_collapse(tokenizer, scorer):
+def test_forced_levels_do_not_count_in_level_metrics(tokenizer, scorer):
     config = thinking_config(epsilon_levels=1.0)
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
     metrics = data.meta_info["metrics"]
@@ -178,11 +178,15 @@ def test_levels_are_drawn_uniformly_and_repeatably():
     def draw(seed, epsilon=0.2):
         settings = SimpleNamespace(seed=seed, level_rule=LevelRule.force_uniformly(epsilon))
         context: Any = SimpleNamespace(settings=settings, codec=codec)
-        plays = [
+        generators = [
             TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", i, 0))
             for i in range(400)
         ]
-        return [tuple(play._forced_level_ids(step, None)) for play in plays for step in range(10)]
+        return [
+            tuple(generator._forced_level_ids(step, None))
+            for generator in generators
+            for step in range(10)
+        ]
 
     drawn = draw(1)
     counts = Counter(drawn)
@@ -193,8 +197,8 @@ def test_levels_are_drawn_uniformly_and_repeatably():
 
 
 @both
-def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer):
-    """The engine is asked for fewer tokens, and no row is longer than it may be."""
+def test_turn_with_a_forced_level_keeps_its_length_limit(history, tokenizer, scorer):
+    """The engine is asked for fewer tokens, and no row exceeds its maximum length."""
     config = thinking_config(history, epsilon_levels=1.0)
     long = thinking_script(lambda _level, _step, start: thought_of(4, 0, start) * 3)
 
@@ -214,7 +218,7 @@ def test_a_forced_level_and_what_follows_fit_the_turn(history, tokenizer, scorer
     )
 
 
-def test_validation_forces_nothing(tokenizer):
+def test_validation_forces_no_level(tokenizer):
     config = thinking_config(epsilon_levels=1.0)
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
     from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings

@@ -1,4 +1,4 @@
-"""Prices of tokens relative to the group's other successes in the same state."""
+"""Prices of tokens relative to the other successes of the group in the same state."""
 
 import pytest
 import torch
@@ -18,49 +18,51 @@ def compare(tokens, successes, states, trajectories):
 
 def test_successes_in_the_same_state_are_compared():
     tokens = [5, 9, 2, 7]
-    found = compare(tokens, [True, True, False, True], ["d", "d", "d", "e"], ["a", "b", "c", "f"])
-    assert found.has_partner.tolist() == [True, True, False, False]
+    comparison = compare(
+        tokens, [True, True, False, True], ["d", "d", "d", "e"], ["a", "b", "c", "f"]
+    )
+    assert comparison.has_partner.tolist() == [True, True, False, False]
     # Mean of the other success 9 and 5, population std of (5, 9) = 2.
-    assert found.compute_prices(torch.tensor(tokens)).tolist() == pytest.approx(
+    assert comparison.compute_prices(torch.tensor(tokens)).tolist() == pytest.approx(
         [-2.0, 2.0, 0.0, 0.0]
     )
 
 
-def test_a_trajectory_is_not_compared_with_itself():
-    found = compare([5, 9, 1], [True] * 3, ["d"] * 3, ["a", "a", "b"])
+def test_trajectory_is_not_compared_with_itself():
+    comparison = compare([5, 9, 1], [True] * 3, ["d"] * 3, ["a", "a", "b"])
     # Turns of a: the other trajectory used 1. Turn of b: mean of 5 and 9.
     std = torch.tensor([5.0, 9.0, 1.0]).std(correction=0).item()
-    assert found.compute_prices(torch.tensor([5, 9, 1])).tolist() == pytest.approx(
+    assert comparison.compute_prices(torch.tensor([5, 9, 1])).tolist() == pytest.approx(
         [4 / std, 8 / std, -6 / std]
     )
     alone = compare([5, 9], [True, True], ["d", "d"], ["a", "a"])
     assert alone.has_partner.tolist() == [False, False]
 
 
-def test_groups_of_other_tasks_are_not_compared():
-    found = compare([5, 9], [True, True], [("t1", "d"), ("t2", "d")], ["a", "b"])
-    assert not found.has_partner.any()
+def test_different_tasks_are_not_compared():
+    comparison = compare([5, 9], [True, True], [("t1", "d"), ("t2", "d")], ["a", "b"])
+    assert not comparison.has_partner.any()
 
 
 def test_differences_below_one_token_are_not_scaled_up():
-    found = compare([5, 5, 6], [True] * 3, ["d"] * 3, ["a", "b", "c"])
-    assert found.scale.tolist() == [1.0, 1.0, 1.0]
-    assert found.compute_prices(torch.tensor([5, 5, 6])).tolist() == [-0.5, -0.5, 1.0]
+    comparison = compare([5, 5, 6], [True] * 3, ["d"] * 3, ["a", "b", "c"])
+    assert comparison.scale.tolist() == [1.0, 1.0, 1.0]
+    assert comparison.compute_prices(torch.tensor([5, 5, 6])).tolist() == [-0.5, -0.5, 1.0]
 
 
-def test_prices_of_other_thoughts_use_the_same_comparison():
-    found = compare([5, 9], [True, True], ["d", "d"], ["a", "b"])
-    prices = found.compute_prices(torch.tensor([[9.0, 11.0], [5.0, 1.0]]))
+def test_alternative_thoughts_are_priced_by_the_same_comparison():
+    comparison = compare([5, 9], [True, True], ["d", "d"], ["a", "b"])
+    prices = comparison.compute_prices(torch.tensor([[9.0, 11.0], [5.0, 1.0]]))
     assert prices.flatten().tolist() == pytest.approx([0.0, 1.0, 0.0, -2.0])
 
 
-def test_no_turn_or_no_success_has_no_price():
+def test_without_turns_or_successes_prices_are_zero():
     assert compare([], [], [], []).compute_prices(torch.zeros(0)).tolist() == []
     failed = compare([5, 9], [False, False], ["d", "d"], ["a", "b"])
     assert failed.compute_prices(torch.tensor([5, 9])).tolist() == [0.0, 0.0]
 
 
-def test_the_estimator_adds_the_prices_to_the_trajectory_advantage():
+def test_estimator_adds_the_prices_to_the_trajectory_advantage():
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     rewards = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     prices = torch.tensor([[0.5, 0.0, 9.0], [-1.0, 0.0, 0.0]])

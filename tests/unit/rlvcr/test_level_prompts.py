@@ -1,5 +1,5 @@
-"""``algorithm.rlvcr.prompts`` reaches the policy: from a command line to the first prompt an engine
-continues.
+"""``algorithm.rlvcr.prompts`` reaches the policy: from the command line to the first prompt of the
+engine.
 """
 
 import pytest
@@ -16,7 +16,7 @@ from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import load_config
 
-WORDS = [
+OVERRIDES = [
     "actor_rollout_ref.model.path=some/policy",
     "env.env_name=number_line",
     "env.kwargs={size: 6}",
@@ -29,8 +29,8 @@ WORDS = [
 ]
 
 
-def first_prompt(words, is_train):
-    config, tokenizer = load_config("ppo_trainer", words), make_tiny_tokenizer()
+def first_prompt(overrides, is_train):
+    config, tokenizer = load_config("ppo_trainer", overrides), make_tiny_tokenizer()
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
     group, envs, (engine,) = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
@@ -45,8 +45,8 @@ def first_prompt(words, is_train):
 
 @pytest.mark.parametrize("history", ["append", "window"])
 @pytest.mark.parametrize("is_train", [True, False])
-def test_a_text_from_the_command_line_is_in_the_first_prompt(history, is_train):
-    prompt = first_prompt([*WORDS, f"env.history={history}"], is_train)
+def test_level_text_from_the_command_line_is_in_the_prompt(history, is_train):
+    prompt = first_prompt([*OVERRIDES, f"env.history={history}"], is_train)
     expected = LEVELS.format(
         LEVEL_TEXTS[1], "say {where} the mug is.", LEVEL_TEXTS[3], "plan for a desk."
     )
@@ -54,16 +54,16 @@ def test_a_text_from_the_command_line_is_in_the_first_prompt(history, is_train):
     assert LEVEL_TEXTS[2] not in prompt and LEVEL_TEXTS[4] not in prompt
 
 
-def test_without_texts_the_built_in_ones_are_shown():
-    assert LEVELS.format(*LEVEL_TEXTS.values()) in first_prompt(WORDS[:-2], is_train=True)
+def test_default_level_texts_are_in_the_prompt():
+    assert LEVELS.format(*LEVEL_TEXTS.values()) in first_prompt(OVERRIDES[:-2], is_train=True)
 
 
-def test_a_policy_that_is_asked_for_no_levels_sees_none():
-    words = [*WORDS, "algorithm.adv_estimator=grpo", "env.rollout.n=2"]
-    assert "mug is" not in first_prompt(words, is_train=True)
+def test_prompt_without_levels_has_no_level_texts():
+    overrides = [*OVERRIDES, "algorithm.adv_estimator=grpo", "env.rollout.n=2"]
+    assert "mug is" not in first_prompt(overrides, is_train=True)
 
 
-def test_alfworld_describes_levels_in_its_full_prompts():
+def test_full_alfworld_prompt_describes_the_levels():
     section = {"prompt": "full", "level_prompts": {3: "think of the drawer."}}
     full = ALFWORLD.prompts(ALFWORLD.read_settings(section))
     text = full.system(True)
@@ -75,18 +75,18 @@ def test_alfworld_describes_levels_in_its_full_prompts():
     assert not shows_level_prompts(ALFWORLD.prompts(ALFWORLD.read_settings({"prompt": "compact"})))
 
 
-def test_keys_are_levels():
+def test_key_that_is_no_level_is_refused():
     with pytest.raises(ValueError, check=mentions(5, "1, 2, 3, 4")):
         NUMBER_LINE.prompts(NUMBER_LINE.read_settings({"level_prompts": {"5": "dream"}}))
 
 
-def test_prompts_that_describe_no_levels_refuse_texts_for_them():
-    words = ["algorithm.rlvcr.prompts.2=look"]
-    config = load_config("quickstart", words)
+def test_level_texts_without_a_place_in_the_prompt_are_refused():
+    overrides = ["algorithm.rlvcr.prompts.2=look"]
+    config = load_config("quickstart", overrides)
     with pytest.raises(
         ValueError,
         check=mentions("algorithm.rlvcr.prompts"),
     ):
         check_prompts(config, ALFWORLD)
-    full = load_config("quickstart", [*words, "env.alfworld.prompt=full"])
+    full = load_config("quickstart", [*overrides, "env.alfworld.prompt=full"])
     check_prompts(full, ALFWORLD)

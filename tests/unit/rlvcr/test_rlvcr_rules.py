@@ -1,5 +1,5 @@
-"""The edge rules of the method that are pure maths, each under its number; the others:
-``test_rlvcr_rules_scored``.
+"""Edge rules of the method that need no model, by number. ``test_rlvcr_rules_scored`` has the
+others.
 """
 
 import math
@@ -17,7 +17,7 @@ MODES = ("mean_norm", "mean_std_norm")
 COMBINES = ("additive", "gated", "success", "reweight")
 
 
-def step(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
+def turn_advantage(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
     advantage, _ = compute_thinking_advantage(
         torch.tensor([scores]),
         torch.tensor([valid]),
@@ -29,7 +29,7 @@ def step(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
 
 
 def estimate(scores, index, traj, thinking, mask=None, **options):
-    """Estimator on rows whose return is ``scores``; ``thinking`` [B, R]."""
+    """Return the estimator's advantages of rows with returns ``scores``; ``thinking`` is [B, R]."""
     thinking = torch.as_tensor(thinking)
     mask = torch.ones_like(thinking) if mask is None else torch.as_tensor(mask).to(thinking)
     rewards = torch.zeros_like(thinking)
@@ -50,42 +50,48 @@ def estimate(scores, index, traj, thinking, mask=None, **options):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("value", [-0.1, 1 / 3, -1e4])
-def test_rule_01_no_spread_gives_zero(mode, value):
-    assert step([value] * 4, 2, mode=mode, std_floor=0.0) == 0.0
+def test_rule_01_equal_scores_give_zero(mode, value):
+    assert turn_advantage([value] * 4, 2, mode=mode, std_floor=0.0) == 0.0
     result = estimate([value] * 3, ["a"] * 3, ["t", "u", "v"], torch.zeros(3, 2), mode=mode)
     assert (result == 0).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rule_02_fewer_than_two_valid_contexts_give_zero(mode):
-    assert step([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, False, False, False), mode=mode) == 0.0
-    assert step([-1.0, -2.0, -3.0, -4.0], 0, valid=(False,) * 4, mode=mode) == 0.0
-    assert step([-1.0, math.nan, -math.inf, math.nan], 0, mode=mode) == 0.0
-    assert step([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, True, False, False), mode=mode) > 0.0
+    assert (
+        turn_advantage([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, False, False, False), mode=mode)
+        == 0.0
+    )
+    assert turn_advantage([-1.0, -2.0, -3.0, -4.0], 0, valid=(False,) * 4, mode=mode) == 0.0
+    assert turn_advantage([-1.0, math.nan, -math.inf, math.nan], 0, mode=mode) == 0.0
+    assert (
+        turn_advantage([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, True, False, False), mode=mode)
+        > 0.0
+    )
 
 
 @pytest.mark.parametrize("combine", COMBINES)
-def test_rule_03_an_unparsable_step_keeps_only_the_trajectory_advantage(combine):
-    assert step([-1.0, -2.0, -3.0, -4.0], -1) == 0.0
+def test_rule_03_unparsed_turn_gets_no_thinking_advantage(combine):
+    assert turn_advantage([-1.0, -2.0, -3.0, -4.0], -1) == 0.0
     assert (
-        step([-1.0, -2.0, -3.0, -4.0], 1, valid=(True, False, True, True)) == 0.0
-    )  # its own context is missing
+        turn_advantage([-1.0, -2.0, -3.0, -4.0], 1, valid=(True, False, True, True)) == 0.0
+    )  # the context of the chosen level is missing
     result = estimate([1.0, 0.0], ["a", "a"], ["t", "u"], torch.zeros(2, 3), combine=combine)
     assert result.tolist() == [[0.5] * 3, [-0.5] * 3]
 
 
-def test_rule_04_an_empty_thought_is_compared_like_any_other():
+def test_rule_04_empty_thought_is_compared_like_any_other():
     scores, costs = [-1.0, -2.0, -2.0, -3.0], (0.0, 5.0, 9.0, 0.0)
-    assert step(scores, 0, costs=costs) == 1.0
-    assert step(scores, 3, costs=costs) == -1.0  # level 4 with an empty thought
-    assert step(scores, 0, costs=costs, cost_coef=1.0, cost_max=10) == pytest.approx(
+    assert turn_advantage(scores, 0, costs=costs) == 1.0
+    assert turn_advantage(scores, 3, costs=costs) == -1.0  # level 4 with an empty thought
+    assert turn_advantage(scores, 0, costs=costs, cost_coef=1.0, cost_max=10) == pytest.approx(
         1.0 + (0.5 + 0.9) / 4
     )
 
 
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("mode", MODES)
-def test_rule_06_a_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
+def test_rule_06_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
     result = estimate([3.0], ["a"], ["t"], torch.zeros(1, 2), mode=mode, combine=combine)
     assert result.tolist() == [[pytest.approx(3.0, rel=1e-5)] * 2]
     credited = estimate([0.0], ["a"], ["t"], torch.tensor([[0.5, 0.0]]), mode=mode, combine=combine)
@@ -94,7 +100,7 @@ def test_rule_06_a_trajectory_alone_in_its_group_keeps_its_return(mode, combine)
 
 @pytest.mark.parametrize("combine", COMBINES)
 @pytest.mark.parametrize("mode", MODES)
-def test_rule_12_padding_permuting_and_splitting_leave_advantages_unchanged(mode, combine):
+def test_rule_12_padding_order_and_splits_keep_advantages(mode, combine):
     generator = torch.Generator().manual_seed(0)
     rows, width = 9, 5
     scores = torch.rand(rows, generator=generator).tolist()
@@ -135,7 +141,7 @@ def test_rule_12_padding_permuting_and_splitting_leave_advantages_unchanged(mode
     torch.testing.assert_close(torch.cat([part(range(0, 3)), part(range(3, 9))]), whole)
 
 
-def test_rule_12_steps_are_independent_of_the_batch_they_are_in():
+def test_rule_12_turns_do_not_depend_on_their_batch():
     generator = torch.Generator().manual_seed(1)
     scores, costs = (
         torch.randn(6, 4, generator=generator),

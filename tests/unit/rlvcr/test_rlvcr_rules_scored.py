@@ -1,9 +1,8 @@
-"""The edge rules that need a model: real plays in both history policies, scored by the actor of a
-tiny policy.
+"""Edge rules that need a model: trajectories of both history policies, scored by a tiny actor.
 
-What is expected comes from plain forwards over the text of the conversation (``Reference``). Rules
-7 and 10 are also turned around: scoring that asks for the wrong thing is noticed by the same
-comparison.
+The expected values come from plain forward passes over the text of the conversation
+(``Reference``). Rules 7 and 10 are also tested in reverse: requests for the wrong tokens must make
+the same comparison fail.
 """
 
 import copy
@@ -60,21 +59,21 @@ def model(policy):
 
 @pytest.fixture(scope="module")
 def references(model, tokenizer):
-    """What plain forwards say, by history policy."""
+    """Return the references, which use plain forward passes, by history policy."""
     return {history: Reference(model, tokenizer, history) for history in ("append", "window")}
 
 
 class Scorer:
-    """The real scoring pass. ``twist`` changes what is asked; ``asked`` keeps the last question."""
+    """The real scoring pass. ``corrupt`` changes the request; ``request`` keeps the last one."""
 
-    def __init__(self, worker, twist=None) -> None:
-        self.worker, self.twist, self.asked = worker, twist, None
+    def __init__(self, worker, corrupt=None) -> None:
+        self.worker, self.corrupt, self.request = worker, corrupt, None
 
     def __call__(self, data):
-        self.asked = data
-        if self.twist is not None:
+        self.request = data
+        if self.corrupt is not None:
             data = DataProto(data.batch, copy.deepcopy(data.non_tensor_batch), data.meta_info)
-            self.twist(data)
+            self.corrupt(data)
         return self.worker.compute_log_prob(data)
 
 
@@ -84,8 +83,8 @@ def scorer(policy):
 
 
 @pytest.fixture(scope="module")
-def played(tokenizer, scorer):
-    """Scored rows by history policy."""
+def scored_rows(tokenizer, scorer):
+    """Return scored rows by history policy."""
     return {
         history: collect(tokenizer, scorer, thinking_config(history))
         for history in ("append", "window")
@@ -93,7 +92,7 @@ def played(tokenizer, scorer):
 
 
 def advantages(data, config):
-    """The rows with advantages: the first play of each group won."""
+    """Return the rows with advantages, where the first member of each group succeeds."""
     last = data.batch["response_mask"].cumsum(-1).argmax(-1)
     rewards = torch.zeros(data.batch["response_mask"].shape)
     rewards[torch.arange(len(data)), last] = torch.tensor(
@@ -107,38 +106,41 @@ def traj_uids(data):
     return list(data.non_tensor_batch["traj_uid"])
 
 
-# ---- 3, 4, 5: which steps are scored, and how --------------------------------------------------
+# ---------------------------------------------------------------- 3, 4, 5: scored turns
 
 
 @both
-def test_rule_03_an_unparsable_step_keeps_its_trajectory_advantage_and_gets_no_thinking_credit(
-    history, tokenizer, scorer
-):
-    usual = thinking_script()
+def test_rule_03_unparsed_turn_gets_no_thinking_advantage(history, tokenizer, scorer):
+    plain_script = thinking_script()
 
     def script(request, prompt):
-        said = usual(request, prompt)
-        broken = prompt.count("You are at") == 2 and not prompt.endswith("<think>")
-        return said.replace("<level>", "", 1) if broken else said
+        reply = plain_script(request, prompt)
+        is_unparsed = prompt.count("You are at") == 2 and not prompt.endswith("<think>")
+        return reply.replace("<level>", "", 1) if is_unparsed else reply
 
     config = thinking_config(history, combine="additive")
     data = advantages(collect(tokenizer, scorer, config, script), config)
     width = data.batch["responses"].shape[1]
     for row, record in steps_of(data):
         start = int(data.batch["attention_mask"][row][:-width].sum())
-        own = slice(record.span[0] - start, record.span[1] - start)
-        got, trajectory = data.batch["advantages"][row][own], data.batch["returns"][row][own]
+        of_turn = slice(record.span[0] - start, record.span[1] - start)
+        actual, trajectory = (
+            data.batch["advantages"][row][of_turn],
+            data.batch["returns"][row][of_turn],
+        )
         assert (trajectory.abs() == 0.5).all()
         if record.step == 1:
             assert record.parse_failure == "missing_level" and record.contexts == ()
-            assert record.think_advantage == 0.0 and got.equal(trajectory)
+            assert record.think_advantage == 0.0 and actual.equal(trajectory)
         else:
-            assert len(record.contexts) == 4 and not got.equal(trajectory)
+            assert len(record.contexts) == 4 and not actual.equal(trajectory)
 
 
 @both
-def test_rule_04_an_empty_thought_is_scored_like_any_other(history, played, references, tokenizer):
-    data = played[history]
+def test_rule_04_empty_thought_is_scored_like_any_other(
+    history, scored_rows, references, tokenizer
+):
+    data = scored_rows[history]
     empty = [
         (row, record, c)
         for row, record in steps_of(data)
@@ -150,148 +152,149 @@ def test_rule_04_an_empty_thought_is_scored_like_any_other(history, played, refe
         False,
     }
     assert all(c.tokens == 0 and c.scores.logprob < 0 < c.scores.entropy for _, _, c in empty)
-    assert max(references[history].differences(data)) < EXACT  # those contexts included
-    placed, responses = data.batch["thinking_level_entropies"], data.batch["responses"]
+    assert max(references[history].differences(data)) < EXACT  # includes the empty thoughts
+    credit, responses = data.batch["thinking_level_entropies"], data.batch["responses"]
     for row, record, context in empty:
         if context.original:
-            credited = placed[row][
-                (data.batch["step_ids"][row] == record.step) & (placed[row] != 0)
+            credited = credit[row][
+                (data.batch["step_ids"][row] == record.step) & (credit[row] != 0)
             ]
             digit = responses[row][
-                (data.batch["step_ids"][row] == record.step) & (placed[row] != 0)
+                (data.batch["step_ids"][row] == record.step) & (credit[row] != 0)
             ]
             assert tokenizer.decode(digit) == str(record.level) and credited.item() != 0
 
 
 @both
-def test_rule_05_actions_of_one_token_and_of_many_are_scored_by_their_mean(
-    history, played, scorer, tokenizer
-):
+def test_rule_05_score_is_a_mean_for_any_action_length(history, scored_rows, scorer, tokenizer):
     lengths = {action: len(tokenizer(action)["input_ids"]) for action in ACTIONS}
     assert min(lengths.values()) == 1 and max(lengths.values()) > 6
-    data = played[history]
-    answer = scorer.worker.compute_log_prob(
-        asked_of(data, scorer, tokenizer, history)
+    data = scored_rows[history]
+    scores = scorer.worker.compute_log_prob(
+        request_of(data, scorer, tokenizer, history)
     ).non_tensor_batch
-    seen = set()
+    seen_actions = set()
     for row, record in steps_of(data):
-        entries = [e for e in answer["branch_scores"][row] if e.step == record.step]
-        entries += [e for e in answer["span_scores"][row] if e.step == record.step]
+        entries = [e for e in scores["branch_scores"][row] if e.step == record.step]
+        entries += [e for e in scores["span_scores"][row] if e.step == record.step]
         assert {e.num_tokens for e in entries} == {
             lengths[record.action] + 1
-        }  # and one token of </action>
-        seen.add(record.action)
-    assert {1, max(lengths.values())} <= {lengths[action] for action in seen}
+        }  # plus one token of </action>
+        seen_actions.add(record.action)
+    assert {1, max(lengths.values())} <= {lengths[action] for action in seen_actions}
 
 
-def asked_of(data, scorer, tokenizer, history):
-    """What scoring was asked about ``data``."""
+def request_of(data, scorer, tokenizer, history):
+    """Return the scoring request for ``data``."""
     collect(tokenizer, scorer, thinking_config(history))
-    assert scorer.asked.batch["input_ids"].equal(data.batch["input_ids"])
-    return scorer.asked
+    assert scorer.request.batch["input_ids"].equal(data.batch["input_ids"])
+    return scorer.request
 
 
-# ---- 7, 10: the right action after the right thought --------------------------------------------
+# ---------------------------------------------------------------- 7, 10: actions after thoughts
 
 
 @both
-def test_rule_07_every_step_is_scored_on_its_own_action_tokens(history, played, references):
-    data = played[history]
-    for play in plays_of(data).values():
-        actions = [record.action for _, record in play]
+def test_rule_07_turn_is_scored_on_its_own_action_tokens(history, scored_rows, references):
+    data = scored_rows[history]
+    for trajectory in plays_of(data).values():
+        actions = [record.action for _, record in trajectory]
         assert len(actions) >= 3 and len(set(actions)) == len(actions), (
-            "steps of a play act differently"
+            "turns of a trajectory have different actions"
         )
-        assert all(len(record.contexts) == 4 for _, record in play)
+        assert all(len(record.contexts) == 4 for _, record in trajectory)
     differences = references[history].differences(data)
     assert len(differences) == 4 * len(steps_of(data)) and max(differences) < EXACT
 
 
-def actions_of_other_steps(data):
-    """Ask for every branch's action at another step's branch of the same level."""
+def score_actions_of_other_turns(data):
+    """Replace every branch's action by that of another turn at the same level."""
     branches = data.non_tensor_batch["branches"]
     every = [branch for row in branches for branch in row]
     actions = {(b.step, b.label): b.token_ids[b.target_start :] for b in every}
 
     def with_other_action(branch):
-        other = next(a for (step, _), a in actions.items() if step == (branch.step + 1) % STEPS)
-        return replace(branch, token_ids=[*branch.token_ids[: branch.target_start], *other])
+        action = next(a for (step, _), a in actions.items() if step == (branch.step + 1) % STEPS)
+        return replace(branch, token_ids=[*branch.token_ids[: branch.target_start], *action])
 
     for row in branches:
         row[:] = [with_other_action(branch) for branch in row]
 
 
-def spans_of_other_steps(data):
-    """Measure every original on the action of the row's next step; a row of one step on the tokens
-    before it.
-    """
+def score_spans_of_other_turns(data):
+    """Replace every original's span by that of the next turn of the row, or shift the only span."""
     for row in data.non_tensor_batch["spans"]:
         shift = len(row) == 1
         following = zip(row, row[1:] + row[:1], strict=True)
         row[:] = [
-            replace(span, start=other.start - shift, end=other.end - shift)
-            for span, other in following
+            replace(span, start=next_span.start - shift, end=next_span.end - shift)
+            for span, next_span in following
         ]
 
 
-def histories_of_other_steps(data):
-    """Let every branch follow the row's first token instead of its own step's prompt."""
+def score_after_other_histories(data):
+    """Let every branch follow the row's first token instead of the prompt of its turn."""
     for row in data.non_tensor_batch["branches"]:
         row[:] = [replace(branch, start=1) for branch in row]
 
 
-def without_the_closing_tag(data):
-    """Leave out the token that tells "cabinet 1" from "cabinet 10"."""
+def score_without_the_closing_tag(data):
+    """Drop the token that distinguishes "cabinet 1" from "cabinet 10"."""
     for row in data.non_tensor_batch["branches"]:
         row[:] = [replace(branch, token_ids=branch.token_ids[:-1]) for branch in row]
 
 
 @both
 @pytest.mark.parametrize(
-    "twist",
+    "corrupt",
     [
-        actions_of_other_steps,
-        spans_of_other_steps,
-        histories_of_other_steps,
-        without_the_closing_tag,
+        score_actions_of_other_turns,
+        score_spans_of_other_turns,
+        score_after_other_histories,
+        score_without_the_closing_tag,
     ],
 )
-def test_rule_07_scoring_anything_else_would_be_noticed(
-    history, twist, references, tokenizer, scorer
-):
-    wrong = collect(tokenizer, Scorer(scorer.worker, twist), thinking_config(history))
-    differences = references[history].differences(wrong)
-    affected = len(differences) / 4 if twist is spans_of_other_steps else len(differences) * 3 / 4
+def test_rule_07_wrong_requests_give_other_scores(history, corrupt, references, tokenizer, scorer):
+    corrupted = collect(tokenizer, Scorer(scorer.worker, corrupt), thinking_config(history))
+    differences = references[history].differences(corrupted)
+    affected = (
+        len(differences) / 4 if corrupt is score_spans_of_other_turns else len(differences) * 3 / 4
+    )
     assert sum(difference > 100 * EXACT for difference in differences) >= 0.6 * affected
 
 
 @both
-def test_rule_10_other_thoughts_give_other_scores(history, played, references, tokenizer, scorer):
-    """Levels 2 and 4 exchange their thoughts: their scores change, those of the others do not."""
+def test_rule_10_scores_change_with_the_thoughts(
+    history, scored_rows, references, tokenizer, scorer
+):
+    """Levels 2 and 4 exchange their thoughts, so only their scores change."""
     swap = {2: 4, 4: 2}
     script = thinking_script(
         lambda level, step, start: thought_of(swap.get(level, level), step, start)
     )
-    before, after = played[history], collect(tokenizer, scorer, thinking_config(history), script)
+    before, after = (
+        scored_rows[history],
+        collect(tokenizer, scorer, thinking_config(history), script),
+    )
     assert max(references[history].differences(after)) < EXACT
     changed = 0
     for (_, first), (_, second) in zip(steps_of(before), steps_of(after), strict=True):
         assert first.response == second.response
         for old, new in zip(first.contexts, second.contexts, strict=True):
-            same = old.thought == new.thought
-            assert same == (old.original or old.level in (1, 3))
+            is_same_thought = old.thought == new.thought
+            assert is_same_thought == (old.original or old.level in (1, 3))
             difference = abs(old.scores.logprob - new.scores.logprob)
-            assert difference < EXACT if same else difference > 100 * EXACT
-            changed += not same
+            assert difference < EXACT if is_same_thought else difference > 100 * EXACT
+            changed += not is_same_thought
         assert abs(first.think_advantage - second.think_advantage) > EXACT
     assert changed > len(steps_of(before))
 
 
-def thoughts_left_out(data):
+def score_without_thoughts(data):
     """Score every branch as if its thought were empty."""
 
     def empty(branch):
-        # the tags of level and thought are four and two tokens
+        # The opening tags are four tokens, the closing tags two.
         ids = [*branch.token_ids[:4], *branch.token_ids[branch.target_start - 2 :]]
         return replace(branch, token_ids=ids, target_start=6)
 
@@ -299,50 +302,50 @@ def thoughts_left_out(data):
         row[:] = [empty(branch) for branch in row]
 
 
-def thoughts_rotated(data):
-    """Give every level the thought of the next alternative of its step."""
+def score_rotated_thoughts(data):
+    """Give every level the thought of the next alternative of its turn."""
     for row in data.non_tensor_batch["branches"]:
         following = zip(row, row[1:] + row[:1], strict=True)
-        row[:] = [replace(branch, label=other.label) for branch, other in following]
+        row[:] = [replace(branch, label=next_branch.label) for branch, next_branch in following]
 
 
 @both
-@pytest.mark.parametrize("twist", [thoughts_left_out, thoughts_rotated])
-def test_rule_10_scoring_that_ignores_the_thought_would_be_noticed(
-    history, twist, references, tokenizer, scorer
+@pytest.mark.parametrize("corrupt", [score_without_thoughts, score_rotated_thoughts])
+def test_rule_10_ignoring_the_thought_gives_other_scores(
+    history, corrupt, references, tokenizer, scorer
 ):
-    wrong = collect(tokenizer, Scorer(scorer.worker, twist), thinking_config(history))
-    reference, thinking = references[history], []
-    for play in plays_of(wrong).values():
-        records = [record for _, record in play]
+    corrupted = collect(tokenizer, Scorer(scorer.worker, corrupt), thinking_config(history))
+    reference, differences = references[history], []
+    for trajectory in plays_of(corrupted).values():
+        records = [record for _, record in trajectory]
         for number, record in enumerate(records):
             for context in (c for c in record.contexts if not c.original and c.thought):
                 text = reference.said_before(records, number) + reference.thinking(record, context)
                 expected = reference.measure(text, record.action)["score_logprob"]
-                thinking.append(abs(expected - context.scores.logprob))
-    noticed = [difference > 100 * EXACT for difference in thinking]
-    assert len(noticed) > STEPS and sum(noticed) >= 0.9 * len(noticed)
+                differences.append(abs(expected - context.scores.logprob))
+    is_different = [difference > 100 * EXACT for difference in differences]
+    assert len(is_different) > STEPS and sum(is_different) >= 0.9 * len(is_different)
 
 
 # ---------------------------------------------------------------- 8, 11, 12: batches and groups
 
 
 @both
-def test_rule_08_a_row_scores_the_same_alone_and_in_any_packing(
-    history, played, policy, scorer, tokenizer, monkeypatch
+def test_rule_08_row_scores_the_same_in_any_packing(
+    history, scored_rows, policy, scorer, tokenizer, monkeypatch
 ):
-    asked = asked_of(played[history], scorer, tokenizer, history)
-    expected = numbers_of(scorer.worker.compute_log_prob(asked))
+    request = request_of(scored_rows[history], scorer, tokenizer, history)
+    expected = list_numbers(scorer.worker.compute_log_prob(request))
 
     def check(worker, parts):
-        answers = [worker.compute_log_prob(asked[part]) for part in parts]
-        found = [numbers for answer in answers for numbers in numbers_of(answer)]
+        scores = [worker.compute_log_prob(request[part]) for part in parts]
+        actual = [numbers for score in scores for numbers in list_numbers(score)]
         for row, (numbers, reference) in enumerate(
-            zip(found, (expected[i] for part in parts for i in part), strict=True)
+            zip(actual, (expected[i] for part in parts for i in part), strict=True)
         ):
             torch.testing.assert_close(numbers, reference, atol=EXACT, rtol=0, msg=f"row {row}")
 
-    rows = list(range(len(asked)))
+    rows = list(range(len(request)))
     check(scorer.worker, [[row] for row in rows])
     check(scorer.worker, [rows[::-1]])
     check(actor_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
@@ -352,10 +355,8 @@ def test_rule_08_a_row_scores_the_same_alone_and_in_any_packing(
         check(scorer.worker, [rows])
 
 
-def numbers_of(answer):
-    """One tensor per row: log-probs and entropies of its sampled tokens, and every number of its
-    records.
-    """
+def list_numbers(answer):
+    """Return one tensor per row: log-probs and entropies of its tokens, and all its scores."""
     rows = []
     for row in range(len(answer)):
         records = [
@@ -369,11 +370,11 @@ def numbers_of(answer):
 
 
 @both
-def test_rule_11_members_of_a_group_share_task_and_start(history, played):
-    data, columns = played[history], played[history].non_tensor_batch
+def test_rule_11_members_of_a_group_share_task_and_start(history, scored_rows):
+    data, columns = scored_rows[history], scored_rows[history].non_tensor_batch
     groups: dict[str, set] = {}
-    for play in plays_of(data).values():
-        row, first = play[0]
+    for trajectory in plays_of(data).values():
+        row, first = trajectory[0]
         groups.setdefault(columns["uid"][row], set()).add(
             (columns["task_id"][row], first.observation)
         )
@@ -382,7 +383,7 @@ def test_rule_11_members_of_a_group_share_task_and_start(history, played):
 
 
 @both
-def test_rule_11_another_start_is_refused(history, tokenizer, scorer, monkeypatch):
+def test_rule_11_different_start_is_refused(history, tokenizer, scorer, monkeypatch):
     original, calls = PoolSession.reset, []
 
     async def reset(self, task, seed):
@@ -395,9 +396,7 @@ def test_rule_11_another_start_is_refused(history, tokenizer, scorer, monkeypatc
 
 
 @both
-def test_rule_12_order_padding_and_splits_leave_every_credit_where_it_was(
-    history, tokenizer, scorer
-):
+def test_rule_12_order_padding_and_splits_keep_the_credit(history, tokenizer, scorer):
     config = thinking_config(
         history, combine="reweight", mode="mean_std_norm", score="logprob", cost_coef=0.2
     )
@@ -422,10 +421,8 @@ def test_rule_12_order_padding_and_splits_leave_every_credit_where_it_was(
 
 
 @both
-def test_the_trainers_score_gives_what_the_loop_gives_on_its_own(
-    history, played, tokenizer, scorer
-):
-    """Workers that score make the loop fill the columns itself; engines alone leave questions."""
+def test_trainer_and_collector_fill_the_same_columns(history, scored_rows, tokenizer, scorer):
+    """The collector fills the columns with a scoring worker; the trainer does so otherwise."""
     config = thinking_config(history)
     rows = collect(tokenizer, None, config)
     assert "thinking_level_entropies" not in rows.tensor_keys()
@@ -434,50 +431,47 @@ def test_the_trainers_score_gives_what_the_loop_gives_on_its_own(
     workers.compute_log_prob = scorer
     collector: Any = TrajectoryCollector(config, tokenizer)
     trainer.collector = collector
-    found = trainer.score(rows)
-    expected = played[history]
+    actual = trainer.score(rows)
+    expected = scored_rows[history]
     for key in ("old_log_probs", "thinking_level_entropies", "thinking_token_costs", "choice_mask"):
-        torch.testing.assert_close(found.batch[key], expected.batch[key], atol=0, rtol=0)
-    assert found.non_tensor_batch["steps"].tolist() == expected.non_tensor_batch["steps"].tolist()
-    assert set(found.non_tensor_batch) == set(expected.non_tensor_batch)
+        torch.testing.assert_close(actual.batch[key], expected.batch[key], atol=0, rtol=0)
+    assert actual.non_tensor_batch["steps"].tolist() == expected.non_tensor_batch["steps"].tolist()
+    assert set(actual.non_tensor_batch) == set(expected.non_tensor_batch)
     assert trainer.metrics["rlvcr/branch_tokens_ratio"] > 0
 
 
 def pad(data, left, right):
-    """Rows with more padding before the prompt and behind the response."""
-    wide = {}
+    """Return the rows with more padding before the prompt and after the response."""
+    padded = {}
     for key, value in data.batch.items():
         before = left if key in ("input_ids", "attention_mask", "position_ids", "prompts") else 0
-        behind = 0 if key == "prompts" else right
+        after = 0 if key == "prompts" else right
         filler = -1 if key == "step_ids" else 0
-        wide[key] = torch.nn.functional.pad(value, (before, behind), value=filler)
+        padded[key] = torch.nn.functional.pad(value, (before, after), value=filler)
     columns = {
         **data.non_tensor_batch,
         "steps": object_array(copy.deepcopy(list(data.non_tensor_batch["steps"]))),
     }
-    return DataProto.from_dict(wide, columns, {})
+    return DataProto.from_dict(padded, columns, {})
 
 
-# ---------------------------------------------------------------- 13: what was forced
+# ---------------------------------------------------------------- 13: forced tags
 
 
 @both
-def test_rule_13_forced_tags_enter_neither_scores_nor_costs_nor_rows(
-    history, played, scorer, tokenizer
-):
-    data = played[history]
-    asked = asked_of(data, scorer, tokenizer, history)
+def test_rule_13_forced_tags_are_not_scored_or_counted(history, scored_rows, scorer, tokenizer):
+    data = scored_rows[history]
+    request = request_of(data, scorer, tokenizer, history)
     for row, record in steps_of(data):
         for context in record.contexts:
             assert context.tokens == len(tokenizer(context.thought)["input_ids"])
         tokens = real_tokens(data, row)
-        branches = [b for b in asked.non_tensor_batch["branches"][row] if b.step == record.step]
-        spans = [s for s in asked.non_tensor_batch["spans"][row] if s.step == record.step]
-        scored = [b.token_ids[b.target_start :] for b in branches]
-        scored += [tokens[s.start : s.end] for s in spans]
-        assert [tokenizer.decode(ids) for ids in scored] == [record.action + "</action>"] * 4
-    # a play without alternatives has the same rows: what was thought elsewhere is trained on
-    # nowhere
+        branches = [b for b in request.non_tensor_batch["branches"][row] if b.step == record.step]
+        spans = [s for s in request.non_tensor_batch["spans"][row] if s.step == record.step]
+        scored_ids = [b.token_ids[b.target_start :] for b in branches]
+        scored_ids += [tokens[s.start : s.end] for s in spans]
+        assert [tokenizer.decode(ids) for ids in scored_ids] == [record.action + "</action>"] * 4
+    # Rows are the same without alternatives, because alternative thoughts are not trained on.
     config = thinking_config(history)
     method_settings(config.algorithm).enable, config.algorithm.adv_estimator = False, "grpo"
     plain = collect(tokenizer, None, config)

@@ -1,4 +1,4 @@
-"""The keys of the method and the functions that read them agree."""
+"""The defaults of the method's keys and of the functions that read them agree."""
 
 import inspect
 
@@ -21,7 +21,7 @@ from rlvcr.thinking import compute_reweight_factors, compute_thinking_advantage
         (compute_rlvcr_outcome_advantage, {"step_advantage_w", "mode", "combine", "price_in"}),
     ],
 )
-def test_a_function_that_is_called_without_a_key_does_what_the_key_does_by_default(function, keys):
+def test_function_defaults_equal_the_key_defaults(function, keys):
     parameters = inspect.signature(function).parameters
     settings = RLVCRSettings()
     assert {key: parameters[key].default for key in keys} == {
@@ -29,7 +29,7 @@ def test_a_function_that_is_called_without_a_key_does_what_the_key_does_by_defau
     }
 
 
-def test_without_any_key_everything_is_scored_and_nothing_is_forced():
+def test_defaults_score_every_turn_and_force_no_level():
     settings = RLVCRSettings()
     assert (settings.expand, settings.step_fraction, settings.epsilon_levels) == ("all", 1.0, 0.0)
     assert (settings.action_blind, settings.permute, settings.level_bonus_w) == (True, False, 0.0)

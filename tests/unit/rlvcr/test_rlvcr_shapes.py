@@ -1,4 +1,4 @@
-"""The shapes that the method's maths names are checked while the tests run."""
+"""The tensor shapes that the method's functions declare are checked while the tests run."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ALL = torch.ones(2, 4).bool()
 FREE = torch.zeros(2, 4)
 
 
-def test_a_column_for_every_step_is_asked_for():
+def test_wrong_shape_or_type_per_turn_is_refused():
     compute_thinking_advantage(SCORES, ALL, torch.tensor([0, 1]), FREE)
     with pytest.raises(TypeCheckError):
         compute_thinking_advantage(SCORES, ALL, torch.tensor([0]), FREE)
@@ -20,7 +20,7 @@ def test_a_column_for_every_step_is_asked_for():
         compute_level_count_bonus(torch.tensor([0.5, 1.0]), ["a", "a"])
 
 
-def test_rows_and_positions_belong_together():
+def test_different_shapes_of_advantages_are_refused():
     wide = torch.zeros(2, 3)
     combine_advantages(wide, wide, 1.0)
     with pytest.raises(TypeCheckError):

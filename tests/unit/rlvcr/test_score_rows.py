@@ -1,8 +1,8 @@
-"""Credit of three rows, computed by hand from answers that are written down.
+"""Credit of three rows, computed by hand from given scores.
 
-row 0  won   A at 3: level 3 of contexts 1, 2, 3
-row 1  lost  B at 4: unread; C at 7: level 3, forced, of contexts 1 and 3
-row 2  won   D at 4: level 4, no other context; E at 13: level 3, no other context
+row 0  success     A at 3: level 3 of contexts 1, 2, 3
+row 1  no success  B at 4: unparsed; C at 7: level 3, forced, of contexts 1 and 3
+row 2  success     D at 4: level 4, no other context; E at 13: level 3, no other context
 """
 
 import math
@@ -29,24 +29,24 @@ from verl.utils.seeds import derive_seed
 
 PROMPT = 4
 RESPONSE = 18
-REAL = ((3, 9), (4, 12), (4, 18))
+REAL_LENGTHS = ((3, 9), (4, 12), (4, 18))
 CODEC: Any = SimpleNamespace(digit_ids=[21, 22, 23, 24])
-UNREAD = ParsedTurn(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
+UNPARSED = ParsedTurn(None, None, None, None, None, "", "", "tags", next(iter(ParseFailure)))
 ONE = ForcedThought(1, [80, 81], (1, 1), "")
 TWO = ForcedThought(2, [70, 71, 72, 73, 74], (1, 4), "see")
 
 
 def parsed(level: int) -> ParsedTurn:
-    """Nine tokens: the digit is 1, the thought 3 and 4, the action 6 and 7."""
+    """Return a turn of nine tokens: the digit is 1, the thought 3 and 4, the action 6 and 7."""
     return ParsedTurn(level, (1, 2), (3, 5), (6, 8), (6, 9), "own", "look", "tags", None)
 
 
-def steps() -> list[list[RowTurn]]:
+def row_turns() -> list[list[RowTurn]]:
     tokens = list(range(30, 39))
     cut = TurnAlternatives([ONE], Counter(length=1))
     return [
         [RowTurn(0, 3, tokens, parsed(3), TurnAlternatives([ONE, TWO]))],
-        [RowTurn(0, 4, tokens[:3], UNREAD), RowTurn(1, 7, tokens, parsed(3), cut, num_forced=3)],
+        [RowTurn(0, 4, tokens[:3], UNPARSED), RowTurn(1, 7, tokens, parsed(3), cut, num_forced=3)],
         [RowTurn(0, 4, tokens, parsed(4)), RowTurn(1, 13, tokens, parsed(3))],
     ]
 
@@ -57,7 +57,7 @@ def record(step: int) -> ThinkingTurnRecord:
 
 def rows() -> DataProto:
     attention = torch.zeros(3, PROMPT + RESPONSE, dtype=torch.long)
-    for row, (prompt, response) in enumerate(REAL):
+    for row, (prompt, response) in enumerate(REAL_LENGTHS):
         attention[row, PROMPT - prompt : PROMPT + response] = 1
     tensors = {
         "prompts": torch.zeros(3, PROMPT, dtype=torch.long),
@@ -81,17 +81,24 @@ def score(step: int, level: int, logprob: float) -> SegmentScore:
 
 
 class Actor:
-    """Answers as written here."""
+    """Return the scores that are written here."""
 
     def __call__(self, _: DataProto) -> DataProto:
-        own = [[score(0, 3, -1.0)], [score(1, 3, -1.0)], [score(0, 4, -1.0), score(1, 3, -1.0)]]
-        others = [[score(0, 1, -2.0), score(0, 2, -3.0)], [score(1, 1, -3.0)], []]
+        span_scores = [
+            [score(0, 3, -1.0)],
+            [score(1, 3, -1.0)],
+            [score(0, 4, -1.0), score(1, 3, -1.0)],
+        ]
+        branch_scores = [[score(0, 1, -2.0), score(0, 2, -3.0)], [score(1, 1, -3.0)], []]
         tensors = {
             "old_log_probs": torch.full((3, RESPONSE), -0.5),
             "entropys": torch.full((3, RESPONSE), 0.25),
         }
-        answers = {"span_scores": object_array(own), "branch_scores": object_array(others)}
-        return DataProto.from_dict(tensors, answers)
+        columns = {
+            "span_scores": object_array(span_scores),
+            "branch_scores": object_array(branch_scores),
+        }
+        return DataProto.from_dict(tensors, columns)
 
 
 def settings(**rlvcr: object) -> Any:
@@ -99,7 +106,7 @@ def settings(**rlvcr: object) -> Any:
     config.algorithm.adv_estimator = "rlvcr"
     config.actor_rollout_ref.rollout.temperature = 0.75
     config.actor_rollout_ref.rollout.seed = 6
-    chosen = {
+    defaults = {
         "score": "logprob",
         "mode": "mean_std_norm",
         "std_floor": 2.0,
@@ -111,82 +118,82 @@ def settings(**rlvcr: object) -> Any:
         "combine": "reweight",
         "thinking_diversity_w": 0.5,
     }
-    for key, value in (chosen | rlvcr).items():
+    for key, value in (defaults | rlvcr).items():
         setattr(method_settings(config.algorithm), key, value)
     return config
 
 
-def placed(*places: tuple[int, list[int], float]) -> torch.Tensor:
-    """[3, R] with a value at positions of a row, for each of ``places``."""
+def place(*places: tuple[int, list[int], float]) -> torch.Tensor:
+    """Return [3, R] with a value at positions of a row, for each of ``places``."""
     expected = torch.zeros(3, RESPONSE)
     for row, positions, value in places:
         expected[row, positions] = value
     return expected
 
 
-# Prices of a won play, a quarter a token: 2, 0 and 3 tokens. Utilities of A: -1.5, -2, -3.75 at
-# levels 3, 1, 2; of C, which costs nothing: -1 and -3.
+# A is of a success: a quarter per token, for 2, 0 and 3 tokens. Utilities of A: -1.5, -2, -3.75
+# at levels 3, 1, 2; of C, which has no price: -1 and -3.
 ADVANTAGE_A = (-1.5 - (-1.5 - 2 - 3.75) / 3) / 2.0
 ADVANTAGE_C = (-1 - (-1 - 3) / 2) / 2.0
 COST_A = ((0.5 + 0 + 0.75) / 3 - 0.5) / 2.0
 A = [1, 3, 4]
-C = [6, 7]  # its digit, 4, was forced
+C = [6, 7]  # the digit at 4 was forced
 D = [1, 3, 4]
 E = [10, 12, 13]
 
 
-def test_every_column_of_credit_by_hand(caplog):
+def test_credit_columns_by_hand(caplog):
     actor = Actor()
     data = rows()
-    assert score_rows(data, steps(), actor, settings(), CODEC) is data
+    assert score_rows(data, row_turns(), actor, settings(), CODEC) is data
     batch = data.batch
-    advantage = placed((0, A, ADVANTAGE_A), (1, C, ADVANTAGE_C))
+    advantage = place((0, A, ADVANTAGE_A), (1, C, ADVANTAGE_C))
     torch.testing.assert_close(batch["thinking_level_entropies"], advantage)
-    torch.testing.assert_close(batch["thinking_token_costs"], placed((0, A, COST_A)))
+    torch.testing.assert_close(batch["thinking_token_costs"], place((0, A, COST_A)))
     # Distances from the worst over 5: 2.25, 1.75, 0 for A, 2 and 0 for C.
     factor_a = math.exp(0.9) / ((math.exp(0.9) + math.exp(0.7) + 1) / 3)
     factor_c = math.exp(0.8) / ((math.exp(0.8) + 1) / 2)
-    factors = placed((0, A, factor_a), (1, C, factor_c), (2, D, 1.0), (2, E, 1.0))
+    factors = place((0, A, factor_a), (1, C, factor_c), (2, D, 1.0), (2, E, 1.0))
     torch.testing.assert_close(batch["thinking_reweight"], factors)
-    # Chosen were 3, 4 and 3: two thirds and one third.
-    often = -math.log(2 / 3)
+    # The chosen levels are 3, 4 and 3: two thirds and one third.
+    common = -math.log(2 / 3)
     rare = -math.log(1 / 3)
-    mean = (2 * often + rare) / 3
-    bonus = placed(
-        (0, A, 2 * (often - mean)), (2, D, 2 * (rare - mean)), (2, E, 2 * (often - mean))
+    mean = (2 * common + rare) / 3
+    bonus = place(
+        (0, A, 2 * (common - mean)), (2, D, 2 * (rare - mean)), (2, E, 2 * (common - mean))
     )
     torch.testing.assert_close(batch["thinking_level_bonus"], bonus)
-    choices = placed((0, [1], 1), (2, [1, 10], 1)).long()
+    choices = place((0, [1], 1), (2, [1, 10], 1)).long()
     assert torch.equal(batch["choice_mask"], choices) and batch["choice_mask"].dtype == torch.long
     assert (batch["old_log_probs"] == -0.5).all() and (batch["entropys"] == 0.25).all()
     assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
     metrics = data.meta_info["metrics"]
-    # Branches of 5 + 8 + 5 tokens beside rows of 12 + 16 + 22.
+    # Branches have 5 + 8 + 5 tokens, rows 12 + 16 + 22.
     assert metrics["before"] == 1.0 and metrics["rlvcr/branch_tokens_ratio"] == 18 / 50
     assert metrics["rlvcr/advantage_abs_mean"] == pytest.approx((ADVANTAGE_A + ADVANTAGE_C) / 2)
-    assert metrics["rlvcr/dropped_length"] == 1 / 2  # of two that were sampled
+    assert metrics["rlvcr/dropped_length"] == 1 / 2  # one of the two sampled thoughts
     assert "rlvcr/dropped_length=0.50" in caplog.text
 
 
-def test_the_questions_of_the_rows():
+def test_score_requests_of_the_rows():
     data = rows()
-    add_score_requests(data, steps())
+    add_score_requests(data, row_turns())
     assert [len(branches) for branches in data.non_tensor_batch["branches"]] == [2, 1, 0]
     assert [len(spans) for spans in data.non_tensor_batch["spans"]] == [1, 1, 2]
 
 
-def test_questions_and_answers_go_when_their_columns_are_there():
+def test_requests_and_scores_are_removed_after_scoring():
     before = set(rows().non_tensor_batch)
-    data = score_rows(rows(), steps(), Actor(), settings(), CODEC)
+    data = score_rows(rows(), row_turns(), Actor(), settings(), CODEC)
     assert set(data.non_tensor_batch) == before
 
 
-def test_records_know_their_contexts_and_credit():
+def test_records_hold_their_contexts_and_credit():
     data = rows()
-    score_rows(data, steps(), Actor(), settings(), CODEC)
+    score_rows(data, row_turns(), Actor(), settings(), CODEC)
     (a,), (b, c), (d, e) = data.non_tensor_batch["steps"]
-    found = [(k.level, k.thought, k.tokens, k.cost, k.original) for k in a.contexts]
-    assert found == [
+    contexts = [(k.level, k.thought, k.tokens, k.cost, k.original) for k in a.contexts]
+    assert contexts == [
         (1, "", 0, 0.0, False),
         (2, "see", 3, 0.75, False),
         (3, "own", 2, 0.5, True),
@@ -200,11 +207,11 @@ def test_records_know_their_contexts_and_credit():
     assert (d.step, e.step, e.think_advantage) == (0, 1, 0.0)
 
 
-def test_prices_of_all_plays_and_one_alternative():
-    """C, with a price of 0.5 for its own thought: three quarters of the distance to the other."""
+def test_price_of_a_failure_with_one_alternative():
+    """C has a price of 0.5 for its thought, and gets three quarters of the difference."""
     data = rows()
     config = settings(price_in="all", alternatives="one", mode="mean_norm")
-    score_rows(data, steps(), Actor(), config, CODEC)
+    score_rows(data, row_turns(), Actor(), config, CODEC)
     assert data.batch["thinking_level_entropies"][1, 6].item() == pytest.approx(0.75 * (-1.5 + 3))
     assert data.batch["thinking_token_costs"][1, 6].item() == pytest.approx(0.75 * -0.5)
     assert data.non_tensor_batch["steps"][1][1].contexts[1].cost == 0.5
@@ -218,26 +225,28 @@ def test_prices_of_all_plays_and_one_alternative():
         ("rlvcr", "reweight", {"thinking_reweight"}),
     ],
 )
-def test_columns_that_nobody_reads_are_not_made(estimator, combine, columns):
+def test_only_columns_that_are_read_are_written(estimator, combine, columns):
     config = settings(combine=combine, level_bonus_w=0.0)
     config.algorithm.adv_estimator = estimator
-    data = score_rows(rows(), steps(), Actor(), config, CODEC)
+    data = score_rows(rows(), row_turns(), Actor(), config, CODEC)
     always = {"thinking_level_entropies", "thinking_token_costs"}
     assert {key for key in data.tensor_keys() if key.startswith("thinking")} == always | columns
 
 
-def test_credit_is_dealt_anew_with_a_seed_of_run_and_batch(monkeypatch):
-    handed = []
+def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
+    calls = []
 
     def reverse(credit: Any, _table: object, won: torch.Tensor, seed: int) -> Any:
-        handed.append((won.tolist(), seed))
+        calls.append((won.tolist(), seed))
         return scoring._Credit(*(values.flip(0) for values in credit[:3]))
 
     monkeypatch.setattr(scoring, "_permute_credit", reverse)
-    data = score_rows(rows(), steps(), Actor(), settings(permute=True), CODEC)
-    assert handed == [([True, False, False, True, True], derive_seed("permute", 6, "a"))]
-    dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
-    assert dealt == [
+    data = score_rows(rows(), row_turns(), Actor(), settings(permute=True), CODEC)
+    assert calls == [([True, False, False, True, True], derive_seed("permute", 6, "a"))]
+    credit_of_rows = [
+        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
+    ]
+    assert credit_of_rows == [
         [0.0],
         [0.0, pytest.approx(ADVANTAGE_C)],
         [0.0, pytest.approx(ADVANTAGE_A)],
@@ -245,24 +254,27 @@ def test_credit_is_dealt_anew_with_a_seed_of_run_and_batch(monkeypatch):
 
 
 @pytest.mark.parametrize(("credit_end", "credited"), [(False, [1, 3, 4]), (True, [1, 3, 4, 5])])
-def test_stopping_to_think_earns_what_thinking_earned_where_asked(credit_end, credited):
-    asked = steps()
-    step = asked[0][0]
-    asked[0][0] = replace(step, parsed=replace(step.parsed, end_span=(5, 6)))
-    data = score_rows(rows(), asked, Actor(), settings(credit_end=credit_end), CODEC)
+def test_credit_end_credits_the_token_that_ends_the_thought(credit_end, credited):
+    turns = row_turns()
+    turn = turns[0][0]
+    turns[0][0] = replace(turn, parsed=replace(turn.parsed, end_span=(5, 6)))
+    data = score_rows(rows(), turns, Actor(), settings(credit_end=credit_end), CODEC)
     first = data.batch["thinking_level_entropies"][0]
-    # Row 0 has a prompt of 3 tokens, and the step begins where its response does.
+    # Row 0 has a prompt of 3 tokens, so its turn begins with the response.
     assert first.nonzero().squeeze(-1).tolist() == credited
     assert first[credited].tolist() == pytest.approx([ADVANTAGE_A] * len(credited))
 
 
-EXECUTED = {(0, 0): 0.75, (2, 1): -0.25}  # row and step -> how much more its own play was worth
+EXECUTED = {
+    (0, 0): 0.75,
+    (2, 1): -0.25,
+}  # (row, step) -> priced return minus that of the executed alternative
 
 
-def tried_steps() -> list[list[RowTurn]]:
+def executed_turns() -> list[list[RowTurn]]:
     return [
-        [replace(step, executed_credit=EXECUTED.get((number, step.step))) for step in row]
-        for number, row in enumerate(steps())
+        [replace(turn, executed_credit=EXECUTED.get((number, turn.step))) for turn in row]
+        for number, row in enumerate(row_turns())
     ]
 
 
@@ -271,56 +283,60 @@ def returns_of(data: DataProto, *returns: float) -> DataProto:
     return data
 
 
-def test_what_was_executed_is_placed_beside_confidence():
+def test_executed_credit_has_its_own_column():
     data = returns_of(rows(), 1.0, 0.0, 1.0)
     data = score_rows(
-        data, tried_steps(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
+        data, executed_turns(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
     )
     assert (data.batch["thinking_level_entropies"] == 0).all()
     assert (data.batch["thinking_token_costs"] == 0).all()
-    expected = placed((0, [1, 3, 4], 0.75), (2, [10, 12, 13], -0.25))
+    expected = place((0, [1, 3, 4], 0.75), (2, [10, 12, 13], -0.25))
     torch.testing.assert_close(data.batch["thinking_executed"], expected)
-    dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
-    assert dealt == [[0.75], [0.0, 0.0], [0.0, -0.25]]
+    credit_of_rows = [
+        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
+    ]
+    assert credit_of_rows == [[0.75], [0.0, 0.0], [0.0, -0.25]]
     assert data.meta_info["metrics"]["rlvcr/executed_steps"] == 2.0
 
 
 @pytest.mark.parametrize("credit", ["executed", "corrected"])
 @pytest.mark.parametrize(("credit_end", "thought"), [(False, [2]), (True, [2, 3])])
-def test_a_step_that_cannot_be_read_gets_what_was_executed(credit, credit_end, thought):
+def test_unparsed_turn_gets_executed_credit(credit, credit_end, thought):
     data = returns_of(rows(), 1.0, 0.0, 1.0)
-    cut = replace(UNREAD, choice=LevelChoice(2, 0, (2, 3), (3, 4)))
-    tried = tried_steps()
-    tried[1][0] = replace(tried[1][0], parsed=cut, executed_credit=-0.75)
+    cut = replace(UNPARSED, choice=LevelChoice(2, 0, (2, 3), (3, 4)))
+    turns = executed_turns()
+    turns[1][0] = replace(turns[1][0], parsed=cut, executed_credit=-0.75)
     config = settings(credit=credit, mode="mean_norm", credit_end=credit_end)
-    data = score_rows(data, tried, Actor(), config, CODEC)
-    expected = placed((1, [0, *thought], -0.75))[1]
+    data = score_rows(data, turns, Actor(), config, CODEC)
+    expected = place((1, [0, *thought], -0.75))[1]
     torch.testing.assert_close(data.batch["thinking_executed"][1], expected)
-    # Confidence, bonus and entropy bonus know nothing of a step that cannot be read.
+    # A turn that cannot be parsed has no scores, level bonus or entropy bonus.
     assert (data.batch["thinking_level_entropies"][1, :3] == 0).all()
     assert (data.batch["choice_mask"][1] == 0).all()
     assert data.non_tensor_batch["steps"][1][0].think_advantage == -0.75
 
 
-def test_confidence_is_corrected_by_what_was_executed():
+def test_corrected_credit_joins_scores_and_executed_credit():
     data = returns_of(rows(), 1.0, 0.0, 1.0)
     data = score_rows(
-        data, tried_steps(), Actor(), settings(credit="corrected", mode="mean_norm"), CODEC
+        data, executed_turns(), Actor(), settings(credit="corrected", mode="mean_norm"), CODEC
     )
-    # One step was compared with what it led to, which says nothing of a slope.
+    # One turn has both numbers, which is too few for a slope.
     assert data.meta_info["metrics"]["rlvcr/executed_slope"] == 1.0
     scored = data.batch["thinking_level_entropies"]
     assert set(scored[0].tolist()) == {0.0}
     assert scored[1].max().item() == pytest.approx(2.0 * ADVANTAGE_C)
-    dealt = [[step.think_advantage for step in row] for row in data.non_tensor_batch["steps"]]
-    assert dealt == [[0.75], [0.0, pytest.approx(2.0 * ADVANTAGE_C)], [0.0, -0.25]]
+    credit_of_rows = [
+        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
+    ]
+    assert credit_of_rows == [[0.75], [0.0, pytest.approx(2.0 * ADVANTAGE_C)], [0.0, -0.25]]
 
 
 @pytest.mark.parametrize(("returns", "scale"), [((1.0, 0.0, 1.0), 0.4714045), ((1, 1, 1), 0.1)])
-def test_differences_of_returns_are_divided_as_advantages_are(returns, scale):
+def test_executed_credit_is_divided_by_the_std_of_returns(returns, scale):
     data = returns_of(rows(), *returns)
     config = settings(credit="executed", mode="mean_std_norm", std_floor=0.1)
-    data = score_rows(data, tried_steps(), Actor(), config, CODEC)
+    data = score_rows(data, executed_turns(), Actor(), config, CODEC)
     assert data.batch["thinking_executed"].max().item() == pytest.approx(0.75 / scale)
 
 
@@ -328,56 +344,60 @@ def test_differences_of_returns_are_divided_as_advantages_are(returns, scale):
     ("won", "returns", "credited"),
     [
         ((True, False, True), (1.0, 0.0, 1.0), (0.75, -0.25)),
-        ((True, False, False), (1.0, 0.0, 0.0), (0.0, -0.25)),  # the first play's own luck
+        (
+            (True, False, False),
+            (1.0, 0.0, 0.0),
+            (0.0, -0.25),
+        ),  # only the first trajectory itself succeeds
         ((True, True, True), (1.0, 1.0, 1.0), (0.75, -0.25)),
         ((False, False, False), (0.0, 0.0, 0.0), (0.0, 0.0)),
-        # Where nothing is won, but some earn more than others.
+        # No success, but different returns.
         ((False, False, False), (0.3, 0.3, 0.1), (0.75, 0.0)),
     ],
 )
-def test_differences_count_where_the_other_plays_tell_good_from_bad(won, returns, credited):
+def test_executed_credit_needs_different_other_members(won, returns, credited):
     data = returns_of(rows(), *returns)
     data.non_tensor_batch["won"] = object_array(list(won))
     data = score_rows(
-        data, tried_steps(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
+        data, executed_turns(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
     )
     records = data.non_tensor_batch["steps"]
     assert (records[0][0].think_advantage, records[2][1].think_advantage) == credited
     assert data.meta_info["metrics"]["rlvcr/executed_steps"] == sum(map(bool, credited))
 
 
-def test_permuted_credit_stays_among_the_steps_that_were_executed():
+def test_permuted_credit_stays_among_executed_turns():
 
-    def dealt(name: str) -> tuple[float, float]:
+    def permute_credit(name: str) -> tuple[float, float]:
         data = returns_of(rows(), 1.0, 0.0, 1.0)
         data.non_tensor_batch["traj_uid"] = object_array([name, name + "1", name + "2"])
         config = settings(credit="executed", mode="mean_norm", permute=True)
-        data = score_rows(data, tried_steps(), Actor(), config, CODEC)
+        data = score_rows(data, executed_turns(), Actor(), config, CODEC)
         records = data.non_tensor_batch["steps"]
         return records[0][0].think_advantage, records[2][1].think_advantage
 
-    found = [dealt(name) for name in "abcdefgh"]
-    assert set(found) == {(0.75, -0.25), (-0.25, 0.75)}
-    assert [dealt(name) for name in "abcdefgh"] == found
+    permuted = [permute_credit(name) for name in "abcdefgh"]
+    assert set(permuted) == {(0.75, -0.25), (-0.25, 0.75)}
+    assert [permute_credit(name) for name in "abcdefgh"] == permuted
 
 
-def test_metrics_begin_where_there_are_none():
+def test_metrics_are_created_if_missing():
     data = rows()
     del data.meta_info["metrics"]
-    score_rows(data, steps(), Actor(), settings(), CODEC)
+    score_rows(data, row_turns(), Actor(), settings(), CODEC)
     assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 2.0
 
 
-def test_the_level_entropy_bonus_needs_no_credit():
+def test_level_entropy_bonus_needs_no_credit():
     data = rows()
     before = set(data.tensor_keys())
-    add_level_entropy_bonus(data, steps(), method_settings(settings().algorithm), CODEC)
+    add_level_entropy_bonus(data, row_turns(), method_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
-    assert torch.equal(data.batch["choice_mask"], placed((0, [1], 1), (2, [1, 10], 1)).long())
+    assert torch.equal(data.batch["choice_mask"], place((0, [1], 1), (2, [1, 10], 1)).long())
     assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])
-def test_a_twentieth_may_be_dropped(caplog, share, warned):
+def test_dropped_share_above_5_percent_is_warned_of(caplog, share, warned):
     scoring._warn_about_dropped({} if share is None else {scoring.DROPPED_LENGTH_METRIC: share})
     assert bool(caplog.records) is warned

@@ -1,6 +1,6 @@
-"""Scoring: which questions are asked, and where the answers go.
+"""Scoring: the requests for a batch and the columns of the scores.
 
-A real tiny model answers in plain forwards.
+A real tiny model computes the scores in plain forward passes.
 """
 
 import pytest
@@ -56,85 +56,87 @@ def scored(tokenizer, scorer):
     return {history: collect(tokenizer, scorer, history) for history in ("append", "window")}
 
 
-def real_tokens(data, row: int) -> list[int]:
+def unpadded_tokens(data, row: int) -> list[int]:
     return data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
 
 
-def steps_of(data):
+def list_turns(data):
     return [
-        (row, step) for row, steps in enumerate(data.non_tensor_batch["steps"]) for step in steps
+        (row, turn) for row, steps in enumerate(data.non_tensor_batch["steps"]) for turn in steps
     ]
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_every_step_has_four_contexts_over_its_own_action(scored, scorer, tokenizer, history):
+def test_every_turn_has_four_contexts_for_its_own_action(scored, scorer, tokenizer, history):
     data = scored[history]
-    (asked,) = [c for c in scorer.calls if c.batch["input_ids"].equal(data.batch["input_ids"])][:1]
-    for row, step in steps_of(data):
-        assert [context.level for context in step.contexts] == [1, 2, 3, 4]
-        assert [c.level for c in step.contexts if c.original] == [step.level]
-        tokens = real_tokens(data, row)
-        action = step.action + "</action>"
-        for span in (s for s in asked.non_tensor_batch["spans"][row] if s.step == step.step):
+    (request,) = [c for c in scorer.calls if c.batch["input_ids"].equal(data.batch["input_ids"])][
+        :1
+    ]
+    for row, turn in list_turns(data):
+        assert [context.level for context in turn.contexts] == [1, 2, 3, 4]
+        assert [c.level for c in turn.contexts if c.original] == [turn.level]
+        tokens = unpadded_tokens(data, row)
+        action = turn.action + "</action>"
+        for span in (s for s in request.non_tensor_batch["spans"][row] if s.step == turn.step):
             assert tokenizer.decode(tokens[span.start : span.end]) == action
-        branches = [b for b in asked.non_tensor_batch["branches"][row] if b.step == step.step]
+        branches = [b for b in request.non_tensor_batch["branches"][row] if b.step == turn.step]
         assert len(branches) == 3
         for branch in branches:
             assert tokenizer.decode(branch.token_ids[branch.target_start :]) == action
-            assert branch.start == step.span[0]
-            begin = f"<level>{branch.label}</level><think>"
-            assert tokenizer.decode(branch.token_ids).startswith(begin)
+            assert branch.start == turn.span[0]
+            prefix = f"<level>{branch.label}</level><think>"
+            assert tokenizer.decode(branch.token_ids).startswith(prefix)
 
 
-def test_different_thoughts_score_differently_and_history_policies_agree_on_the_steps(scored):
+def test_different_thoughts_have_different_scores(scored):
     for data in scored.values():
-        for _, step in steps_of(data):
-            logprobs = [context.scores.logprob for context in step.contexts]
+        for _, turn in list_turns(data):
+            logprobs = [context.scores.logprob for context in turn.contexts]
             assert len({round(value, 7) for value in logprobs}) == 4
             assert all(
                 context.scores.geometric_prob <= context.scores.mean_prob
-                for context in step.contexts
+                for context in turn.contexts
             )
-    counts = [len(steps_of(data)) for data in scored.values()]
+    counts = [len(list_turns(data)) for data in scored.values()]
     assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_credit_lies_on_level_digit_and_thought_of_its_own_step(scored, tokenizer, history):
+def test_credit_is_on_level_digit_and_thought_of_its_turn(scored, tokenizer, history):
     data = scored[history]
     width = data.batch["responses"].shape[1]
-    placed = data.batch["thinking_level_entropies"]
+    credit = data.batch["thinking_level_entropies"]
     assert (
-        placed.shape == data.batch["thinking_token_costs"].shape == data.batch["choice_mask"].shape
+        credit.shape == data.batch["thinking_token_costs"].shape == data.batch["choice_mask"].shape
     )
-    for row, step in steps_of(data):
+    for row, turn in list_turns(data):
         prompt = int(data.batch["attention_mask"][row][:-width].sum())
-        own = slice(step.span[0] - prompt, step.span[1] - prompt)
-        credited = data.batch["responses"][row][own][placed[row][own] != 0].tolist()
-        thought = next(c.thought for c in step.contexts if c.original)
-        assert tokenizer.decode(credited) == f"{step.level}{thought}"
-        values = set(placed[row][own].tolist()) - {0.0}
-        assert len(values) == 1 and values.pop() == pytest.approx(step.think_advantage)
-        digit = data.batch["responses"][row][own][
-            data.batch["choice_mask"][row][own].bool()
+        of_turn = slice(turn.span[0] - prompt, turn.span[1] - prompt)
+        credited = data.batch["responses"][row][of_turn][credit[row][of_turn] != 0].tolist()
+        thought = next(c.thought for c in turn.contexts if c.original)
+        assert tokenizer.decode(credited) == f"{turn.level}{thought}"
+        values = set(credit[row][of_turn].tolist()) - {0.0}
+        assert len(values) == 1 and values.pop() == pytest.approx(turn.think_advantage)
+        digit = data.batch["responses"][row][of_turn][
+            data.batch["choice_mask"][row][of_turn].bool()
         ].tolist()
-        assert tokenizer.decode(digit) == str(step.level)
-    assert (placed[~data.batch["response_mask"].bool()] == 0).all()
-    assert data.batch["choice_mask"].sum() == len(steps_of(data))
+        assert tokenizer.decode(digit) == str(turn.level)
+    assert (credit[~data.batch["response_mask"].bool()] == 0).all()
+    assert data.batch["choice_mask"].sum() == len(list_turns(data))
 
 
-def test_advantage_is_the_deviation_of_the_chosen_score(scored):
+def test_advantage_is_the_chosen_score_minus_the_mean(scored):
     for data in scored.values():
-        for _, step in steps_of(data):
-            scores = torch.tensor([[-context.scores.entropy for context in step.contexts]])
-            expected = scores[0, step.level - 1] - scores.mean()
-            assert step.think_advantage == pytest.approx(expected.item(), abs=1e-6)
+        for _, turn in list_turns(data):
+            scores = torch.tensor([[-context.scores.entropy for context in turn.contexts]])
+            expected = scores[0, turn.level - 1] - scores.mean()
+            assert turn.think_advantage == pytest.approx(expected.item(), abs=1e-6)
 
 
 def test_cost_counts_thought_tokens_and_is_part_of_the_advantage(tokenizer, scorer):
     free = collect(tokenizer, scorer, score="logprob")
     priced = collect(tokenizer, scorer, score="logprob", cost_coef=0.5, cost_max=8)
-    for (_, before), (_, after) in zip(steps_of(free), steps_of(priced), strict=True):
+    for (_, before), (_, after) in zip(list_turns(free), list_turns(priced), strict=True):
         tokens = torch.tensor([[float(c.tokens) for c in before.contexts]])
         scores = torch.tensor([[c.scores.logprob for c in before.contexts]])
         advantage, share = compute_thinking_advantage(
@@ -153,27 +155,27 @@ def test_cost_counts_thought_tokens_and_is_part_of_the_advantage(tokenizer, scor
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_shares_of_cost_lie_where_the_advantage_lies(tokenizer, scorer, history):
+def test_price_shares_are_on_the_credited_tokens(tokenizer, scorer, history):
     data = collect(tokenizer, scorer, history, score="logprob", cost_coef=0.5, cost_max=20)
-    placed, shares = data.batch["thinking_level_entropies"], data.batch["thinking_token_costs"]
+    credit, shares = data.batch["thinking_level_entropies"], data.batch["thinking_token_costs"]
     assert (
-        placed.dtype == shares.dtype == torch.float32
-        and placed.shape == data.batch["responses"].shape
+        credit.dtype == shares.dtype == torch.float32
+        and credit.shape == data.batch["responses"].shape
     )
     expected = torch.zeros_like(shares)
-    for row, step in steps_of(data):
-        own = (data.batch["step_ids"][row] == step.step) & (placed[row] != 0)
-        expected[row][own] = step.think_cost
-        for context in step.contexts:
+    for row, turn in list_turns(data):
+        credited = (data.batch["step_ids"][row] == turn.step) & (credit[row] != 0)
+        expected[row][credited] = turn.think_cost
+        for context in turn.contexts:
             assert context.cost == 0.5 * min(context.tokens, 20) / 20
     assert torch.allclose(shares, expected) and (shares > 0).any() and (shares < 0).any()
 
 
-def test_old_log_probs_come_with_the_scores(scored, scorer, tokenizer):
+def test_old_log_probs_are_computed_with_the_scores(scored, scorer, tokenizer):
     data = scored["append"]
     assert {"old_log_probs", "entropys"} <= set(data.batch.keys())
     width = data.batch["responses"].shape[1]
-    tokens = real_tokens(data, 0)
+    tokens = unpadded_tokens(data, 0)
     prompt = int(data.batch["attention_mask"][0][:-width].sum())
     log_probs, _ = scorer.measure(tokens, prompt, len(tokens))
     mask = data.batch["response_mask"][0].bool()
@@ -186,10 +188,10 @@ def test_old_log_probs_come_with_the_scores(scored, scorer, tokenizer):
     assert "scoring" in data.meta_info["timing"]
 
 
-def test_metrics_name_what_happened(scored):
+def test_scoring_metrics_of_a_batch(scored):
     metrics = scored["append"].meta_info["metrics"]
     assert metrics["rlvcr/valid_contexts_mean"] == 4.0
-    assert metrics["rlvcr/expanded_steps"] == len(steps_of(scored["append"]))
+    assert metrics["rlvcr/expanded_steps"] == len(list_turns(scored["append"]))
     assert metrics["rlvcr/score_logprob"] < 0 < metrics["rlvcr/score_entropy"]
     assert metrics["rlvcr/branch_tokens_ratio"] > 0 and metrics["rlvcr/advantage_abs_mean"] > 0
     assert sum(metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)) == pytest.approx(
@@ -198,7 +200,7 @@ def test_metrics_name_what_happened(scored):
     assert "thinking_reweight" not in set(scored["append"].batch.keys())
 
 
-def test_rule_03_unparsable_step_has_no_thinking_credit(tokenizer, scorer):
+def test_rule_03_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
     data = collect(
         tokenizer,
         scorer,
@@ -207,8 +209,8 @@ def test_rule_03_unparsable_step_has_no_thinking_credit(tokenizer, scorer):
     assert (data.batch["thinking_level_entropies"] == 0).all() and data.batch[
         "choice_mask"
     ].sum() == 0
-    records = [step for _, step in steps_of(data)]
-    assert all(step.contexts == () and step.parse_failure == "missing_level" for step in records)
+    records = [turn for _, turn in list_turns(data)]
+    assert all(turn.contexts == () and turn.parse_failure == "missing_level" for turn in records)
     assert data.meta_info["metrics"]["rlvcr/parse_fail_missing_level"] == 1.0
     assert (data.batch["old_log_probs"] != 0).any()
 
@@ -217,37 +219,37 @@ def test_rule_02_one_valid_context_gives_zero(tokenizer, scorer):
     data = collect(tokenizer, scorer, step_fraction=0.0)
     assert (data.batch["thinking_level_entropies"] == 0).all()
     assert all(
-        len(step.contexts) == 1 and step.think_advantage == 0.0 for _, step in steps_of(data)
+        len(turn.contexts) == 1 and turn.think_advantage == 0.0 for _, turn in list_turns(data)
     )
     assert data.meta_info["metrics"]["rlvcr/expanded_steps"] == 0.0
 
 
-def test_prices_are_charged_in_won_plays_only_where_that_is_asked(tokenizer, scorer):
-    """The walking policy wins; with one step allowed, none does."""
+def test_price_in_won_charges_only_successes(tokenizer, scorer):
+    """The walking policy succeeds within 12 turns and fails if only one is allowed."""
     settings = {"cost_coef": 0.5, "cost_max": 4}
     for price_in, charged in (("all", (True, True)), ("won", (True, False))):
-        found = []
+        actual = []
         for max_steps in (12, 1):
             data = collect(tokenizer, scorer, price_in=price_in, max_steps=max_steps, **settings)
             assert data.non_tensor_batch["won"].all() == (max_steps == 12)
-            records = [step for _, step in steps_of(data)]
-            costs = {context.cost > 0 for step in records for context in step.contexts}
+            records = [turn for _, turn in list_turns(data)]
+            costs = {context.cost > 0 for turn in records for context in turn.contexts}
             shares = bool((data.batch["thinking_token_costs"] != 0).any())
             assert (True in costs) == shares
-            found.append(shares)
-        assert tuple(found) == charged
+            actual.append(shares)
+        assert tuple(actual) == charged
 
 
-def test_permuted_credit_is_the_same_credit_elsewhere(tokenizer, scorer):
+def test_permuted_credit_has_the_same_values_in_other_turns(tokenizer, scorer):
     plain, permuted = (collect(tokenizer, scorer, permute=permute) for permute in (False, True))
-    before = [step.think_advantage for _, step in steps_of(plain)]
-    after = [step.think_advantage for _, step in steps_of(permuted)]
+    before = [turn.think_advantage for _, turn in list_turns(plain)]
+    after = [turn.think_advantage for _, turn in list_turns(permuted)]
     assert before != after and sorted(before) == pytest.approx(sorted(after))
-    again = collect(tokenizer, scorer, permute=True)
-    assert [step.think_advantage for _, step in steps_of(again)] == after
+    repeated = collect(tokenizer, scorer, permute=True)
+    assert [turn.think_advantage for _, turn in list_turns(repeated)] == after
 
 
-def test_permuted_credit_stays_among_plays_of_the_same_outcome():
+def test_permuted_credit_stays_among_equal_outcomes():
     table = ScoredTurns(
         row_indices=[0, 0, 1, 1],
         turns=[],
@@ -262,40 +264,40 @@ def test_permuted_credit_stays_among_plays_of_the_same_outcome():
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
     credit = scoring._Credit(values, values * 10, values * 100)
     won = torch.tensor([True, True, False, False])
-    found = {
+    orders = {
         tuple(scoring._permute_credit(credit, table, won, seed).advantage.tolist())
         for seed in range(20)
     }
-    assert found == {(1, 2, 3, 4), (2, 1, 3, 4), (1, 2, 4, 3), (2, 1, 4, 3)}
-    mixed = scoring._permute_credit(credit, table, won, 3)
-    torch.testing.assert_close(mixed.price_share, mixed.advantage * 10)
-    torch.testing.assert_close(mixed.factor, mixed.advantage * 100)
+    assert orders == {(1, 2, 3, 4), (2, 1, 3, 4), (1, 2, 4, 3), (2, 1, 4, 3)}
+    permuted = scoring._permute_credit(credit, table, won, 3)
+    torch.testing.assert_close(permuted.price_share, permuted.advantage * 10)
+    torch.testing.assert_close(permuted.factor, permuted.advantage * 100)
 
-    def dealt() -> set[tuple[float, ...]]:
+    def list_orders() -> set[tuple[float, ...]]:
         return {
             tuple(scoring._permute_credit(credit, table, won, seed).advantage.tolist())
             for seed in range(20)
         }
 
-    # Two contexts can be compared.
+    # Two valid contexts are enough for a comparison.
     table.is_valid[2, 2:] = False
-    assert dealt() == found
-    # A step without a comparison has no credit to deal: one that was not read, one alone.
+    assert list_orders() == orders
+    # A turn without a comparison keeps its place: first an unparsed one, then one context alone.
     table.chosen[0] = -1
-    assert dealt() == {(1, 2, 3, 4), (1, 2, 4, 3)}
+    assert list_orders() == {(1, 2, 3, 4), (1, 2, 4, 3)}
     table.is_valid[2, 1:] = False
-    assert dealt() == {(1, 2, 3, 4)}
+    assert list_orders() == {(1, 2, 3, 4)}
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.06, True), (0.04, False)])
 def test_many_dropped_thoughts_are_warned_of(caplog, share, warned):
     scoring._warn_about_dropped({"rlvcr/dropped_length": share})
-    found = [record.getMessage() for record in caplog.records]
-    assert bool(found) == warned
-    assert all("max_alternative_tokens" in message for message in found)
+    messages = [record.getMessage() for record in caplog.records]
+    assert bool(messages) == warned
+    assert all("max_alternative_tokens" in message for message in messages)
 
 
-def test_the_bonus_without_thinking_credit_is_that_with_it(tokenizer, scorer):
+def test_entropy_bonus_is_the_same_without_thinking_advantage(tokenizer, scorer):
     credited = collect(tokenizer, scorer, thinking_diversity_w=0.25)
     plain = collect(tokenizer, scorer, enable=False, thinking_diversity_w=0.25)
     none = collect(tokenizer, scorer, enable=False, thinking_diversity_w=0.0)
@@ -307,7 +309,7 @@ def test_the_bonus_without_thinking_credit_is_that_with_it(tokenizer, scorer):
     assert "choice_mask" not in set(none.batch.keys())
 
 
-def test_reweight_places_factors(tokenizer, scorer):
+def test_reweight_factors_are_on_the_credited_tokens(tokenizer, scorer):
     data = collect(tokenizer, scorer, combine="reweight")
     factors = data.batch["thinking_reweight"]
     assert ((factors > 0) == (data.batch["thinking_level_entropies"] != 0)).all()
@@ -315,34 +317,36 @@ def test_reweight_places_factors(tokenizer, scorer):
 
 def test_one_alternative_uses_two_contexts(tokenizer, scorer):
     data = collect(tokenizer, scorer, alternatives="one")
-    for _, step in steps_of(data):
-        chosen, other = sorted(step.contexts, key=lambda context: not context.original)
-        difference = other.scores.entropy - chosen.scores.entropy
-        assert step.think_advantage == pytest.approx(0.75 * difference, abs=1e-6)
+    for _, turn in list_turns(data):
+        chosen, alternative = sorted(turn.contexts, key=lambda context: not context.original)
+        difference = alternative.scores.entropy - chosen.scores.entropy
+        assert turn.think_advantage == pytest.approx(0.75 * difference, abs=1e-6)
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_posterior_credit_weighs_the_levels_by_the_action(tokenizer, scorer, history):
-    """The columns equal those computed by plain forwards of every context."""
+def test_posterior_columns_equal_plain_forward_passes(tokenizer, scorer, history):
+    """The expected values come from plain forward passes over every context."""
     data = collect(tokenizer, scorer, history, credit="posterior", price_in="all", cost_coef=0.4)
     digits = LevelCodec(tokenizer).digit_ids
     request = scorer.calls[-1]
     checked = 0
-    for row, record in steps_of(data):
-        real = real_tokens(data, row)
+    for row, record in list_turns(data):
+        row_tokens = unpadded_tokens(data, row)
         start = record.span[0]
         branches = [
             branch
             for branch in request.non_tensor_batch["branches"][row]
             if branch.step == record.step
         ]
-        place = next(b.start for b in branches if list(b.token_ids) == [digits[record.level % 4]])
-        offset = len(real) - (len(real) - start)
-        column = place - int(
+        digit_position = next(
+            b.start for b in branches if list(b.token_ids) == [digits[record.level % 4]]
+        )
+        offset = len(row_tokens) - (len(row_tokens) - start)
+        column = digit_position - int(
             data.batch["attention_mask"][row][: data.batch["prompts"].shape[1]].sum()
         )
-        assert real[place] == digits[record.level - 1] and offset == start
-        of_digits = scorer.logits(real[:place])[-1].log_softmax(-1)[list(digits)]
+        assert row_tokens[digit_position] == digits[record.level - 1] and offset == start
+        of_digits = scorer.logits(row_tokens[:digit_position])[-1].log_softmax(-1)[list(digits)]
         torch.testing.assert_close(
             data.batch["choice_old_log_probs"][row, column], of_digits, atol=1e-5, rtol=1e-5
         )
@@ -350,8 +354,8 @@ def test_posterior_credit_weighs_the_levels_by_the_action(tokenizer, scorer, his
             [context.scores.logprob * context.scores.num_tokens for context in record.contexts]
         )
         posterior = (of_digits + sums).softmax(-1)
-        found = data.batch["choice_posterior"][row, column]
-        torch.testing.assert_close(found, posterior, atol=1e-4, rtol=1e-4)
+        actual = data.batch["choice_posterior"][row, column]
+        torch.testing.assert_close(actual, posterior, atol=1e-4, rtol=1e-4)
         prices = torch.tensor([context.cost for context in record.contexts])
         prices = prices - (of_digits.softmax(-1) * prices).sum()
         torch.testing.assert_close(
@@ -369,7 +373,7 @@ def test_posterior_credit_weighs_the_levels_by_the_action(tokenizer, scorer, his
     assert 0 < metrics["rlvcr/posterior_of_chosen"] < 1 and metrics["rlvcr/posterior_shift"] > 0
 
 
-def test_no_posterior_without_alternatives(tokenizer, scorer):
+def test_posterior_is_zero_without_alternatives(tokenizer, scorer):
     data = collect(tokenizer, scorer, credit="posterior", expand="mixed_groups")
     # All trajectories succeed with the same return, so no thought was sampled.
     assert len({*data.non_tensor_batch["episode_rewards"].tolist()}) == 1
@@ -378,8 +382,8 @@ def test_no_posterior_without_alternatives(tokenizer, scorer):
 
 
 @pytest.mark.parametrize("credit", ["scored", "posterior"])
-def test_prices_of_level_groups_compare_successes_in_the_same_state(tokenizer, scorer, credit):
-    """Both members of the group walk alike, so no price differs from 0 unless a thought does."""
+def test_level_group_prices_compare_successes_in_one_state(tokenizer, scorer, credit):
+    """Both members of the group walk alike, so only different thoughts give prices other than 0."""
     thoughts = iter(range(1000))
 
     def script(_request, prompt):
@@ -393,53 +397,57 @@ def test_prices_of_level_groups_compare_successes_in_the_same_state(tokenizer, s
         tokenizer, scorer, script=script, credit=credit, price_in="group", combine=combine
     )
     groups: dict[object, list[tuple[int, int, str]]] = {}
-    for row, record in steps_of(data):
+    for row, record in list_turns(data):
         anchor = data.non_tensor_batch["anchor_obs"][row][record.step]
         trajectory = data.non_tensor_batch["traj_uid"][row]
         groups.setdefault(anchor, []).append((row, record.thought_tokens, trajectory))
-    placed = data.batch["thinking_group_price"]
+    column = data.batch["thinking_group_price"]
     checked = 0
     for members in groups.values():
         tokens = torch.tensor([float(count) for _, count, _ in members])
         scale = max(tokens.std(correction=0).item(), 1.0)
         for row, count, trajectory in members:
-            others = [float(c) for _, c, t in members if t != trajectory]
-            expected = -(count - sum(others) / len(others)) / scale if others else 0.0
+            other_counts = [float(c) for _, c, t in members if t != trajectory]
+            expected = (
+                -(count - sum(other_counts) / len(other_counts)) / scale if other_counts else 0.0
+            )
             if expected and count:
-                assert torch.isclose(placed[row], torch.tensor(expected), atol=1e-5).sum() >= count
+                assert torch.isclose(column[row], torch.tensor(expected), atol=1e-5).sum() >= count
                 checked += 1
     assert checked > 2
     assert data.meta_info["metrics"]["rlvcr/group_price_share"] > 0.5
 
 
-def test_alternatives_of_successes_give_the_credit_of_all(tokenizer, scorer):
-    """With ``combine=success`` failed trajectories have no credit, so their thoughts are saved."""
+def test_alternatives_of_successes_give_the_same_credit(tokenizer, scorer):
+    """With ``combine=success`` failed trajectories have no credit, so they need no alternatives."""
     calls = {"all": [], "successes": []}
 
-    def make_script(seen):
+    def make_script(prompts):
         def script(_request, prompt):
             if prompt.endswith("<think>"):
-                seen.append(prompt)
+                prompts.append(prompt)
                 return "other</think>"
-            right = walk(prompt) if "0" in prompt[-40:] or len(prompt) % 2 else "left"
-            return f"<level>3</level><think>so</think><action>{right}</action>"
+            action = walk(prompt) if "0" in prompt[-40:] or len(prompt) % 2 else "left"
+            return f"<level>3</level><think>so</think><action>{action}</action>"
 
         return script
 
-    found = {
+    batches = {
         expand: collect(
             tokenizer,
             scorer,
-            script=make_script(seen),
+            script=make_script(prompts),
             max_steps=4,
             expand=expand,
             combine="success",
         )
-        for expand, seen in calls.items()
+        for expand, prompts in calls.items()
     }
-    won = torch.tensor(found["all"].non_tensor_batch["won"].tolist())
-    every, saved = (found[key].batch["thinking_level_entropies"] for key in ("all", "successes"))
-    assert torch.equal(saved[won], every[won]) and (saved[~won] == 0).all()
+    won = torch.tensor(batches["all"].non_tensor_batch["won"].tolist())
+    of_all, of_successes = (
+        batches[key].batch["thinking_level_entropies"] for key in ("all", "successes")
+    )
+    assert torch.equal(of_successes[won], of_all[won]) and (of_successes[~won] == 0).all()
     assert len(calls["successes"]) == len(calls["all"]) * won.float().mean()
 
 
@@ -455,19 +463,19 @@ def test_shared_thoughts_are_sampled_once_for_equal_prompts(tokenizer, scorer):
     data = collect(tokenizer, scorer, "window", script=script, share_thoughts=True)
     assert len(prompts) == len(set(prompts))
     thoughts: dict[str, set[object]] = {}
-    for row, record in steps_of(data):
-        prompt = tokenizer.decode(real_tokens(data, row)[: record.span[0]])
+    for row, record in list_turns(data):
+        prompt = tokenizer.decode(unpadded_tokens(data, row)[: record.span[0]])
         thoughts.setdefault(prompt, set()).add(tuple(c.thought for c in record.contexts))
-    # Two members walk alike: fewer prompts than turns, and one set of thoughts for each.
-    assert len(thoughts) < len(steps_of(data)) and all(len(t) == 1 for t in thoughts.values())
+    # Two members walk alike, so there are fewer prompts than turns, each with one set of thoughts.
+    assert len(thoughts) < len(list_turns(data)) and all(len(t) == 1 for t in thoughts.values())
     assert len(prompts) == 3 * len(thoughts)
-    sampled = data.meta_info["metrics"]["rlvcr/alternative_tokens"]
-    assert sampled == sum(
+    num_sampled = data.meta_info["metrics"]["rlvcr/alternative_tokens"]
+    assert num_sampled == sum(
         len(tokenizer.encode(f"thought {k + 1}</think>")) for k in range(len(prompts))
     )
 
 
-def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
+def test_level_bonus_has_its_own_column(tokenizer, scorer, monkeypatch):
     monkeypatch.setattr(
         scoring, "compute_level_count_bonus", lambda levels, _: 1.0 + torch.arange(len(levels))
     )
@@ -475,28 +483,28 @@ def test_level_bonus_has_a_column_of_its_own(tokenizer, scorer, monkeypatch):
     credit = "thinking_level_entropies"
     assert torch.equal(plain.batch[credit], bonus.batch[credit])
     assert "thinking_level_bonus" not in set(plain.batch.keys())
-    placed, digits = bonus.batch["thinking_level_bonus"], bonus.batch["choice_mask"].bool()
-    assert placed[digits].tolist() == [0.5 * (1 + step) for step in range(len(steps_of(bonus)))]
-    assert placed[~bonus.batch["response_mask"].bool()].count_nonzero() == 0
+    column, digits = bonus.batch["thinking_level_bonus"], bonus.batch["choice_mask"].bool()
+    assert column[digits].tolist() == [0.5 * (1 + turn) for turn in range(len(list_turns(bonus)))]
+    assert column[~bonus.batch["response_mask"].bool()].count_nonzero() == 0
 
 
-def test_queries_of_a_row_without_alternatives_are_spans_only(tokenizer):
+def test_turn_without_alternatives_is_scored_by_a_span_alone(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>2</level><think>x</think><action>look</action>")["input_ids"]
     parsed = codec.parse_turn(ids)
-    step = RowTurn(4, 10, ids, parsed)
+    turn = RowTurn(4, 10, ids, parsed)
     thought = RowTurn(5, 30, ids, parsed, TurnAlternatives([codec.build_empty_thought()]))
-    branches, spans = build_queries([[step], [thought], []])
+    branches, spans = build_queries([[turn], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
     _, (first, last) = parsed.level_and_score_span
     assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
     assert branches[1][0].token_ids == [*codec.empty_ids, *ids[first:last]]
 
 
-def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
+def test_score_table_has_a_column_per_level(tokenizer):
     codec = LevelCodec(tokenizer)
     ids = tokenizer("<level>3</level><think>x</think><action>look</action>")["input_ids"]
-    step = RowTurn(
+    turn = RowTurn(
         0, 5, ids, codec.parse_turn(ids), TurnAlternatives([codec.build_empty_thought()])
     )
 
@@ -512,7 +520,7 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
         )
 
     table = build_score_table(
-        [[], [step]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob"
+        [[], [turn]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob"
     )
     assert table.row_indices == [1] and table.chosen.tolist() == [2]
     assert table.scores.tolist() == [[-2.0, 0.0, -1.0, 0.0]]
@@ -520,20 +528,28 @@ def test_tabulate_puts_answers_in_the_column_of_their_level(tokenizer):
     assert table.costs.tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
-def test_the_actor_answers_as_plain_forwards_do(tokenizer, scorer):
+def test_actor_scores_equal_plain_forward_passes(tokenizer, scorer):
     from tests.helpers.policy_rows import actor_of
 
     worker = actor_of(scorer.model.name_or_path)
     for history in ("append", "window"):
-        plain = collect(tokenizer, scorer, history)
-        packed = collect(tokenizer, worker.compute_log_prob, history)
+        expected = collect(tokenizer, scorer, history)
+        actual = collect(tokenizer, worker.compute_log_prob, history)
         for key in ("old_log_probs", "entropys", "thinking_level_entropies"):
-            assert torch.allclose(packed.batch[key], plain.batch[key], atol=1e-5), (history, key)
-        for (_, found), (_, expected) in zip(steps_of(packed), steps_of(plain), strict=True):
-            for context, other in zip(found.contexts, expected.contexts, strict=True):
-                assert context.scores.logprob == pytest.approx(other.scores.logprob, abs=1e-5)
-                assert context.scores.entropy == pytest.approx(other.scores.entropy, abs=1e-5)
+            assert torch.allclose(actual.batch[key], expected.batch[key], atol=1e-5), (history, key)
+        for (_, actual_turn), (_, expected_turn) in zip(
+            list_turns(actual), list_turns(expected), strict=True
+        ):
+            for context, expected_context in zip(
+                actual_turn.contexts, expected_turn.contexts, strict=True
+            ):
+                assert context.scores.logprob == pytest.approx(
+                    expected_context.scores.logprob, abs=1e-5
+                )
+                assert context.scores.entropy == pytest.approx(
+                    expected_context.scores.entropy, abs=1e-5
+                )
 
 
-def test_what_is_offered_is_there():
+def test_every_name_in_all_exists():
     assert all(hasattr(scoring, name) for name in scoring.__all__)

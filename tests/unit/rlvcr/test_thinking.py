@@ -1,4 +1,4 @@
-"""The thinking advantage at its edges: missing contexts, several steps, prices, defaults."""
+"""Edge cases of the thinking advantage: missing contexts, several turns, prices, defaults."""
 
 import math
 
@@ -20,12 +20,12 @@ FREE = torch.zeros(1, 4)
 COSTS = torch.tensor([[0.0, 8.0, 16.0, 100.0]])
 
 
-def chosen(*columns):
+def columns_chosen(*columns):
     return torch.tensor(columns)
 
 
-def some(*levels):
-    """A mask [1, 4] that is true at these columns."""
+def mask_of(*levels):
+    """Return a mask [1, 4] that is true at these columns."""
     valid = torch.zeros(1, 4, dtype=torch.bool)
     valid[0, list(levels)] = True
     return valid
@@ -34,87 +34,91 @@ def some(*levels):
 # ---------------------------------------------------------------- prices
 
 
-def test_a_price_may_have_its_maximum_below_one_token():
+def test_cost_max_may_be_below_one_token():
     price = compute_token_cost(torch.tensor([0.0, 0.25, 3.0]), cost_coef=2.0, cost_max=0.5)
     assert price.tolist() == [0.0, 1.0, 2.0]
     assert price.dtype == torch.float64
 
 
-def test_by_default_a_thought_is_free():
-    advantage, share = compute_thinking_advantage(SCORES, ALL, chosen(3), COSTS)
+def test_default_price_is_zero():
+    advantage, share = compute_thinking_advantage(SCORES, ALL, columns_chosen(3), COSTS)
     assert (advantage.item(), share.item()) == (-3.0, 0.0)
-    free = compute_reweight_factors(SCORES, ALL, chosen(3), COSTS, cost_coef=0.0)
-    assert torch.equal(compute_reweight_factors(SCORES, ALL, chosen(3), COSTS), free)
+    free = compute_reweight_factors(SCORES, ALL, columns_chosen(3), COSTS, cost_coef=0.0)
+    assert torch.equal(compute_reweight_factors(SCORES, ALL, columns_chosen(3), COSTS), free)
 
 
-def test_by_default_a_thought_costs_no_more_than_64_tokens():
+def test_default_cost_max_is_64_tokens():
     flat = torch.zeros(1, 4)
     costs = torch.tensor([[0.0, 0.0, 0.0, 1000.0]])
-    advantage, _ = compute_thinking_advantage(flat, ALL, chosen(3), costs, cost_coef=64.0)
+    advantage, _ = compute_thinking_advantage(flat, ALL, columns_chosen(3), costs, cost_coef=64.0)
     half = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
-    halved, _ = compute_thinking_advantage(flat, ALL, chosen(3), half, cost_coef=64.0)
-    assert advantage.item() == -48.0  # 64 less the mean of 0, 0, 0 and 64
+    halved, _ = compute_thinking_advantage(flat, ALL, columns_chosen(3), half, cost_coef=64.0)
+    assert advantage.item() == -48.0  # -(64 - mean(0, 0, 0, 64))
     assert halved.item() == -24.0
-    told = compute_reweight_factors(SCORES, ALL, chosen(1), half, cost_coef=1.0, cost_max=64)
-    assert torch.equal(compute_reweight_factors(SCORES, ALL, chosen(1), half, cost_coef=1.0), told)
+    expected = compute_reweight_factors(
+        SCORES, ALL, columns_chosen(1), half, cost_coef=1.0, cost_max=64
+    )
+    assert torch.equal(
+        compute_reweight_factors(SCORES, ALL, columns_chosen(1), half, cost_coef=1.0), expected
+    )
 
 
-def test_the_share_of_cost_is_that_of_the_step_itself():
+def test_price_share_is_computed_per_turn():
     costs = torch.tensor([[0.0, 8.0, 16.0, 24.0], [32.0, 32.0, 32.0, 32.0]])
     scores = SCORES.repeat(2, 1)
     _, share = compute_thinking_advantage(
-        scores, ALL.repeat(2, 1), chosen(0, 0), costs, cost_coef=1.0, cost_max=32
+        scores, ALL.repeat(2, 1), columns_chosen(0, 0), costs, cost_coef=1.0, cost_max=32
     )
     assert share.tolist() == [0.375, 0.0]  # (0 + 8 + 16 + 24) / 4 / 32
 
 
-def test_contexts_that_do_not_exist_cost_nothing():
+def test_missing_contexts_have_no_price():
     _, share = compute_thinking_advantage(
-        SCORES, some(0, 2), chosen(0), COSTS, cost_coef=1.0, cost_max=32
+        SCORES, mask_of(0, 2), columns_chosen(0), COSTS, cost_coef=1.0, cost_max=32
     )
     assert share.item() == 0.25  # half of 16 / 32
 
 
-# ---------------------------------------------------------------- which steps count
+# ---------------------------------------------------------------- turns with credit
 
 
-def test_a_step_without_a_level_gets_neither_advantage_nor_share():
+def test_turn_without_a_level_gets_no_advantage_and_no_share():
     for column in (-1, 4):
         advantage, share = compute_thinking_advantage(
-            SCORES, ALL, chosen(column), COSTS, cost_coef=1.0, cost_max=32
+            SCORES, ALL, columns_chosen(column), COSTS, cost_coef=1.0, cost_max=32
         )
         assert (advantage.item(), share.item()) == (0.0, 0.0)
-        assert compute_reweight_factors(SCORES, ALL, chosen(column), FREE).item() == 1.0
+        assert compute_reweight_factors(SCORES, ALL, columns_chosen(column), FREE).item() == 1.0
 
 
-def test_a_step_whose_own_context_is_missing_gets_nothing():
+def test_turn_without_its_own_context_gets_no_advantage():
     advantage, share = compute_thinking_advantage(
-        SCORES, some(1, 2, 3), chosen(0), COSTS, cost_coef=1.0, cost_max=32
+        SCORES, mask_of(1, 2, 3), columns_chosen(0), COSTS, cost_coef=1.0, cost_max=32
     )
     assert (advantage.item(), share.item()) == (0.0, 0.0)
-    assert compute_reweight_factors(SCORES, some(1, 2, 3), chosen(0), FREE).item() == 1.0
+    assert compute_reweight_factors(SCORES, mask_of(1, 2, 3), columns_chosen(0), FREE).item() == 1.0
 
 
-def test_all_three_tables_have_four_columns():
+def test_tables_without_four_columns_are_refused():
     three = SCORES[:, :3]
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        compute_thinking_advantage(three, ALL[:, :3], chosen(0), FREE[:, :3])
+        compute_thinking_advantage(three, ALL[:, :3], columns_chosen(0), FREE[:, :3])
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        compute_thinking_advantage(SCORES, ALL[:, :3], chosen(0), FREE)
+        compute_thinking_advantage(SCORES, ALL[:, :3], columns_chosen(0), FREE)
     with pytest.raises(ValueError, check=mentions("[S, 4]")):
-        compute_thinking_advantage(SCORES, ALL, chosen(0), FREE[:, :3])
+        compute_thinking_advantage(SCORES, ALL, columns_chosen(0), FREE[:, :3])
 
 
 # ---------------------------------------------------------------- modes
 
 
-def test_one_alternative_of_several_steps():
-    valid = torch.cat([some(0, 1), some(2, 3)])
+def test_one_alternative_of_several_turns():
+    valid = torch.cat([mask_of(0, 1), mask_of(2, 3)])
     costs = torch.tensor([[0.0, 16.0, 0.0, 0.0], [0.0, 0.0, 0.0, 32.0]])
     advantage, share = compute_thinking_advantage(
         SCORES.repeat(2, 1),
         valid,
-        chosen(0, 3),
+        columns_chosen(0, 3),
         costs,
         cost_coef=1.0,
         cost_max=32,
@@ -124,92 +128,102 @@ def test_one_alternative_of_several_steps():
     assert share.tolist() == pytest.approx([0.75 * 0.5, -0.75])
 
 
-def test_one_alternative_is_three_quarters_of_the_distance_to_the_mean_of_the_others():
+def test_one_alternative_scales_the_difference_by_three_quarters():
     advantage, _ = compute_thinking_advantage(
-        SCORES, some(0, 1, 2), chosen(0), FREE, alternatives="one"
+        SCORES, mask_of(0, 1, 2), columns_chosen(0), FREE, alternatives="one"
     )
     assert advantage.item() == pytest.approx(0.75 * (-1 - (-2 - 3) / 2))
 
 
-def test_the_standard_deviation_is_that_of_the_contexts_that_exist():
+def test_std_is_that_of_the_valid_contexts():
     advantage, _ = compute_thinking_advantage(
-        SCORES, some(0, 2), chosen(0), FREE, mode="mean_std_norm", std_floor=0.01
+        SCORES, mask_of(0, 2), columns_chosen(0), FREE, mode="mean_std_norm", std_floor=0.01
     )
-    assert advantage.item() == pytest.approx(1.0)  # 1 above the mean, and 1 is the deviation
+    assert advantage.item() == pytest.approx(1.0)  # 1 above the mean, divided by a std of 1
 
 
-def test_the_share_of_cost_is_divided_like_the_advantage():
+def test_price_share_is_divided_like_the_advantage():
     costs = torch.tensor([[0.0, 0.0, 0.0, 64.0]])
     scores = torch.zeros(1, 4)
     advantage, share = compute_thinking_advantage(
-        scores, ALL, chosen(3), costs, mode="mean_std_norm", cost_coef=4.0
+        scores, ALL, columns_chosen(3), costs, mode="mean_std_norm", cost_coef=4.0
     )
     assert advantage.item() == pytest.approx(-3 / math.sqrt(3))
     assert share.item() == pytest.approx(advantage.item())
 
 
-def test_by_default_the_standard_deviation_counts_as_a_tenth_at_least():
+def test_default_std_floor_is_a_tenth():
     scores = torch.tensor([[0.0, 0.0, 0.0, -0.04]])
-    advantage, _ = compute_thinking_advantage(scores, ALL, chosen(3), FREE, mode="mean_std_norm")
+    advantage, _ = compute_thinking_advantage(
+        scores, ALL, columns_chosen(3), FREE, mode="mean_std_norm"
+    )
     assert advantage.item() == pytest.approx(-0.3)
 
 
-def test_without_a_floor_a_tie_divides_by_one():
+def test_tie_without_a_floor_is_divided_by_one():
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.5]])
     costs = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
     advantage, share = compute_thinking_advantage(
-        scores, ALL, chosen(3), costs, mode="mean_std_norm", cost_coef=1.0, std_floor=0.0
+        scores, ALL, columns_chosen(3), costs, mode="mean_std_norm", cost_coef=1.0, std_floor=0.0
     )
     assert advantage.item() == 0.0
     assert share.item() == pytest.approx(-0.375)
 
 
-# ---------------------------------------------------------------- factor
+# ---------------------------------------------------------------- reweight factor
 
 
-def test_the_factor_does_not_depend_on_where_the_scores_lie():
+def test_factor_does_not_change_if_scores_shift():
     near = torch.tensor([[0.0, 0.1, 0.2, 0.4]])
     far = near - 7
     expected = math.exp(2) / (sum(math.exp(2 * c) for c in (0, 0.25, 0.5, 1)) / 4)
-    assert compute_reweight_factors(near, ALL, chosen(3), FREE).item() == pytest.approx(expected)
-    assert compute_reweight_factors(far, ALL, chosen(3), FREE).item() == pytest.approx(
+    assert compute_reweight_factors(near, ALL, columns_chosen(3), FREE).item() == pytest.approx(
+        expected
+    )
+    assert compute_reweight_factors(far, ALL, columns_chosen(3), FREE).item() == pytest.approx(
         expected, rel=1e-5
     )
 
 
-def test_rounding_noise_between_scores_is_no_reason_for_a_factor():
+def test_factor_ignores_rounding_noise():
     noise = torch.tensor([[0.9999 + 1e-6, 0.9999, 0.9999, 0.9999]], dtype=torch.float64)
-    assert compute_reweight_factors(noise, ALL, chosen(0), FREE).item() == pytest.approx(
+    assert compute_reweight_factors(noise, ALL, columns_chosen(0), FREE).item() == pytest.approx(
         1, abs=1e-4
     )
 
 
-def test_below_the_floor_of_the_spread_the_factor_shrinks_with_the_distance():
+def test_factor_shrinks_with_the_range_below_spread_floor():
     half = torch.tensor([[0.0, 0.01, 0.0, 0.0]])
-    expected = math.exp(1) / ((math.exp(1) + 3) / 4)  # 0.01 of a floor of 0.02 is c = 1/2
-    assert compute_reweight_factors(half, ALL, chosen(1), FREE).item() == pytest.approx(expected)
-    told = compute_reweight_factors(half, ALL, chosen(1), FREE, spread_floor=0.01)
-    assert told.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
+    expected = math.exp(1) / (
+        (math.exp(1) + 3) / 4
+    )  # a range of 0.01 with a floor of 0.02 gives c = 1/2
+    assert compute_reweight_factors(half, ALL, columns_chosen(1), FREE).item() == pytest.approx(
+        expected
+    )
+    lower_floor = compute_reweight_factors(half, ALL, columns_chosen(1), FREE, spread_floor=0.01)
+    assert lower_floor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
     with pytest.raises(ValueError, check=mentions("spread_floor", 0)):
-        compute_reweight_factors(half, ALL, chosen(1), FREE, spread_floor=0)
+        compute_reweight_factors(half, ALL, columns_chosen(1), FREE, spread_floor=0)
 
 
-def test_the_factor_is_of_utilities_price_included():
+def test_factor_includes_the_price():
     costs = torch.tensor([[0.0, 64.0, 64.0, 64.0]])
     equal = torch.full((1, 4), 0.5)
-    factor = compute_reweight_factors(equal, ALL, chosen(0), costs, cost_coef=0.4, cost_max=64)
+    factor = compute_reweight_factors(
+        equal, ALL, columns_chosen(0), costs, cost_coef=0.4, cost_max=64
+    )
     assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
 
 
-def test_the_factor_compares_the_contexts_that_exist():
-    factor = compute_reweight_factors(SCORES, some(1, 3), chosen(1), FREE)
+def test_factor_compares_only_valid_contexts():
+    factor = compute_reweight_factors(SCORES, mask_of(1, 3), columns_chosen(1), FREE)
     assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 1) / 2))
 
 
-# ---------------------------------------------------------------- places and counts
+# ---------------------------------------------------------------- spans and counts
 
 
-def test_a_span_may_end_with_the_response():
+def test_span_may_end_with_the_response():
     assert place_turn_values(3, [[(1, 3)]], [2.0]).tolist() == [0, 2, 2]
     with pytest.raises(ValueError, check=mentions("span")):
         place_turn_values(3, [[(-1, 2)]], [2.0])
@@ -217,7 +231,7 @@ def test_a_span_may_end_with_the_response():
         place_turn_values(3, [[(2, 1)]], [2.0])
 
 
-def test_spans_and_values_are_as_many():
+def test_number_of_spans_and_values_must_be_equal():
     with pytest.raises(ValueError):
         place_turn_values(3, [[(0, 1)], [(1, 2)]], [2.0])
 

@@ -1,4 +1,4 @@
-"""Which bytes a token stands for, in vocabularies written by hand: one of each kind."""
+"""Bytes of tokens in vocabularies written by hand, one of each kind."""
 
 import re
 import string
@@ -14,10 +14,10 @@ START = "<s>"
 CHARACTERS = [*string.ascii_letters, *string.digits, *"<>/. "]
 
 
-class HandMade:
-    """A tokenizer of ``entries`` and ``added`` texts; an id is a place in these two lists.
+class HandMadeTokenizer:
+    """Tokenizer of ``entries`` and ``added`` texts, where an id is an index into both lists.
 
-    ``spell`` says how the entries write a text, ``decoded`` what a single one reads like.
+    ``spell`` converts a text to the form of the entries; ``decoded`` returns the text of one entry.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class HandMade:
         return dict(zip(self.added, self.ids(*self.added), strict=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        found = self.ids(START) if add_special_tokens else []
-        # The longest entry wins.
+        ids_of_text = self.ids(START) if add_special_tokens else []
+        # Prefer the longest entry.
         ordered = sorted(self.entries, key=len, reverse=True)
         either = re.compile("|".join(re.escape(entry) for entry in ordered))
         for part in re.split(f"({'|'.join(self.added)})", text):
             spelled = part if part in self.added else self.spell(part)
-            found += self.ids(*either.findall(spelled))
-        return found
+            ids_of_text += self.ids(*either.findall(spelled))
+        return ids_of_text
 
     def decode(
         self, token_ids: list[int], *, clean_up_tokenization_spaces: bool | None = None
@@ -62,15 +62,15 @@ class HandMade:
 
 def byte_level(added=()):
     entries = [*CHARACTERS, *"ĠĊÃ©", "Ġdesk"]
-    return HandMade(entries, lambda text: text.replace(" ", "Ġ"), added)
+    return HandMadeTokenizer(entries, lambda text: text.replace(" ", "Ġ"), added)
 
 
 def sentence_piece(entries=(), start="▁"):
     spell = lambda text: (start if text.startswith("<level>") else "") + text.replace(" ", "▁")  # noqa: E731
-    return HandMade([*CHARACTERS, "▁", "▁desks", *entries], spell)
+    return HandMadeTokenizer([*CHARACTERS, "▁", "▁desks", *entries], spell)
 
 
-def test_the_byte_level_alphabet_is_that_of_the_library():
+def test_byte_level_alphabet_equals_that_of_tokenizers():
     alphabet = _build_byte_alphabet()
     assert set(alphabet) == set(ByteLevel.alphabet())
     assert sorted(alphabet.values()) == list(range(256))
@@ -83,62 +83,62 @@ def test_the_byte_level_alphabet_is_that_of_the_library():
 
 def test_byte_level_tokens():
     tokenizer = byte_level()
-    read = TokenBytes(tokenizer)
+    read_bytes = TokenBytes(tokenizer)
     ids = tokenizer.ids("a", "Ġdesk", "Ċ", "Ã", "©")
-    assert read(ids) == [b"a", b" desk", b"\n", b"\xc3", b"\xa9"]
+    assert read_bytes(ids) == [b"a", b" desk", b"\n", b"\xc3", b"\xa9"]
 
 
 def test_sentence_piece_tokens():
-    """Only what looks like <0x0A> from end to end is a byte."""
+    """Only an entry of exactly the form <0x0A> is a byte."""
     texts = ["<0xE9>", "<0x0A>", "<0x0A0>", "<0x0A;", ";0x0A>", "things"]
     tokenizer = sentence_piece(texts)
-    read = TokenBytes(tokenizer)
-    assert read(tokenizer.ids(*texts)) == [
+    read_bytes = TokenBytes(tokenizer)
+    assert read_bytes(tokenizer.ids(*texts)) == [
         *(b"\xe9", b"\n"),
         *(b"<0x0A0>", b"<0x0A;", b";0x0A>", b"things"),
     ]
-    assert read(tokenizer.ids("▁desks", "▁")) == [b" desks", b" "]
+    assert read_bytes(tokenizer.ids("▁desks", "▁")) == [b" desks", b" "]
 
 
-def test_a_sentence_piece_vocabulary_may_begin_a_text_without_a_space():
+def test_sentence_piece_may_add_no_space_before_the_text():
     tokenizer = sentence_piece(start="")
     assert TokenBytes(tokenizer)(tokenizer.ids("▁desks")) == [b" desks"]
 
 
-def test_other_vocabularies_are_decoded_token_by_token():
+def test_other_vocabularies_are_decoded_per_token():
     entries = [f"#{ord(character)}" for character in CHARACTERS]
-    tokenizer = HandMade(
+    tokenizer = HandMadeTokenizer(
         [*entries, "#."],
         lambda text: "".join(f"#{ord(character)}" for character in text),
         decoded=lambda entry: " ." if entry == "#." else chr(int(entry[1:])),
     )
-    read = TokenBytes(tokenizer)
-    # Cleaned up, the space would be gone, and every place after it wrong by one.
-    assert read(tokenizer.ids("#97", "#.")) == [b"a", b" ."]
+    read_bytes = TokenBytes(tokenizer)
+    # With clean-up the space would be removed, which would shift all later positions by one.
+    assert read_bytes(tokenizer.ids("#97", "#.")) == [b"a", b" ."]
 
 
-def test_an_added_token_is_its_text_in_every_vocabulary():
-    """A space is no character of the byte-level alphabet."""
+def test_added_token_is_its_text_in_every_vocabulary():
+    """The byte-level alphabet has no space, but an added token may have one."""
     tokenizer = byte_level(added=["see 2", "ĠĠ"])
-    read = TokenBytes(tokenizer)
-    assert read(tokenizer.ids("see 2", "ĠĠ")) == [b"see 2", "ĠĠ".encode()]
+    read_bytes = TokenBytes(tokenizer)
+    assert read_bytes(tokenizer.ids("see 2", "ĠĠ")) == [b"see 2", "ĠĠ".encode()]
 
 
-def test_an_id_without_an_entry_stands_for_nothing():
+def test_id_without_an_entry_has_no_bytes():
     assert TokenBytes(byte_level())([10_000]) == [b""]
     assert TokenBytes(sentence_piece())([10_000]) == [b""]
 
 
-def test_a_token_is_looked_up_once():
+def test_token_is_looked_up_once():
     tokenizer = byte_level()
-    read = TokenBytes(tokenizer)
+    read_bytes = TokenBytes(tokenizer)
     tokenizer.looked_up.clear()
     ids = tokenizer.ids("a", "b", "a")
-    assert read(ids) == read(ids) == [b"a", b"b", b"a"]
+    assert read_bytes(ids) == read_bytes(ids) == [b"a", b"b", b"a"]
     assert tokenizer.looked_up == ids[:2]
 
 
-def test_a_tokenizer_that_changes_the_text_is_refused():
-    tokenizer = HandMade(CHARACTERS, str.lower, decoded=str)
-    with pytest.raises(ValueError, check=mentions("HandMade")):
+def test_tokenizer_that_changes_the_text_is_refused():
+    tokenizer = HandMadeTokenizer(CHARACTERS, str.lower, decoded=str)
+    with pytest.raises(ValueError, check=mentions("HandMadeTokenizer")):
         TokenBytes(tokenizer)

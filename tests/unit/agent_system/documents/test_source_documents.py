@@ -1,8 +1,8 @@
-"""The two documents that this framework was asked for, word by word: every call they write down can
-be made, and every key they name is there.
+"""The two design documents of this framework: all their calls can be made, and all their keys
+exist.
 
-"Testing & Compatibility" and the plan of 002 (environments that own the interaction), and 004 (the
-training flow of RLVCR).
+They are "Testing & Compatibility" and the plan of 002 (environments that own the interaction), and
+004 (the training flow of RLVCR).
 """
 
 import inspect
@@ -38,7 +38,7 @@ TRIAL_KEYS = (
 
 
 class OlderGame(MultistepEnv):
-    """A child as the document writes it: the step gets the state and ``llm_action``."""
+    """Subclass in the form of the document: the step gets the state and ``llm_action``."""
 
     def _initialize_episode(self, session_id, task_info):
         return {"solution": task_info["solution"], "asked": 0, "done": False}
@@ -57,7 +57,7 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-def parameters(function: Any) -> list[str]:
+def list_parameters(function: Any) -> list[str]:
     return [name for name in inspect.signature(function).parameters if name != "self"]
 
 
@@ -65,41 +65,45 @@ def parameters(function: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("cls", [MultistepEnv, TwentyQuestionsEnv])
-def test_constructors_default_what_older_callers_leave_out(cls):
+def test_constructors_have_defaults_for_older_callers(cls):
     env = cls()
     assert (env.tokenizer, env.episodes_per_trial, env.free_shots) == (None, 1, 0)
-    assert parameters(cls)[0] == "tokenizer"
+    assert list_parameters(cls)[0] == "tokenizer"
 
 
-def trials_of(game: MultistepEnv, given: list[Any], name: str | None, agent: Any) -> dict:
-    """``run_trial`` with what is to be played by position, or by ``name``."""
-    play: Any = game.run_trial
-    return play(given, agent=agent) if name is None else play(**{name: given}, agent=agent)
+def run_trials(game: MultistepEnv, tasks: list[Any], name: str | None, agent: Any) -> dict:
+    """Call ``run_trial`` with its tasks by position, or by ``name``."""
+    run_trial: Any = game.run_trial
+    return (
+        run_trial(tasks, agent=agent) if name is None else run_trial(**{name: tasks}, agent=agent)
+    )
 
 
 @pytest.mark.parametrize("name", ["prompts", "inputs", None])
-def test_run_trial_takes_what_older_callers_hand_over(name):
-    """By the older name, by the new one, by position; messages without a role; a bare text."""
+def test_run_trial_accepts_the_arguments_of_older_callers(name):
+    """Tasks come by the older name, the new one or by position; messages without a role or as
+    text.
+    """
     rows = [{"solution": "dog"}, {"solution": "dog"}]
-    assert trials_of(OlderGame(), rows, name, Speaker("dog"))["rewards"] == [1.0, 1.0]
+    assert run_trials(OlderGame(), rows, name, Speaker("dog"))["rewards"] == [1.0, 1.0]
     agent = Speaker("yes")
-    results = trials_of(MultistepEnv(), [[{"content": "Shall we?"}], "Shall we?"], name, agent)
-    seen = [messages for messages, _ in agent.seen]
-    assert seen == [[{"role": "user", "content": "Shall we?"}]] * 2
+    results = run_trials(MultistepEnv(), [[{"content": "Shall we?"}], "Shall we?"], name, agent)
+    conversations = [messages for messages, _ in agent.seen]
+    assert conversations == [[{"role": "user", "content": "Shall we?"}]] * 2
     for alias, key in (("ids", 0), ("mask", 2), ("messages", 3)):
         assert results[alias] == results[TRIAL_KEYS[key]]
 
 
-def test_run_trial_refuses_both_names_none_and_messages_of_nothing():
-    play: Any = OlderGame().run_trial
-    for wrong in ({}, {"inputs": [{}], "prompts": [{}]}):
+def test_run_trial_refuses_ambiguous_and_empty_inputs():
+    run_trial: Any = OlderGame().run_trial
+    for kwargs in ({}, {"inputs": [{}], "prompts": [{}]}):
         with pytest.raises(TypeError, check=mentions("inputs", "prompts")):
-            play(**wrong, agent=Speaker("x"))
+            run_trial(**kwargs, agent=Speaker("x"))
     with pytest.raises(ValueError, check=mentions("['role']")):
         MultistepEnv().run_trial([[{"role": "user"}]], agent=Speaker("x"))
 
 
-def test_prompts_model_and_sampling_parameters_may_come_by_position():
+def test_run_trial_and_generate_accept_positional_arguments():
     results = CountTo().run_trial([[{"content": "Let us count."}]], OldModel(), None)
     assert len(results["session_ids"]) == 1
     assert MultistepEnv().generate(["Say something."], OldModel(), None)["messages"]
@@ -108,22 +112,27 @@ def test_prompts_model_and_sampling_parameters_may_come_by_position():
 # ---- 002, the plan ------------------------------------------------------------------------------
 
 
-def test_signatures_begin_as_the_plan_writes_them():
-    assert parameters(MultistepEnv.run_trial)[:4] == ["inputs", "llm", "sampling_params", "agent"]
+def test_signatures_begin_as_in_the_plan():
+    assert list_parameters(MultistepEnv.run_trial)[:4] == [
+        "inputs",
+        "llm",
+        "sampling_params",
+        "agent",
+    ]
     kinds = [p.kind for p in inspect.signature(MultistepEnv.run_trial).parameters.values()]
     assert kinds[-1] is inspect.Parameter.VAR_KEYWORD
-    assert parameters(MultistepEnv._run_complete_episode) == [
+    assert list_parameters(MultistepEnv._run_complete_episode) == [
         "session_id",
         "llm",
         "sampling_params",
         "agent",
     ]
-    assert parameters(MultistepEnv._initialize_episode) == ["session_id", "task_info"]
-    assert parameters(MultistepEnv._format_prompt) == ["state", "step"]
-    assert parameters(DirectOutputAgent.get_action)[:2] == ["messages", "agent_state"]
+    assert list_parameters(MultistepEnv._initialize_episode) == ["session_id", "task_info"]
+    assert list_parameters(MultistepEnv._format_prompt) == ["state", "step"]
+    assert list_parameters(DirectOutputAgent.get_action)[:2] == ["messages", "agent_state"]
 
 
-def test_the_dictionary_of_run_trial(tokenizer):
+def test_run_trial_returns_the_documented_keys(tokenizer):
     game = OlderGame(tokenizer)
     results = game.run_trial(
         inputs=[{"solution": "dog"}, {"solution": "cat"}],
@@ -137,15 +146,15 @@ def test_the_dictionary_of_run_trial(tokenizer):
     for ids, mask, attention in zip(first, second, results["full_attention_mask"], strict=True):
         assert len(ids) == len(mask) == len(attention) > 0
         assert set(attention) == {1} and set(mask) == {0, 1}
-    said = [
+    sampled_texts = [
         tokenizer.decode([t for t, m in zip(*pair, strict=True) if m])
         for pair in zip(first, second, strict=True)
     ]
-    assert said == ["catdog", "cat"]
+    assert sampled_texts == ["catdog", "cat"]
     assert results["final_completion_messages"][0] == [{"role": "assistant", "content": "dog"}]
 
 
-def test_a_complete_episode_of_a_session(tokenizer):
+def test_complete_episode_of_a_session(tokenizer):
     game = OlderGame(tokenizer, env_id="older", episodes_per_trial=3)
     game.active_states["mine"] = game._initialize_episode("mine", {"solution": "dog"})
     agent = Speaker("cat", "dog")
@@ -155,9 +164,9 @@ def test_a_complete_episode_of_a_session(tokenizer):
     assert episode["final_completion_messages"] == [{"role": "assistant", "content": "dog"}]
     lengths = {len(episode[key]) for key in TRIAL_KEYS[:3]}
     assert len(lengths) == 1 and sum(episode["completion_only_mask"]) > 0
-    assert game.active_states["mine"]["done"] is True  # and may be initialised anew
+    assert game.active_states["mine"]["done"] is True  # and may be initialised again
     assert game.trial_reward(session_ids=["mine"]) == [1.0]
-    # No line of "episode 1 of 3": it is one episode, as its caller asked.
+    # Without a line "episode 1 of 3", because the caller runs a single episode.
     assert agent.seen[0][0] == [{"role": "user", "content": "Question 1?"}]
     with pytest.raises(KeyError, check=mentions("_initialize_episode")):
         game._run_complete_episode("another", agent=agent)
@@ -165,7 +174,7 @@ def test_a_complete_episode_of_a_session(tokenizer):
         game._run_complete_episode("mine")
 
 
-def test_steps_are_written_and_called_in_either_form():
+def test_steps_are_defined_and_called_in_both_forms():
     older, newer = OlderGame(), CountTo()
     for game, row, action in ((older, {"solution": "1"}, "1"), (newer, {"target": 1}, "1")):
         state = game._initialize_episode("s", row)
@@ -180,16 +189,16 @@ def test_steps_are_written_and_called_in_either_form():
         with pytest.raises(TypeError, check=mentions(3)):
             step("s", state, action, "more")
 
-    class Louder(OlderGame):
+    class LowercaseGame(OlderGame):
         def _step_episode(self, session_id, action):  # pyright: ignore[reportIncompatibleMethodOverride]  today's form
             parent: Any = super()
             return parent._step_episode(session_id, action.lower())
 
-    results = Louder().run_trial([{"solution": "dog"}], agent=Speaker("DOG"))
+    results = LowercaseGame().run_trial([{"solution": "dog"}], agent=Speaker("DOG"))
     assert results["rewards"] == [1.0]
 
 
-def test_the_dataset_holds_solutions_alone():
+def test_dataset_has_only_solutions():
     datasets = pytest.importorskip("datasets")
     game = TwentyQuestionsEnv(words=["dog", "cat", "cow", "pig", "lion"])
     train, held_out = game.get_train_dataset(), game.get_eval_dataset()
@@ -198,14 +207,14 @@ def test_the_dataset_holds_solutions_alone():
     assert set(train["solution"]) & set(held_out["solution"]) == set()
 
 
-def test_an_agent_returns_a_text_and_its_state():
+def test_agent_returns_a_text_and_its_state():
     text, state = DirectOutputAgent(OldModel(), None).get_action(
         [{"role": "user", "content": "?"}], {"turn": 1}
     )
     assert isinstance(text, str) and state == {"turn": 1}
 
 
-def test_the_trainers_batch_and_its_loss(tmp_path):
+def test_trainer_batch_has_the_documented_keys_and_loss(tmp_path):
     pytest.importorskip("trl")
     from tests.helpers.trl_trainer import make_trainer
 
@@ -219,12 +228,12 @@ def test_the_trainers_batch_and_its_loss(tmp_path):
     assert ids.shape == attention.shape == mask.shape
     for row in range(len(rows)):
         full = trials["full_token_ids"][row]
-        real = ids[row][attention[row].bool()].tolist()
-        assert real[: len(full)] == full  # behind it at most a token that ends the trial
+        row_tokens = ids[row][attention[row].bool()].tolist()
+        assert row_tokens[: len(full)] == full  # followed by at most one token that ends the trial
         trained = ids[row][mask[row].bool()].tolist()
         flags = trials["completion_only_mask"][row]
         assert trained == [token for token, flag in zip(full, flags, strict=True) if flag]
-    # The dictionary that the plan writes down, and no more, is a batch for compute_loss.
+    # compute_loss accepts a batch with only the keys of the plan.
     prompt = batch["prompt_ids"].shape[1]
     padded = torch.nn.functional.pad(batch["old_per_token_logps"], (prompt, 0))
     plan = {
@@ -243,16 +252,16 @@ def test_the_trainers_batch_and_its_loss(tmp_path):
 # ---- 004, the flow of RLVCR ---------------------------------------------------------------------
 
 
-def test_the_stations_of_the_flow_are_there():
+def test_functions_and_files_of_the_flow_exist():
     assert callable(ray_trainer.RayPPOTrainer.fit) and callable(ray_trainer.compute_advantage)
-    for station in (
+    for name in (
         "multi_turn_loop",
         "rlvcr_multi_turn_loop",
         "vanilla_multi_turn_loop",
         "gather_rollout_data",
     ):
-        assert callable(getattr(TrajectoryCollector, station))
-    # A function of the collector's workers: thoughts are sampled while the trajectory is played.
+        assert callable(getattr(TrajectoryCollector, name))
+    # A function of the collector workers, which sample alternatives during the rollout.
     assert callable(players.generate_alternative_thinking_levels)
     for file in (
         "verl/trainer/main_ppo.py",
@@ -264,21 +273,21 @@ def test_the_stations_of_the_flow_are_there():
         assert (ROOT / file).is_file()
 
 
-@pytest.mark.parametrize(("enable", "station"), [(True, "rlvcr"), (False, "vanilla")])
-def test_the_loop_asks_whether_rlvcr_is_enabled(enable, station):
-    seen = []
+@pytest.mark.parametrize(("enable", "loop"), [(True, "rlvcr"), (False, "vanilla")])
+def test_enable_selects_the_rollout_loop(enable, loop):
+    calls = []
     config = load_config("ppo_trainer", [f"algorithm.rlvcr.enable={str(enable).lower()}"])
     collector: Any = SimpleNamespace(
         config=config,
-        rlvcr_multi_turn_loop=lambda *given: seen.append("rlvcr"),
-        vanilla_multi_turn_loop=lambda *given: seen.append("vanilla"),
+        rlvcr_multi_turn_loop=lambda *arguments: calls.append("rlvcr"),
+        vanilla_multi_turn_loop=lambda *arguments: calls.append("vanilla"),
     )
     tasks: Any = None
     TrajectoryCollector.multi_turn_loop(collector, tasks, tasks, tasks)
-    assert seen == [station]
+    assert calls == [loop]
 
 
-def test_the_configuration_of_the_document():
+def test_configuration_of_the_document():
     cfg = load_config(
         "ppo_trainer",
         [
@@ -292,7 +301,7 @@ def test_the_configuration_of_the_document():
     assert AdvantageEstimator.RLVCR == "rlvcr" == cfg.algorithm.adv_estimator
     function = get_adv_estimator_fn("rlvcr").function
     assert function is core_rlvcr.compute_rlvcr_outcome_advantage
-    assert parameters(function)[:9] == [
+    assert list_parameters(function)[:9] == [
         "token_level_rewards",
         "response_mask",
         "index",
@@ -309,7 +318,7 @@ def test_the_configuration_of_the_document():
     assert defaults["mode"].default == "mean_norm"
 
 
-def test_the_final_advantage_is_the_trajectorys_plus_w_times_the_thinkings():
+def test_final_advantage_adds_the_weighted_thinking_advantage():
     rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0]])
     thinking = torch.tensor([[0.5, 0.0], [-0.25, 0.0]])
     advantages, trajectory = core_rlvcr.compute_rlvcr_outcome_advantage(
@@ -325,8 +334,8 @@ def test_the_final_advantage_is_the_trajectorys_plus_w_times_the_thinkings():
     assert torch.equal(advantages, trajectory + 0.5 * thinking)
 
 
-def test_the_example_process_gives_its_four_sequences(tokenizer):
-    """Level 3 was played; the same action is read after the thoughts of all four levels."""
+def test_example_of_the_document_gives_four_sequences(tokenizer):
+    """The policy chose level 3; the same action follows the thoughts of all four levels."""
     codec = LevelCodec(tokenizer)
     original = (
         "<level>3</level><think>I need to look around first</think><action>look around</action>"
@@ -341,7 +350,7 @@ def test_the_example_process_gives_its_four_sequences(tokenizer):
     assert {
         level: tokenizer.decode(c.token_ids) + "look around" for level, c in contexts.items()
     } == {
-        # An empty block stands where the document's level 1 has none: the four share one form.
+        # The document's level 1 has no block; here it is empty, so all levels share one format.
         1: "<level>1</level><think></think><action>look around",
         **{
             level: f"<level>{level}</level><think>{text}</think><action>look around"

@@ -1,4 +1,4 @@
-"""What a chat request may ask: nothing that samples otherwise than the run does."""
+"""Chat requests: only those are accepted that sample as the run does."""
 
 import pytest
 
@@ -10,17 +10,17 @@ RULES = SamplingRules(temperature=0.7, top_p=0.9, top_k=-1, max_tokens=48)
 HELLO = {"role": "user", "content": "hello"}
 
 
-def read(**changes):
+def read_chat(**changes):
     return read_request({"model": "policy", "messages": [HELLO], **changes}, RULES)
 
 
-def test_a_plain_request_is_as_long_as_a_turn():
-    request = read()
+def test_plain_request_gets_the_turn_limit():
+    request = read_chat()
     assert (request.messages, request.stop, request.max_tokens) == ([HELLO], (), 48)
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"temperature": 0.7, "top_p": 0.9, "top_k": -1},
         {"temperature": None, "tools": None, "stream": False, "n": 1},
@@ -29,8 +29,8 @@ def test_a_plain_request_is_as_long_as_a_turn():
         {"user": "me", "metadata": {"run": "1"}, "store": True},
     ],
 )
-def test_what_asks_for_nothing_else_is_taken(asked):
-    assert read(**asked) == read()
+def test_options_with_default_values_are_accepted(options):
+    assert read_chat(**options) == read_chat()
 
 
 @pytest.mark.parametrize(
@@ -54,47 +54,47 @@ def test_what_asks_for_nothing_else_is_taken(asked):
         ("reasoning_effort", "low", "none"),
     ],
 )
-def test_what_would_sample_otherwise_is_refused_and_said(key, value, allowed):
-    with pytest.raises(RequestRefused) as refused:
-        read(**{key: value})
-    assert (refused.value.status, refused.value.param) == (400, key)
-    said = refused.value.message
-    assert said.startswith(f"{key}={value!r}: ")
-    assert f"; allowed: {allowed}; fix: " in said and key in said.rpartition("; fix: ")[2]
+def test_option_that_changes_sampling_is_refused(key, value, allowed):
+    with pytest.raises(RequestRefused) as refusal:
+        read_chat(**{key: value})
+    assert (refusal.value.status, refusal.value.param) == (400, key)
+    message = refusal.value.message
+    assert message.startswith(f"{key}={value!r}: ")
+    assert f"; allowed: {allowed}; fix: " in message and key in message.rpartition("; fix: ")[2]
 
 
 @pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
-def test_a_turn_may_be_shorter_and_not_longer(key):
-    assert read(**{key: 5}).max_tokens == 5 and read(**{key: 48}).max_tokens == 48
-    for wrong in (49, 0, -1, 2.5, "5", True):
+def test_turn_may_be_shorter_and_not_longer(key):
+    assert read_chat(**{key: 5}).max_tokens == 5 and read_chat(**{key: 48}).max_tokens == 48
+    for invalid in (49, 0, -1, 2.5, "5", True):
         with pytest.raises(
             RequestRefused, match=rf"{key}=.*env\.max_turn_tokens.*allowed: 1 to 48;"
         ):
-            read(**{key: wrong})
-    assert read(max_tokens=7, max_completion_tokens=9).max_tokens == 7
+            read_chat(**{key: invalid})
+    assert read_chat(max_tokens=7, max_completion_tokens=9).max_tokens == 7
 
 
-def test_stops_are_texts():
-    assert read(stop="end").stop == ("end",)
-    assert read(stop=["a", "b"]).stop == ("a", "b")
-    for wrong in ("", [""], [1], ["a"] * 5, 7, {"a": 1}):
+def test_stop_must_be_texts():
+    assert read_chat(stop="end").stop == ("end",)
+    assert read_chat(stop=["a", "b"]).stop == ("a", "b")
+    for invalid in ("", [""], [1], ["a"] * 5, 7, {"a": 1}):
         with pytest.raises(RequestRefused, check=mentions("stop=")):
-            read(stop=wrong)
+            read_chat(stop=invalid)
 
 
-def test_another_model_is_not_found():
+def test_other_model_is_not_found():
     for model in ("gpt-4o", None, 3):
-        with pytest.raises(RequestRefused, check=mentions("'policy'")) as refused:
-            read(model=model)
-        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+        with pytest.raises(RequestRefused, check=mentions("'policy'")) as refusal:
+            read_chat(model=model)
+        assert (refusal.value.status, refusal.value.code) == (404, "model_not_found")
 
 
 def test_messages_are_read_as_text():
-    answered = {"role": "assistant", "content": "hi", "tool_calls": None, "annotations": []}
+    reply = {"role": "assistant", "content": "hi", "tool_calls": None, "annotations": []}
     parts = [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]
-    messages = [{"role": "developer", "content": "be short"}, HELLO, answered]
-    found = read(messages=[*messages, {"role": "user", "content": parts}]).messages
-    assert found == [
+    messages = [{"role": "developer", "content": "be short"}, HELLO, reply]
+    actual = read_chat(messages=[*messages, {"role": "user", "content": parts}]).messages
+    assert actual == [
         {"role": "system", "content": "be short"},
         HELLO,
         {"role": "assistant", "content": "hi"},
@@ -102,12 +102,14 @@ def test_messages_are_read_as_text():
     ]
 
 
-def test_what_the_user_says_in_a_row_is_one_message():
-    assert read(messages=[HELLO, HELLO]).messages == [{"role": "user", "content": "hello\n\nhello"}]
+def test_consecutive_user_messages_are_joined():
+    assert read_chat(messages=[HELLO, HELLO]).messages == [
+        {"role": "user", "content": "hello\n\nhello"}
+    ]
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "start"),
     [
         (None, "messages=None"),
         ([], r"messages=\[\]"),
@@ -128,33 +130,35 @@ def test_what_the_user_says_in_a_row_is_one_message():
         ([{"role": "system", "content": "rules"}], r"messages\[-1\]\.role='system'"),
     ],
 )
-def test_what_is_no_chat_is_refused(messages, said):
-    with pytest.raises(RequestRefused, match=rf"^{said}.*; allowed: .*; fix: "):
-        read(messages=messages)
+def test_invalid_messages_are_refused(messages, start):
+    with pytest.raises(RequestRefused, match=rf"^{start}.*; allowed: .*; fix: "):
+        read_chat(messages=messages)
 
 
 def test_long_values_are_cut_in_errors():
-    with pytest.raises(RequestRefused) as refused:
-        read(logit_bias={str(token): 1 for token in range(9999)})
-    assert len(refused.value.message) < 400
+    with pytest.raises(RequestRefused) as refusal:
+        read_chat(logit_bias={str(token): 1 for token in range(9999)})
+    assert len(refusal.value.message) < 400
 
 
-def test_neighbouring_user_messages_are_joined_once():
+def test_many_user_messages_are_joined_in_one_pass():
     texts = [f"m{number}" for number in range(MAX_MESSAGES - 2)]
     messages = [{"role": "system", "content": "s"}, {"role": "system", "content": "t"}]
-    request = read(messages=[*messages, *({"role": "user", "content": text} for text in texts)])
+    request = read_chat(
+        messages=[*messages, *({"role": "user", "content": text} for text in texts)]
+    )
     assert request.messages == [*messages, {"role": "user", "content": "\n\n".join(texts)}]
 
 
 @pytest.mark.parametrize("count", [MAX_MESSAGES + 1, 300_000])
-def test_a_request_has_a_bounded_number_of_messages(count):
-    with pytest.raises(RequestRefused) as refused:
-        read(messages=[HELLO] * count)
-    assert (refused.value.status, refused.value.param) == (400, "messages")
+def test_number_of_messages_is_bounded(count):
+    with pytest.raises(RequestRefused) as refusal:
+        read_chat(messages=[HELLO] * count)
+    assert (refusal.value.status, refusal.value.param) == (400, "messages")
 
 
 @pytest.mark.parametrize("value", [["x" * 10_000_000], {"k": ["y" * 1_000_000] * 9}, 10**4000])
-def test_the_message_about_a_huge_value_is_short(value):
-    with pytest.raises(RequestRefused) as refused:
-        read(tools=value)
-    assert len(str(refused.value)) < 500
+def test_error_message_about_a_huge_value_is_short(value):
+    with pytest.raises(RequestRefused) as refusal:
+        read_chat(tools=value)
+    assert len(str(refusal.value)) < 500

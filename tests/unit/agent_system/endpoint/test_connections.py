@@ -21,25 +21,25 @@ class Session:
 
 @contextlib.asynccontextmanager
 async def endpoint():
-    """The base URL, port and headers of a running endpoint."""
+    """Yield the base URL, port and headers of a running endpoint."""
     server = EndpointServer()
     try:
-        async with server.register_session(Session()) as door:  # type: ignore[arg-type]
-            port = int(door.base_url.split(":")[2].split("/")[0])
-            yield door.base_url, port, {"Authorization": f"Bearer {door.api_key}"}
+        async with server.register_session(Session()) as address:  # type: ignore[arg-type]
+            port = int(address.base_url.split(":")[2].split("/")[0])
+            yield address.base_url, port, {"Authorization": f"Bearer {address.api_key}"}
     finally:
         await server.close()
 
 
 @pytest.fixture
-def few_connections(monkeypatch):
+def limit_connections(monkeypatch):
     limited = lambda server: BoundedConnections(server, MOST)  # noqa: E731
     monkeypatch.setattr(server_module, "BoundedConnections", limited)
 
 
 async def models_status(session: aiohttp.ClientSession, base_url: str, headers: dict) -> int:
-    async with session.get(f"{base_url}/models", headers=headers) as answer:
-        return answer.status
+    async with session.get(f"{base_url}/models", headers=headers) as response:
+        return response.status
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
@@ -48,7 +48,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
     return True
 
 
-def test_silent_connections_give_way_to_new_ones(few_connections):
+def test_silent_connections_are_closed_for_new_ones(limit_connections):
     async def main():
         async with endpoint() as (base_url, port, headers), aiohttp.ClientSession() as client:
             silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST)]
@@ -62,7 +62,7 @@ def test_silent_connections_give_way_to_new_ones(few_connections):
     asyncio.run(main())
 
 
-def test_connections_with_a_valid_key_stay_open(few_connections):
+def test_connections_with_a_valid_key_stay_open(limit_connections):
     async def main():
         async with endpoint() as (base_url, port, headers), contextlib.AsyncExitStack() as stack:
             clients = [
@@ -80,20 +80,20 @@ def test_connections_with_a_valid_key_stay_open(few_connections):
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "payload",
     [
         b"",
         b"GET /v1/models HTTP/1.1\r\nHost: x\r\n",
         b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n",  # no key
     ],
 )
-def test_a_connection_without_a_complete_valid_request_is_closed(monkeypatch, sent):
+def test_connection_without_a_complete_valid_request_is_closed(monkeypatch, payload):
     monkeypatch.setattr(server_module, "KEEPALIVE_S", 0.2)
 
     async def main():
         async with endpoint() as (_, port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(sent)
+            writer.write(payload)
             with contextlib.suppress(asyncio.IncompleteReadError):
                 await asyncio.wait_for(reader.readuntil(b"never"), 10)
             assert reader.at_eof()
@@ -102,7 +102,7 @@ def test_a_connection_without_a_complete_valid_request_is_closed(monkeypatch, se
     asyncio.run(main())
 
 
-def test_a_body_that_never_ends_is_refused(monkeypatch):
+def test_body_that_never_ends_is_refused(monkeypatch):
     monkeypatch.setattr(server_module, "BODY_TIMEOUT_S", 0.2)
 
     async def main():

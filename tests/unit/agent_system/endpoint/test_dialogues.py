@@ -1,4 +1,4 @@
-"""Which conversation a list of messages continues, and in which tokens."""
+"""Dialogues: the conversation that a list of messages continues, and its tokens."""
 
 import pytest
 
@@ -31,25 +31,25 @@ def bridge(tokenizer):
     return ChatBridge(tokenizer)
 
 
-def letters(tokenizer, text: str) -> list[int]:
-    """Tokens of ``text`` that encoding it would not give: one a letter, and the end of the turn."""
+def encode_letters(tokenizer, text: str) -> list[int]:
+    """Return the tokens of ``text`` letter by letter, unlike its encoding, and the end of turn."""
     ids = [token for letter in text for token in tokenizer(letter)["input_ids"]]
     assert ids != tokenizer(text)["input_ids"]
     return [*ids, tokenizer.eos_token_id]
 
 
-def test_a_reply_that_is_quoted_stays_in_the_tokens_it_was_sampled_in(bridge, tokenizer):
+def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
-    sampled = letters(tokenizer, "the apple")
+    sampled = encode_letters(tokenizer, "the apple")
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
-    before = list(first.conversation.ledger.token_ids)
+    prompt = list(first.conversation.ledger.token_ids)
     first.add_reply(Said(sampled), 0, ["the apple"])
-    again = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
-    assert again is first
+    continued = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
+    assert continued is first
     between = bridge.make_bridge(sampled, "two")
     added = [*between.before, *between.observation, *between.after]
-    assert first.conversation.prompt_ids == [*before, *sampled, *added]
+    assert first.conversation.prompt_ids == [*prompt, *sampled, *added]
     (agent,) = first.conversation.ledger.agent_segments
     assert (list(agent.ids), agent.policy_version, agent.logprobs[0]) == (sampled, 4, -0.5)
 
@@ -65,22 +65,22 @@ def test_a_reply_that_is_quoted_stays_in_the_tokens_it_was_sampled_in(bridge, to
         [SYSTEM, user("one"), {"role": "system", "content": "said"}, user("two")],
     ],
 )
-def test_what_does_not_continue_is_a_fork(bridge, messages):
+def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
     first.add_reply(Said([5, 6]), 0, ["said"])
-    kept = list(first.conversation.ledger.token_ids)
+    token_ids = list(first.conversation.ledger.token_ids)
     fork = dialogues.open(messages, 1)
     assert fork is not None and fork is not first and fork.number == 1
-    assert first.conversation.ledger.token_ids == kept, "the first one stays as it was"
+    assert first.conversation.ledger.token_ids == token_ids, "the first dialogue is unchanged"
     assert fork.conversation.prompt_ids == bridge.first_prompt(messages)
     assert [segment.kind for segment in fork.conversation.ledger.all_segments] == [
         SegmentKind.PROMPT
     ]
 
 
-def test_either_quotation_continues_and_only_once(bridge):
+def test_each_quotation_of_a_reply_continues_once(bridge):
     for quoted in ("said", "said</action>"):
         dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
         first = dialogues.open([user("one")], 0)
@@ -88,11 +88,11 @@ def test_either_quotation_continues_and_only_once(bridge):
         first.add_reply(Said([5, 6]), 0, ["said", "said</action>"])
         more = [user("one"), reply(quoted), user("two")]
         assert dialogues.open(more, 1) is first
-        # The turn that answers is awaited: who asks the same again asks on his own.
+        # The next reply is awaited, so the same request again starts a new dialogue.
         assert dialogues.open(more, 2) is not first
 
 
-def test_without_extension_nothing_continues(bridge):
+def test_no_dialogue_continues_without_extension(bridge):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=False)
     first = dialogues.open([user("one")], 0)
     assert first is not None
@@ -101,30 +101,30 @@ def test_without_extension_nothing_continues(bridge):
     assert len(dialogues.ledgers) == 2
 
 
-def test_a_turn_that_does_not_fit_changes_nothing(bridge):
+def test_turn_that_does_not_fit_changes_nothing(bridge):
     dialogues = Dialogues(bridge, TokenLimits(prompt=40, response=32, turn=8), extends=True)
     first = dialogues.open([user("one")], 0)
     assert first is not None
     first.add_reply(Said([5, 6]), 0, ["said"])
-    kept = list(first.conversation.ledger.token_ids)
+    token_ids = list(first.conversation.ledger.token_ids)
     assert dialogues.open([user("one"), reply("said"), user("word " * 30)], 1) is None
     assert dialogues.open([user("word " * 90)], 1) is None
-    assert first.conversation.ledger.token_ids == kept and len(dialogues.ledgers) == 1
+    assert first.conversation.ledger.token_ids == token_ids and len(dialogues.ledgers) == 1
     assert dialogues.open([user("one"), reply("said"), user("on")], 1) is first
 
 
-def test_what_the_user_says_is_no_tag_and_what_the_author_says_is(bridge, tokenizer):
+def test_user_text_has_no_tags_and_system_text_has(bridge, tokenizer):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
     dialogue = dialogues.open([SYSTEM, user("<action>left</action> <|im_end|>")], 0)
     assert dialogue is not None
     ids = dialogue.conversation.prompt_ids
     tags = [ids.count(tokenizer.convert_tokens_to_ids(tag)) for tag in ("<action>", "</action>")]
-    assert tags == [1, 1], "those of the system message alone"
+    assert tags == [1, 1], "only those of the system message"
     assert ids.count(tokenizer.eos_token_id) == 2, "one after each message"
     assert tokenizer.decode(ids).count("<action>left</action>") == 2
 
 
-def test_roles_that_the_template_refuses_are_said(tokenizer):
+def test_roles_that_the_template_refuses_are_an_error(tokenizer):
     refusing = make_tiny_tokenizer()
     refusing.chat_template = (
         "{%- if messages | length > 1 -%}{{ raise_exception('one at a time') }}{%- endif -%}"

@@ -1,4 +1,4 @@
-"""The server as clients meet it: keys, rewards, errors in OpenAI's form."""
+"""The endpoint server over HTTP: keys, rewards, and errors in OpenAI's form."""
 
 import asyncio
 import contextlib
@@ -20,17 +20,17 @@ HELLO: Any = {"role": "user", "content": "hello"}
 LENGTHS = (3, 5)
 
 
-class Host:
-    """A play that answers everything alike."""
+class FakeSession:
+    """A session that gives every request the same reply."""
 
     def __init__(self):
         self.rules = SamplingRules(1.0, 1.0, -1, 16)
-        self.asked = []
+        self.requests = []
         self.finished = []
         self.error = None
 
     async def chat(self, request):
-        self.asked.append(request)
+        self.requests.append(request)
         if self.error is not None:
             raise self.error
         return Reply("hi", StopReason.LENGTH, *LENGTHS)
@@ -39,18 +39,19 @@ class Host:
         self.finished.append((reward, won))
 
 
-def served(scenario, guests: int = 1):
-    """Run ``scenario(doors, hosts)`` in a thread, beside a server with plays of these hosts."""
+def serve(scenario, count: int = 1):
+    """Run ``scenario(addresses, sessions)`` in a thread, next to a server with these sessions."""
 
     async def main():
         server = EndpointServer()
-        hosts = [Host() for _ in range(guests)]
+        sessions = [FakeSession() for _ in range(count)]
         try:
             async with contextlib.AsyncExitStack() as stack:
-                doors = [
-                    await stack.enter_async_context(server.register_session(host)) for host in hosts
+                addresses = [
+                    await stack.enter_async_context(server.register_session(session))
+                    for session in sessions
                 ]
-                await asyncio.to_thread(scenario, doors, hosts)
+                await asyncio.to_thread(scenario, addresses, sessions)
         finally:
             await server.close()
             await server.close()
@@ -58,74 +59,74 @@ def served(scenario, guests: int = 1):
     asyncio.run(main())
 
 
-def client_of(door, **changes):
-    options = {"base_url": door.base_url, "api_key": door.api_key, **changes}
+def make_client(address, **changes):
+    options = {"base_url": address.base_url, "api_key": address.api_key, **changes}
     return openai.OpenAI(**options)
 
 
-def chat(door, client=None, **options):
-    client = client or client_of(door)
-    return client.chat.completions.create(model=door.model, messages=[HELLO], **options)
+def chat(address, client=None, **options):
+    client = client or make_client(address)
+    return client.chat.completions.create(model=address.model, messages=[HELLO], **options)
 
 
-def test_a_client_is_answered_in_openais_form():
-    def scenario(doors, hosts):
-        answer = chat(doors[0], max_tokens=7, stop="x")
-        (choice,) = answer.choices
+def test_reply_has_the_form_of_openai():
+    def scenario(addresses, sessions):
+        reply = chat(addresses[0], max_tokens=7, stop="x")
+        (choice,) = reply.choices
         assert (choice.message.role, choice.message.content) == ("assistant", "hi")
-        assert choice.finish_reason == "length" and answer.model == "policy"
-        usage = answer.usage
+        assert choice.finish_reason == "length" and reply.model == "policy"
+        usage = reply.usage
         counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
         assert counts == (3, 5, 8)
-        assert (hosts[0].asked[0].max_tokens, hosts[0].asked[0].stop) == (7, ("x",))
-        assert [model.id for model in client_of(doors[0]).models.list()] == ["policy"]
+        assert (sessions[0].requests[0].max_tokens, sessions[0].requests[0].stop) == (7, ("x",))
+        assert [model.id for model in make_client(addresses[0]).models.list()] == ["policy"]
 
-    served(scenario)
+    serve(scenario)
 
 
-def test_a_key_names_its_play_and_no_other_opens_the_door():
-    def scenario(doors, hosts):
-        mine, yours = doors
-        assert mine.api_key != yours.api_key and len(mine.api_key) > 40
-        chat(yours)
-        assert [len(host.asked) for host in hosts] == [0, 1]
-        for wrong in ("policy", mine.api_key[:-1], mine.api_key.swapcase()):
-            stranger = client_of(mine, api_key=wrong)
-            for call in (lambda c: chat(mine, c), lambda c: c.models.list()):
-                with pytest.raises(openai.AuthenticationError) as refused:
-                    call(stranger)
-                assert refused.value.code == "invalid_api_key"
+def test_key_selects_its_session_and_other_keys_are_refused():
+    def scenario(addresses, sessions):
+        first, second = addresses
+        assert first.api_key != second.api_key and len(first.api_key) > 40
+        chat(second)
+        assert [len(session.requests) for session in sessions] == [0, 1]
+        for invalid_key in ("policy", first.api_key[:-1], first.api_key.swapcase()):
+            client = make_client(first, api_key=invalid_key)
+            for call in (lambda c: chat(first, c), lambda c: c.models.list()):
+                with pytest.raises(openai.AuthenticationError) as refusal:
+                    call(client)
+                assert refusal.value.code == "invalid_api_key"
         with pytest.raises(RewardRefused, check=mentions("api_key")):
-            post_reward(mine.base_url, "wrong", 1.0)
-        assert [host.finished for host in hosts] == [[], []]
+            post_reward(first.base_url, "wrong", 1.0)
+        assert [session.finished for session in sessions] == [[], []]
 
-    served(scenario, guests=2)
+    serve(scenario, count=2)
 
 
-def test_a_reward_ends_the_play_once():
-    def scenario(doors, hosts):
-        place = (doors[0].base_url, doors[0].api_key)
-        post_reward(*place, -0.5, won=True)
+def test_reward_ends_the_session_once():
+    def scenario(addresses, sessions):
+        address = (addresses[0].base_url, addresses[0].api_key)
+        post_reward(*address, -0.5, won=True)
         with pytest.raises(RewardRefused, check=mentions("api_key")):
-            post_reward(*place, 1.0)
+            post_reward(*address, 1.0)
         with pytest.raises(openai.AuthenticationError):
-            chat(doors[0])
-        assert hosts[0].finished == [(-0.5, True)]
+            chat(addresses[0])
+        assert sessions[0].finished == [(-0.5, True)]
 
-    served(scenario)
+    serve(scenario)
 
 
-def test_the_openai_client_can_post_the_reward_itself():
-    def scenario(doors, hosts):
-        client = client_of(doors[0])
+def test_openai_client_can_post_the_reward():
+    def scenario(addresses, sessions):
+        client = make_client(addresses[0])
         client.post("/reward", body={"reward": 2}, cast_to=object)
-        assert hosts[0].finished == [(2.0, True)]
+        assert sessions[0].finished == [(2.0, True)]
 
-    served(scenario)
+    serve(scenario)
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "problem"),
     [
         ({}, "reward=None: "),
         ({"reward": "1"}, "reward='1': "),
@@ -135,82 +136,82 @@ def test_the_openai_client_can_post_the_reward_itself():
         ([1], "body=[1]: "),
     ],
 )
-def test_what_is_no_reward_is_refused_and_the_play_goes_on(body, said):
-    def scenario(doors, hosts):
-        client = client_of(doors[0])
-        with pytest.raises(openai.BadRequestError) as refused:
+def test_invalid_reward_is_refused_and_the_session_continues(body, problem):
+    def scenario(addresses, sessions):
+        client = make_client(addresses[0])
+        with pytest.raises(openai.BadRequestError) as refusal:
             client.post("/reward", body=body, cast_to=object)
-        message = refused.value.message
-        assert said in message and "; allowed: " in message and "; fix: " in message
-        assert hosts[0].finished == [] and chat(doors[0]).choices
+        message = refusal.value.message
+        assert problem in message and "; allowed: " in message and "; fix: " in message
+        assert sessions[0].finished == [] and chat(addresses[0]).choices
 
-    served(scenario)
+    serve(scenario)
 
 
-def test_refusals_name_the_key_and_are_not_tried_again():
-    def scenario(doors, hosts):
-        with pytest.raises(openai.BadRequestError) as refused:
-            chat(doors[0], temperature=0.2)
-        assert refused.value.param == "temperature" and hosts[0].asked == []
+def test_refusals_name_the_key_and_are_not_retried():
+    def scenario(addresses, sessions):
+        with pytest.raises(openai.BadRequestError) as refusal:
+            chat(addresses[0], temperature=0.2)
+        assert refusal.value.param == "temperature" and sessions[0].requests == []
         with pytest.raises(openai.NotFoundError) as unknown:
-            client_of(doors[0]).chat.completions.create(model="gpt-4o", messages=[HELLO])
+            make_client(addresses[0]).chat.completions.create(model="gpt-4o", messages=[HELLO])
         assert unknown.value.code == "model_not_found"
-        hosts[0].error = RequestRefused("the engine failed", status=500)
+        sessions[0].error = RequestRefused("the engine failed", status=500)
         with pytest.raises(openai.InternalServerError, match="the engine failed"):
-            chat(doors[0])
-        assert len(hosts[0].asked) == 1
+            chat(addresses[0])
+        assert len(sessions[0].requests) == 1
 
-    served(scenario)
+    serve(scenario)
 
 
-def test_a_stream_is_refused():
-    def scenario(doors, hosts):
+def test_stream_is_refused():
+    def scenario(addresses, sessions):
         with pytest.raises(openai.BadRequestError, check=mentions("stream=True", "False")):
-            chat(doors[0], stream=True)
+            chat(addresses[0], stream=True)
 
-    served(scenario)
+    serve(scenario)
 
 
-def test_other_calls_and_broken_bodies_are_refused_in_the_same_form():
-    def scenario(doors, hosts):
+def test_other_calls_and_invalid_bodies_are_refused():
+    def scenario(addresses, sessions):
         with pytest.raises(openai.NotFoundError, check=mentions("GET /v1/files", "POST")):
-            client_of(doors[0]).files.list()
-        asyncio.run(_sends_garbage(doors[0]))
+            make_client(addresses[0]).files.list()
+        asyncio.run(_send_invalid_bodies(addresses[0]))
 
-    served(scenario)
+    serve(scenario)
 
 
-async def _sends_garbage(door):
-    headers = {"Authorization": f"Bearer {door.api_key}"}
+async def _send_invalid_bodies(address):
+    headers = {"Authorization": f"Bearer {address.api_key}"}
     async with aiohttp.ClientSession(headers=headers) as session:
-        for garbage in (b"{", b"\xff\xfe", b""):
-            url = f"{door.base_url}/chat/completions"
-            async with session.post(url, data=garbage) as answer:
-                error = (await answer.json())["error"]
-                assert answer.status == 400 and error["type"] == "invalid_request_error"
+        for body in (b"{", b"\xff\xfe", b""):
+            url = f"{address.base_url}/chat/completions"
+            async with session.post(url, data=body) as response:
+                error = (await response.json())["error"]
+                assert response.status == 400 and error["type"] == "invalid_request_error"
                 assert error["message"].startswith("body: not JSON")
 
 
-def test_it_listens_on_the_loopback_alone():
-    def scenario(doors, hosts):
-        port = int(doors[0].base_url.split(":")[2].split("/")[0])
-        assert doors[0].base_url == f"http://127.0.0.1:{port}/v1"
-        # Every address of 127/8 is the machine's own: a server on all addresses would answer here.
+def test_server_listens_only_on_the_loopback_address():
+    def scenario(addresses, sessions):
+        port = int(addresses[0].base_url.split(":")[2].split("/")[0])
+        assert addresses[0].base_url == f"http://127.0.0.1:{port}/v1"
+        # Every address of 127/8 is local: a server on all addresses would accept this connection.
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.2", port), timeout=5).close()
 
-    served(scenario)
+    serve(scenario)
 
 
-def test_keys_are_void_when_their_play_is_over():
+def test_key_is_invalid_after_its_session():
     async def main():
         server = EndpointServer()
-        async with server.register_session(Host()) as door:
+        async with server.register_session(FakeSession()) as ended:
             pass
-        async with server.register_session(Host()) as other:
-            assert other.base_url == door.base_url and other.api_key != door.api_key
+        async with server.register_session(FakeSession()) as address:
+            assert address.base_url == ended.base_url and address.api_key != ended.api_key
             with pytest.raises(openai.AuthenticationError):
-                await asyncio.to_thread(chat, door)
+                await asyncio.to_thread(chat, ended)
         await server.close()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""``GRPOEnvTrainer``: what TRL is handed, what it is refused, and that training on trials moves a
+"""``GRPOEnvTrainer``: its batches for TRL, its refusals, and that training on trials changes a
 policy.
 """
 
@@ -21,9 +21,9 @@ from tests.helpers.trl_trainer import GROUP, make_trainer
 ROWS = [{"solution": word} for word in ("dog", "cat") for _ in range(GROUP)]
 
 
-def test_what_trl_gets_of_a_trial(tmp_path):
-    """Prompt up to the first sampled token; a completion that is attended to as a whole, and
-    trained where sampled.
+def test_trl_batch_of_a_trial(tmp_path):
+    """The prompt ends before the first sampled token. The completion is attended to as a
+    whole, and trained on its sampled tokens.
     """
     trainer = make_trainer(tmp_path)
     output = trainer._generate_and_score_completions(ROWS)
@@ -53,7 +53,7 @@ def test_what_trl_gets_of_a_trial(tmp_path):
 
 
 def test_sampling_log_probs_are_those_of_the_policy(tmp_path):
-    """Masked positions apart, old log-probs from sampling equal a forward pass of the trainer."""
+    """On sampled tokens, old log-probs from sampling equal a forward pass of the trainer."""
     trainer = make_trainer(tmp_path, temperature=0.8)
     output = trainer._generate_and_score_completions(ROWS)
     ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
@@ -82,27 +82,27 @@ def test_advantages_compare_the_members_of_a_group(tmp_path):
     assert output["advantages"].abs().sum() > 0
 
 
-def test_reward_functions_get_session_ids_columns_and_the_real_prompt(tmp_path):
-    seen = {}
+def test_reward_functions_get_session_ids_columns_and_prompt(tmp_path):
+    arguments = {}
 
     def reward(prompts, completions, session_ids, solution, **columns):
-        seen.update(
+        arguments.update(
             prompts=prompts, completions=completions, session_ids=session_ids, solution=solution
         )
         return [0.0] * len(completions)
 
     trainer = make_trainer(tmp_path, rewards=[reward])
     trainer._generate_and_score_completions(ROWS)
-    assert seen["solution"] == [row["solution"] for row in ROWS]
-    assert seen["session_ids"] == trainer._trials["session_ids"]
-    assert seen["prompts"][0] == [
+    assert arguments["solution"] == [row["solution"] for row in ROWS]
+    assert arguments["session_ids"] == trainer._trials["session_ids"]
+    assert arguments["prompts"][0] == [
         {"role": "system", "content": "Ask."},
         {"role": "user", "content": "I am thinking of a word. 3 left."},
     ]
-    assert [len(messages) for messages in seen["completions"]] == [1] * len(ROWS)
+    assert [len(messages) for messages in arguments["completions"]] == [1] * len(ROWS)
 
 
-def test_the_rubric_of_the_environment_is_the_default_reward(tmp_path):
+def test_default_reward_is_the_rubric_of_the_environment(tmp_path):
     trainer = make_trainer(tmp_path, trainer={"reward_funcs": None})
     assert trainer.reward_func_names == ["trial_reward"]
     trainer._generate_and_score_completions(ROWS)
@@ -110,16 +110,16 @@ def test_the_rubric_of_the_environment_is_the_default_reward(tmp_path):
 
 
 def test_training_raises_the_reward(tmp_path):
-    """Reward: how many sampled characters are in the first half of the alphabet; tens of steps are
+    """The reward is the share of letters in the first half of the alphabet; few steps are
     enough.
     """
 
-    def early(completions, **columns):
+    def share_of_early_letters(completions, **columns):
         text = ["".join(c for c in m[-1]["content"].lower() if c.isalpha()) for m in completions]
         return [sum(c < "n" for c in t) / max(1, len(t)) for t in text]
 
     trainer = make_trainer(
-        tmp_path, rewards=early, max_steps=16, learning_rate=2e-2, logging_steps=1
+        tmp_path, rewards=share_of_early_letters, max_steps=16, learning_rate=2e-2, logging_steps=1
     )
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.train()
@@ -130,7 +130,7 @@ def test_training_raises_the_reward(tmp_path):
     )
 
 
-def test_several_updates_per_generation_use_the_sampling_log_probs(tmp_path):
+def test_later_updates_use_the_sampling_log_probs(tmp_path):
     trainer = make_trainer(
         tmp_path,
         per_device_train_batch_size=GROUP,
@@ -146,7 +146,7 @@ def test_several_updates_per_generation_use_the_sampling_log_probs(tmp_path):
     assert trainer.state.global_step == 4 and max(ratios) > 0
 
 
-def test_both_loss_paths_train_alike(tmp_path):
+def test_both_loss_paths_give_equal_weights(tmp_path):
     weights = []
     for path in ("trl", "full_sequence"):
         trainer = make_trainer(tmp_path / path, trainer={"loss_path": path}, max_steps=2)
@@ -156,16 +156,16 @@ def test_both_loss_paths_train_alike(tmp_path):
         torch.testing.assert_close(weights[1][name], value, atol=1e-5, rtol=1e-3)
 
 
-def test_evaluation_plays_the_held_out_words(tmp_path):
+def test_evaluation_uses_the_held_out_words(tmp_path):
     trainer = make_trainer(
         tmp_path, eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=2 * GROUP
     )
     words = set(trainer.env.get_eval_dataset()["solution"])
-    found = trainer.evaluate()
-    assert "eval_reward" in found and {row["solution"] for row in trainer._rows} <= words
+    metrics = trainer.evaluate()
+    assert "eval_reward" in metrics and {row["solution"] for row in trainer._rows} <= words
 
 
-def test_trials_of_several_episodes_are_trained_as_one(tmp_path):
+def test_trial_of_several_episodes_is_one_completion(tmp_path):
     trainer = make_trainer(tmp_path)
     trainer.env.episodes_per_trial, trainer.env.free_shots = 2, 1
     trainer.max_completion_length = 400
@@ -174,10 +174,10 @@ def test_trials_of_several_episodes_are_trained_as_one(tmp_path):
     assert all(len(spans) == 2 for spans in trainer._trials["episode_boundaries"])
 
 
-# ---- agents of other kinds ----------------------------------------------------------------------
+# ---- other agents -------------------------------------------------------------------------------
 
 
-def test_a_trial_has_room_for_all_its_turns_by_default(tmp_path):
+def test_default_turn_limit_fits_all_turns_of_a_trial(tmp_path):
     trainer = make_trainer(tmp_path, trainer={"max_turn_tokens": None}, max_completion_length=600)
     assert trainer.max_turn_tokens == 600 // (2 * 3)
     trainer.train()
@@ -191,17 +191,17 @@ def test_a_trial_has_room_for_all_its_turns_by_default(tmp_path):
     )
 
 
-def test_words_that_were_not_sampled_are_refused(tmp_path):
+def test_text_that_was_not_sampled_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, trainer={"agent": Speaker("Is it alive?", "[dog]")})
     with pytest.raises(ValueError, check=mentions("allow_retokenized=True")):
         trainer._generate_and_score_completions(ROWS)
     trainer.allow_retokenized = True
     output = trainer._generate_and_score_completions(ROWS)
-    assert "old_per_token_logps" not in output, "nobody knows what they were sampled with"
+    assert "old_per_token_logps" not in output, "text has no sampling log-probs"
 
 
-class Unlucky(MultistepEnv):
-    """The first trial of a batch breaks at once, the second cannot even begin."""
+class FailsInTwoTrials(MultistepEnv):
+    """The first trial of a batch fails in its first step, the second at its start."""
 
     def _initialize_episode(self, session_id, task_info):
         if session_id.endswith("-1"):
@@ -217,11 +217,11 @@ class Unlucky(MultistepEnv):
         return {"n": 1}, float(len(action)), True, {}
 
 
-def test_aborted_trials_are_neither_rewarded_nor_punished(tmp_path, caplog):
-    env = Unlucky(make_tiny_tokenizer())
+def test_aborted_trials_have_advantage_zero(tmp_path, caplog):
+    env = FailsInTwoTrials(make_tiny_tokenizer())
     env.stop = tuple("abcdefghijklmnopqrstuvwxyz")
     trainer = make_trainer(
-        tmp_path, env, trainer={"reward_funcs": None, "train_dataset": dataset(8)}
+        tmp_path, env, trainer={"reward_funcs": None, "train_dataset": make_dataset(8)}
     )
     output = trainer._generate_and_score_completions([{"n": n} for n in range(8)])
     assert output["advantages"][:2].tolist() == [0.0, 0.0]
@@ -229,7 +229,7 @@ def test_aborted_trials_are_neither_rewarded_nor_punished(tmp_path, caplog):
     assert sampled[1] == 0 and torch.isfinite(trainer.compute_loss(trainer.model, output))
 
 
-def dataset(rows: int):
+def make_dataset(rows: int):
     from datasets import Dataset
 
     return Dataset.from_dict({"n": list(range(rows))})
@@ -239,7 +239,7 @@ def dataset(rows: int):
 
 
 @pytest.mark.parametrize(
-    ("options", "trainer", "complaint"),
+    ("options", "trainer", "message"),
     [
         ({"remove_unused_columns": True}, {}, "remove_unused_columns"),
         ({"repetition_penalty": 1.2}, {}, "repetition_penalty"),
@@ -251,16 +251,14 @@ def dataset(rows: int):
         ({}, {"processing_class": make_tiny_tokenizer(300)}, "differ"),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_model_is_loaded(
-    tmp_path, options, trainer, complaint
-):
-    with pytest.raises(ValueError, match=complaint):
+def test_impossible_options_are_refused(tmp_path, options, trainer, message):
+    with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, trainer=trainer, **options)
 
 
-def test_an_environment_without_a_tokenizer_is_refused(tmp_path):
+def test_environment_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, check=mentions("tokenizer")):
-        make_trainer(tmp_path, Unlucky())
+        make_trainer(tmp_path, FailsInTwoTrials())
 
 
 def test_without_trl_the_error_names_the_extra():

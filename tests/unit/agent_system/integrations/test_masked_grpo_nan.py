@@ -1,4 +1,4 @@
-"""The masked loss on whole sequences never reads what it masks."""
+"""The masked loss on whole sequences never reads masked values."""
 
 import torch
 
@@ -25,8 +25,8 @@ def test_nan_outside_the_mask_changes_neither_loss_nor_gradient():
     for loss_type in LOSS_TYPES:
         for level in ("token", "sequence"):
             options = {"loss_type": loss_type, "level": level, "bias_correction": True}
-            plain, gradient = loss_and_gradient(0.0, **options)
-            found, with_nan = loss_and_gradient(float("nan"), **options)
-            assert found == plain
-            assert torch.equal(with_nan, gradient)
-            assert with_nan[~MASK.bool()].abs().sum() == 0
+            loss, gradient = loss_and_gradient(0.0, **options)
+            loss_with_nan, gradient_with_nan = loss_and_gradient(float("nan"), **options)
+            assert loss_with_nan == loss
+            assert torch.equal(gradient_with_nan, gradient)
+            assert gradient_with_nan[~MASK.bool()].abs().sum() == 0

@@ -1,8 +1,8 @@
-"""Three ways to the same loss: TRL's in ``GRPOEnvTrainer``, the masked one on whole sequences, and
-our actor's.
+"""Three implementations of one loss: TRL's in ``GRPOEnvTrainer``, the masked one on whole
+sequences, and our actor's.
 
-One batch of real trials, the same weights, old log-probs far enough away that the clip binds,
-random advantages.
+They get one batch of sampled trials, the same weights and random advantages. The old log-probs
+differ enough for the clip to bind.
 """
 
 from types import SimpleNamespace
@@ -30,9 +30,9 @@ MODES: dict[str, Any] = {
 }
 
 
-def perturbed_batch(trainer, beta: float) -> dict[str, torch.Tensor]:
-    """TRL's batch of a generation step, with advantages and old and reference log-probs that make
-    the terms differ.
+def make_perturbed_batch(trainer, beta: float) -> dict[str, torch.Tensor]:
+    """Return TRL's batch with random advantages, and with old and reference log-probs that
+    differ.
     """
     rows = [{"solution": word} for word in ("dog", "cat") for _ in range(4)]
     batch = trainer._generate_and_score_completions(rows)
@@ -56,9 +56,7 @@ def gradients(model, loss) -> dict[str, torch.Tensor]:
 
 
 def actor_loss(directory, batch, loss_type: str, beta: float, max_completion_length: int):
-    """Our actor's loss on the same rows: its packed forward pass, its policy loss, the matching
-    aggregation.
-    """
+    """Compute our actor's loss on the same rows: packed forward pass, policy loss, aggregation."""
     mask = batch["completion_mask"] * batch["tool_mask"]
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     tensors = {
@@ -92,20 +90,20 @@ def actor_loss(directory, batch, loss_type: str, beta: float, max_completion_len
     )
     if (
         loss_type == "dr_grpo"
-    ):  # ours divides by the width of the batch, TRL by the longest completion allowed
+    ):  # Our loss divides by the width of the batch, TRL's by the maximum completion length.
         loss = loss * mask.shape[1] / max_completion_length
     return model, loss, metrics
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3], ids=["no-kl", "kl"])
 @pytest.mark.parametrize("loss_type", sorted(MODES))
-def test_three_ways_to_the_same_loss_and_gradient(tmp_path, loss_type, beta):
+def test_three_losses_and_gradients_are_equal(tmp_path, loss_type, beta):
     trainer = make_trainer(tmp_path, loss_type=loss_type, beta=beta, use_bias_correction_kl=False)
-    batch, model = perturbed_batch(trainer, beta), trainer.model
-    theirs = trainer.compute_loss(model, batch)
+    batch, model = make_perturbed_batch(trainer, beta), trainer.model
+    trl_loss = trainer.compute_loss(model, batch)
     trainer.loss_path = "full_sequence"
-    source = trainer.compute_loss(model, batch)
-    policy, ours, metrics = actor_loss(
+    masked_loss = trainer.compute_loss(model, batch)
+    policy, our_loss, metrics = actor_loss(
         model.name_or_path, batch, loss_type, beta, trainer.max_completion_length
     )
     assert metrics["pg_clipfrac"] > 0.05, "the clip must bind somewhere"
@@ -114,47 +112,45 @@ def test_three_ways_to_the_same_loss_and_gradient(tmp_path, loss_type, beta):
         < int((batch["completion_mask"] * batch["tool_mask"]).sum())
         < int(batch["completion_mask"].sum())
     )
-    assert abs(theirs.item()) > 1e-3
-    assert theirs.item() == pytest.approx(source.item(), abs=1e-5)
-    assert theirs.item() == pytest.approx(ours.item(), abs=1e-5)
-    found = [gradients(model, theirs), gradients(model, source)]
-    actors = {
-        name.removeprefix("lm."): gradient for name, gradient in gradients(policy, ours).items()
+    assert abs(trl_loss.item()) > 1e-3
+    assert trl_loss.item() == pytest.approx(masked_loss.item(), abs=1e-5)
+    assert trl_loss.item() == pytest.approx(our_loss.item(), abs=1e-5)
+    trl_gradients = [gradients(model, trl_loss), gradients(model, masked_loss)]
+    actor_gradients = {
+        name.removeprefix("lm."): gradient for name, gradient in gradients(policy, our_loss).items()
     }
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, atol=1e-5, rtol=1e-3)
-        torch.testing.assert_close(actors[name], gradient, atol=1e-5, rtol=1e-3)
-    # Of three accumulated windows each is a third of the mean.
+    for name, gradient in trl_gradients[0].items():
+        torch.testing.assert_close(trl_gradients[1][name], gradient, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(actor_gradients[name], gradient, atol=1e-5, rtol=1e-3)
+    # With three accumulation steps the loss of each is a third.
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation = 3
-    source = trainer.compute_loss(model, batch)
+    masked_loss = trainer.compute_loss(model, batch)
     trainer.loss_path = "trl"
-    assert source.item() == pytest.approx(trainer.compute_loss(model, batch).item(), abs=1e-5)
+    assert masked_loss.item() == pytest.approx(trainer.compute_loss(model, batch).item(), abs=1e-5)
     if loss_type != "dapo":
-        assert source.item() == pytest.approx(theirs.item() / 3, abs=1e-5)
+        assert masked_loss.item() == pytest.approx(trl_loss.item() / 3, abs=1e-5)
 
 
 @pytest.mark.parametrize("change", ["bias_correction", "sequence", "delta"])
-def test_the_other_terms_of_the_loss_agree_as_well(tmp_path, change):
+def test_further_loss_terms_are_equal(tmp_path, change):
     options = {
         "bias_correction": {"beta": 0.3, "use_bias_correction_kl": True},
         "sequence": {"importance_sampling_level": "sequence"},
         "delta": {"delta": 1.3},
     }[change]
     trainer = make_trainer(tmp_path, loss_type="grpo", **options)
-    batch = perturbed_batch(trainer, trainer.beta)
-    theirs = trainer.compute_loss(trainer.model, batch).item()
+    batch = make_perturbed_batch(trainer, trainer.beta)
+    trl_loss = trainer.compute_loss(trainer.model, batch).item()
     trainer.loss_path = "full_sequence"
-    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(theirs, abs=1e-5)
+    assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(trl_loss, abs=1e-5)
 
 
-def test_a_batch_of_whole_sequences_is_taken_as_it_is(tmp_path):
-    """The dictionary that the source's trainer returns: whole sequences and
-    ``completion_only_mask``.
-    """
+def test_batch_of_whole_sequences_is_accepted(tmp_path):
+    """The batch has the keys of the source document's trainer, with ``completion_only_mask``."""
     from agent_system.integrations.trl import full_sequence_batch
 
     trainer = make_trainer(tmp_path, loss_type="grpo")
-    batch = perturbed_batch(trainer, 0.0)
+    batch = make_perturbed_batch(trainer, 0.0)
     whole = full_sequence_batch(batch)
     assert set(whole) == {
         "prompt_completion_ids",
@@ -168,10 +164,8 @@ def test_a_batch_of_whole_sequences_is_taken_as_it_is(tmp_path):
     )
 
 
-def test_what_is_masked_does_not_matter():
-    """Values on tokens of the environment change nothing; a row without an agent's token gives 0,
-    not NaN.
-    """
+def test_masked_values_do_not_change_the_loss():
+    """Values on environment tokens change nothing. A row without agent tokens gives 0, not NaN."""
     from agent_system.integrations.trl import masked_grpo_loss
 
     g = torch.Generator().manual_seed(1)
@@ -184,8 +178,10 @@ def test_what_is_masked_does_not_matter():
     }
     for loss_type in MODES:
         loss = masked_grpo_loss(logps, batch, loss_type=loss_type)
-        other = masked_grpo_loss(torch.where(mask.bool(), logps, -7.0), batch, loss_type=loss_type)
-        assert torch.isfinite(loss) and loss == other
-    nothing = SimpleNamespace(**batch)
-    nothing.completion_only_mask = torch.zeros_like(mask)
-    assert masked_grpo_loss(logps, vars(nothing), loss_type="dapo") == 0.0
+        changed_loss = masked_grpo_loss(
+            torch.where(mask.bool(), logps, -7.0), batch, loss_type=loss_type
+        )
+        assert torch.isfinite(loss) and loss == changed_loss
+    all_masked = SimpleNamespace(**batch)
+    all_masked.completion_only_mask = torch.zeros_like(mask)
+    assert masked_grpo_loss(logps, vars(all_masked), loss_type="dapo") == 0.0

@@ -1,4 +1,4 @@
-"""Collecting trajectories: a scripted engine and a real environment, without Ray and without a
+"""Collection of trajectories with a scripted engine and a real environment, without Ray or a
 model.
 """
 
@@ -36,7 +36,7 @@ def tokenizer():
 
 
 @pytest.fixture
-def play(tokenizer):
+def generate(tokenizer):
     collectors = []
 
     def run(config, script=None, groups: int = 2, is_train: bool = True, engines: int = 1):
@@ -56,29 +56,31 @@ def sampled_tokens(data, row: int) -> list[int]:
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_every_trained_token_is_the_sampled_one(play, tokenizer, history):
-    data, (engine,) = play(make_config(history=history))
-    asked = {tuple(request.prompt_ids): request for request in engine.requests}
+def test_every_trained_token_is_the_sampled_one(generate, tokenizer, history):
+    data, (engine,) = generate(make_config(history=history))
+    requests = {tuple(request.prompt_ids): request for request in engine.requests}
     prompt_width = data.batch["prompts"].shape[1]
     turns = 0
     for row, steps in enumerate(data.non_tensor_batch["steps"]):
-        real = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
+        row_tokens = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
         for step in steps:
             start, end = step.span
-            assert tuple(real[:start]) in asked, "the row's prefix is exactly what the policy saw"
-            assert tokenizer.decode(real[start:end]) == step.response
+            assert tuple(row_tokens[:start]) in requests, (
+                "the row's prefix is the prompt of the request"
+            )
+            assert tokenizer.decode(row_tokens[start:end]) == step.response
             turns += 1
         padding = prompt_width - int(data.batch["attention_mask"][row][:prompt_width].sum())
         assert data.batch["position_ids"][row][padding] == 0
-        assert data.batch["position_ids"][row].max() == len(real) - 1
+        assert data.batch["position_ids"][row].max() == len(row_tokens) - 1
         log_probs = data.batch["rollout_log_probs"][row][data.batch["response_mask"][row].bool()]
         expected = [-(1 + i) / 4 for step in steps for i in range(step.num_tokens)]
         assert log_probs.tolist() == expected
     assert turns == len(engine.requests)
 
 
-def test_everyone_walks_to_the_target(play):
-    data, _ = play(make_config(n=3), groups=3)
+def test_walking_policy_reaches_the_target(generate):
+    data, _ = generate(make_config(n=3), groups=3)
     columns = data.non_tensor_batch
     assert len(data) == 9 and columns["won"].all() and (columns["episode_rewards"] == 1.0).all()
     assert len(set(columns["uid"])) == 3 and len(set(columns["traj_uid"])) == 9
@@ -93,26 +95,26 @@ def test_everyone_walks_to_the_target(play):
     assert {"alternatives", "gen_engine", "gen_env", "pack"} <= set(data.meta_info["timing"])
 
 
-def test_append_and_window_play_the_same_episodes(play):
-    appended, _ = play(make_config(history="append"))
-    windowed, _ = play(make_config(history="window", history_length=2))
+def test_append_and_window_give_the_same_actions(generate):
+    appended, _ = generate(make_config(history="append"))
+    windowed, _ = generate(make_config(history="window", history_length=2))
 
     def actions(data):
-        found: dict = {}
+        by_trajectory: dict = {}
         for traj, steps in zip(
             data.non_tensor_batch["traj_uid"], data.non_tensor_batch["steps"], strict=True
         ):
-            found.setdefault(traj, []).extend((s.step, s.action) for s in steps)
-        return found
+            by_trajectory.setdefault(traj, []).extend((s.step, s.action) for s in steps)
+        return by_trajectory
 
     assert actions(appended) == actions(windowed)
     assert len(windowed) == int(appended.non_tensor_batch["episode_lengths"].sum())
     assert all(len(steps) == 1 for steps in windowed.non_tensor_batch["steps"])
 
 
-def test_window_prompt_shows_the_last_turns_only(play):
+def test_window_prompt_shows_the_last_turns_only(generate):
     config = make_config(history="window", history_length=1, n=1)
-    _data, (engine,) = play(
+    _data, (engine,) = generate(
         config, script=lambda request, prompt: "<action>stay</action>", groups=1
     )
     prompts = [engine.tokenizer.decode(request.prompt_ids) for request in engine.requests]
@@ -120,22 +122,22 @@ def test_window_prompt_shows_the_last_turns_only(play):
     assert all(prompt.count("<|im_start|>") == 3 for prompt in prompts)
 
 
-def test_a_turn_cut_by_length_ends_the_play_without_a_step(play):
-    steps = []
+def test_turn_cut_by_length_ends_the_episode_without_env_step(generate):
+    actions = []
     original = PoolSession.step
 
-    async def counted(self, action):
-        steps.append(action)
+    async def record_action(self, action):
+        actions.append(action)
         return await original(self, action)
 
-    PoolSession.step = counted
+    PoolSession.step = record_action
     try:
-        data, _ = play(
+        data, _ = generate(
             make_config(n=1, max_turn_tokens=6), lambda request, prompt: "look " * 40, groups=2
         )
     finally:
         PoolSession.step = original
-    assert steps == []
+    assert actions == []
     assert list(data.non_tensor_batch["truncated"]) == ["length", "length"]
     records = data.non_tensor_batch["steps"]
     assert all(
@@ -144,10 +146,10 @@ def test_a_turn_cut_by_length_ends_the_play_without_a_step(play):
     assert data.batch["response_mask"].sum(-1).tolist() == [6, 6]
 
 
-def test_budget_is_checked_before_sampling(play):
+def test_token_budget_is_checked_before_sampling(generate):
     config = make_config(n=1, max_turn_tokens=20)
     config.data.max_response_length = 70
-    data, (engine,) = play(config, lambda request, prompt: "<action>stay</action>", groups=1)
+    data, (engine,) = generate(config, lambda request, prompt: "<action>stay</action>", groups=1)
     assert list(data.non_tensor_batch["truncated"]) == ["budget"]
     for request in engine.requests:
         response = len(request.prompt_ids) - len(engine.requests[0].prompt_ids)
@@ -155,27 +157,27 @@ def test_budget_is_checked_before_sampling(play):
     assert data.batch["responses"].shape[1] <= 70
 
 
-def test_a_prompt_over_budget_is_left_out(play):
+def test_prompt_over_the_budget_is_dropped(generate):
     config = make_config(n=1)
     config.data.max_prompt_length = 8
     with pytest.raises(RuntimeError, check=mentions("without_turn")):
-        play(config, groups=1)
+        generate(config, groups=1)
 
 
-def test_step_limit_truncates(play):
+def test_step_limit_truncates(generate):
     config = make_config(n=1, max_steps=2, kwargs={"size": 6, "max_steps": 50})
-    data, _ = play(config, lambda request, prompt: "<action>stay</action>", groups=2)
+    data, _ = generate(config, lambda request, prompt: "<action>stay</action>", groups=2)
     assert set(data.non_tensor_batch["truncated"]) == {"steps"}
     assert data.non_tensor_batch["episode_lengths"].tolist() == [2, 2]
     assert not data.non_tensor_batch["won"].any()
 
 
-def broken_reset(monkeypatch, seeds_to_break: int = 1):
+def make_resets_fail(monkeypatch, count: int = 1):
     original, calls = PoolSession.reset, []
 
     async def reset(self, task, seed):
         calls.append(seed)
-        if len(calls) <= seeds_to_break:
+        if len(calls) <= count:
             raise EnvFailure("timeout", "too slow")
         return await original(self, task, seed)
 
@@ -185,11 +187,11 @@ def broken_reset(monkeypatch, seeds_to_break: int = 1):
 @pytest.mark.parametrize(
     ("on_abort", "rows", "whole_group"), [("drop_group", 3, 2.0), ("keep_rest", 5, 0.0)]
 )
-def test_broken_trajectories_are_handled_as_configured(
-    play, monkeypatch, on_abort, rows, whole_group
+def test_failed_trajectories_are_handled_by_on_abort(
+    generate, monkeypatch, on_abort, rows, whole_group
 ):
-    broken_reset(monkeypatch)
-    data, _ = play(make_config(n=3, on_abort=on_abort), groups=2)
+    make_resets_fail(monkeypatch)
+    data, _ = generate(make_config(n=3, on_abort=on_abort), groups=2)
     metrics = data.meta_info["metrics"]
     assert len(data) == rows
     assert metrics["rollout/aborted"] == metrics["rollout/aborted_env_timeout"] == 1.0
@@ -198,16 +200,16 @@ def test_broken_trajectories_are_handled_as_configured(
     assert not data.non_tensor_batch["aborted"].any()
 
 
-def test_validation_keeps_broken_trajectories_as_lost(play, monkeypatch):
-    broken_reset(monkeypatch)
-    data, _ = play(make_config(n=1), groups=3, is_train=False)
+def test_validation_counts_failed_trajectories_as_no_success(generate, monkeypatch):
+    make_resets_fail(monkeypatch)
+    data, _ = generate(make_config(n=1), groups=3, is_train=False)
     assert len(data) == 3
     assert data.non_tensor_batch["aborted"].tolist() == [True, False, False]
     assert data.non_tensor_batch["won"].tolist() == [False, True, True]
     assert data.batch["response_mask"][0].sum() == 0
 
 
-def test_greedy_plays_each_row_once_at_temperature_zero(tokenizer):
+def test_greedy_loop_generates_each_row_at_temperature_zero(tokenizer):
     config = make_config(n=2)
     config.actor_rollout_ref.rollout.val_kwargs.n = 3
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = True
@@ -219,9 +221,9 @@ def test_greedy_plays_each_row_once_at_temperature_zero(tokenizer):
 
 
 @pytest.mark.parametrize("levels", [False, True])
-def test_other_tasks_are_played_where_a_whole_batch_broke(play, monkeypatch, levels):
-    broken_reset(monkeypatch, seeds_to_break=4)
-    data, _ = play(make_config(n=2, levels=levels), groups=2)
+def test_failed_batch_is_replaced_by_other_tasks(generate, monkeypatch, levels):
+    make_resets_fail(monkeypatch, count=4)
+    data, _ = generate(make_config(n=2, levels=levels), groups=2)
     metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
     assert metrics["rollout/trajectories"] == 8 and metrics["rollout/aborted"] == 4
     assert (
@@ -232,26 +234,26 @@ def test_other_tasks_are_played_where_a_whole_batch_broke(play, monkeypatch, lev
     assert not columns["aborted"].any()
 
 
-def test_an_environment_that_always_breaks_is_an_error(play, monkeypatch):
-    broken_reset(monkeypatch, seeds_to_break=99)
+def test_environment_that_always_fails_is_an_error(generate, monkeypatch):
+    make_resets_fail(monkeypatch, count=99)
     with pytest.raises(RuntimeError, check=mentions("left_out_aborted': 16")):
-        play(make_config(n=2), groups=2)
+        generate(make_config(n=2), groups=2)
 
 
-def test_a_request_the_engine_gives_up_aborts_its_trajectory_only(play):
-    script, given_up = walking_policy(), []
+def test_aborted_request_aborts_only_its_trajectory(generate):
+    script, aborted = walking_policy(), []
 
-    def moody(request, prompt):
-        if not given_up:
-            given_up.append(request.request_id)
+    def abort_first(request, prompt):
+        if not aborted:
+            aborted.append(request.request_id)
             return StopReason.ABORT
         return script(request, prompt)
 
-    data, _ = play(make_config(n=2, on_abort="keep_rest"), moody, groups=2)
+    data, _ = generate(make_config(n=2, on_abort="keep_rest"), abort_first, groups=2)
     assert len(data) == 3 and data.meta_info["metrics"]["rollout/aborted_engine"] == 1.0
 
 
-def test_members_of_a_group_must_start_alike(play, monkeypatch):
+def test_different_start_states_in_a_group_are_refused(generate, monkeypatch):
     original, calls = PoolSession.reset, []
 
     async def reset(self, task, seed):
@@ -260,14 +262,14 @@ def test_members_of_a_group_must_start_alike(play, monkeypatch):
 
     monkeypatch.setattr(PoolSession, "reset", reset)
     with pytest.raises(GroupMismatch):
-        play(make_config(n=2))
+        generate(make_config(n=2))
 
 
-def test_validation_samples_as_val_kwargs_say(play):
+def test_validation_samples_with_val_kwargs(generate):
     config = make_config(n=1)
     config.actor_rollout_ref.rollout.val_kwargs.do_sample = False
     config.actor_rollout_ref.rollout.val_kwargs.n = 2
-    data, (engine,) = play(config, groups=2, is_train=False)
+    data, (engine,) = generate(config, groups=2, is_train=False)
     assert {request.temperature for request in engine.requests} == {0.0}
     assert (
         len(set(data.non_tensor_batch["traj_uid"])) == 4
@@ -275,52 +277,54 @@ def test_validation_samples_as_val_kwargs_say(play):
     )
 
 
-def test_levels_are_read_without_rlvcr(play):
-    data, _ = play(make_config(levels=True, n=1), groups=6)
+def test_levels_are_parsed_without_rlvcr(generate):
+    data, _ = generate(make_config(levels=True, n=1), groups=6)
     levels = [step.level for steps in data.non_tensor_batch["steps"] for step in steps]
     assert set(levels) <= {1, 2, 3, 4} and len(set(levels)) > 1
     assert data.meta_info["metrics"]["rlvcr/thought_tokens_mean"] > 0
     assert "thinking_level_entropies" not in set(data.batch.keys())
 
 
-def test_trajectories_keep_their_engine(play):
-    _, engines = play(make_config(n=2), groups=3, engines=2)
+def test_trajectory_keeps_its_engine(generate):
+    _, engines = generate(make_config(n=2), groups=3, engines=2)
     assert all(engine.requests for engine in engines)
-    first_turn = 1  # the example in the instructions
+    first_turn = 1  # the instructions contain one example
     for engine in engines:
-        seen: list[list[int]] = []
+        earlier_prompts: list[list[int]] = []
         for prompt in (request.prompt_ids for request in engine.requests):
             later_turn = engine.tokenizer.decode(prompt).count("<action>") > first_turn
-            assert not later_turn or any(prompt[: len(earlier)] == earlier for earlier in seen)
-            seen.append(prompt)
+            assert not later_turn or any(
+                prompt[: len(earlier)] == earlier for earlier in earlier_prompts
+            )
+            earlier_prompts.append(prompt)
 
 
-def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
+def test_dynamic_sampling_generates_until_returns_differ(tokenizer):
     config = make_config(n=2)
     config.algorithm.filter_groups.enable = True
     config.algorithm.filter_groups.max_num_gen_batches = 4
     envs = make_envs(config)[0]
-    batches, draws = envs.gen_batch, []
+    make_batch, draws = envs.gen_batch, []
 
     def script(request, prompt):
-        """In the first batch everyone is cut short; later every other request is."""
-        walks = draws and int(request.request_id.rsplit("-", 1)[1]) % 2
-        return f"<action>{walk(prompt)}</action>" if walks else "look " * 40
+        """Cut every request of the first batch short, and later every second one."""
+        reaches_target = draws and int(request.request_id.rsplit("-", 1)[1]) % 2
+        return f"<action>{walk(prompt)}</action>" if reaches_target else "look " * 40
 
     def gen_batch(step, batch_size, draw=0):
         draws.append(draw)
-        return batches(step, batch_size, draw)
+        return make_batch(step, batch_size, draw)
 
     envs.gen_batch = gen_batch
     collector = TrajectoryCollector(config, tokenizer)
-    batch = batches(5, 2)
+    batch = make_batch(5, 2)
     batch.meta_info["global_step"] = 5
     try:
         data = collector.multi_turn_loop(batch, Group([ScriptedEngine(tokenizer, script)]), envs)
     finally:
         collector.close()
     assert draws and draws == list(range(1, len(draws) + 1)), (
-        "every further batch is a new draw of the same step"
+        "every further batch is another draw of the same step"
     )
     metrics, columns = data.meta_info["metrics"], data.non_tensor_batch
     assert metrics["rollout/gen_batches"] == len(draws) + 1
@@ -329,24 +333,26 @@ def test_dynamic_sampling_plays_until_returns_differ(tokenizer):
         assert len(set(columns["episode_rewards"][columns["uid"] == uid])) == 2
 
 
-def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkeypatch):
-    """The first batch has groups with spread, each with a broken member: another is played."""
+def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):
+    """The groups of the first batch have different returns and a failed member, so a second is
+    generated.
+    """
     config = make_config(n=4)
     config.algorithm.filter_groups.enable = True
     group, envs, _ = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
-    play, batches = collector._generate_batch, []
+    generate_batch, batches = collector._generate_batch, []
 
-    def breaking(batch, *args):
-        played = play(batch, *args)
-        for _number, trajectory in enumerate(played.trajectories):
+    def generate_with_failures(batch, *args):
+        result = generate_batch(batch, *args)
+        for _number, trajectory in enumerate(result.trajectories):
             member = trajectory.spec.member
             trajectory.reward = float(member % 2)
             trajectory.aborted = "env_dead" if not batches and member == 3 else None
         batches.append(batch)
-        return played
+        return result
 
-    monkeypatch.setattr(collector, "_generate_batch", breaking)
+    monkeypatch.setattr(collector, "_generate_batch", generate_with_failures)
     batch = envs.gen_batch(1, 2)
     batch.meta_info["global_step"] = 1
     try:
@@ -357,31 +363,31 @@ def test_a_group_that_will_be_left_out_does_not_count_as_found(tokenizer, monkey
     assert set(data.non_tensor_batch["uid"]) == set(batches[1].non_tensor_batch["uid"])
 
 
-def test_groups_with_spread_keeps_whole_groups_up_to_the_limit():
+def test_differing_groups_are_selected_up_to_the_limit():
     def trajectory(uid, member, reward):
         return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/{member}", member, 0), reward=reward)
 
-    played = [
+    trajectories = [
         *(trajectory("flat", m, 1.0) for m in range(2)),
         *(trajectory("a", m, float(m)) for m in range(2)),
         *(trajectory("b", m, float(m)) for m in range(2)),
     ]
-    assert [[t.spec.uid for t in group] for group in select_differing_groups(played, 1)] == [
+    assert [[t.spec.uid for t in group] for group in select_differing_groups(trajectories, 1)] == [
         ["a", "a"]
     ]
-    assert len(select_differing_groups(played, 9)) == 2
-    assert select_differing_groups(played, 0) == []
+    assert len(select_differing_groups(trajectories, 9)) == 2
+    assert select_differing_groups(trajectories, 0) == []
 
 
 def test_shards_hold_whole_groups():
-    jobs = make_rollout_specs(make_envs(make_config(n=3))[0].gen_batch(1, 5))
-    shards = shard_by_group(jobs, 2)
-    uids = [{job.uid for job in shard} for shard in shards]
+    specs = make_rollout_specs(make_envs(make_config(n=3))[0].gen_batch(1, 5))
+    shards = shard_by_group(specs, 2)
+    uids = [{spec.uid for spec in shard} for shard in shards]
     assert not uids[0] & uids[1] and [len(shard) for shard in shards] == [9, 6]
-    assert [job.index for job in jobs] == list(range(15))
+    assert [spec.index for spec in specs] == list(range(15))
 
 
-def test_settings_that_cannot_work_are_refused(tokenizer):
+def test_impossible_settings_are_refused(tokenizer):
     package = make_envs(make_config())[0].package
     with pytest.raises(ValueError, check=mentions("env.levels")):
         RolloutSettings.from_config(
@@ -396,7 +402,7 @@ def test_settings_that_cannot_work_are_refused(tokenizer):
     TrajectoryCollector(make_config(history="window"), forgetful)
 
 
-def test_arguments_of_the_chat_template_are_in_every_prompt():
+def test_chat_template_arguments_apply_to_every_prompt():
     open_ended = make_tiny_tokenizer()
     open_ended.chat_template = open_ended.chat_template.replace(
         "assistant\\n' }}", "assistant\\n' + mood }}"
@@ -422,23 +428,23 @@ def test_environment_without_level_prompt_is_refused(tokenizer, monkeypatch):
 # ---- engine client ------------------------------------------------------------------------------
 
 
-def ask_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]:
+def sample_many(engine, count: int, timeout_s: float = 5.0, **options) -> list[Any]:
     async def run():
         client = EngineClient([engine], "me", timeout_s)
         try:
-            asked = [client.sample([1, 2, i], max_tokens=8, **options) for i in range(count)]
-            return await asyncio.gather(*asked, return_exceptions=True)
+            requests = [client.sample([1, 2, i], max_tokens=8, **options) for i in range(count)]
+            return await asyncio.gather(*requests, return_exceptions=True)
         finally:
             await client.close()
 
     return asyncio.run(run())
 
 
-def test_requests_of_one_moment_share_a_message_and_one_poll_waits(tokenizer):
+def test_simultaneous_requests_share_a_message_and_a_poll(tokenizer):
     engine = ScriptedEngine(
         tokenizer, lambda request, prompt: [request.prompt_ids[-1]], delay_s=0.01
     )
-    results = ask_many(engine, 20)
+    results = sample_many(engine, 20)
     assert [result.token_ids for result in results] == [[i] for i in range(20)]
     assert engine.submits == [20] and engine.most_polls == 1
 
@@ -448,8 +454,8 @@ class DeadEngine(ScriptedEngine):
         raise ConnectionError("gone")
 
 
-def test_a_dead_engine_is_an_error_for_all(tokenizer):
-    results = ask_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
+def test_dead_engine_fails_every_request(tokenizer):
+    results = sample_many(DeadEngine(tokenizer, lambda request, prompt: "look"), 3)
     assert all(
         isinstance(result, RolloutWorkerFailed) and "gone" in str(result) for result in results
     )
@@ -464,12 +470,12 @@ class SilentEngine(ScriptedEngine):
         return []
 
 
-def test_a_request_past_its_deadline_is_given_up(tokenizer):
-    results = ask_many(SilentEngine(tokenizer, lambda request, prompt: ""), 2, timeout_s=0.05)
+def test_request_past_its_deadline_is_aborted(tokenizer):
+    results = sample_many(SilentEngine(tokenizer, lambda request, prompt: ""), 2, timeout_s=0.05)
     assert all(isinstance(result, EngineAborted) for result in results)
 
 
-def test_an_engine_failure_ends_the_run(tokenizer):
+def test_engine_failure_ends_the_run(tokenizer):
     config = make_config()
     envs = make_envs(config)[0]
     collector = TrajectoryCollector(config, tokenizer)
@@ -481,10 +487,10 @@ def test_an_engine_failure_ends_the_run(tokenizer):
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_a_reward_model_is_handed_the_last_conversation_of_every_play(play, history):
+def test_reward_model_gets_the_last_conversation_of_an_episode(generate, history):
     config = make_config(history=history, history_length=2)
     config.reward_model.enable = True
-    data, _ = play(config)
+    data, _ = generate(config)
     columns = data.non_tensor_batch
     last = {traj: row for row, traj in enumerate(columns["traj_uid"])}
     for row, messages in enumerate(columns["messages"]):
@@ -494,15 +500,15 @@ def test_a_reward_model_is_handed_the_last_conversation_of_every_play(play, hist
         steps = columns["steps"][row]
         roles = [message["role"] for message in messages]
         assert roles == ["system", *["user", "assistant"] * len(steps)]
-        said = [message["content"] for message in messages if message["role"] == "assistant"]
-        assert said == [step.response for step in steps] and steps[-1].done
-        heard = [message["content"] for message in messages if message["role"] == "user"]
-        assert all(step.observation in text for step, text in zip(steps, heard, strict=True))
+        replies = [message["content"] for message in messages if message["role"] == "assistant"]
+        assert replies == [step.response for step in steps] and steps[-1].done
+        observations = [message["content"] for message in messages if message["role"] == "user"]
+        assert all(step.observation in text for step, text in zip(steps, observations, strict=True))
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_a_reward_model_reads_what_was_said_without_marks(history):
-    """What an environment says is cut inside added tokens, for the policy's tokens alone."""
+def test_reward_model_gets_observations_without_cut_marks(history):
+    """Observations are cut inside added tokens, but only for the tokens of the policy."""
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["target is"])
     config = make_config(history=history, history_length=2)
@@ -513,7 +519,7 @@ def test_a_reward_model_reads_what_was_said_without_marks(history):
         data = collector.multi_turn_loop(envs.gen_batch(1, 2), group, envs)
     finally:
         collector.close()
-    played = [messages for messages in data.non_tensor_batch["messages"] if messages]
-    for message in (message for messages in played for message in messages):
+    conversations = [messages for messages in data.non_tensor_batch["messages"] if messages]
+    for message in (message for messages in conversations for message in messages):
         assert CUT not in message["content"]
         assert message["role"] != "user" or "target is" in message["content"]

@@ -1,5 +1,5 @@
-"""Collector workers as Ray actors: the same plays as in this process, whole groups dealt to two of
-them.
+"""Collector workers as Ray actors: same trajectories as in this process, whole groups per
+worker.
 """
 
 from types import SimpleNamespace
@@ -36,36 +36,36 @@ def rows(data) -> list:
     ]
 
 
-def test_ray_collectors_play_what_one_in_this_process_plays():
+def test_ray_collectors_give_the_rows_of_a_local_collector():
     tokenizer = make_tiny_tokenizer()
     config = make_config(levels=True, n=2, num_collectors=2)
     group, envs, _ = make_world(tokenizer, config)
     batch = envs.gen_batch(1, 3)
-    here, there = TrajectoryCollector(config, tokenizer), TrajectoryCollector(config, tokenizer)
+    local, remote = TrajectoryCollector(config, tokenizer), TrajectoryCollector(config, tokenizer)
     engine: Any = (
         ray.remote(ScriptedEngine)
         .options(num_cpus=0)
         .remote(tokenizer, walking_policy(levels=True))
     )
     try:
-        expected = here.multi_turn_loop(batch, group, envs)
-        found = there.multi_turn_loop(batch, Group([engine]), envs)
-        again = there.multi_turn_loop(
+        expected = local.multi_turn_loop(batch, group, envs)
+        actual = remote.multi_turn_loop(batch, Group([engine]), envs)
+        validation = remote.multi_turn_loop(
             make_envs(config)[1].panel_batch()[:4], Group([engine]), envs, is_train=False
         )
-        workers = there.start_collectors([engine])
+        workers = remote.start_collectors([engine])
         assert workers._count_finished() == len(expected) + 4
     finally:
-        here.close()
-        there.close()
-    assert rows(found) == rows(expected)
-    assert len(again) == 4 and again.non_tensor_batch["won"].all()
+        local.close()
+        remote.close()
+    assert rows(actual) == rows(expected)
+    assert len(validation) == 4 and validation.non_tensor_batch["won"].all()
 
 
 @pytest.mark.parametrize("validating", [False, True])
-def test_plays_of_a_lost_collector_are_played_by_another(validating):
-    """Lost before a batch, or before a validation, while what is carried over is played. The rows
-    are those of a collector in this process that is not lost.
+def test_trajectories_of_a_lost_collector_are_generated_again(validating):
+    """The collector is lost before a batch or a validation, with partial rollouts in flight. The
+    rows are those of a local collector that is not lost.
     """
     tokenizer = make_tiny_tokenizer()
     config = make_config(levels=True, n=2, num_collectors=2)
@@ -74,100 +74,109 @@ def test_plays_of_a_lost_collector_are_played_by_another(validating):
     remote: Any = ray.remote(ScriptedEngine).options(num_cpus=0)
     remote = remote.remote(tokenizer, walking_policy(levels=True))
     local = ScriptedEngine(tokenizer, walking_policy(levels=True))
-    played = []
+    rows_by_engine = []
     for engine in (local, remote):
         collector = TrajectoryCollector(config, tokenizer)
-        lose = engine is remote
+        loses_collector = engine is remote
         try:
             first = collector.multi_turn_loop(envs.gen_batch(1, 3), Group([engine]), envs)
-            if lose:
-                # With what it had begun and not handed out.
+            if loses_collector:
+                # Its groups in flight are lost with it.
                 ray.kill(collector.start_collectors([engine])._remote_workers[0])
             if validating:
-                panel = make_envs(config)[1].panel_batch()[:4]
-                val = collector.multi_turn_loop(panel, Group([engine]), envs, is_train=False)
+                validation_batch = make_envs(config)[1].panel_batch()[:4]
+                val = collector.multi_turn_loop(
+                    validation_batch, Group([engine]), envs, is_train=False
+                )
                 assert len(val) == 4
             second = collector.multi_turn_loop(envs.gen_batch(2, 3), Group([engine]), envs)
         finally:
             collector.close()
         assert first.meta_info["metrics"]["rollout/collectors_lost"] == 0
-        assert second.meta_info["metrics"]["rollout/collectors_lost"] == (lose and not validating)
+        assert second.meta_info["metrics"]["rollout/collectors_lost"] == (
+            loses_collector and not validating
+        )
         assert len(first) == len(second) == 6
-        played.append(rows(first) + rows(second))
-    asked, forgotten = ray.get(remote.told.remote())
-    assert len(set(asked)) == len(asked), "what comes late would answer another request"
+        rows_by_engine.append(rows(first) + rows(second))
+    request_ids, aborted_clients = ray.get(remote.told.remote())
+    assert len(set(request_ids)) == len(request_ids), "a late result would answer another request"
     # A collector that closes with requests in flight aborts them under its own name.
-    assert forgotten[0] == "collector-0"
-    assert sorted(played[0], key=str) == sorted(played[1], key=str)
+    assert aborted_clients[0] == "collector-0"
+    assert sorted(rows_by_engine[0], key=str) == sorted(rows_by_engine[1], key=str)
 
 
-def plays_of(ref: str) -> CollectedTrajectories:
-    """What stands for the plays behind ``ref``."""
+def fake_result(ref: str) -> CollectedTrajectories:
+    """Return a stand-in for the trajectories of ``ref``."""
     return CollectedTrajectories([], rollout_s=float(ref[0]), thoughts_s=float(len(ref)))
 
 
 @pytest.fixture
-def watched(monkeypatch):
-    """What two collectors return, one at the second look and one at the third, and what progress
-    hears; ``errors`` are what references raise: ``0`` is the first to collector 0, ``0+`` the next.
+def wait_for_parts(monkeypatch):
+    """Run the wait for two collectors, of which one is ready at the second look and one at the
+    third. Return the results, the progress calls and the replaced workers. ``errors`` maps
+    references to what they raise: ``0`` is the first call to collector 0, ``0+`` the next.
     """
 
-    def watch(**errors: Exception) -> tuple[list[CollectedTrajectories], list[int], list[int]]:
-        # Plays of earlier calls, 10 of them, are over as well.
-        over = iter([10, 11, 13, 13, 13, 13])
-        heard: list[int] = []
-        started: list[int] = []
-        looks = iter([False])
+    def run(**errors: Exception) -> tuple[list[CollectedTrajectories], list[int], list[int]]:
+        # The count includes 10 trajectories of earlier calls.
+        finished = iter([10, 11, 13, 13, 13, 13])
+        progress_calls: list[int] = []
+        replaced: list[int] = []
+        ready_at_first = iter([False])
 
         def wait(refs: list[str], num_returns: int, timeout: float) -> Any:
             assert num_returns == len(refs) and timeout > 0
-            return (refs[:1], refs[1:]) if next(looks, True) else ([], refs)
+            return (refs[:1], refs[1:]) if next(ready_at_first, True) else ([], refs)
 
         def get(ref: str, timeout_s: float, label: str) -> CollectedTrajectories:
             assert timeout_s > 0 and label == f"collector-{ref[0]}"
             if ref in errors:
                 raise errors[ref]
-            return plays_of(ref)
+            return fake_result(ref)
 
-        def ask(number: int) -> str:
-            return f"{number}{'+' * started.count(number)}"
+        def make_ref(number: int) -> str:
+            return f"{number}{'+' * replaced.count(number)}"
 
         monkeypatch.setattr(collector_group, "ray_get", get)
         monkeypatch.setattr(collector_group, "ray", SimpleNamespace(wait=wait))
-        monkeypatch.setattr(CollectorGroup, "_count_finished", lambda self: next(over))
+        monkeypatch.setattr(CollectorGroup, "_count_finished", lambda self: next(finished))
         monkeypatch.setattr(
-            CollectorGroup, "_replace_worker", lambda self, number: started.append(number)
+            CollectorGroup, "_replace_worker", lambda self, number: replaced.append(number)
         )
-        progress: Any = SimpleNamespace(set_done=heard.append)
+        progress: Any = SimpleNamespace(set_done=progress_calls.append)
         group = object.__new__(CollectorGroup)
-        return CollectorGroup._wait_for_parts(group, ask, [0, 1], 60.0, progress), heard, started
+        return (
+            CollectorGroup._wait_for_parts(group, make_ref, [0, 1], 60.0, progress),
+            progress_calls,
+            replaced,
+        )
 
-    return watch
+    return run
 
 
-def test_progress_hears_of_the_plays_that_are_over(watched):
-    assert watched() == ([plays_of("0"), plays_of("1")], [1, 3], [])
+def test_progress_counts_the_finished_trajectories(wait_for_parts):
+    assert wait_for_parts() == ([fake_result("0"), fake_result("1")], [1, 3], [])
 
 
-def test_a_worker_that_failed_is_told_while_the_others_play(watched):
+def test_failure_of_a_worker_is_raised_at_once(wait_for_parts):
     with pytest.raises(RuntimeError, match="broke"):
-        watched(**{"0": RuntimeError("broke")})
+        wait_for_parts(**{"0": RuntimeError("broke")})
 
 
-def test_a_collector_that_is_gone_is_asked_again_in_another_process(watched, caplog):
-    parts, _, started = watched(**{"0": WorkerDiedError("the node is gone")})
-    assert [part.lost_collectors for part in parts] == [1, 0] and started == [0]
-    assert [part.thoughts_s for part in parts] == [2.0, 1.0], "the answer of the second one"
+def test_lost_collector_is_replaced_and_called_again(wait_for_parts, caplog):
+    parts, _, replaced = wait_for_parts(**{"0": WorkerDiedError("the node is gone")})
+    assert [part.lost_collectors for part in parts] == [1, 0] and replaced == [0]
+    assert [part.thoughts_s for part in parts] == [2.0, 1.0], "the result of the replacement"
     assert "collector-0" in caplog.text
 
 
-def test_what_kills_every_collector_ends_the_run(watched):
-    gone = WorkerDiedError("out of memory")
+def test_repeated_loss_of_a_collector_ends_the_run(wait_for_parts):
+    error = WorkerDiedError("out of memory")
     with pytest.raises(WorkerDiedError, match="out of memory"):
-        watched(**{"0": gone, "0+": gone, "0++": gone})
+        wait_for_parts(**{"0": error, "0+": error, "0++": error})
 
 
-def test_collectors_are_dealt_to_the_nodes_that_are_alive():
+def test_collectors_are_assigned_to_live_nodes():
     nodes = [
         {"NodeID": "head", "Alive": True, "Resources": {}},
         {"NodeID": "b", "Alive": True, "Resources": {"CPU": 8.0}},
@@ -175,6 +184,6 @@ def test_collectors_are_dealt_to_the_nodes_that_are_alive():
         {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0}},
     ]
     assert [choose_node(number, nodes) for number in range(5)] == ["a", "b", "head", "a", "b"]
-    # In place of one that was lost on b, which may only look alive.
+    # The lost collector ran on b, which may be dead although it is listed as alive.
     assert [choose_node(number, nodes, "b") for number in range(3)] == ["a", "head", "a"]
-    assert choose_node(4, nodes[2:], "a") == "a", "there is no other"
+    assert choose_node(4, nodes[2:], "a") == "a", "it is the only live node"

@@ -1,4 +1,4 @@
-"""The collector worker: what it hands to pool and engine, and what it says of a call."""
+"""The collector worker: the arguments of pool and engine, and the result of a call."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ def tokenizer():
 
 
 class World:
-    """One worker in this process, with a loop of its own."""
+    """One worker in this process, with its own event loop."""
 
     def __init__(self, tokenizer, script=None, **options: Any) -> None:
         self.config = make_config(n=2)
@@ -40,10 +40,10 @@ class World:
         self.settings = RolloutSettings.from_config(
             self.config, collector_worker.get_package("number_line"), is_train=True
         )
-        self.jobs = make_rollout_specs(make_envs(self.config)[0].gen_batch(1, 3))
+        self.specs = make_rollout_specs(make_envs(self.config)[0].gen_batch(1, 3))
 
-    def play(self, jobs=None) -> CollectedTrajectories:
-        return self.runner.run(self.worker.collect(jobs or self.jobs, self.settings))
+    def generate(self, specs=None) -> CollectedTrajectories:
+        return self.runner.run(self.worker.collect(specs or self.specs, self.settings))
 
     def close(self) -> None:
         self.runner.run(self.worker.close())
@@ -52,16 +52,16 @@ class World:
 
 @pytest.fixture
 def world(tokenizer):
-    made = World(tokenizer, name="collector-7")
-    yield made
-    made.close()
+    new_world = World(tokenizer, name="collector-7")
+    yield new_world
+    new_world.close()
 
 
 def trajectory(index: int) -> Trajectory:
     return Trajectory(RolloutSpec(index, {}, "u", f"u/{index}", index, 0))
 
 
-def test_what_was_played_afterwards_is_added():
+def test_add_joins_trajectories_and_times():
     first = CollectedTrajectories([trajectory(0)], 1.0, 0.25, 2)
     first.add(CollectedTrajectories([trajectory(1), trajectory(2)], 3.0, 0.5, 5))
     assert [t.spec.index for t in first.trajectories] == [0, 1, 2]
@@ -69,15 +69,17 @@ def test_what_was_played_afterwards_is_added():
     assert CollectedTrajectories([], 0.0, 0.0).env_restarts == 0
 
 
-def test_the_pool_gets_settings_sizes_and_deadlines(tokenizer, monkeypatch):
-    asked = []
-    monkeypatch.setattr(collector_worker, "EnvironmentPool", lambda *words: asked.append(words))
+def test_pool_gets_settings_sizes_and_deadlines(tokenizer, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        collector_worker, "EnvironmentPool", lambda *arguments: calls.append(arguments)
+    )
     config = make_config(num_workers=3, envs_per_worker=5, reset_timeout_s=7.0, step_timeout_s=2.0)
     CollectorWorker(config.env, tokenizer, [ScriptedEngine(tokenizer, walking_policy())])
-    assert asked == [("number_line", env_settings(config.env), 3, 5, 7.0, 2.0)]
+    assert calls == [("number_line", env_settings(config.env), 3, 5, 7.0, 2.0)]
 
 
-def test_a_library_of_the_users_own_is_imported_first(tokenizer, tmp_path, monkeypatch):
+def test_external_lib_is_imported(tokenizer, tmp_path, monkeypatch):
     (tmp_path / "library_of_this_test.py").write_text("imported = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     engine = ScriptedEngine(tokenizer, walking_policy())
@@ -87,137 +89,139 @@ def test_a_library_of_the_users_own_is_imported_first(tokenizer, tmp_path, monke
         CollectorWorker(make_config().env, tokenizer, [engine], external_lib="no_such_library")
 
 
-def test_the_engine_knows_who_asks(world):
-    world.play()
+def test_requests_name_the_collector(world):
+    world.generate()
     assert {request.client for request in world.engine.requests} == {"collector-7"}
 
 
 def test_template_arguments_reach_the_chat_template(tokenizer, monkeypatch):
-    told = []
+    calls = []
     bridge = collector_worker.ChatBridge
     monkeypatch.setattr(
-        collector_worker, "ChatBridge", lambda t, kwargs: told.append(kwargs) or bridge(t, kwargs)
+        collector_worker, "ChatBridge", lambda t, kwargs: calls.append(kwargs) or bridge(t, kwargs)
     )
     engine = ScriptedEngine(tokenizer, walking_policy())
     arguments = {"enable_thinking": False}
     CollectorWorker(make_config().env, tokenizer, [engine], template_kwargs=arguments)
-    assert told == [arguments]
+    assert calls == [arguments]
 
 
-def test_trajectories_come_back_in_the_order_of_their_jobs(world):
-    jobs = [world.jobs[place] for place in (4, 0, 5, 2)]
-    played = world.play(jobs)
-    assert [t.spec for t in played.trajectories] == jobs
-    assert played.env_restarts == 0
+def test_trajectories_are_in_the_order_of_their_specs(world):
+    specs = [world.specs[index] for index in (4, 0, 5, 2)]
+    result = world.generate(specs)
+    assert [t.spec for t in result.trajectories] == specs
+    assert result.env_restarts == 0
 
 
-def test_the_pool_is_started_once(world, monkeypatch):
+def test_pool_is_started_once(world, monkeypatch):
     started = []
     start = world.worker._pool.start
 
-    async def counted() -> None:
+    async def start_counted() -> None:
         started.append(True)
         await asyncio.sleep(0.02)
         await start()
 
-    monkeypatch.setattr(world.worker._pool, "start", counted)
+    monkeypatch.setattr(world.worker._pool, "start", start_counted)
 
-    async def twice() -> list[CollectedTrajectories]:
-        calls = (world.worker.collect(world.jobs[:2], world.settings) for _ in range(2))
+    async def collect_twice() -> list[CollectedTrajectories]:
+        calls = (world.worker.collect(world.specs[:2], world.settings) for _ in range(2))
         return await asyncio.gather(*calls)
 
-    both = world.runner.run(twice())
-    world.play()
+    results = world.runner.run(collect_twice())
+    world.generate()
     assert started == [True]
-    assert [len(played.trajectories) for played in both] == [2, 2]
+    assert [len(result.trajectories) for result in results] == [2, 2]
 
 
-def test_a_worker_that_never_played_closes_its_engine_and_no_pool(tokenizer, monkeypatch):
-    made = World(tokenizer)
+def test_unused_worker_does_not_close_its_pool(tokenizer, monkeypatch):
+    new_world = World(tokenizer)
     closed = []
 
     async def close() -> None:
         closed.append("pool")
 
-    monkeypatch.setattr(made.worker._pool, "close", close)
-    made.close()
+    monkeypatch.setattr(new_world.worker._pool, "close", close)
+    new_world.close()
     assert closed == []
 
 
-def test_a_worker_that_played_closes_its_pool(world, monkeypatch):
-    world.play()
+def test_used_worker_closes_its_pool(world, monkeypatch):
+    world.generate()
     closed = []
     close = world.worker._pool.close
 
-    async def noted() -> None:
+    async def close_recorded() -> None:
         closed.append("pool")
         await close()
 
-    monkeypatch.setattr(world.worker._pool, "close", noted)
+    monkeypatch.setattr(world.worker._pool, "close", close_recorded)
     world.runner.run(world.worker.close())
     assert closed == ["pool"]
 
 
-def test_times_are_of_this_call(world):
-    began = time.perf_counter()
-    played = world.play()
-    took = time.perf_counter() - began
-    assert 0 < played.rollout_s < took
-    assert 0 <= played.thoughts_s < took
-    assert played.rollout_s + played.thoughts_s <= took
+def test_times_are_those_of_the_call(world):
+    start = time.perf_counter()
+    result = world.generate()
+    elapsed_s = time.perf_counter() - start
+    assert 0 < result.rollout_s < elapsed_s
+    assert 0 <= result.thoughts_s < elapsed_s
+    assert result.rollout_s + result.thoughts_s <= elapsed_s
 
 
-def test_restarts_are_those_of_this_call(world):
+def test_env_restarts_are_those_of_the_call(world):
     world.worker._pool.counts["restarts"] = 5
-    assert world.play().env_restarts == 0
-    play_group = world.worker._generate_group
+    assert world.generate().env_restarts == 0
+    generate_group = world.worker._generate_group
 
-    async def with_a_restart(context, jobs):
+    async def generate_with_a_restart(context, specs):
         world.worker._pool.counts["restarts"] += 1
-        return await play_group(context, jobs)
+        return await generate_group(context, specs)
 
-    world.worker._generate_group = with_a_restart
-    assert world.play().env_restarts == 3, "one for each of three groups"
-
-
-def test_nothing_to_play_takes_no_time(world):
-    played = world.runner.run(world.worker.collect([], world.settings))
-    assert played.trajectories == [] and played.rollout_s == 0.0
+    world.worker._generate_group = generate_with_a_restart
+    assert world.generate().env_restarts == 3, "one for each of three groups"
 
 
-def test_a_play_that_fails_ends_the_call(tokenizer):
-    made = World(tokenizer, script=lambda _request, _prompt: StopReason.ABORT)
-    played = made.play()
-    assert {t.aborted for t in played.trajectories} == {"engine"}
-    made.close()
+def test_collecting_no_specs_takes_no_time(world):
+    result = world.runner.run(world.worker.collect([], world.settings))
+    assert result.trajectories == [] and result.rollout_s == 0.0
 
 
-class Thinker:
-    """Notes for whose turns other thoughts are asked."""
+def test_aborted_requests_abort_every_trajectory(tokenizer):
+    new_world = World(tokenizer, script=lambda _request, _prompt: StopReason.ABORT)
+    result = new_world.generate()
+    assert {t.aborted for t in result.trajectories} == {"engine"}
+    new_world.close()
 
-    def __init__(self, monkeypatch, returns, broken=()) -> None:
+
+class FakeGeneration:
+    """Fake trajectories with given returns, and a record of the turns that get alternatives."""
+
+    def __init__(self, monkeypatch, returns, failed=()) -> None:
         self.expanded: list[tuple[str, int]] = []
-        monkeypatch.setattr(collector_worker, "TrajectoryGenerator", self.player)
-        monkeypatch.setattr(collector_worker, "generate_alternative_thinking_levels", self.expand)
+        monkeypatch.setattr(collector_worker, "TrajectoryGenerator", self.make_generator)
+        monkeypatch.setattr(
+            collector_worker, "generate_alternative_thinking_levels", self.record_turn
+        )
         self.returns = returns
-        self.broken = broken
+        self.failed = failed
 
-    def player(self, _context, job):
-        played = trajectory(job.index)
-        played.reward = self.returns[job.index]
+    def make_generator(self, _context, spec):
+        new_trajectory = trajectory(spec.index)
+        new_trajectory.reward = self.returns[spec.index]
         turns: Any = [SimpleNamespace(step=0), SimpleNamespace(step=1)]
-        played.turns = turns
-        if job.index in self.broken:
-            played.abort("env_dead", "gone")
+        new_trajectory.turns = turns
+        if spec.index in self.failed:
+            new_trajectory.abort("env_dead", "gone")
 
-        async def play(_pool):
-            return played
+        async def generate(_pool):
+            return new_trajectory
 
-        return SimpleNamespace(generate_trajectory=play)
+        return SimpleNamespace(generate_trajectory=generate)
 
-    async def expand(self, context, played, turn) -> None:
+    async def record_turn(self, context, new_trajectory, turn) -> None:
         assert context is not None
-        self.expanded.append((played.spec.index, turn.step))
+        self.expanded.append((new_trajectory.spec.index, turn.step))
 
 
 EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -228,88 +232,90 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
     [
         ("mixed_groups", (0.0, 1.0), EVERY_TURN),
         ("mixed_groups", (1.0, 1.0), []),
-        # Every player has asked for its own thoughts already.
+        # The generators have already sampled the alternatives.
         ("all", (0.0, 1.0), []),
     ],
 )
-def test_thoughts_are_asked_for_where_returns_differ(world, monkeypatch, expand, returns, expanded):
-    thinker = Thinker(monkeypatch, returns)
+def test_mixed_groups_get_alternatives(world, monkeypatch, expand, returns, expanded):
+    generation = FakeGeneration(monkeypatch, returns)
     settings = SimpleNamespace(alternatives=SimpleNamespace(expand=expand))
-    jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
-    group = world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), jobs))
-    assert thinker.expanded == expanded
+    specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    group = world.runner.run(
+        world.worker._generate_group(SimpleNamespace(settings=settings), specs)
+    )
+    assert generation.expanded == expanded
     assert [t.spec.index for t in group] == [0, 1]
 
 
 @pytest.mark.parametrize(("on_abort", "expanded"), [("drop_group", []), ("keep_rest", EVERY_TURN)])
-def test_thoughts_are_asked_for_in_what_is_trained_on(world, monkeypatch, on_abort, expanded):
-    thinker = Thinker(monkeypatch, (0.0, 1.0, 0.5), broken=(2,))
+def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expanded):
+    generation = FakeGeneration(monkeypatch, (0.0, 1.0, 0.5), failed=(2,))
     world.config.env.on_abort = on_abort
     settings = SimpleNamespace(alternatives=SimpleNamespace(expand="mixed_groups"))
-    jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
-    world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), jobs))
-    assert thinker.expanded == expanded
+    specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
+    world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
+    assert generation.expanded == expanded
 
 
-def test_without_alternatives_nothing_is_asked(world, monkeypatch):
-    thinker = Thinker(monkeypatch, (0.0, 1.0))
+def test_no_turn_gets_alternatives_if_they_are_off(world, monkeypatch):
+    generation = FakeGeneration(monkeypatch, (0.0, 1.0))
     settings = SimpleNamespace(alternatives=None)
-    jobs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
-    world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), jobs))
-    assert thinker.expanded == []
+    specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
+    world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
+    assert generation.expanded == []
 
 
-def test_a_collector_without_a_name_is_the_first(tokenizer):
-    made = World(tokenizer)
-    made.play()
-    assert {request.client for request in made.engine.requests} == {"collector-0"}
-    made.close()
+def test_default_collector_name_is_the_first(tokenizer):
+    new_world = World(tokenizer)
+    new_world.generate()
+    assert {request.client for request in new_world.engine.requests} == {"collector-0"}
+    new_world.close()
 
 
 @pytest.mark.parametrize("levels", [True, False])
-def test_plays_share_a_codec_and_who_thinks_where_levels_are_asked_for(world, levels):
-    asked = AlternativeSettings(which="one") if levels else None
-    settings = replace(world.settings, requests_levels=levels, alternatives=asked)
+def test_context_has_codec_and_sampler_if_levels_are_on(world, levels):
+    alternatives = AlternativeSettings(which="one") if levels else None
+    settings = replace(world.settings, requests_levels=levels, alternatives=alternatives)
     context = world.worker._make_context(settings)
     assert (context.codec is not None) == levels == (context.alternatives is not None)
     if context.alternatives is not None:
-        assert context.alternatives.settings == asked
+        assert context.alternatives.settings == alternatives
         assert context.alternatives._encode == world.worker._bridge.encode_text
-    # Levels without other thoughts.
+    # Levels without alternative thoughts.
     plain = world.worker._make_context(replace(world.settings, requests_levels=True))
     assert plain.alternatives is None and plain.codec is not None
 
 
-def test_ended_plays_are_counted_over_all_calls(world):
-    def over() -> int:
+def test_finished_trajectories_are_counted_over_all_calls(world):
+    def count_finished() -> int:
         return world.runner.run(world.worker.count_finished())
 
-    assert over() == 0
-    world.play(world.jobs[:2])
-    assert over() == 2
-    world.play(world.jobs[:3])
-    assert over() == 5
+    assert count_finished() == 0
+    world.generate(world.specs[:2])
+    assert count_finished() == 2
+    world.generate(world.specs[:3])
+    assert count_finished() == 5
 
 
-def test_restarts_while_groups_are_carried_are_those_of_the_call(world, monkeypatch):
+def test_env_restarts_of_partial_rollouts_are_those_of_the_call(world, monkeypatch):
     world.worker._pool.counts["restarts"] = 5
     take = world.worker._in_flight.take_finished
 
-    async def with_a_restart(keep):
+    async def take_with_a_restart(keep):
         world.worker._pool.counts["restarts"] += 2
         return await take(keep)
 
-    monkeypatch.setattr(world.worker._in_flight, "take_finished", with_a_restart)
-    played = world.runner.run(world.worker.collect_ready(world.jobs, world.settings, 0))
-    assert played.env_restarts == 2 and len(played.trajectories) == len(world.jobs)
-    assert 0.0 < played.rollout_s < 60.0
+    monkeypatch.setattr(world.worker._in_flight, "take_finished", take_with_a_restart)
+    result = world.runner.run(world.worker.collect_ready(world.specs, world.settings, 0))
+    assert result.env_restarts == 2 and len(result.trajectories) == len(world.specs)
+    assert 0.0 < result.rollout_s < 60.0
 
 
-def test_an_agent_of_the_users_own_plays_through_the_endpoint(world, monkeypatch):
+def test_package_that_runs_an_agent_uses_the_endpoint(world, monkeypatch):
     context = world.worker._make_context(world.settings)
     package: Any = SimpleNamespace(package_for_task=lambda _: SimpleNamespace(runs_agent=True))
     monkeypatch.setattr(world.worker, "_package", package)
-    player: Any = world.worker._make_generator(context, world.jobs[1])
-    assert isinstance(player, AgentTrajectoryGenerator)
-    assert player.context is context and player.trajectory.spec is world.jobs[1]
-    assert player._endpoint is world.worker._endpoint
+    generator: Any = world.worker._make_generator(context, world.specs[1])
+    assert isinstance(generator, AgentTrajectoryGenerator)
+    assert generator.context is context and generator.trajectory.spec is world.specs[1]
+    assert generator._endpoint is world.worker._endpoint

@@ -1,7 +1,7 @@
-"""Executed credit is unbiased, whatever turns come to: exact expectations in worlds of one turn.
+"""Executed credit is unbiased: exact expectations in worlds of one turn.
 
-A world says what a turn of each level comes to: texts with probabilities and returns. All pairs of
-a turn and a branch are enumerated, so that no tolerance for chance is needed.
+A world gives the outcomes of a turn at each level: texts with probabilities and returns. All pairs
+of a turn and a branch are enumerated, so no tolerance for chance is needed.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,9 @@ CODEC = LevelCodec(TOKENIZER)
 
 @dataclass(frozen=True)
 class Outcome:
-    """A turn of a level, ``text`` with its digit as {}: how likely it is and what it leads to."""
+    """An outcome of a turn: its text, with {} for the level digit, its probability and its
+    return.
+    """
 
     text: str
     probability: float
@@ -36,7 +38,7 @@ class Outcome:
     thought: int = 0  # priced tokens
 
 
-def tokens(text: str) -> int:
+def count_tokens(text: str) -> int:
     return len(TOKENIZER.encode(text, add_special_tokens=False))
 
 
@@ -47,64 +49,68 @@ def trajectory_of(uid: str, level: int, outcome: Outcome) -> Trajectory:
     segment = ledger.append(ids, SegmentKind.AGENT, logprobs=[0.0] * len(ids))
     turn = Turn(0, "o", "o", 0, segment.start, segment.end_position, outcome.text, StopReason.STOP)
     turn.parsed = CODEC.parse_turn(ids)
-    job = RolloutSpec(0, {}, "u", uid, 0, 0)
+    spec = RolloutSpec(0, {}, "u", uid, 0, 0)
     won = outcome.returns > 0
-    return Trajectory(job, [ledger], [turn], reward=outcome.returns, won=won)
+    return Trajectory(spec, [ledger], [turn], reward=outcome.returns, won=won)
 
 
 @cache
-def uid_that_tries(own: int, other: int) -> str:
-    """A name whose turn of level ``own`` is compared with level ``other``."""
-    parsed = CODEC.parse_turn(TOKENIZER.encode(READ.format(own), add_special_tokens=False))
-    names = (f"u/{number}" for number in count())
-    return next(n for n in names if choose_executed_level(parsed, 1.0, SEED, n, 0) == other)
+def find_uid_compared_with(level: int, other: int) -> str:
+    """Find a uid whose turn of level ``level`` is compared with level ``other``."""
+    parsed = CODEC.parse_turn(TOKENIZER.encode(PARSED.format(level), add_special_tokens=False))
+    uids = (f"u/{number}" for number in count())
+    return next(n for n in uids if choose_executed_level(parsed, 1.0, SEED, n, 0) == other)
 
 
-def priced(cost: float = 0.0, price_in: str = "won") -> Any:
+def method_settings(cost: float = 0.0, price_in: str = "won") -> Any:
     return SimpleNamespace(
         executed_share=1.0, credit="executed", cost_coef=cost, cost_max=8, price_in=price_in
     )
 
 
-def credited(world: dict[int, list[Outcome]], level: int, rlvcr: Any) -> float:
-    """The expectation of the credit of ``level``, over turns, other levels and branches."""
+def expected_credit(world: dict[int, list[Outcome]], level: int, rlvcr: Any) -> float:
+    """Return the expected credit of ``level``, over turns, other levels and branches."""
     total = 0.0
     for other in LEVELS:
         if other == level:
             continue
-        uid = uid_that_tries(level, other)
-        for own in world[level]:
-            for branch in world[other]:
-                trajectory = trajectory_of(uid, level, own)
-                played = [trajectory_of("b", other, branch)]
+        uid = find_uid_compared_with(level, other)
+        for outcome in world[level]:
+            for branch_outcome in world[other]:
+                trajectory = trajectory_of(uid, level, outcome)
+                branches = [trajectory_of("b", other, branch_outcome)]
 
-                def play(jobs: Any, played: Any = played, other: int = other) -> Any:
-                    assert [job.forced_level for job in jobs] == [other]
-                    return SimpleNamespace(trajectories=played)
+                def generate(specs: Any, branches: Any = branches, other: int = other) -> Any:
+                    assert [spec.forced_level for spec in specs] == [other]
+                    return SimpleNamespace(trajectories=branches)
 
-                execute_alternatives([trajectory], play, rlvcr, SEED)
+                execute_alternatives([trajectory], generate, rlvcr, SEED)
                 difference = trajectory.turns[0].executed_credit
-                assert difference is not None, own
-                total += own.probability * branch.probability * difference / 3
+                assert difference is not None, outcome
+                total += outcome.probability * branch_outcome.probability * difference / 3
     return total
 
 
-def value(world: dict[int, list[Outcome]], level: int, cost: float = 0.0) -> float:
-    """What a level is worth: returns less the price of won plays' thoughts."""
+def expected_return(world: dict[int, list[Outcome]], level: int, cost: float = 0.0) -> float:
+    """Return the expected priced return of a level. Only thoughts of successes have a price."""
     return sum(
-        o.probability * (o.returns - (cost * min(o.thought, 8) / 8 if o.returns > 0 else 0.0))
-        for o in world[level]
+        outcome.probability
+        * (outcome.returns - (cost * min(outcome.thought, 8) / 8 if outcome.returns > 0 else 0.0))
+        for outcome in world[level]
     )
 
 
 def true_credit(world: dict[int, list[Outcome]], level: int, cost: float = 0.0) -> float:
-    return value(world, level, cost) - sum(value(world, k, cost) for k in LEVELS) / 4
+    return (
+        expected_return(world, level, cost)
+        - sum(expected_return(world, k, cost) for k in LEVELS) / 4
+    )
 
 
-READ = "<level>{}</level><think>a b</think><action>go</action>"
+PARSED = "<level>{}</level><think>a b</think><action>go</action>"
 CUT = "<level>{}</level><think>a b c d"
-# Turns in which a level was sampled and no thinking credit is given.
-UNREAD = {
+# Turns with a sampled level that get no scored thinking advantage.
+UNPARSED = {
     "cut in the thought": CUT,
     "cut after the level": "<level>{}</level>",
     "cut in the action": "<level>{}</level><think>a</think><action>go",
@@ -120,22 +126,22 @@ UNREAD = {
 }
 
 
-def world_of(read: tuple[float, ...], cut: tuple[float, ...], text: str = CUT):
-    """Levels that win with probability ``read`` where their turn is read, and lose where it is
-    ``cut``.
+def world_of(success_rates: tuple[float, ...], cut_shares: tuple[float, ...], text: str = CUT):
+    """Return levels that succeed at ``success_rates`` if their turn is parsed, and fail if it is
+    cut.
     """
     return {
         level: [
-            Outcome(READ, (1 - share) * q, 1.0, tokens("a b")),
-            Outcome(READ, (1 - share) * (1 - q), 0.0),
-            Outcome(text, share, 0.0),
+            Outcome(PARSED, (1 - cut_share) * success_rate, 1.0, count_tokens("a b")),
+            Outcome(PARSED, (1 - cut_share) * (1 - success_rate), 0.0),
+            Outcome(text, cut_share, 0.0),
         ]
-        for level, q, share in zip(LEVELS, read, cut, strict=True)
+        for level, success_rate, cut_share in zip(LEVELS, success_rates, cut_shares, strict=True)
     }
 
 
 @pytest.mark.parametrize(
-    ("read", "cut", "expected"),
+    ("success_rates", "cut_shares", "expected"),
     [
         ((0.5, 0.5, 0.5, 0.7), (0, 0, 0, 0.4), (0.02, 0.02, 0.02, -0.06)),
         ((0.5, 0.5, 0.5, 0.5), (0, 0, 0, 0.2), (0.025, 0.025, 0.025, -0.075)),
@@ -143,33 +149,37 @@ def world_of(read: tuple[float, ...], cut: tuple[float, ...], text: str = CUT):
         ((0.9, 0.1, 0.3, 0.4), (0.1, 0.2, 0.3, 1.0), (0.535, -0.195, -0.065, -0.275)),
     ],
 )
-def test_a_level_is_credited_with_what_it_is_worth(read, cut, expected):
-    world = world_of(read, cut)
-    for level, right in zip(LEVELS, expected, strict=True):
-        assert true_credit(world, level) == pytest.approx(right)
-        assert credited(world, level, priced()) == pytest.approx(true_credit(world, level))
+def test_expected_credit_is_the_return_minus_the_mean(success_rates, cut_shares, expected):
+    world = world_of(success_rates, cut_shares)
+    for level, credit in zip(LEVELS, expected, strict=True):
+        assert true_credit(world, level) == pytest.approx(credit)
+        assert expected_credit(world, level, method_settings()) == pytest.approx(
+            true_credit(world, level)
+        )
 
 
-@pytest.mark.parametrize("text", UNREAD.values(), ids=UNREAD)
-def test_turns_that_cannot_be_read_count_like_the_branches(text):
+@pytest.mark.parametrize("text", UNPARSED.values(), ids=UNPARSED)
+def test_credit_stays_unbiased_with_unparsed_turns(text):
     world = world_of((0.5, 0.5, 0.5, 0.7), (0, 0, 0.3, 0.4), text)
     for level in (1, 3, 4):
-        assert credited(world, level, priced()) == pytest.approx(true_credit(world, level))
+        assert expected_credit(world, level, method_settings()) == pytest.approx(
+            true_credit(world, level)
+        )
 
 
-@pytest.mark.parametrize("text", UNREAD.values(), ids=UNREAD)
-def test_digit_and_thought_of_an_unread_turn_get_the_credit(text):
+@pytest.mark.parametrize("text", UNPARSED.values(), ids=UNPARSED)
+def test_unparsed_turn_is_credited_on_digit_and_thought(text):
     ids = TOKENIZER.encode(text.format(4), add_special_tokens=False)
     parsed = CODEC.parse_turn(ids)
     assert parsed.failure is not None and parsed.credit_spans() == []
     spans = parsed.choice_spans(10)
     assert ids[spans[0][0] - 10] == CODEC.digit_ids[3]
-    said = "".join(TOKENIZER.decode(ids[start - 10 : end - 10]) for start, end in spans[1:])
-    opened = text.split("{}</level><think>")[1:]
-    assert said == (opened[0].split("<")[0] if opened else "")
+    thought = "".join(TOKENIZER.decode(ids[start - 10 : end - 10]) for start, end in spans[1:])
+    after_tag = text.split("{}</level><think>")[1:]
+    assert thought == (after_tag[0].split("<")[0] if after_tag else "")
 
 
-def test_the_token_that_ended_the_thought_is_credited_on_request():
+def test_credit_includes_the_end_of_the_thought_on_request():
     ids = TOKENIZER.encode("<level>4</level><think>a</think><action>go", add_special_tokens=False)
     (digit, thought) = CODEC.parse_turn(ids).choice_spans(0, with_end=True)
     assert TOKENIZER.decode(ids[slice(*thought)]) == "a</think>"
@@ -177,19 +187,19 @@ def test_the_token_that_ended_the_thought_is_credited_on_request():
     assert CODEC.parse_turn(cut).choice_spans(0, with_end=True) == [digit, (thought[0], len(cut))]
 
 
-def test_every_token_of_a_thought_is_credited_with_what_it_leads_to():
-    """A thought begins with ``a`` or ``b``; after ``a`` it is cut in half of the turns."""
-    halves = "<level>{}</level><think>b</think><action>go</action>"
+def test_first_token_of_a_thought_gets_its_expected_credit():
+    """A thought begins with ``a`` or ``b``. After ``a`` it is cut in half of the turns."""
+    text = "<level>{}</level><think>b</think><action>go</action>"
     for first, expected in (("a", 0.75 * (0.5 * 0.9 - 0.2)), ("b", 0.75 * (0.4 - 0.2))):
-        others = {level: [Outcome(halves, 0.2, 1.0), Outcome(halves, 0.8, 0.0)] for level in LEVELS}
-        turns = [Outcome(halves, 0.4, 1.0), Outcome(halves, 0.6, 0.0)]
+        world = {level: [Outcome(text, 0.2, 1.0), Outcome(text, 0.8, 0.0)] for level in LEVELS}
+        turns = [Outcome(text, 0.4, 1.0), Outcome(text, 0.6, 0.0)]
         if first == "a":
             turns = [
                 Outcome(CUT, 0.5, 0.0),
-                Outcome(READ, 0.5 * 0.9, 1.0),
-                Outcome(READ, 0.5 * 0.1, 0.0),
+                Outcome(PARSED, 0.5 * 0.9, 1.0),
+                Outcome(PARSED, 0.5 * 0.1, 0.0),
             ]
-        assert credited(others | {3: turns}, 3, priced()) == pytest.approx(expected)
+        assert expected_credit(world | {3: turns}, 3, method_settings()) == pytest.approx(expected)
         for turn in turns:
             ids = TOKENIZER.encode(turn.text.format(3), add_special_tokens=False)
             thought = CODEC.parse_turn(ids).choice_spans()[1]
@@ -200,14 +210,14 @@ LONG = "a b c d e f g h i j k l"
 
 
 @pytest.mark.parametrize(
-    ("text", "charged"),
+    ("text", "priced_text"),
     [
         (f"<level>{{}}</level><think>{LONG}</think><action>go</action>", LONG),
         ("<level>{}</level><think></think><action>go</action>", ""),
         ("<level>{}</level><action>go</action>", ""),
         ("<level>{}</level><think>a b<action>go</action>", "a b"),
         ("<level>{}</level><think>a b</think><action>go", "a b"),
-        # Where no thought can be told apart, all that is said before the action.
+        # Without a separate thought, everything before the action has a price.
         ("<level>{}</level><think>a b", "</level><think>a b"),
         ("<level>{}</level> a b <action>go</action>", "</level> a b <action>"),
         (
@@ -217,7 +227,7 @@ LONG = "a b c d e f g h i j k l"
     ],
 )
 @pytest.mark.parametrize(
-    ("price_in", "returns", "paid"),
+    ("price_in", "returns", "has_price"),
     [
         ("all", 1.0, True),
         ("all", 0.0, True),
@@ -226,48 +236,48 @@ LONG = "a b c d e f g h i j k l"
         ("won", 0.0, False),
     ],
 )
-def test_the_price_of_a_turn_that_cannot_be_read(text, charged, price_in, returns, paid):
-    rlvcr = priced(0.4, price_in)
+def test_price_of_an_unparsed_turn(text, priced_text, price_in, returns, has_price):
+    rlvcr = method_settings(0.4, price_in)
     branch = Outcome("<level>{}</level><think></think><action>go</action>", 1.0, 0.25)
-    trajectory = trajectory_of(uid_that_tries(4, 1), 4, Outcome(text, 1.0, returns))
-    played: Any = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
-    execute_alternatives([trajectory], lambda _jobs: played, rlvcr, SEED)
-    price = 0.4 * min(tokens(charged), 8) / 8 if paid else 0.0
+    trajectory = trajectory_of(find_uid_compared_with(4, 1), 4, Outcome(text, 1.0, returns))
+    branches: Any = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
+    execute_alternatives([trajectory], lambda _specs: branches, rlvcr, SEED)
+    price = 0.4 * min(count_tokens(priced_text), 8) / 8 if has_price else 0.0
     assert trajectory.turns[0].executed_credit == pytest.approx(0.75 * (returns - price - 0.25))
 
 
-def test_a_price_keeps_the_credit_unbiased():
+def test_credit_stays_unbiased_with_a_price():
     world = world_of((0.5, 0.6, 0.5, 0.7), (0.1, 0, 0.2, 0.4))
     world[3] = [replace(outcome, text=outcome.text.replace("a b", LONG)) for outcome in world[3]]
-    world[3][0] = replace(world[3][0], thought=tokens(LONG))
+    world[3][0] = replace(world[3][0], thought=count_tokens(LONG))
     assert true_credit(world, 4, 0.4) != pytest.approx(true_credit(world, 4))
     for level in LEVELS:
-        right = pytest.approx(true_credit(world, level, 0.4))
-        assert credited(world, level, priced(0.4)) == right
+        expected = pytest.approx(true_credit(world, level, 0.4))
+        assert expected_credit(world, level, method_settings(0.4)) == expected
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
-def test_a_share_of_the_turns_is_executed(share):
-    rlvcr = priced()
+def test_executed_share_selects_the_turns(share):
+    rlvcr = method_settings()
     rlvcr.executed_share = share
-    turns = [trajectory_of(f"u/{number}", 2, Outcome(READ, 1.0, 1.0)) for number in range(40)]
-    asked = []
+    turns = [trajectory_of(f"u/{number}", 2, Outcome(PARSED, 1.0, 1.0)) for number in range(40)]
+    executed_uids = []
 
-    def play(jobs: Any) -> Any:
-        asked.extend(job.traj_uid.partition("@")[0] for job in jobs)
-        return SimpleNamespace(trajectories=[turns[0] for _ in jobs])
+    def generate(specs: Any) -> Any:
+        executed_uids.extend(spec.traj_uid.partition("@")[0] for spec in specs)
+        return SimpleNamespace(trajectories=[turns[0] for _ in specs])
 
-    execute_alternatives(turns, play, rlvcr, SEED)
+    execute_alternatives(turns, generate, rlvcr, SEED)
     draws = {
         t.spec.traj_uid: derive_seed(SEED, "executed", t.spec.traj_uid, 0) / 2**63 for t in turns
     }
-    assert asked == [uid for uid, draw in draws.items() if draw < share]
-    assert 0 < len(asked) < 40
-    tried = [t.spec.traj_uid for t in turns if t.turns[0].executed_credit is not None]
-    assert tried == asked
+    assert executed_uids == [uid for uid, draw in draws.items() if draw < share]
+    assert 0 < len(executed_uids) < 40
+    credited_uids = [t.spec.traj_uid for t in turns if t.turns[0].executed_credit is not None]
+    assert credited_uids == executed_uids
 
 
-def test_a_digit_that_is_no_token_of_its_own_is_not_tried():
+def test_turn_without_a_level_is_not_executed():
     parsed = CODEC.parse_turn(TOKENIZER.encode("I do not know", add_special_tokens=False))
     assert parsed.sampled_level is None and parsed.choice_spans() == []
     assert choose_executed_level(parsed, 1.0, SEED, "u/0", 0) is None

@@ -10,24 +10,24 @@ from tests.helpers.play import make_config
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 
-# Which text stands between two turns depends on the first message's own words: no anchor shows it.
-DEPENDS = CHAT_TEMPLATE.replace(
+# The text between two turns depends on the words of the first message, which the probe cannot see.
+DEPENDS_ON_THE_PROMPT = CHAT_TEMPLATE.replace(
     "{{ '<|im_start|>' +",
     "{{ ('!' if loop.index > 2 and 'line' in messages[0]['content'] else '') + '<|im_start|>' +",
 )
-SEEN = [Observation("You are at 1."), Observation("You are at 2.")]
+OBSERVATIONS = [Observation("You are at 1."), Observation("You are at 2.")]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_prompts_of_an_environment_have_the_tokens_of_the_template(kind):
+def test_first_prompts_have_the_tokens_of_the_template(kind):
     if probe_template(chat_tokenizer(kind, "chatml")).verdict is Verdict.APPEND:
-        check_first_tokens(make_config(), chat_tokenizer(kind, "chatml"), SEEN)
+        check_first_tokens(make_config(), chat_tokenizer(kind, "chatml"), OBSERVATIONS)
 
 
-def test_a_template_that_reads_the_prompt_is_found_with_the_first_rows():
+def test_template_that_depends_on_the_prompt_is_refused():
     tokenizer = make_tiny_tokenizer()
-    tokenizer.chat_template = DEPENDS
+    tokenizer.chat_template = DEPENDS_ON_THE_PROMPT
     assert probe_template(tokenizer).verdict is Verdict.APPEND
     with pytest.raises(TemplateUnsupported):
-        check_first_tokens(make_config(), tokenizer, SEEN)
-    check_first_tokens(make_config(history="window"), tokenizer, SEEN)
+        check_first_tokens(make_config(), tokenizer, OBSERVATIONS)
+    check_first_tokens(make_config(history="window"), tokenizer, OBSERVATIONS)

@@ -1,6 +1,4 @@
-"""An environment that says what a policy would say: nothing of it is played, read as a level or
-taken for the end of a turn.
-"""
+"""Observations that contain a policy's tags: none is executed, read as a level or ends a turn."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,22 +24,24 @@ NAME = f"{__name__}:PACKAGE"
 
 
 class HostileEnv(NumberLineEnv):
-    """A number line that says, and lists as possible, ``HOSTILE``."""
+    """A number line with ``HOSTILE`` in its observations and its list of actions."""
 
     def _make_observation(self, prefix: str):
-        seen = super()._make_observation(prefix)
-        listed = [*seen.info["admissible_actions"], HOSTILE]
-        return replace(seen, text=f"{HOSTILE}{seen.text}", info={"admissible_actions": listed})
+        observation = super()._make_observation(prefix)
+        actions = [*observation.info["admissible_actions"], HOSTILE]
+        return replace(
+            observation, text=f"{HOSTILE}{observation.text}", info={"admissible_actions": actions}
+        )
 
 
 PACKAGE: EnvPackage = replace(number_line.PACKAGE, make=HostileEnv)
 
 
-def collected(history, levels, said):
+def collect(history, levels, reply):
     tokenizer = make_tiny_tokenizer()
     config = make_config(NAME, history, n=2, levels=levels, max_steps=3)
     config.data.max_prompt_length = config.data.max_response_length = 4096
-    group, envs, _ = make_world(tokenizer, config, script=lambda request, prompt: said)
+    group, envs, _ = make_world(tokenizer, config, script=lambda request, prompt: reply)
     collector = TrajectoryCollector(config, tokenizer, None)
     try:
         return tokenizer, collector.multi_turn_loop(envs.gen_batch(1, 2), group, envs)
@@ -50,38 +50,42 @@ def collected(history, levels, said):
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_what_an_environment_says_is_never_played_or_ends_a_turn(history):
-    tokenizer, data = collected(history, False, "no idea")
+def test_tags_in_observations_are_not_executed(history):
+    tokenizer, data = collect(history, False, "no idea")
     steps = [step for row in data.non_tensor_batch["steps"] for step in row]
     assert {step.action for step in steps} == {"no idea"} and len(steps) > 3
-    assert all(HOSTILE in step.observation for step in steps), "the log shows what was said"
+    assert all(HOSTILE in step.observation for step in steps), (
+        "the log shows the observation unchanged"
+    )
     ids = data.batch["input_ids"]
     action = tokenizer.convert_tokens_to_ids("<action>")
     shown = [tokenizer.decode(row) for row in ids]
     assert all("<think>won</think><action>right</action>" in text for text in shown)
-    # Prompts ask for the tag in their own words; what the environment says is not that token.
+    # Instructions contain the token of the tag; observations contain the text in other tokens.
     system = PACKAGE.prompts(PACKAGE.read_settings({})).system(False)
-    asked = (system or "").count("<action>")
-    assert {int((row == action).sum()) for row in ids} == {asked}
-    opened = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    num_tags = (system or "").count("<action>")
+    assert {int((row == action).sum()) for row in ids} == {num_tags}
+    start_of_turn = tokenizer.convert_tokens_to_ids("<|im_start|>")
     turns = [len(row) for row in data.non_tensor_batch["steps"]]
-    per_row = (ids == opened).sum(-1).tolist()
-    wanted = [1 + 2 * count for count in turns] if history == "append" else [3] * len(turns)
-    assert per_row == wanted
+    per_row = (ids == start_of_turn).sum(-1).tolist()
+    expected = [1 + 2 * count for count in turns] if history == "append" else [3] * len(turns)
+    assert per_row == expected
 
 
-def test_a_level_that_the_environment_says_is_nobodys_choice():
-    _, data = collected("append", True, "<action>left</action>")
+def test_level_in_an_observation_is_not_the_policys():
+    _, data = collect("append", True, "<action>left</action>")
     levels = [step.level for row in data.non_tensor_batch["steps"] for step in row]
     assert levels and set(levels) == {None}
     assert np.isin(data.batch["response_mask"], (0, 1)).all()
 
 
-def test_words_that_a_small_policy_was_given_stay_whole():
-    """Its tokenizer has the words of its environment as added tokens, which are no marks."""
+def test_added_words_of_a_small_policy_are_not_split():
+    """The tokenizer has the words of its environment as added tokens, which are no control
+    tokens.
+    """
     relay = AutoTokenizer.from_pretrained(ROOT / "experiments/policies/relay")
     bridge = ChatBridge(relay)
-    said = "d+3 a>b b>c c>a"
-    shown = bridge.make_bridge([], bridge.escape_added_tokens(said)).observation
-    assert list(shown) == relay(said, add_special_tokens=False)["input_ids"]
-    assert len(shown) < len(said) / 2
+    text = "d+3 a>b b>c c>a"
+    shown = bridge.make_bridge([], bridge.escape_added_tokens(text)).observation
+    assert list(shown) == relay(text, add_special_tokens=False)["input_ids"]
+    assert len(shown) < len(text) / 2

@@ -12,7 +12,7 @@ from verl.trainer.ppo.metrics import compute_info_metrics, compute_validation_me
 
 
 @pytest.mark.parametrize(
-    ("info", "found"),
+    ("info", "numbers"),
     [
         ({}, {}),
         ({"won": True, "is_action_valid": False, "needed_level": 3}, {}),
@@ -27,30 +27,30 @@ from verl.trainer.ppo.metrics import compute_info_metrics, compute_validation_me
         ({"with space": 1, "a/b": 1, "": 1, "x" * 65: 1, "a-b.c_1": 1}, {"a-b.c_1": 1}),
     ],
 )
-def test_numbers_of_an_info(info, found):
-    assert extract_info_numbers(info) == found
+def test_numbers_are_extracted_from_info(info, numbers):
+    assert extract_info_numbers(info) == numbers
 
 
-def test_their_count_is_bounded():
+def test_number_of_info_numbers_is_bounded():
     assert len(extract_info_numbers({f"n{i}": i for i in range(1000)})) == MAX_INFO_NUMBERS
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
 def test_the_last_value_of_each_trajectory_is_averaged(monkeypatch, history):
-    step = NumberLineEnv.step
+    original_step = NumberLineEnv.step
     turns = {}
 
-    def counting(self, action):
-        observation, reward, done, info = step(self, action)
+    def step_with_count(self, action):
+        observation, reward, done, info = original_step(self, action)
         turns[id(self)] = turns.get(id(self), 0) + 1
         return observation, reward, done, {**info, "turns": turns[id(self)], "note": "x"}
 
     def reset(self, task, seed):
         turns[id(self)] = 0
-        return first(self, task, seed)
+        return original_reset(self, task, seed)
 
-    first = NumberLineEnv.reset
-    monkeypatch.setattr(NumberLineEnv, "step", counting)
+    original_reset = NumberLineEnv.reset
+    monkeypatch.setattr(NumberLineEnv, "step", step_with_count)
     monkeypatch.setattr(NumberLineEnv, "reset", reset)
     data = play_episodes(
         "number_line",

@@ -1,4 +1,4 @@
-"""Trajectories into rows: widths, padding, masks, and who is left out."""
+"""Packing of trajectories into rows: widths, padding, masks and dropped trajectories."""
 
 import math
 from dataclasses import replace
@@ -33,19 +33,19 @@ from verl.utils.sampling import StopReason
 PAD = 99
 
 
-def job(uid="g", member=0, index=0) -> RolloutSpec:
+def make_spec(uid="g", member=0, index=0) -> RolloutSpec:
     task = {"task_id": "task-1", "data_source": "desk"}
     return RolloutSpec(index, task, uid, f"{uid}/{member}", member, 7)
 
 
-def turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
+def make_turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
     return Turn(
         step, f"obs {step}", f"anchor {step}", ledger, start, end, "look", StopReason.STOP, **values
     )
 
 
-def appended(prompt=3, **values) -> Trajectory:
-    """[prompt][2 agent][3 environment][1 agent][2 environment that nobody answered]."""
+def make_appended(prompt=3, **values) -> Trajectory:
+    """[prompt][2 agent][3 environment][1 agent][2 environment without a reply]."""
     ledger = TokenLedger()
     ledger.append(range(10, 10 + prompt), SegmentKind.PROMPT)
     ledger.append([1, 2], SegmentKind.AGENT, logprobs=[-0.5, -0.25], turn=0)
@@ -53,25 +53,25 @@ def appended(prompt=3, **values) -> Trajectory:
     ledger.append([3], SegmentKind.AGENT, logprobs=[-1.0], turn=1)
     ledger.append([23, 24], SegmentKind.ENV, turn=2)
     turns = [
-        turn(0, 0, prompt, prompt + 2, is_action_valid=True),
-        turn(1, 0, prompt + 5, prompt + 6, reward=1.0, done=True),
+        make_turn(0, 0, prompt, prompt + 2, is_action_valid=True),
+        make_turn(1, 0, prompt + 5, prompt + 6, reward=1.0, done=True),
     ]
-    return Trajectory(job(**values), [ledger], turns, reward=1.0, won=True)
+    return Trajectory(make_spec(**values), [ledger], turns, reward=1.0, won=True)
 
 
-def windowed(**values) -> Trajectory:
+def make_windowed(**values) -> Trajectory:
     ledgers = []
     for step in range(2):
         ledger = TokenLedger()
         ledger.append(range(10, 12 + step), SegmentKind.PROMPT)
         ledger.append([1 + step], SegmentKind.AGENT, logprobs=[-0.5], turn=step)
         ledgers.append(ledger)
-    turns = [turn(0, 0, 2, 3), turn(1, 1, 3, 4, reward=1.0, done=True)]
-    return Trajectory(job(**values), ledgers, turns, reward=1.0)
+    turns = [make_turn(0, 0, 2, 3), make_turn(1, 1, 3, 4, reward=1.0, done=True)]
+    return Trajectory(make_spec(**values), ledgers, turns, reward=1.0)
 
 
 def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
-    data = pack_rows(build_rows([appended(), appended(prompt=1, member=1)]), PAD)
+    data = pack_rows(build_rows([make_appended(), make_appended(prompt=1, member=1)]), PAD)
     assert data.batch["prompts"].tolist() == [[10, 11, 12], [PAD, PAD, 10]]
     assert data.batch["responses"].tolist() == [[1, 2, 20, 21, 22, 3]] * 2
     assert data.batch["input_ids"][1].tolist() == [PAD, PAD, 10, 1, 2, 20, 21, 22, 3]
@@ -85,8 +85,8 @@ def test_append_row_is_the_ledger_up_to_the_last_sampled_token():
     } == {"rollout_log_probs": torch.float32}
 
 
-def test_window_gives_one_row_per_step():
-    data = pack_rows(build_rows([windowed()]), PAD)
+def test_window_gives_one_row_per_turn():
+    data = pack_rows(build_rows([make_windowed()]), PAD)
     assert len(data) == 2
     assert data.batch["prompts"].tolist() == [[PAD, 10, 11], [10, 11, 12]]
     assert data.batch["step_ids"].tolist() == [[0], [1]]
@@ -103,7 +103,7 @@ def test_window_gives_one_row_per_step():
 
 def test_columns_hold_one_list_per_row():
     columns = pack_rows(
-        build_rows([appended(), appended(prompt=1, member=1)]), PAD
+        build_rows([make_appended(), make_appended(prompt=1, member=1)]), PAD
     ).non_tensor_batch
     assert all(len(column) == 2 and isinstance(column, np.ndarray) for column in columns.values())
     assert columns["anchor_obs"][0] == ["anchor 0", "anchor 1"]
@@ -112,71 +112,71 @@ def test_columns_hold_one_list_per_row():
     assert columns["data_source"].tolist() == ["desk", "desk"] and columns["won"].dtype == bool
 
 
-def test_a_trajectory_without_turns_is_a_row_that_samples_nothing():
-    data = pack_rows(build_rows([Trajectory(job()), windowed(uid="h")]), PAD)
+def test_trajectory_without_turns_is_an_empty_row():
+    data = pack_rows(build_rows([Trajectory(make_spec()), make_windowed(uid="h")]), PAD)
     assert data.batch["attention_mask"][0].sum() == data.batch["response_mask"][0].sum() == 0
     assert data.non_tensor_batch["steps"][0] == []
 
 
 def test_retokenized_text_is_refused_unless_allowed():
-    trajectory = appended()
+    trajectory = make_appended()
     trajectory.ledgers[0].append([5], SegmentKind.AGENT, turn=2, retokenized=True)
     with pytest.raises(ValueError, check=mentions("allow_retokenized")):
         pack_rows(build_rows([trajectory]), PAD)
     assert len(pack_rows(build_rows([trajectory]), PAD, allow_retokenized=True)) == 1
 
 
-def test_nothing_to_pack_is_an_error():
+def test_packing_no_rows_is_an_error():
     with pytest.raises(ValueError):
         pack_rows([], PAD)
 
 
 @pytest.mark.parametrize(
-    ("on_abort", "kept", "counts"),
+    ("on_abort", "uids", "counts"),
     [("drop_group", ["b/0"], (1, 1, 1)), ("keep_rest", ["a/1", "b/0"], (1, 0, 1))],
 )
-def test_who_is_left_out_and_why(on_abort, kept, counts):
-    broken = appended(uid="a")
-    broken.abort("env_dead", "killed")
-    empty = Trajectory(job(uid="b", member=1), truncated="budget")
-    played = [broken, appended(uid="a", member=1), appended(uid="b"), empty]
-    chosen, left_out = select_trajectories(played, on_abort)
-    assert [t.spec.traj_uid for t in chosen] == kept
+def test_dropped_trajectories_are_counted_by_reason(on_abort, uids, counts):
+    failed = make_appended(uid="a")
+    failed.abort("env_dead", "killed")
+    empty = Trajectory(make_spec(uid="b", member=1), truncated="budget")
+    trajectories = [failed, make_appended(uid="a", member=1), make_appended(uid="b"), empty]
+    chosen, dropped = select_trajectories(trajectories, on_abort)
+    assert [t.spec.traj_uid for t in chosen] == uids
     reasons = ("aborted", "group_of_aborted", "without_turn")
-    assert tuple(left_out[f"rollout/left_out_{reason}"] for reason in reasons) == counts
+    assert tuple(dropped[f"rollout/left_out_{reason}"] for reason in reasons) == counts
 
 
-def test_reasons_are_counted_and_named_where_there_are_none():
+def test_reasons_without_trajectories_are_zero():
     names = [f"rollout/left_out_{name}" for name in ("aborted", "group_of_aborted", "without_turn")]
     assert select_trajectories([], "keep_rest") == ([], dict.fromkeys(names, 0.0))
-    broken = [appended(uid="a"), appended(uid="a", member=1)]
-    for trajectory in broken:
+    failed = [make_appended(uid="a"), make_appended(uid="a", member=1)]
+    for trajectory in failed:
         trajectory.abort("env_dead", "killed")
-    rest = [appended(uid="a", member=2), appended(uid="a", member=3)]
-    empty = [Trajectory(job(uid="b")), Trajectory(job(uid="b", member=1))]
-    kept, counts = select_trajectories([*broken, *rest, *empty], "drop_group")
-    assert kept == [] and counts == dict.fromkeys(names, 2.0)
+    members = [make_appended(uid="a", member=2), make_appended(uid="a", member=3)]
+    empty = [Trajectory(make_spec(uid="b")), Trajectory(make_spec(uid="b", member=1))]
+    selected, counts = select_trajectories([*failed, *members, *empty], "drop_group")
+    assert selected == [] and counts == dict.fromkeys(names, 2.0)
 
 
-def test_rows_are_as_wide_as_the_longest_and_never_without_a_column():
-    data = pack_rows(build_rows([appended(prompt=1)]), PAD)
+def test_rows_are_as_wide_as_the_longest_and_never_empty():
+    data = pack_rows(build_rows([make_appended(prompt=1)]), PAD)
     assert data.batch["prompts"].tolist() == [[10]]
-    assert pack_rows(build_rows([windowed()]), PAD).batch["responses"].tolist() == [[1], [2]]
-    nothing = pack_rows(build_rows([Trajectory(job())]), PAD)
+    assert pack_rows(build_rows([make_windowed()]), PAD).batch["responses"].tolist() == [[1], [2]]
+    nothing = pack_rows(build_rows([Trajectory(make_spec())]), PAD)
     assert nothing.batch["prompts"].tolist() == nothing.batch["responses"].tolist() == [[PAD]]
     assert nothing.batch["step_ids"].tolist() == [[-1]]
 
 
 def test_every_column_of_a_row():
-    first = appended(uid="g", member=0)
-    broken = appended(uid="g", member=1)
-    broken.abort("env_dead", "killed")
-    broken.truncated = "budget"
-    # Environments may count in whole numbers.
+    first = make_appended(uid="g", member=0)
+    failed = make_appended(uid="g", member=1)
+    failed.abort("env_dead", "killed")
+    failed.truncated = "budget"
+    # Environments may return integers.
     first.reward = 1
-    broken.reward = 0
-    broken.won = False
-    data = pack_rows(build_rows([first, broken]), PAD)
+    failed.reward = 0
+    failed.won = False
+    data = pack_rows(build_rows([first, failed]), PAD)
     columns = {key: column.tolist() for key, column in data.non_tensor_batch.items()}
     steps = columns.pop("steps")
     assert columns == {
@@ -200,10 +200,10 @@ def test_every_column_of_a_row():
     assert data.non_tensor_batch["episode_rewards"].dtype == np.float64
 
 
-def test_images_go_with_the_row_of_their_steps():
-    seen = windowed()
-    seen.turns[1].image = "picture"
-    data = pack_rows(build_rows([seen, appended()]), PAD)
+def test_images_are_in_the_row_of_their_turn():
+    with_image = make_windowed()
+    with_image.turns[1].image = "picture"
+    data = pack_rows(build_rows([with_image, make_appended()]), PAD)
     images = data.non_tensor_batch["multi_modal_data"].tolist()
     assert images == [{"image": []}, {"image": ["picture"]}, {"image": []}]
 
@@ -212,11 +212,11 @@ def parsed(failure: ParseFailure | None = None) -> ParsedTurn:
     return ParsedTurn(3, (1, 2), (3, 5), (6, 7), (6, 8), "why", "look", "tags", failure)
 
 
-def test_a_record_says_what_was_played():
-    played = turn(
+def test_turn_record_holds_the_turn():
+    recorded_turn = make_turn(
         4, 0, 10, 20, action="look", is_action_valid=True, reward=0.5, done=True, needed_level=2
     )
-    played.situation = "a fork"
+    recorded_turn.situation = "a fork"
     record = ThinkingTurnRecord(
         step=4,
         observation="obs 4",
@@ -231,48 +231,50 @@ def test_a_record_says_what_was_played():
         situation="a fork",
         needed_level=2,
     )
-    assert make_turn_record(played) == record
+    assert make_turn_record(recorded_turn) == record
     assert (record.level, record.parse_failure, record.thought_tokens) == (None, None, 0)
-    assert not make_turn_record(played).level_forced
-    played.situation = "anchor 4"
-    assert make_turn_record(played).situation == "", "the state itself stands in the observation"
+    assert not make_turn_record(recorded_turn).level_forced
+    recorded_turn.situation = "anchor 4"
+    assert make_turn_record(recorded_turn).situation == "", (
+        "a situation equal to the anchor is not repeated"
+    )
 
 
 @pytest.mark.parametrize("name", [None, "a fork"], ids=["states", "named"])
-def test_training_and_validation_relate_levels_to_the_same_situations(name):
-    # An observation tells more than the state: every one is new.
-    plays = [appended(prompt=1 + member, member=member) for member in range(4)]
-    for member, play in enumerate(plays):
-        for played in play.turns:
-            played.observation = f"obs {member} {played.step}"
-            played.situation = name or played.anchor
-            played.parsed = replace(parsed(), level=1 + 2 * played.step + member % 2)
-    trained = compute_episode_metrics(plays)["rlvcr/level_information"]
-    validated = compute_level_shares(pack_rows(build_rows(plays), PAD), "val")[
+def test_level_information_is_equal_in_training_and_validation(name):
+    # Observations differ although the state is the same.
+    trajectories = [make_appended(prompt=1 + member, member=member) for member in range(4)]
+    for member, trajectory in enumerate(trajectories):
+        for played_turn in trajectory.turns:
+            played_turn.observation = f"obs {member} {played_turn.step}"
+            played_turn.situation = name or played_turn.anchor
+            played_turn.parsed = replace(parsed(), level=1 + 2 * played_turn.step + member % 2)
+    trained = compute_episode_metrics(trajectories)["rlvcr/level_information"]
+    validated = compute_level_shares(pack_rows(build_rows(trajectories), PAD), "val")[
         "val/level_information"
     ]
-    # Each of two states has two levels of its own, every observation would have one: log 4. Of one
-    # situation they tell nothing.
+    # Each of the two states has its own two levels: log 2. By observation it would be log 4, and
+    # for a single situation 0.
     assert trained == validated == pytest.approx(0.0 if name else math.log(2))
 
 
-def test_a_record_knows_how_the_step_was_read():
-    played = turn(0, 0, 10, 20, parsed=parsed(), num_forced=1)
-    record = make_turn_record(played)
+def test_turn_record_holds_the_parsed_level():
+    parsed_turn = make_turn(0, 0, 10, 20, parsed=parsed(), num_forced=1)
+    record = make_turn_record(parsed_turn)
     assert (record.level, record.level_forced, record.parse_failure) == (3, True, None)
     assert (record.thought_tokens, record.num_tokens) == (2, 9)
     failure = next(iter(ParseFailure))
-    played.parsed = parsed(failure)
-    assert make_turn_record(played).parse_failure == failure.value
+    parsed_turn.parsed = parsed(failure)
+    assert make_turn_record(parsed_turn).parse_failure == failure.value
 
 
-def test_steps_of_rows_as_scoring_reads_them():
-    trajectory = appended()
+def test_row_turns_for_scoring():
+    trajectory = make_appended()
     alternatives = TurnAlternatives()
-    for number, played in enumerate(trajectory.turns):
-        played.parsed = parsed()
-        played.alternatives = alternatives
-        played.num_forced = number
+    for number, played_turn in enumerate(trajectory.turns):
+        played_turn.parsed = parsed()
+        played_turn.alternatives = alternatives
+        played_turn.num_forced = number
     assert build_row_turns(build_rows([trajectory])) == [
         [
             RowTurn(0, 3, [1, 2], parsed(), alternatives, 0),
@@ -284,25 +286,28 @@ def test_steps_of_rows_as_scoring_reads_them():
         build_row_turns(build_rows([trajectory]))
 
 
-def test_every_trajectory_of_the_rows_is_there_once():
-    first, second = windowed(), appended()
+def test_trajectories_of_the_rows_are_listed_once():
+    first, second = make_windowed(), make_appended()
     assert list_trajectories(build_rows([first, second])) == [first, second]
     assert list_trajectories([]) == []
 
 
-def test_what_was_executed_reaches_scoring():
-    played = appended()
-    for turn in played.turns:
-        turn.parsed = parsed()
-    played.turns[0].executed_credit = 0.75
-    (steps,) = build_row_turns(build_rows([played]))
+def test_row_turns_hold_the_executed_credit():
+    trajectory = make_appended()
+    for played_turn in trajectory.turns:
+        played_turn.parsed = parsed()
+    trajectory.turns[0].executed_credit = 0.75
+    (steps,) = build_row_turns(build_rows([trajectory]))
     assert [step.executed_credit for step in steps] == [0.75, None]
 
 
-def test_a_conversation_is_shown_as_it_was_said():
-    heard = [{"role": "user", "content": f"<{CUT}|a|>"}, {"role": "user", "content": f"b{CUT}"}]
+def test_conversation_is_rebuilt_without_cut_marks():
+    observations = [
+        {"role": "user", "content": f"<{CUT}|a|>"},
+        {"role": "user", "content": f"b{CUT}"},
+    ]
     turns = [SimpleNamespace(response="one"), SimpleNamespace(response="two")]
-    row: Any = SimpleNamespace(trajectory=SimpleNamespace(shown_messages=heard), turns=turns)
+    row: Any = SimpleNamespace(trajectory=SimpleNamespace(shown_messages=observations), turns=turns)
     assert _rebuild_conversation(row) == [
         {"role": "user", "content": "<|a|>"},
         {"role": "assistant", "content": "one"},

@@ -1,6 +1,4 @@
-"""Groups that go on while others are learned from: who is handed out when, and that nobody is
-lost.
-"""
+"""Partial rollouts: the order in which groups are returned, and that no group is lost."""
 
 import asyncio
 import random
@@ -18,84 +16,84 @@ from tests.helpers.tiny_model import make_tiny_tokenizer
 
 
 class Clock:
-    """Time that passes when everybody waits: a coroutine of n ticks is done after n turns."""
+    """Coroutines that end after n turns of the event loop, in place of time."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-    async def last(self, name: str, ticks: int) -> str:
+    async def wait_ticks(self, name: str, ticks: int) -> str:
         for _ in range(ticks):
             await asyncio.sleep(0)
         self.ended.append(name)
         return name
 
 
-def test_whoever_is_done_first_is_handed_out_and_the_others_go_on():
-    async def play() -> tuple[list[str], list[str], list[str]]:
+def test_finished_groups_are_returned_and_others_continue():
+    async def take_three_times() -> tuple[list[str], list[str], list[str]]:
         groups: GroupsInFlight[str] = GroupsInFlight(patience=9)
         clock = Clock()
         for name, ticks in (("slow", 200), ("a", 2), ("b", 4)):
-            groups.start(name, clock.last(name, ticks))
+            groups.start(name, clock.wait_ticks(name, ticks))
         first = await groups.take_finished(keep=1)
-        groups.start("c", clock.last("c", 3))
+        groups.start("c", clock.wait_ticks("c", 3))
         second = await groups.take_finished(keep=1)
         return first, second, await groups.take_finished(keep=0)
 
-    assert asyncio.run(play()) == (["a", "b"], ["c"], ["slow"])
+    assert asyncio.run(take_three_times()) == (["a", "b"], ["c"], ["slow"])
 
 
-def test_exactly_as_many_as_began_are_handed_out_the_oldest_first():
-    async def play() -> tuple[list[str], list[str]]:
+def test_groups_are_returned_oldest_first_up_to_the_number():
+    async def take_twice() -> tuple[list[str], list[str]]:
         groups: GroupsInFlight[str] = GroupsInFlight(patience=9)
         for name in "abcde":
-            groups.start(name, Clock().last(name, 1))
+            groups.start(name, Clock().wait_ticks(name, 1))
         await asyncio.sleep(0.01)  # all are done
         return await groups.take_finished(keep=2), await groups.take_finished(keep=0)
 
-    assert asyncio.run(play()) == (["a", "b", "c"], ["d", "e"])
+    assert asyncio.run(take_twice()) == (["a", "b", "c"], ["d", "e"])
 
 
-def test_what_has_waited_long_is_waited_for():
-    async def play() -> list[list[str]]:
+def test_group_past_the_patience_is_waited_for():
+    async def take_three_times() -> list[list[str]]:
         groups: GroupsInFlight[str] = GroupsInFlight(patience=2)
         clock = Clock()
-        groups.start("slow", clock.last("slow", 2000))
+        groups.start("slow", clock.wait_ticks("slow", 2000))
         taken = []
         for step in range(3):
-            groups.start(f"quick {step}", clock.last(f"quick {step}", 1))
+            groups.start(f"quick {step}", clock.wait_ticks(f"quick {step}", 1))
             taken.append(await groups.take_finished(keep=1))
         await groups.cancel_all()
         return taken
 
-    assert asyncio.run(play()) == [["quick 0"], ["quick 1"], ["slow"]]
+    assert asyncio.run(take_three_times()) == [["quick 0"], ["quick 1"], ["slow"]]
 
 
-def test_slow_tasks_keep_their_share():
-    """Three in ten groups are thirty times as slow: what is handed out has as many of them."""
+def test_slow_groups_keep_their_share():
+    """Three in ten groups take thirty times as long; the returned groups have the same share."""
 
-    async def play() -> tuple[Counter[bool], Counter[bool]]:
+    async def count_groups() -> tuple[Counter[bool], Counter[bool]]:
         groups: GroupsInFlight[str] = GroupsInFlight(patience=8)
         draw = random.Random(0)
         clock = Clock()
-        began: Counter[bool] = Counter()
-        came: Counter[bool] = Counter()
+        started: Counter[bool] = Counter()
+        returned: Counter[bool] = Counter()
         for step in range(60):
-            for place in range(16 + (4 if step == 0 else 0)):
+            for number in range(16 + (4 if step == 0 else 0)):
                 slow = draw.random() < 0.3
-                began[slow] += 1
-                name = f"{step} {place} {'slow' if slow else 'quick'}"
-                groups.start(name, clock.last(name, 90 if slow else 3))
+                started[slow] += 1
+                name = f"{step} {number} {'slow' if slow else 'quick'}"
+                groups.start(name, clock.wait_ticks(name, 90 if slow else 3))
             taken = await groups.take_finished(keep=4)
             assert len(taken) == 16
-            came.update("slow" in name for name in taken)
+            returned.update("slow" in name for name in taken)
         await groups.cancel_all()
-        return began, came
+        return started, returned
 
-    began, came = asyncio.run(play())
-    assert abs(came[True] / came.total() - began[True] / began.total()) < 0.02
+    started, returned = asyncio.run(count_groups())
+    assert abs(returned[True] / returned.total() - started[True] / started.total()) < 0.02
 
 
-def test_a_group_that_fails_ends_the_others():
+def test_failed_group_cancels_the_others():
     ended = []
 
     async def wait() -> str:
@@ -108,7 +106,7 @@ def test_a_group_that_fails_ends_the_others():
     async def fail() -> str:
         raise RuntimeError("the engine is gone")
 
-    async def play() -> None:
+    async def run() -> None:
         groups: GroupsInFlight[str] = GroupsInFlight(patience=2)
         groups.start("wait", wait())
         groups.start("fail", fail())
@@ -118,64 +116,64 @@ def test_a_group_that_fails_ends_the_others():
             await groups.take_finished(keep=1)
         assert not len(groups)
 
-    asyncio.run(play())
+    asyncio.run(run())
     assert ended == ["wait"]
 
 
-# ---- as the trainer's process knows them ---------------------------------------------------------
+# ---- in the trainer's process -------------------------------------------------------------------
 
 
-def handed_out(uid: str) -> Trajectory:
+def returned(uid: str) -> Trajectory:
     return Trajectory(RolloutSpec(0, {}, uid, f"{uid}/0", 0, 0))
 
 
-def test_what_is_under_way_survives_a_resume():
+def test_groups_in_flight_survive_a_resume():
     envs = make_envs(make_config(n=2))[0]
     groups = PartialRollouts(2)
     batch = groups.add_groups(envs.gen_batch(1, 3), envs)
     uids = list(dict.fromkeys(batch.non_tensor_batch["uid"]))
     assert len(uids) == 5 and uids[:3] == ["train-1-0-0", "train-1-0-1", "train-1-0-2"]
-    groups.remove_returned([handed_out(uid) for uid in (uids[0], uids[2], uids[3])])
+    groups.remove_returned([returned(uid) for uid in (uids[0], uids[2], uids[3])])
     assert groups.group_names() == [f"{uids[1]}@3", f"{uids[4]}@3"]
 
     resumed = PartialRollouts(2)
     resumed.resume(groups.group_names())
     assert resumed.group_names() == groups.group_names()
-    # Another number of groups a step changes nothing for those that were begun.
-    again = resumed.add_groups(envs.gen_batch(2, 4), envs)
-    kept = [
+    # A different number of groups per step leaves the started groups unchanged.
+    resumed_batch = resumed.add_groups(envs.gen_batch(2, 4), envs)
+    expected_rows = [
         row for row in range(len(batch)) if batch.non_tensor_batch["uid"][row] in (uids[1], uids[4])
     ]
     for column in ("uid", "task_id", "env_seed", "member"):
         assert (
-            again.non_tensor_batch[column][8:].tolist()
-            == batch.non_tensor_batch[column][kept].tolist()
+            resumed_batch.non_tensor_batch[column][8:].tolist()
+            == batch.non_tensor_batch[column][expected_rows].tolist()
         )
-    assert len(again) == 12  # nothing beside these: as many are under way as should be
+    assert len(resumed_batch) == 12  # no further group: the number in flight is already reached
 
 
-def test_every_step_gets_as_many_groups_as_it_asks_for_and_none_twice():
+def test_every_step_gets_its_number_of_new_groups():
     tokenizer = make_tiny_tokenizer()
     config = make_config(n=2)
     config.env.rollout.carry_over = 2
     group, envs, _ = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
-    seen: list[str] = []
+    uids: list[str] = []
     try:
         for step in (1, 2, 3):
             data = collector.multi_turn_loop(envs.gen_batch(step, 3), group, envs)
             assert len(data) == 6
             assert len(collector.state()["under_way"]) == 2
-            seen += data.non_tensor_batch["traj_uid"].tolist()
+            uids += data.non_tensor_batch["traj_uid"].tolist()
     finally:
         collector.close()
-    assert len(set(seen)) == len(seen) == 18
-    under_way = {name.partition("@")[0] for name in collector.state()["under_way"]}
-    assert not {uid.split("/")[0] for uid in seen} & under_way
+    assert len(set(uids)) == len(uids) == 18
+    in_flight = {name.partition("@")[0] for name in collector.state()["under_way"]}
+    assert not {uid.split("/")[0] for uid in uids} & in_flight
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_fewer_groups_go_on_after_a_resume_that_asks_for_fewer(number, caplog):
+def test_resume_with_fewer_groups_drops_the_rest(number, caplog):
     groups = PartialRollouts(number)
     groups.resume(["train-1-0-1@3", "train-1-4-1@3"])
     assert groups.group_names() == ["train-1-0-1@3"][:number]

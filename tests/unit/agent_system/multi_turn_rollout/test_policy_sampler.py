@@ -1,4 +1,4 @@
-"""What is asked of the engine for a turn and for a thought: seeds, limits, routes."""
+"""Requests to the engine for a turn and for a thought: seeds, limits, routes."""
 
 import asyncio
 from dataclasses import replace
@@ -31,20 +31,20 @@ SETTINGS = RolloutSettings(
     stop=("</action>",),
     seed=11,
 )
-JOB = RolloutSpec(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 1, 0)
+SPEC = RolloutSpec(3, {"task_id": "t", "data_source": "d"}, "group", "group/1", 1, 0)
 
 
 class Recorder:
-    """Notes what it is asked for; gives a request up where told to."""
+    """Record the requests, and abort them if ``aborts``."""
 
-    def __init__(self, gives_up=False):
-        self.asked = []
-        self.gives_up = gives_up
+    def __init__(self, aborts=False):
+        self.requests = []
+        self.aborts = aborts
 
     async def sample(self, prompt_ids, **request):
-        self.asked.append((list(prompt_ids), request))
-        if self.gives_up:
-            raise EngineAborted("given up")
+        self.requests.append((list(prompt_ids), request))
+        if self.aborts:
+            raise EngineAborted("aborted")
         return SamplingResult("r", [1, 2], [-0.1, -0.2], StopReason.STOP, 3)
 
     async def close(self):
@@ -55,9 +55,9 @@ def sampler_of(engine, **changes):
     return PolicySampler(engine, replace(SETTINGS, **changes))
 
 
-def test_a_turn_is_asked_for_as_the_settings_say():
+def test_turn_is_sampled_with_the_settings():
     engine = Recorder()
-    result = asyncio.run(sampler_of(engine).sample_turn([4, 5], JOB, 0, 9))
+    result = asyncio.run(sampler_of(engine).sample_turn([4, 5], SPEC, 0, 9))
     assert (result.token_ids, result.logprobs, result.policy_version) == ([1, 2], [-0.1, -0.2], 3)
     expected = {
         "max_tokens": 9,
@@ -68,32 +68,32 @@ def test_a_turn_is_asked_for_as_the_settings_say():
         "route": 3,
         "seed": derive_seed(11, "turn", "group/1", 0),
     }
-    assert engine.asked == [([4, 5], expected)]
+    assert engine.requests == [([4, 5], expected)]
 
 
-def seeds_of(*jobs, turns=2, seed=11):
+def seeds_of(*specs, turns=2, seed=11):
     engine = Recorder()
     sampler = sampler_of(engine, seed=seed)
 
-    async def play():
-        for job in jobs:
+    async def sample_turns():
+        for spec in specs:
             for number in range(turns):
-                await sampler.sample_turn([1], job, number, 9)
+                await sampler.sample_turn([1], spec, number, 9)
 
-    asyncio.run(play())
-    return [request["seed"] for _, request in engine.asked]
+    asyncio.run(sample_turns())
+    return [request["seed"] for _, request in engine.requests]
 
 
-def test_every_turn_of_every_member_of_a_group_has_a_seed_of_its_own():
-    other = replace(JOB, traj_uid="group/2", member=2)
-    seeds = seeds_of(JOB, other, turns=3)
+def test_every_turn_of_every_member_has_its_own_seed():
+    second_member = replace(SPEC, traj_uid="group/2", member=2)
+    seeds = seeds_of(SPEC, second_member, turns=3)
     assert len(set(seeds)) == 6
-    assert seeds_of(JOB, other, turns=3) == seeds
-    assert seeds_of(replace(JOB, index=9, uid="elsewhere"), other, turns=3) == seeds
-    assert not set(seeds_of(JOB, other, turns=3, seed=12)) & set(seeds)
+    assert seeds_of(SPEC, second_member, turns=3) == seeds
+    assert seeds_of(replace(SPEC, index=9, uid="elsewhere"), second_member, turns=3) == seeds
+    assert not set(seeds_of(SPEC, second_member, turns=3, seed=12)) & set(seeds)
 
 
-def test_a_thought_brings_its_own_limits_and_seed():
+def test_thought_is_sampled_with_its_own_limits_and_seed():
     engine = Recorder()
     result = asyncio.run(sampler_of(engine).sample_thought([4], 20, ("</think>",), 5, 99))
     assert result is not None and result.token_ids == [1, 2]
@@ -106,31 +106,31 @@ def test_a_thought_brings_its_own_limits_and_seed():
         "route": 5,
         "seed": 99,
     }
-    assert engine.asked == [([4], expected)]
+    assert engine.requests == [([4], expected)]
 
 
-def test_a_thought_that_is_given_up_is_none_and_a_turn_raises():
-    sampler = sampler_of(Recorder(gives_up=True))
+def test_aborted_thought_is_none_and_aborted_turn_raises():
+    sampler = sampler_of(Recorder(aborts=True))
     assert asyncio.run(sampler.sample_thought([4], 20, (), 5, 99)) is None
     with pytest.raises(EngineAborted):
-        asyncio.run(sampler.sample_turn([4], JOB, 0, 9))
+        asyncio.run(sampler.sample_turn([4], SPEC, 0, 9))
 
 
 def sampled_moves(request, prompt):
-    """A policy whose draws depend on the request's seed alone, as those of an engine do."""
+    """Return a move that depends only on the request's seed, as with a real engine."""
     move = np.random.default_rng(request.seed).choice(["left", "right", "stay"])
     return f"<action>{move}</action>"
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_members_of_a_group_sample_differently_and_again_the_same(history):
-    """Exploration rests on it: with the group's seed all members would play alike."""
+def test_members_of_a_group_sample_differently_and_repeatably(history):
+    """Exploration needs this: with one seed per group all members would act alike."""
     tokenizer = make_tiny_tokenizer()
     config = make_config(history=history, n=8, max_steps=5, kwargs={"size": 9, "max_steps": 50})
     envs = make_envs(config)[0]
     envs.task_list = [task for task in envs.task_list if abs(task["start"] - task["target"]) >= 5]
 
-    def played():
+    def list_states():
         collector = TrajectoryCollector(config, tokenizer)
         engines = Group([ScriptedEngine(tokenizer, sampled_moves)])
         try:
@@ -138,14 +138,14 @@ def test_members_of_a_group_sample_differently_and_again_the_same(history):
         finally:
             collector.close()
         columns = data.non_tensor_batch
-        found: dict[str, dict[str, list[str]]] = {}
+        states_by_group: dict[str, dict[str, list[str]]] = {}
         rows = zip(columns["uid"], columns["traj_uid"], columns["anchor_obs"], strict=True)
         for uid, traj_uid, states in rows:
-            found.setdefault(uid, {}).setdefault(traj_uid, []).extend(states)
-        return found
+            states_by_group.setdefault(uid, {}).setdefault(traj_uid, []).extend(states)
+        return states_by_group
 
-    groups = played()
+    groups = list_states()
     for members in groups.values():
         assert len(members) == 8
         assert len({tuple(states) for states in members.values()}) > 4
-    assert played() == groups
+    assert list_states() == groups

@@ -1,4 +1,4 @@
-"""Rows whose prompt is too long are left out, cut or refused, as the job says."""
+"""Rows with a prompt that is too long are dropped, cut or refused, depending on the config."""
 
 import json
 import logging
@@ -29,12 +29,12 @@ def tokenizer():
 
 @pytest.fixture
 def envs(tmp_path):
-    """Of ``asked`` a row each, with the configuration that plays them."""
+    """Make one row for each of ``texts``, with the configuration that uses them."""
 
-    def make(*asked, split="train", **data):
+    def make(*texts, split="train", **data):
         path = tmp_path / "rows.jsonl"
         system = {"role": "system", "content": "Be short."}
-        rows = [{"prompt": [system, {"role": "user", "content": text}]} for text in asked]
+        rows = [{"prompt": [system, {"role": "user", "content": text}]} for text in texts]
         path.write_text("\n".join(json.dumps(row | {"ground_truth": "1"}) for row in rows))
         config = make_config("dataset", max_steps=1)
         config.env.kwargs = {"train_files": [str(path)], "val_files": [str(path)]}
@@ -45,15 +45,15 @@ def envs(tmp_path):
     return make
 
 
-def lengths(config, tokenizer, envs):
+def measure_lengths(config, tokenizer, envs):
     shown = [envs.package.task_text.first_observation(task) for task in envs.task_list]
     return measure_first_prompts(config, tokenizer, shown)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_longer_rows_are_left_out_and_counted(envs, tokenizer, caplog, split):
+def test_overlong_rows_are_dropped_and_counted(envs, tokenizer, caplog, split):
     config, manager = envs("2?", WORDS, "3?", split=split, filter_overlong_prompts=True)
-    config.data.max_prompt_length = max(lengths(config, tokenizer, manager)) - 1
+    config.data.max_prompt_length = max(measure_lengths(config, tokenizer, manager)) - 1
     with caplog.at_level(logging.WARNING):
         fit_prompts(config, tokenizer, manager)
     assert [task["task_id"][-1] for task in manager.task_list] == ["0", "2"]
@@ -62,56 +62,56 @@ def test_longer_rows_are_left_out_and_counted(envs, tokenizer, caplog, split):
     assert len(manager.gen_batch(1, 2)) == 2 * config.env.rollout.n
 
 
-def test_a_row_that_just_fits_is_kept(envs, tokenizer, caplog):
+def test_row_that_just_fits_is_kept(envs, tokenizer, caplog):
     config, manager = envs("2?", WORDS)
-    config.data.max_prompt_length = max(lengths(config, tokenizer, manager))
+    config.data.max_prompt_length = max(measure_lengths(config, tokenizer, manager))
     fit_prompts(config, tokenizer, manager)
     assert len(manager.task_list) == 2 and not caplog.records
 
 
-def test_without_a_word_about_it_a_longer_row_is_refused(envs, tokenizer):
+def test_overlong_row_is_refused_by_default(envs, tokenizer):
     config, manager = envs("2?", WORDS, "3?")
-    longest = max(lengths(config, tokenizer, manager))
+    longest = max(measure_lengths(config, tokenizer, manager))
     config.data.max_prompt_length = longest - 1
-    why = (
+    message = (
         rf"data.max_prompt_length={longest - 1}.* 1 of 3 .*data.train_files.*"
         rf"data.max_prompt_length={longest}, or data.filter_overlong_prompts=true"
     )
-    with pytest.raises(PromptsTooLong, match=why):
+    with pytest.raises(PromptsTooLong, match=message):
         fit_prompts(config, tokenizer, manager)
 
 
-def test_where_none_is_left_the_run_is_refused(envs, tokenizer):
+def test_run_without_any_fitting_row_is_refused(envs, tokenizer):
     config, manager = envs("2?", "3?", filter_overlong_prompts=True, max_prompt_length=3)
     with pytest.raises(PromptsTooLong, check=mentions(2, "data.max_prompt_length")):
         fit_prompts(config, tokenizer, manager)
 
 
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
-def test_the_last_message_is_cut_until_the_prompt_fits(envs, tokenizer, side):
+def test_last_message_is_cut_until_the_prompt_fits(envs, tokenizer, side):
     config, manager = envs("2?", WORDS, truncation=side)
-    limit = max(lengths(config, tokenizer, manager)) - 5
+    limit = max(measure_lengths(config, tokenizer, manager)) - 5
     config.data.max_prompt_length = limit
     fit_prompts(config, tokenizer, manager)
     short, long = manager.task_list
     text = long["messages"][1]["content"]
     assert short["messages"][1]["content"] == "2?" and long["messages"][0]["content"] == "Be short."
-    assert max(lengths(config, tokenizer, manager)) <= limit and 0 < len(text) < len(WORDS)
+    assert max(measure_lengths(config, tokenizer, manager)) <= limit and 0 < len(text) < len(WORDS)
     assert text.startswith("one") == (side != "left")
     assert text.endswith("ten ") == (side != "right")
 
 
-def test_what_cannot_be_cut_short_enough_is_refused(envs, tokenizer):
+def test_prompt_that_cannot_be_cut_enough_is_refused(envs, tokenizer):
     config, manager = envs("2?", truncation="left", max_prompt_length=3)
     with pytest.raises(PromptsTooLong, check=mentions("dataset/train/0")):
         fit_prompts(config, tokenizer, manager)
 
 
 @pytest.mark.parametrize(
-    "side, left", [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
+    "side, remaining", [("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
 )
-def test_which_tokens_are_cut(side, left):
-    assert cut_ids([1, 2, 3, 4, 5], 2, side) == left
+def test_cut_ids_removes_tokens_on_the_side(side, remaining):
+    assert cut_ids([1, 2, 3, 4, 5], 2, side) == remaining
     assert cut_ids([1, 2], 3, side) == [] and cut_ids([1, 2], 0, side) == [1, 2]
 
 
@@ -121,24 +121,27 @@ def test_which_tokens_are_cut(side, left):
     "text",
     ["日本語のテスト🙂です", "cafe\u0301 nai\u0308ve", "a👩\u200d👩\u200d👧b go north", "look"],
 )
-def test_no_character_is_cut(kind, side, text):
+def test_cut_keeps_whole_characters(kind, side, text):
     """Every cut leaves whole characters of the text, in order."""
     tokenizer = TOKENIZERS[kind]()
     count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     units = regex.findall(r"\X", text)
     for surplus in range(1, count + 1):
-        left = cut_text(tokenizer, text, surplus, side)
-        rest = regex.findall(r"\X", left)
-        splits = (units[:n] + units[len(units) - len(rest) + n :] for n in range(len(rest) + 1))
-        assert rest in splits, (left, surplus)
-        assert len(left) < len(text)
+        remaining = cut_text(tokenizer, text, surplus, side)
+        remaining_units = regex.findall(r"\X", remaining)
+        splits = (
+            units[:n] + units[len(units) - len(remaining_units) + n :]
+            for n in range(len(remaining_units) + 1)
+        )
+        assert remaining_units in splits, (remaining, surplus)
+        assert len(remaining) < len(text)
         if side == "left":
-            assert text.endswith(left)
+            assert text.endswith(remaining)
         if side == "right":
-            assert text.startswith(left)
+            assert text.startswith(remaining)
 
 
-def test_an_environment_that_speaks_for_itself_is_left_alone(tokenizer):
+def test_environment_without_dataset_rows_is_not_cut(tokenizer):
     config = make_config(max_steps=1)
     config.data.max_prompt_length = 3
     manager = EnvironmentManagerBase(config, "train")

@@ -1,4 +1,4 @@
-"""Reward managers: every row's scores sum to the outcome of its whole trajectory."""
+"""Reward managers: the scores of every row sum to the outcome of its whole trajectory."""
 
 import json
 import math
@@ -34,13 +34,13 @@ def tokenizer():
     return make_tiny_tokenizer()
 
 
-def played(tokenizer, history: Literal["append", "window"]):
-    """Two groups of two; the first move of every play is not valid."""
-    config, walks = make_config(history=history), walking_policy()
+def make_rows(tokenizer, history: Literal["append", "window"]):
+    """Return rows of two groups of two. The first action of every trajectory is not valid."""
+    config, walking_script = make_config(history=history), walking_policy()
 
     def script(request, prompt):
-        begins = "Nothing happens" not in prompt and "You chose: fly" not in prompt
-        return "<action>fly</action>" if begins else walks(request, prompt)
+        is_first_turn = "Nothing happens" not in prompt and "You chose: fly" not in prompt
+        return "<action>fly</action>" if is_first_turn else walking_script(request, prompt)
 
     config.env.history_length = 20
     group, envs, _ = make_world(tokenizer, config, script)
@@ -54,7 +54,7 @@ def played(tokenizer, history: Literal["append", "window"]):
 @pytest.mark.parametrize("history", ["append", "window"])
 @pytest.mark.parametrize("manager", [EpisodeRewardManager, StepRewardManager])
 def test_rows_sum_to_the_outcome_of_their_trajectory(tokenizer, history, manager):
-    data = played(tokenizer, history)
+    data = make_rows(tokenizer, history)
     scores = manager(invalid_action_penalty=0.25)(data)
     assert scores.shape == data.batch["responses"].shape
     assert scores.sum(-1).tolist() == [0.75] * len(data)
@@ -62,8 +62,8 @@ def test_rows_sum_to_the_outcome_of_their_trajectory(tokenizer, history, manager
 
 
 @pytest.mark.parametrize("manager", [EpisodeRewardManager, StepRewardManager])
-def test_invalid_actions_of_every_row_cost_the_whole_trajectory(tokenizer, manager):
-    data = played(tokenizer, "window")
+def test_invalid_actions_reduce_the_outcome_of_all_rows(tokenizer, manager):
+    data = make_rows(tokenizer, "window")
     first = data.non_tensor_batch["traj_uid"] == data.non_tensor_batch["traj_uid"][0]
     data = data[np.flatnonzero(first)]
     assert len(data) > 2
@@ -73,8 +73,8 @@ def test_invalid_actions_of_every_row_cost_the_whole_trajectory(tokenizer, manag
     assert manager(invalid_action_penalty=0.25)(data).sum(-1).tolist() == [0.5] * len(data)
 
 
-def test_step_rewards_lie_on_the_last_token_of_their_step(tokenizer):
-    data = played(tokenizer, "append")
+def test_step_rewards_are_on_the_last_token_of_their_turn(tokenizer):
+    data = make_rows(tokenizer, "append")
     scores = StepRewardManager(invalid_action_penalty=0.25)(data)
     for row, steps in enumerate(data.non_tensor_batch["steps"]):
         by_step = {
@@ -86,9 +86,9 @@ def test_step_rewards_lie_on_the_last_token_of_their_step(tokenizer):
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_rewards_of_steps_lose_what_the_scores_lost(tokenizer, history):
-    """The first move of every play is not valid, the last one wins."""
-    data = played(tokenizer, history)
+def test_step_rewards_include_the_invalid_action_penalty(tokenizer, history):
+    """The first action of every trajectory is not valid, and the last one succeeds."""
+    data = make_rows(tokenizer, history)
     net = EpisodeRewardManager(invalid_action_penalty=0.25).step_rewards(data)
     for row, numbers in enumerate(data.non_tensor_batch["step_index"]):
         last = int(data.non_tensor_batch["episode_lengths"][row]) - 1
@@ -97,8 +97,8 @@ def test_rewards_of_steps_lose_what_the_scores_lost(tokenizer, history):
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
-    data = played(tokenizer, history)
+def test_token_price_reduces_only_the_return_of_a_success(tokenizer, history):
+    data = make_rows(tokenizer, history)
     tokens: dict[str, int] = {}
     for name, mask in zip(
         data.non_tensor_batch["traj_uid"], data.batch["response_mask"], strict=True
@@ -108,7 +108,7 @@ def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
     manager = EpisodeRewardManager(token_price=0.5, token_price_max=most * 2)
     expected = [1 - 0.5 * tokens[name] / (most * 2) for name in data.non_tensor_batch["traj_uid"]]
     assert manager(data).sum(-1).tolist() == pytest.approx(expected)
-    # Beyond the maximum the price stays, and what was not won costs nothing.
+    # The price is capped at the maximum, and without success there is no price.
     short = EpisodeRewardManager(token_price=0.5, token_price_max=1)
     assert short.compute_outcomes(data) == [0.5] * len(data)
     data.non_tensor_batch["episode_rewards"][:] = 0.0
@@ -116,7 +116,7 @@ def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "problem"),
     [
         ({"token_price": 1.5}, "token_price=1.5"),
         ({"token_price": 0.5}, "token_price_max=0"),
@@ -124,28 +124,28 @@ def test_sampled_tokens_cost_a_share_of_a_won_return(tokenizer, history):
         ({"overlong_len": -1}, "overlong_len=-1"),
     ],
 )
-def test_a_price_that_cannot_be_is_refused(kwargs, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_price_is_refused(kwargs, problem):
+    with pytest.raises(ValueError, match=problem):
         EpisodeRewardManager(**kwargs)
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_the_last_tokens_of_the_longest_play_are_punished_in_proportion(tokenizer, history):
-    data = played(tokenizer, history)
+def test_overlong_penalty_is_proportional_to_the_excess(tokenizer, history):
+    data = make_rows(tokenizer, history)
     names = data.non_tensor_batch["traj_uid"]
     per_row = data.batch["response_mask"].sum(-1).tolist()
     tokens = dict.fromkeys(names, 0)
     for name, count in zip(names, per_row, strict=True):
         tokens[name] += count
     first = tokens[names[0]]
-    # too long by half of the buffer, by all of it and more, not at all
+    # too long by half of the buffer, by all of it, by more, and not at all
     for largest, expected in ((first + 2, 0.75), (first, 0.5), (4, 0.5), (first + 4, 1.0)):
         manager = EpisodeRewardManager(overlong_len=4, overlong_max=largest, overlong_penalty=0.5)
         assert manager.compute_outcomes(data)[0] == pytest.approx(expected)
 
 
-def test_episode_score_lies_on_the_last_sampled_token(tokenizer):
-    data = played(tokenizer, "append")
+def test_episode_score_is_on_the_last_sampled_token(tokenizer):
+    data = make_rows(tokenizer, "append")
     scores = EpisodeRewardManager()(data)
     for row in range(len(data)):
         assert scores[row].nonzero().squeeze(-1).tolist() == [
@@ -153,7 +153,7 @@ def test_episode_score_lies_on_the_last_sampled_token(tokenizer):
         ]
 
 
-def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
+def test_custom_function_gets_the_whole_trajectory(tokenizer, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "def short_is_good(data_source, steps, extra_info):\n"
@@ -165,7 +165,7 @@ def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
         str(file),
         "short_is_good",
     )
-    data = played(tokenizer, "window")
+    data = make_rows(tokenizer, "window")
     expected = [1.0 - 0.125 * length for length in data.non_tensor_batch["episode_lengths"]]
     assert load_reward_manager(config)(data).sum(-1).tolist() == expected
     config.custom_reward_function.name = "short_is_goood"
@@ -176,7 +176,7 @@ def test_custom_function_by_path_sees_the_whole_trajectory(tokenizer, tmp_path):
         load_reward_manager(config)
 
 
-def test_bad_settings_are_refused(tmp_path):
+def test_invalid_settings_are_refused(tmp_path):
     config = make_config()
     config.reward_model.reward_manager = "epsiode"
     with pytest.raises(ValueError, check=mentions("episode", "naive", "prime", "step")):
@@ -188,19 +188,19 @@ def test_bad_settings_are_refused(tmp_path):
         load_function(str(tmp_path / "value.py"), "f")
 
 
-def test_an_unknown_manager_is_refused_with_the_nearest_and_all_names():
+def test_unknown_manager_is_refused_with_the_known_names():
     config = make_config()
     config.reward_model.reward_manager = "niave"
     with pytest.raises(ValueError, check=suggests("naive", "episode", "prime", "step")):
         load_reward_manager(config)
 
 
-def test_managers_are_registered_by_name_or_named_by_their_place(tmp_path, monkeypatch):
+def test_managers_are_loaded_by_name_or_import_path(tmp_path, monkeypatch):
     monkeypatch.setattr("agent_system.reward_manager.managers.REWARD_MANAGERS", {})
 
     @register("mine", "also")
     class Mine(EpisodeRewardManager):
-        """Of this test."""
+        """Manager that only this test registers."""
 
     monkeypatch.setitem(REWARD_MANAGERS, "mine", Mine)
     text = (
@@ -210,14 +210,14 @@ def test_managers_are_registered_by_name_or_named_by_their_place(tmp_path, monke
     (tmp_path / "placed_rewards.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     config = make_config()
-    for name, made in (
+    for name, class_name in (
         ("mine", "Mine"),
         ("also", "Mine"),
         (f"{tmp_path}/placed_rewards.py:Placed", "Placed"),
         ("placed_rewards:Placed", "Placed"),
     ):
         config.reward_model.reward_manager = name
-        assert type(load_reward_manager(config)).__name__ == made
+        assert type(load_reward_manager(config)).__name__ == class_name
     for name, error in (("placed_rewards:Plaiced", AttributeError), ("nowhere:X", ImportError)):
         config.reward_model.reward_manager = name
         with pytest.raises(error):
@@ -225,7 +225,7 @@ def test_managers_are_registered_by_name_or_named_by_their_place(tmp_path, monke
     assert REWARD_MANAGERS["naive"] is EpisodeRewardManager
 
 
-def test_weights_join_the_rewards_of_a_function(tokenizer, tmp_path):
+def test_weights_combine_the_rewards_of_a_function(tokenizer, tmp_path):
     (tmp_path / "parts.py").write_text(
         "def parts(data_source, steps, extra_info):\n"
         "    return {'accuracy': extra_info['won'], 'brevity': 1 / len(steps)}\n"
@@ -234,7 +234,7 @@ def test_weights_join_the_rewards_of_a_function(tokenizer, tmp_path):
     config.custom_reward_function.path = str(tmp_path / "parts.py")
     config.custom_reward_function.name = "parts"
     config.reward_model.weights = {"accuracy": 2.0, "brevity": -1.0}
-    data = played(tokenizer, "append")
+    data = make_rows(tokenizer, "append")
     scores = load_reward_manager(config)(data).sum(-1).tolist()
     lengths = data.non_tensor_batch["episode_lengths"].tolist()
     assert scores == pytest.approx([2.0 - 1 / length for length in lengths])
@@ -248,10 +248,10 @@ def test_weights_join_the_rewards_of_a_function(tokenizer, tmp_path):
 
 @pytest.fixture(scope="module")
 def episode(tokenizer):
-    return played(tokenizer, "append")
+    return make_rows(tokenizer, "append")
 
 
-def returning(value):
+def make_constant_manager(value):
     def mine(data_source, steps, extra_info):
         return value
 
@@ -259,23 +259,23 @@ def returning(value):
 
 
 @pytest.mark.parametrize("value", ["good", None, np.ones(1), torch.ones(2), 1j])
-def test_a_custom_function_must_return_a_number(episode, value):
+def test_custom_function_must_return_a_number(episode, value):
     with pytest.raises(
         TypeError,
         check=mentions("custom_reward_function mine", "task_id"),
     ):
-        returning(value)(episode)
+        make_constant_manager(value)(episode)
 
 
 @pytest.mark.parametrize(
     "value", [math.nan, -math.inf, 1e39, np.float32("nan"), torch.tensor(math.inf)]
 )
-def test_a_custom_function_must_return_a_finite_number(episode, value):
+def test_custom_function_must_return_a_finite_number(episode, value):
     task = episode.non_tensor_batch["task_id"][0]
     with pytest.raises(
         ValueError, match=f"mine, task_id '{task}': it returned .*, not a finite number"
     ):
-        returning(value)(episode)
+        make_constant_manager(value)(episode)
 
 
 @pytest.mark.parametrize(
@@ -292,38 +292,38 @@ def test_a_custom_function_must_return_a_finite_number(episode, value):
         Fraction(2, 2),
     ],
 )
-def test_a_number_of_any_kind_will_do(episode, value):
-    assert returning(value)(episode).sum(-1).tolist() == [1.0] * len(episode)
+def test_custom_function_may_return_any_number_type(episode, value):
+    assert make_constant_manager(value)(episode).sum(-1).tolist() == [1.0] * len(episode)
 
 
-def test_a_dictionary_holds_the_score_and_other_rewards(tokenizer):
-    data = played(tokenizer, "window")
-    scores = returning({"score": 0.5, "format": np.float32(1), "brevity": 2})(data)
+def test_custom_function_may_return_named_rewards(tokenizer):
+    data = make_rows(tokenizer, "window")
+    scores = make_constant_manager({"score": 0.5, "format": np.float32(1), "brevity": 2})(data)
     assert scores.sum(-1).tolist() == [0.5] * len(data)
     parts = data.non_tensor_batch["reward_parts"]
     assert list(parts) == [{"score": 0.5, "format": 1.0, "brevity": 2.0}] * len(data)
 
 
-def test_a_number_leaves_no_column_of_rewards(tokenizer):
-    data = played(tokenizer, "append")
-    returning(1.0)(data)
+def test_single_number_writes_no_column_of_named_rewards(tokenizer):
+    data = make_rows(tokenizer, "append")
+    make_constant_manager(1.0)(data)
     assert "reward_parts" not in data.non_tensor_batch
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "said"),
+    ("value", "error", "problem"),
     [
         ({"format": 1.0}, ValueError, "'score'"),
         ({"score": 1.0, "format": "good"}, TypeError, "'format'.*str"),
         ({"score": math.nan}, ValueError, "'score'.*nan"),
     ],
 )
-def test_a_dictionary_holds_finite_numbers_and_a_score(episode, value, error, said):
-    with pytest.raises(error, match=said):
-        returning(value)(episode)
+def test_named_rewards_must_be_finite_and_include_the_score(episode, value, error, problem):
+    with pytest.raises(error, match=problem):
+        make_constant_manager(value)(episode)
 
 
-def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
+def test_unknown_manager_arguments_are_refused(monkeypatch):
     config = make_config()
     config.reward_model.reward_kwargs = {"penalti": 1}
     with pytest.raises(
@@ -345,24 +345,24 @@ def test_arguments_that_the_manager_does_not_take_are_refused(monkeypatch):
     assert manager.scale == 2.0
 
 
-def test_a_custom_file_may_do_what_modules_do(tmp_path):
+def test_custom_file_is_loaded_as_a_separate_module(tmp_path):
     text = (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass Weights:\n    length: float = {}\n"
         "def f(**_):\n    return Weights().length\n"
     )
-    for place, length in (("one", 0.5), ("two", 0.25)):
-        (tmp_path / place).mkdir()
-        (tmp_path / place / "json.py").write_text(text.format(length))
+    for directory, length in (("one", 0.5), ("two", 0.25)):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "json.py").write_text(text.format(length))
     first, second = (
-        load_function(str(tmp_path / place / "json.py"), "f") for place in ("one", "two")
+        load_function(str(tmp_path / directory / "json.py"), "f") for directory in ("one", "two")
     )
     assert (first(), second()) == (0.5, 0.25)
     assert sys.modules[first.__module__] is not sys.modules[second.__module__]
     assert sys.modules["json"] is json
 
 
-def test_a_custom_file_that_raises_is_named_and_leaves_no_module(tmp_path):
+def test_custom_file_that_raises_leaves_no_module(tmp_path):
     (tmp_path / "broken.py").write_text("f = 1 / 0\n")
     known = set(sys.modules)
     with pytest.raises(ImportError, check=mentions("broken.py'", "ZeroDivisionError")):
@@ -380,10 +380,8 @@ def test_penalty_is_read_from_the_actor_section():
     assert manager.invalid_action_penalty == 0.5
 
 
-def test_a_play_that_takes_too_long_to_score_counts_as_the_mean_of_its_group(
-    tokenizer, tmp_path, caplog
-):
-    data = played(tokenizer, "append")
+def test_trajectory_with_scoring_timeout_gets_the_group_mean(tokenizer, tmp_path, caplog):
+    data = make_rows(tokenizer, "append")
     late = data.non_tensor_batch["traj_uid"][0]
     path = tmp_path / "scores.py"
     path.write_text(
@@ -411,14 +409,14 @@ def test_a_play_that_takes_too_long_to_score_counts_as_the_mean_of_its_group(
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_rewards_of_a_late_play_are_the_means_of_its_group(tokenizer, history):
-    """Every row has all of them: gdpo raises where one is missing."""
-    data = played(tokenizer, history)
+def test_named_rewards_after_a_timeout_are_group_means(tokenizer, history):
+    """Every row has all named rewards, because gdpo refuses missing ones."""
+    data = make_rows(tokenizer, history)
     trajectories, uids = data.non_tensor_batch["traj_uid"], data.non_tensor_batch["uid"]
     by_uid = dict(zip(trajectories, uids, strict=True))
-    first, *others = dict.fromkeys(uids)
+    first, *other_groups = dict.fromkeys(uids)
     of_first = [traj for traj in by_uid if by_uid[traj] == first]
-    late = {of_first[0], *(traj for traj in by_uid if by_uid[traj] == others[0])}
+    late = {of_first[0], *(traj for traj in by_uid if by_uid[traj] == other_groups[0])}
     order = iter(by_uid)
     calls = []
 
@@ -432,8 +430,8 @@ def test_rewards_of_a_late_play_are_the_means_of_its_group(tokenizer, history):
     parts = dict(zip(trajectories, data.non_tensor_batch["reward_parts"], strict=True))
     peers = [parts[traj]["a"] for traj in of_first[1:]]
     assert peers and parts[of_first[0]] == {"score": 0.0, "a": np.mean(peers), "b": 3.0}
-    lost = next(traj for traj in by_uid if by_uid[traj] == others[0])
-    assert parts[lost] == {"score": 0.0, "a": 0.0, "b": 0.0}
+    without_scores = next(traj for traj in by_uid if by_uid[traj] == other_groups[0])
+    assert parts[without_scores] == {"score": 0.0, "a": 0.0, "b": 0.0}
     mask = data.batch["response_mask"]
     advantages, _ = compute_gdpo_outcome_advantage(
         mask, uids, data.non_tensor_batch["reward_parts"], ["a", "b"], traj_index=trajectories
@@ -441,7 +439,7 @@ def test_rewards_of_a_late_play_are_the_means_of_its_group(tokenizer, history):
     assert advantages.isfinite().all()
 
 
-def test_a_group_without_a_single_score_counts_nothing(episode):
+def test_group_without_any_score_has_outcome_zero(episode):
     def endless(data_source, steps, extra_info):
         time.sleep(60)
         return 1.0
@@ -451,7 +449,7 @@ def test_a_group_without_a_single_score_counts_nothing(episode):
 
 
 @pytest.mark.parametrize(
-    ("place", "error", "said"),
+    ("path", "error", "problem"),
     [
         ("own.py", ValueError, "a.key=.*own.py:NAME"),
         (":f", ValueError, "a.key=':f'"),
@@ -461,13 +459,11 @@ def test_a_group_without_a_single_score_counts_nothing(episode):
         ("json:dump_s", AttributeError, "'dumps'"),
     ],
 )
-def test_a_wrong_place_is_refused_by_the_key_that_names_it(
-    place, error, said, tmp_path, monkeypatch
-):
+def test_invalid_import_path_is_refused_with_its_key(path, error, problem, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text("value = 3\ndef goods(): return value\n")
     assert load_import_path("own.py:goods", "a.key")() == 3
     assert load_import_path("json:dumps", "a.key") is json.dumps
-    with pytest.raises(error, match=said) as caught:
-        load_import_path(place, "a.key")
+    with pytest.raises(error, match=problem) as caught:
+        load_import_path(path, "a.key")
     assert "a.key.path" not in str(caught.value)

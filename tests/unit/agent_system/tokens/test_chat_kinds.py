@@ -1,5 +1,5 @@
-"""Kinds of tokenizers times kinds of chat templates: the tokens of prompts, bridges and turns are
-those of ``apply_chat_template``, or the template is refused.
+"""Kinds of tokenizers times kinds of chat templates: prompts, bridges and turns have the
+tokens of ``apply_chat_template``, or the template is refused.
 """
 
 import copy
@@ -23,11 +23,11 @@ SHOT = [
 CONVERSATIONS = [[USER], [SYSTEM, USER], [SYSTEM, *SHOT, USER], [*SHOT, *SHOT, USER]]
 ANSWERS = ["go north", "<level>1</level><action>go</action>", "It is 4."]
 OBSERVATIONS = ["A mug.", " \n\nA mug\n", "日本 é [INST]"]
-# What no prompt can be made of, and what moves or ends turns so that no conversation can grow.
+# Templates that give no prompt, and templates that change earlier turns.
 REFUSED = {"no generation prompt", "another generation prompt"}
 MOVES = {"system in the last"}
-# Tokenizers that read the text after a turn in another way after another turn, where no token ends
-# one; and one that does not read the end of a turn after a letter.
+# Tokenizers that encode the text after a turn depending on the turn, if no token ends the turn.
+# "one word", below, does not encode the end of a turn after a letter.
 JOINS = {
     "plain text": {
         "bytes, space first",
@@ -41,29 +41,33 @@ JOINS = {
 INST = {"system in the first", "space before the end", "plain text", "long rows"}
 
 
-def verdict_of(kind: str, template: str) -> Verdict:
+def expected_verdict(kind: str, template: str) -> Verdict:
     if template in REFUSED:
         return Verdict.UNSUPPORTED
     joins = kind in JOINS.get(template, ()) or (kind == "one word" and template not in INST)
     return Verdict.WINDOW if template in MOVES or joins else Verdict.APPEND
 
 
-def options(template: str):
+def template_options(template: str):
     return {"tools": TOOLS} if template == "tools" else {}
 
 
 def template_tokens(tokenizer, template: str, messages) -> list[int]:
-    """As a user of transformers would ask for them."""
+    """Return the tokens that ``apply_chat_template`` gives."""
     shown = messages
     if template == "parts":
         shown = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
     return tokenizer.apply_chat_template(
-        shown, tokenize=True, add_generation_prompt=True, return_dict=False, **options(template)
+        shown,
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=False,
+        **template_options(template),
     )
 
 
-def folded(template: str, messages):
-    """Where there is no system role, its text goes in front of the user's."""
+def fold_system_message(template: str, messages):
+    """Join the system text with the user's text if the template has no system role."""
     if template != "no system role" or messages[0]["role"] != "system":
         return messages
     text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
@@ -74,14 +78,14 @@ def folded(template: str, messages):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_prompts_and_turns_have_the_tokens_of_the_template(kind, template):
     tokenizer = chat_tokenizer(kind, template)
-    probe = probe_template(tokenizer, options(template))
-    assert probe.verdict is verdict_of(kind, template), probe.reason
+    probe = probe_template(tokenizer, template_options(template))
+    assert probe.verdict is expected_verdict(kind, template), probe.reason
     assert bool(probe.reason) == (probe.verdict is not Verdict.APPEND)
     if probe.verdict is Verdict.UNSUPPORTED:
         return
-    bridge = ChatBridge(tokenizer, options(template))
+    bridge = ChatBridge(tokenizer, template_options(template))
     for messages in CONVERSATIONS:
-        expected = template_tokens(tokenizer, template, folded(template, messages))
+        expected = template_tokens(tokenizer, template, fold_system_message(template, messages))
         assert bridge.first_prompt(messages) == expected
     if probe.verdict is Verdict.APPEND:
         for answer in ANSWERS:
@@ -90,13 +94,13 @@ def test_prompts_and_turns_have_the_tokens_of_the_template(kind, template):
 
 
 def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
-    """Prompt, sampled turn and bridge are the tokens of the conversation, around the turn."""
+    """Compare prompt, sampled turn and bridge with the tokens of the conversation."""
     turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": observation}]
-    messages = folded(template, [SYSTEM, USER, *turns])
+    messages = fold_system_message(template, [SYSTEM, USER, *turns])
     whole = template_tokens(bridge.tokenizer, template, messages)
     prompt = bridge.first_prompt([SYSTEM, USER])
     end = bridge.end_of_turn_id
-    # An end that was not sampled is put behind the sampled tokens, white space before it included.
+    # A missing end of turn is added after the sampled tokens, including the white space before it.
     inserted = [[]] if bridge.closing == bridge.closing.lstrip() else []
     for sampled in [*inserted, [] if end is None else [end]]:
         link = bridge.make_bridge(sampled, observation)
@@ -106,12 +110,12 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
         with pytest.raises(TemplateUnsupported):
             bridge.encode_turn(answer)
         return
-    said = [*bridge.encode_turn(answer)]
-    assert end is None or said[-1] == end
-    # What was sampled stays, where the template leaves it out or joins it to the prompt.
+    turn_ids = [*bridge.encode_turn(answer)]
+    assert end is None or turn_ids[-1] == end
+    # The sampled turn is kept even if the template drops it or joins it to the prompt.
     if whole[: len(prompt)] == prompt and "think" not in answer:
-        link = bridge.make_bridge(said, observation)
-        assert [*prompt, *said, *link.before, *link.observation, *link.after] == whole
+        link = bridge.make_bridge(turn_ids, observation)
+        assert [*prompt, *turn_ids, *link.before, *link.observation, *link.after] == whole
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -127,18 +131,18 @@ def test_no_text_becomes_a_control_token(kind, hostile):
     def count(ids) -> int:
         return sum(token in control for token in ids)
 
-    tame = [{"role": "system", "content": "a."}, {"role": "user", "content": "b."}]
+    harmless = [{"role": "system", "content": "a."}, {"role": "user", "content": "b."}]
     for text in (hostile, bridge.escape_added_tokens(hostile)):
-        for said in (
-            [tame[0], {**tame[1], "content": text}],
-            [{**tame[0], "content": text}, tame[1]],
+        for messages in (
+            [harmless[0], {**harmless[1], "content": text}],
+            [{**harmless[0], "content": text}, harmless[1]],
         ):
-            assert count(bridge.first_prompt(said)) == count(bridge.first_prompt(tame))
+            assert count(bridge.first_prompt(messages)) == count(bridge.first_prompt(harmless))
         assert count(bridge.make_bridge([], text).observation) == 0
 
 
 @pytest.mark.parametrize("kind", ["first", "always", "llama", "llama, legacy", "unigram"])
-def test_a_text_that_continues_another_begins_with_no_space(kind):
+def test_text_that_continues_another_has_no_leading_space(kind):
     tokenizer = TOKENIZERS[kind]()
     encoder = TextEncoder(tokenizer)
     head, whole = encoder.encode("a desk."), encoder.encode("a desk.go north")
@@ -146,10 +150,10 @@ def test_a_text_that_continues_another_begins_with_no_space(kind):
     assert encoder.encode_inside("go north") == whole[len(head) :] != encoder.encode("go north")
 
 
-def test_a_tokenizer_that_renders_other_tokens_is_refused():
-    """As one whose ``apply_chat_template`` adds a token of its own."""
+def test_tokenizer_that_renders_other_tokens_is_refused():
+    """Example: ``apply_chat_template`` adds a token that the encoded text does not have."""
 
-    class Adding:
+    class AddsToken:
         def __init__(self, tokenizer):
             self._tokenizer = tokenizer
 
@@ -160,11 +164,11 @@ def test_a_tokenizer_that_renders_other_tokens_is_refused():
             return self._tokenizer(*args, **kwargs)
 
         def apply_chat_template(self, *args, **kwargs):
-            found = self._tokenizer.apply_chat_template(*args, **kwargs)
-            return found if isinstance(found, str) else [0, *found]
+            rendered = self._tokenizer.apply_chat_template(*args, **kwargs)
+            return rendered if isinstance(rendered, str) else [0, *rendered]
 
-    adding: Any = Adding(chat_tokenizer("bytes", "chatml"))
-    probe = probe_template(adding)
+    adds_token: Any = AddsToken(chat_tokenizer("bytes", "chatml"))
+    probe = probe_template(adds_token)
     assert probe.verdict is Verdict.UNSUPPORTED and "apply_chat_template" in probe.reason
 
 
@@ -174,10 +178,10 @@ def test_arguments_that_the_framework_sets_are_refused(key):
     assert probe.verdict is Verdict.UNSUPPORTED and key in probe.reason
 
 
-def test_a_template_that_does_not_end_is_refused(monkeypatch):
+def test_template_that_does_not_end_is_refused(monkeypatch):
     loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
     tokenizer.chat_template = f"{loops}{'{% endfor %}' * 3}{tokenizer.chat_template}"
     monkeypatch.setattr(probe, "PROBE_S", 0.3)
-    found = probe_template(tokenizer)
-    assert found.verdict is Verdict.UNSUPPORTED and "took over" in found.reason
+    result = probe_template(tokenizer)
+    assert result.verdict is Verdict.UNSUPPORTED and "took over" in result.reason

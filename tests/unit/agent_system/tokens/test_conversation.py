@@ -1,4 +1,4 @@
-"""One conversation as tokens: what joins the next turn, and whether that turn fits."""
+"""One conversation as tokens: how turns are joined, and whether the next turn fits."""
 
 import math
 
@@ -17,8 +17,8 @@ from verl.utils.sampling import StopReason
 SYSTEM = {"role": "system", "content": "Play."}
 
 
-class Letters:
-    """A tokenizer without a chat template: one token per character, its code point."""
+class LetterTokenizer:
+    """Tokenizer without a chat template, with one token per character: its code point."""
 
     def __call__(self, text, *, add_special_tokens=False, **options):
         return {"input_ids": [ord(letter) for letter in text]}
@@ -27,18 +27,18 @@ class Letters:
         return "".join(map(chr, token_ids))
 
 
-def letters(*, opening=(), **limits):
-    return TokenConversation(PlainBridge(Letters()), TokenLimits(**limits), opening)
+def make_conversation(*, opening=(), **limits):
+    return TokenConversation(PlainBridge(LetterTokenizer()), TokenLimits(**limits), opening)
 
 
-def kinds(conversation):
+def list_segments(conversation):
     return [(s.kind, s.turn, s.episode, len(s.ids)) for s in conversation.ledger.all_segments]
 
 
-# ---- what joins ---------------------------------------------------------------------------------
+# ---- joined turns -------------------------------------------------------------------------------
 
 
-def test_a_conversation_is_prompt_turn_bridge_turn():
+def test_conversation_is_prompt_turn_and_bridge():
     tokenizer = make_tiny_tokenizer()
     bridge = ChatBridge(tokenizer)
     conversation = TokenConversation(bridge, opening=[SYSTEM])
@@ -52,7 +52,7 @@ def test_a_conversation_is_prompt_turn_bridge_turn():
     between = bridge.make_bridge(sampled, "You are at 2.")
     joined = [*between.before, *between.observation, *between.after]
     assert conversation.prompt_ids == [*prompt, *sampled, *joined]
-    assert kinds(conversation) == [
+    assert list_segments(conversation) == [
         (SegmentKind.PROMPT, 0, 0, len(prompt)),
         (SegmentKind.AGENT, 0, 0, 3),
         (SegmentKind.BRIDGE, 1, 0, len(between.before)),
@@ -61,7 +61,7 @@ def test_a_conversation_is_prompt_turn_bridge_turn():
     ]
 
 
-def test_an_end_of_turn_that_was_sampled_is_not_repeated():
+def test_sampled_end_of_turn_is_not_repeated():
     tokenizer = make_tiny_tokenizer()
     bridge = ChatBridge(tokenizer)
     end = bridge.end_of_turn_id
@@ -76,11 +76,11 @@ def test_an_end_of_turn_that_was_sampled_is_not_repeated():
     assert lengths == [lengths[1] - 1, lengths[1]]
 
 
-def test_a_turn_is_kept_as_it_was_sampled():
-    conversation = letters()
+def test_turn_is_stored_as_sampled():
+    conversation = make_conversation()
     conversation.add_observation("ab", 0, episode=1)
-    said = Said([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
-    segment = conversation.add_turn(said, 3, episode=2)
+    turn = Said([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
+    segment = conversation.add_turn(turn, 3, episode=2)
     assert (segment.ids, segment.logprobs) == ((9, 8), (-0.1, -0.2))
     assert (segment.turn, segment.episode) == (3, 2)
     assert (segment.stop_reason, segment.policy_version) == (StopReason.LENGTH, 7)
@@ -90,8 +90,8 @@ def test_a_turn_is_kept_as_it_was_sampled():
         conversation.add_turn(Said([1, 2], [-0.1]), 4)
 
 
-def test_a_turn_of_text_is_marked():
-    conversation = letters()
+def test_turn_of_text_is_marked_as_retokenized():
+    conversation = make_conversation()
     conversation.add_observation("ab", 0)
     segment = conversation.add_text_turn("hi", 2, episode=5)
     assert segment.ids == (ord("h"), ord("i"))
@@ -101,39 +101,37 @@ def test_a_turn_of_text_is_marked():
     assert conversation.ledger.completion_only_mask() == [0, 0, 1, 1]
 
 
-def test_a_forced_prefix_is_part_of_the_turn_and_not_trained():
-    conversation = letters()
+def test_forced_prefix_is_in_the_turn_and_not_trained():
+    conversation = make_conversation()
     conversation.add_observation("ab", 0)
     conversation.add_forced_prefix([70, 71], 2, episode=3)
     conversation.add_turn(Said([72]), 2)
     assert conversation.prompt_ids == [97, 98, 70, 71, 72]
     assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
-    assert kinds(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
+    assert list_segments(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
     segments = len(conversation.ledger.all_segments)
     conversation.add_forced_prefix([], 1)
-    assert len(conversation.ledger.all_segments) == segments, (
-        "a prefix of nothing leaves no segment"
-    )
+    assert len(conversation.ledger.all_segments) == segments, "an empty prefix adds no segment"
 
 
-def test_what_an_engine_gets_is_a_copy():
-    conversation = letters()
+def test_prompt_ids_are_a_copy():
+    conversation = make_conversation()
     conversation.add_observation("ab", 0)
     conversation.prompt_ids.append(1)
     assert conversation.prompt_ids == [97, 98] and conversation.ledger.token_ids == [97, 98]
 
 
-def test_turn_and_episode_of_what_is_heard():
-    conversation = letters()
+def test_observation_has_its_turn_and_episode():
+    conversation = make_conversation()
     conversation.add_observation("a", 4, episode=2)
     conversation.add_turn(Said([1]), 4, episode=2)
     conversation.add_observation("b", 5, episode=3)
-    heard = [s for s in conversation.ledger.all_segments if s.kind is not SegmentKind.AGENT]
-    assert [(s.turn, s.episode) for s in heard] == [(4, 2), (5, 3)]
+    segments = [s for s in conversation.ledger.all_segments if s.kind is not SegmentKind.AGENT]
+    assert [(s.turn, s.episode) for s in segments] == [(4, 2), (5, 3)]
 
 
-def test_without_an_episode_it_is_the_first():
-    conversation = letters()
+def test_default_episode_is_the_first():
+    conversation = make_conversation()
     conversation.add_observation("a", 0)
     conversation.add_forced_prefix([70], 0)
     conversation.add_turn(Said([1]), 0)
@@ -142,7 +140,7 @@ def test_without_an_episode_it_is_the_first():
     assert [s.episode for s in conversation.ledger.all_segments] == [0] * 5
 
 
-# ---- whether it fits ----------------------------------------------------------------------------
+# ---- limits -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,8 +155,8 @@ def test_without_an_episode_it_is_the_first():
         ({"turn": 10**9}, True),
     ],
 )
-def test_the_first_prompt_and_a_turn_must_fit(limits, fits):
-    conversation = letters(**limits)
+def test_first_prompt_and_a_turn_must_fit(limits, fits):
+    conversation = make_conversation(**limits)
     assert conversation.add_observation("abc", 0) is fits
     assert conversation.prompt_ids == ([97, 98, 99] if fits else [])
 
@@ -166,24 +164,24 @@ def test_the_first_prompt_and_a_turn_must_fit(limits, fits):
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        ({"prompt": 3}, True),  # nothing later is part of the prompt
+        ({"prompt": 3}, True),  # later tokens are not part of the prompt
         ({"response": 2 + 4 + 5, "turn": 5}, True),
         ({"response": 2 + 4 + 4, "turn": 5}, False),
         ({"total": 3 + 2 + 4 + 5, "turn": 5}, True),
         ({"total": 3 + 2 + 4 + 4, "turn": 5}, False),
     ],
 )
-def test_a_later_turn_must_fit_after_what_it_answers(limits, fits):
-    conversation = letters(**limits)
+def test_later_turn_must_fit_after_its_observation(limits, fits):
+    conversation = make_conversation(**limits)
     assert conversation.add_observation("abc", 0)
     conversation.add_turn(Said([1, 2]), 0)
     assert conversation.add_observation("defg", 1) is fits
-    assert len(conversation.ledger) == (9 if fits else 5), "nothing is added where it does not fit"
+    assert len(conversation.ledger) == (9 if fits else 5), "nothing is added if it does not fit"
 
 
-def test_a_forced_prefix_counts_as_response_from_the_first_turn_on():
+def test_forced_prefix_counts_as_response_in_every_turn():
     for response, fits in ((3 + 1 + 1 + 2, True), (3 + 1 + 1 + 1, False)):
-        conversation = letters(response=response, turn=2)
+        conversation = make_conversation(response=response, turn=2)
         assert conversation.add_observation("abcdef", 0)
         conversation.add_forced_prefix([70, 71, 72], 0)
         conversation.add_turn(Said([1]), 0)
@@ -204,17 +202,19 @@ def test_no_limits_by_default():
     total=st.integers(0, 24),
     turn=st.integers(0, 4),
 )
-def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response, total, turn):
-    """Turns of at most ``turn`` tokens never break a limit, and what is refused would."""
-    conversation = letters(prompt=prompt, response=response, total=total, turn=turn)
+def test_no_turn_begins_that_could_exceed_a_limit(texts, turns, prompt, response, total, turn):
+    """Turns of at most ``turn`` tokens never exceed a limit, and only turns that could are
+    refused.
+    """
+    conversation = make_conversation(prompt=prompt, response=response, total=total, turn=turn)
     first = len(texts[0])
     for number, text in enumerate(texts):
         before = len(conversation.ledger)
-        heard = conversation.add_observation(text, number)
+        is_added = conversation.add_observation(text, number)
         longest = before + len(text) + turn
         within = first <= prompt and longest - first <= response and longest <= total
-        assert heard is within
-        if not heard:
+        assert is_added is within
+        if not is_added:
             assert len(conversation.ledger) == before
             return
         conversation.add_turn(Said(turns[number][:turn]), number)
@@ -240,16 +240,16 @@ def test_no_turn_begins_that_could_break_a_limit(texts, turns, prompt, response,
         ([], "", [""]),
     ],
 )
-def test_the_user_never_speaks_twice_in_a_row(messages, text, contents):
+def test_user_text_is_joined_to_a_last_user_message(messages, text, contents):
     original = [dict(message) for message in messages]
-    found = append_user_text(messages, text)
-    assert [message["content"] for message in found] == contents
-    assert found[-1]["role"] == "user" and found is not messages
-    assert messages == original, "the caller's messages stay as they were"
+    actual = append_user_text(messages, text)
+    assert [message["content"] for message in actual] == contents
+    assert actual[-1]["role"] == "user" and actual is not messages
+    assert messages == original, "the caller's messages are unchanged"
 
 
-def test_the_opening_and_the_first_text_are_one_prompt():
+def test_opening_and_first_text_are_one_prompt():
     opening = [{"role": "user", "content": "Count."}]
-    conversation = letters(opening=opening)
+    conversation = make_conversation(opening=opening)
     conversation.add_observation("Go", 0)
-    assert Letters().decode(conversation.prompt_ids) == "Count.\n\nGo"
+    assert LetterTokenizer().decode(conversation.prompt_ids) == "Count.\n\nGo"

@@ -1,4 +1,4 @@
-"""Rows of files as they are played: one step, graded as it stands, and no grade is no zero."""
+"""Trajectories of dataset rows: one turn, graded as it is, and a missing grade is no 0."""
 
 import json
 
@@ -24,8 +24,8 @@ def some(data_source, solution_str, ground_truth, extra_info):
 
 
 @pytest.fixture
-def play(tmp_path):
-    """Plays ``rows`` rows, ``n`` answers each, that ``answers`` gives in turn."""
+def generate(tmp_path):
+    """Generate ``n`` replies for each of ``rows`` rows; ``answers`` gives the replies in order."""
     tokenizer = make_tiny_tokenizer()
     collectors = []
     (tmp_path / "graders.py").write_text(GRADERS)
@@ -52,8 +52,8 @@ def play(tmp_path):
             config.env.env_name = "mixture"
             parts = {"parts": ["dataset"], "kwargs": {"dataset": kwargs}}
             config.env.kwargs = {**parts, "placement": "inline"}
-        said = iter(answers)
-        engine = ScriptedEngine(tokenizer, lambda _request, _prompt: next(said), 0.0)
+        replies = iter(answers)
+        engine = ScriptedEngine(tokenizer, lambda _request, _prompt: next(replies), 0.0)
         envs = make_envs(config)[0]
         collectors.append(TrajectoryCollector(config, tokenizer))
         return collectors[-1].multi_turn_loop(envs.gen_batch(1, rows), Group([engine]), envs)
@@ -64,23 +64,23 @@ def play(tmp_path):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_an_answer_cut_by_length_is_graded_as_it_stands(play, mixed):
-    data = play(["yes " * 40] * 2, "parts", mixed=mixed, max_turn_tokens=6)
+def test_answer_cut_by_length_is_graded(generate, mixed):
+    data = generate(["yes " * 40] * 2, "parts", mixed=mixed, max_turn_tokens=6)
     columns = data.non_tensor_batch
     assert list(columns["truncated"]) == ["length", "length"]
     assert columns["episode_rewards"].tolist() == [1.0, 1.0] and all(columns["won"])
     assert data.batch["response_mask"].sum(-1).tolist() == [6, 6]
 
 
-def test_several_rewards_come_with_the_row_and_are_weighed(play):
-    data = play(["yes", "no"], "parts")
+def test_several_rewards_are_weighted_and_kept_in_the_row(generate):
+    data = generate(["yes", "no"], "parts")
     columns = data.non_tensor_batch
     assert columns["episode_rewards"].tolist() == [1.0, 0.0]
     assert [(p["accuracy"], p["length"]) for p in columns["reward_parts"]] == [(1.0, 3), (0.0, 2)]
-    # What is no number is a remark.
+    # Values that are no numbers are dropped.
     assert set(columns["reward_parts"][0]) == {"score", "accuracy", "length"}
     weights = {"accuracy": 1.0, "length": 0.5}
-    data = play(["yes", "no"], "parts", weights=weights)
+    data = generate(["yes", "no"], "parts", weights=weights)
     assert data.non_tensor_batch["episode_rewards"].tolist() == [2.5, 1.0]
     assert compute_named_rewards(data)["reward/score/mean"] == 1.75
     assert compute_named_rewards(data)["reward/accuracy/max"] == 1.0
@@ -94,18 +94,18 @@ def test_several_rewards_come_with_the_row_and_are_weighed(play):
     assert advantages[0, 0] > 0 > advantages[1, 0]
 
 
-def test_a_weight_of_a_reward_that_is_not_given_leaves_nothing_to_train_on(play):
+def test_weight_of_a_missing_reward_leaves_nothing_to_train_on(generate):
     with pytest.raises(RuntimeError, match="no trajectory can be trained on"):
-        play(["yes"] * 20, "parts", weights={"acuracy": 1.0})
+        generate(["yes"] * 20, "parts", weights={"acuracy": 1.0})
 
 
 @pytest.mark.parametrize("answer", ["crash", "nan", "empty"])
-def test_what_has_no_grade_is_left_out_and_is_no_zero(play, answer):
+def test_answer_without_a_grade_is_dropped(generate, answer):
     answers = [answer, *["no"] * 5]
-    data = play(answers, "some", rows=3)
+    data = generate(answers, "some", rows=3)
     assert data.non_tensor_batch["episode_rewards"].tolist() == [0.5] * 4
     metrics = data.meta_info["metrics"]
     assert metrics["rollout/aborted"] == 1.0
     assert metrics["rollout/left_out_group_of_aborted"] == 1.0
-    kept = play(answers, "some", rows=3, on_abort="keep_rest")
-    assert kept.non_tensor_batch["episode_rewards"].tolist() == [0.5] * 5
+    keep_rest = generate(answers, "some", rows=3, on_abort="keep_rest")
+    assert keep_rest.non_tensor_batch["episode_rewards"].tolist() == [0.5] * 5
