@@ -233,8 +233,8 @@ def test_graphgpo_without_success_uses_the_outcome_alone():
 def test_graphgpo_tasks_share_neither_states_nor_goals():
     other = columns([SUCCESS, SHORT_CUT, IDLE], [0.0, 0.0, 0.0], uid="v")
     advantages = graphgpo(join_columns(TRAJECTORIES, other), [True] + [False] * 5, mode="mean_norm")
-    alone = graphgpo(TRAJECTORIES, [True, False, False], mode="mean_norm")
-    torch.testing.assert_close(advantages[:3], alone)
+    single_task = graphgpo(TRAJECTORIES, [True, False, False], mode="mean_norm")
+    torch.testing.assert_close(advantages[:3], single_task)
     assert not advantages[3:].any()
 
 

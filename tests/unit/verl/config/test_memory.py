@@ -65,14 +65,14 @@ def test_sequence_parallel_ranks_share_a_node_and_do_not_compile():
         assert problem.startswith(key) and "8" in problem and f"{key}=1" in problem
         assert find_problems(config(f"{key}=2", "trainer.device=cpu")) == []
     overrides = ["ulysses_sequence_parallel_size=2", "use_torch_compile=true"]
-    both = [f"actor_rollout_ref.actor.{word}" for word in overrides]
+    both = [f"actor_rollout_ref.actor.{override}" for override in overrides]
     (problem,) = find_problems(config(*both, "trainer.device=cpu"))
     assert problem.startswith("actor_rollout_ref.actor.use_torch_compile") and "fix: " in problem
 
 
 def test_engine_generates_next_to_weights_and_moments():
-    held = (12 + 4) * P / RANKS
-    assert rollout_bytes(config(), LARGE, 80 * GIB) == held + 0.5 * 80 * GIB
+    state_bytes = (12 + 4) * P / RANKS
+    assert rollout_bytes(config(), LARGE, 80 * GIB) == state_bytes + 0.5 * 80 * GIB
     moved = config(f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
     assert rollout_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
@@ -182,11 +182,11 @@ def test_flex_attention_is_refused_without_gpu(monkeypatch):
 
 
 def test_cache_of_given_size_adds_to_the_engine_weights():
-    held = (12 + 4) * P / RANKS
+    state_bytes = (12 + 4) * P / RANKS
     fixed = config(f"{ROLLOUT}.kv_cache_gb=10")
-    assert rollout_bytes(fixed, LARGE, 80 * GIB) == held + 2 * P + 10 * GIB
+    assert rollout_bytes(fixed, LARGE, 80 * GIB) == state_bytes + 2 * P + 10 * GIB
     parallel = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
-    assert rollout_bytes(parallel, LARGE, 80 * GIB) == held + 2 * P / 4 + 10 * GIB
+    assert rollout_bytes(parallel, LARGE, 80 * GIB) == state_bytes + 2 * P / 4 + 10 * GIB
     assert not [text for text in memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
 
 
@@ -240,7 +240,7 @@ def test_engines_use_several_devices_of_a_node():
     ],
 )
 def test_impossible_engine_settings_are_refused(overrides, key, why):
-    (problem,) = engine_problems(*(f"{ROLLOUT}.{word}" for word in overrides))
+    (problem,) = engine_problems(*(f"{ROLLOUT}.{override}" for override in overrides))
     assert problem.startswith(f"{ROLLOUT}.{key}") and why in problem and "; fix: " in problem
 
 
@@ -258,11 +258,11 @@ def test_gpu_weight_transfer_is_refused_without_gpu(transfer):
 
 
 def test_engines_with_separate_gpus_are_counted_there():
-    own = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
-    cfg = config(*own)
-    assert engine_problems(*own) == []
+    separate = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
+    cfg = config(*separate)
+    assert engine_problems(*separate) == []
     assert engine_count(cfg, "cuda") == 8 and max_engines_per_node(cfg, "cuda") == 4
-    assert engine_count(config(*own, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
+    assert engine_count(config(*separate, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
     assert engine_count(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
     assert engine_count(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
     assert resolve_weight_transfer(cfg, "cuda") == "nccl"
@@ -271,7 +271,7 @@ def test_engines_with_separate_gpus_are_counted_there():
     assert "trainer.rollout_overlap=one_step" in text, "else one half waits for the other"
     # The engines have these GPUs to themselves, and so does the update, with or without overlap.
     assert rollout_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
-    overlapped = (*own, "trainer.rollout_overlap=one_step")
+    overlapped = (*separate, "trainer.rollout_overlap=one_step")
     large = f"{ROLLOUT}.kv_cache_gb=30"
     assert list(memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
     assert (
@@ -280,7 +280,9 @@ def test_engines_with_separate_gpus_are_counted_there():
     )
     shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
-    (too_large,) = memory_problems(config(*own, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None)
+    (too_large,) = memory_problems(
+        config(*separate, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None
+    )
     assert "while its engine generates" in too_large and "offload" not in too_large
 
 
@@ -294,7 +296,7 @@ def test_engines_with_separate_gpus_are_counted_there():
     ],
 )
 def test_refused_weight_transfer_lists_the_possible_ones(overrides, allowed):
-    (problem,) = engine_problems(*(f"{ROLLOUT}.{word}" for word in overrides))
+    (problem,) = engine_problems(*(f"{ROLLOUT}.{override}" for override in overrides))
     assert f"; allowed: {allowed}; " in problem
 
 

@@ -189,9 +189,9 @@ def test_no_key_accepts_a_non_finite_number(schema, written):
         if kind is None or key.unused_mark:
             continue
         value = float(written)
-        for given in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
+        for candidate in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
             *parents, name = key.path.split(".")
-            values = {name: given}
+            values = {name: candidate}
             for parent in reversed(parents):
                 values = {parent: values}
             assert list(read_section(schema, from_text(values, schema)).problems) == [key.path]

@@ -43,8 +43,8 @@ def test_help_lists_configs_sections_and_keys(capsys):
     assert main_ppo.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(
-        word in text
-        for word in (
+        entry in text
+        for entry in (
             "--config-name",
             "--multirun",
             "quickstart_grpo",

@@ -51,9 +51,9 @@ def arguments_for(policy, path, *extra: str) -> list[str]:
 
 
 def test_answers_are_written_next_to_the_prompts(policy, tmp_path, capsys):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     assert main_generation.main(arguments_for(policy, path, "data.n_samples=3")) == 0
-    target = tmp_path / "asked.generated.jsonl"
+    target = tmp_path / "prompts.generated.jsonl"
     assert capsys.readouterr().out == f"{target}\n"
     rows = list(read_rows(target))
     assert [{k: row[k] for k in ("prompt", "id")} for row in rows] == ROWS
@@ -77,12 +77,12 @@ def test_parquet_files_and_greedy_answers(policy, tmp_path):
     import pyarrow
 
     rows = [{"question": "Where is the mug?"}, {"question": "Where is the egg?"}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "asked.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "prompts.parquet")
     options = ("data.prompt_key=question", "rollout.do_sample=false")
     target = ("data.response_key=answers",)
-    command = arguments_for(policy, tmp_path / "asked.parquet", *options, *target)
+    command = arguments_for(policy, tmp_path / "prompts.parquet", *options, *target)
     assert main_generation.main(command) == 0
-    generated = list(read_rows(tmp_path / "asked.generated.parquet"))
+    generated = list(read_rows(tmp_path / "prompts.generated.parquet"))
     assert [row["question"] for row in generated] == [row["question"] for row in rows]
     assert all(len(row["answers"]) == 1 for row in generated)
 
@@ -103,12 +103,12 @@ def test_parquet_files_and_greedy_answers(policy, tmp_path):
     ],
 )
 def test_invalid_generation_is_refused(policy, tmp_path, capsys, extra, message):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     assert main_generation.main(arguments_for(policy, path, *extra)) == 2
     error = capsys.readouterr().err
 
     assert re.search(message, error), error
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["asked.jsonl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_invalid_generation_is_refused(policy, tmp_path, capsys, extra, message)
     ],
 )
 def test_mistakes_are_refused_with_key_and_status_2(policy, tmp_path, capsys, row, extra, key):
-    path = write_jsonl(tmp_path / "asked.jsonl", [row])
+    path = write_jsonl(tmp_path / "prompts.jsonl", [row])
     assert main_generation.main(arguments_for(policy, path, *extra)) == 2
     assert f"  - {key}" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["asked.jsonl"]
+    assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_mistakes_are_refused_with_key_and_status_2(policy, tmp_path, capsys, ro
     ],
 )
 def test_rows_with_different_columns_keep_all_columns(policy, tmp_path, capsys, rows, name):
-    path = write_jsonl(tmp_path / "asked.jsonl", rows)
+    path = write_jsonl(tmp_path / "prompts.jsonl", rows)
     target = f"data.output_path={tmp_path / 'out.parquet'}"
     assert main_generation.main(arguments_for(policy, path, target)) == 0
     assert capsys.readouterr().out == f"{tmp_path / name}\n"
@@ -158,11 +158,11 @@ def test_rows_with_different_columns_keep_all_columns(policy, tmp_path, capsys, 
         assert len(written.pop("responses")) == 1
         # In a table, a missing value and an object without keys are null.
         assert {key: value or {} for key, value in written.items() if value or key in row} == row
-    assert {file.name for file in tmp_path.iterdir()} == {"asked.jsonl", name}
+    assert {file.name for file in tmp_path.iterdir()} == {"prompts.jsonl", name}
 
 
 def test_answers_of_a_failed_generation_are_kept(policy, tmp_path, monkeypatch):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     step = HFEngine.step
 
     def step_then_fail(engine):
@@ -174,26 +174,26 @@ def test_answers_of_a_failed_generation_are_kept(policy, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
         patch.setattr(HFEngine, "step", step_then_fail)
         main_generation.main(arguments_for(policy, path, "data.n_samples=2"))
-    partial = list(read_rows(tmp_path / "asked.generated.partial.jsonl"))
+    partial = list(read_rows(tmp_path / "prompts.generated.partial.jsonl"))
     assert partial and all(set(answer) == {"row", "sample", "responses"} for answer in partial)
     # Another run renames the partial file.
     assert main_generation.main(arguments_for(policy, path, "data.n_samples=2")) == 0
     assert {file.name for file in tmp_path.iterdir()} == {
-        "asked.jsonl",
-        "asked.generated.jsonl",
-        "asked.generated.partial.1.jsonl",
+        "prompts.jsonl",
+        "prompts.generated.jsonl",
+        "prompts.generated.partial.1.jsonl",
     }
 
 
 def test_prompts_file_is_never_overwritten(policy, tmp_path, capsys):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     assert main_generation.main(arguments_for(policy, path, f"data.output_path={path}")) == 2
     assert "never overwritten" in capsys.readouterr().err
     assert list(read_rows(path)) == ROWS
 
 
 def test_hanging_engine_ends_the_command(policy, tmp_path):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     module = tmp_path / "hanging.py"
     module.write_text(HANGING)
     timeouts = ("trainer.waiting_log_s=0.5", "trainer.stall_timeout_s=8")
@@ -202,6 +202,6 @@ def test_hanging_engine_ends_the_command(policy, tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environ)
     assert result.returncode == 1, result.stderr
     assert "Stalled: generation made no progress for " in result.stderr
-    (stacks,) = (tmp_path / "asked.generated.logs").iterdir()
+    (stacks,) = (tmp_path / "prompts.generated.logs").iterdir()
     assert "in hang" in stacks.read_text()
-    assert not (tmp_path / "asked.generated.jsonl").exists()
+    assert not (tmp_path / "prompts.generated.jsonl").exists()

@@ -189,7 +189,7 @@ def test_unset_engine_count_is_one_per_gpu_or_per_node():
     assert engine_count(config(ranks=4, engines=3), "cuda") == 3
 
 
-class Devices(RayResourcePool):
+class RecordingPool(RayResourcePool):
     """Pool of two nodes with four devices each. It records the requested devices."""
 
     def __init__(self):
@@ -204,7 +204,7 @@ class Devices(RayResourcePool):
         return [f"{node}:{device}" for node in "ab" for device in range(4)]
 
 
-class Started:
+class RecordingWorkerClass:
     """Replaces the class of remote rollout workers, and records their arguments."""
 
     def __init__(self):
@@ -224,9 +224,9 @@ def start(monkeypatch):
     arguments."""
 
     def run(cfg):
-        remote = Started()
+        remote = RecordingWorkerClass()
         monkeypatch.setattr(launch.ray, "remote", lambda _cls: remote)
-        pool = Devices()
+        pool = RecordingPool()
         pools = ResourcePoolManager(
             {}, {Role.Rollout: "pool"}, use_gpu=True, resource_pool_dict={"pool": pool}
         )
@@ -256,7 +256,7 @@ def test_engine_gets_adjacent_devices_of_one_node(start, engines, parallel, firs
         config("cuda", ranks=4, nnodes=2, engines=engines, parallel=parallel)
     )
     assert requested == first
-    all_devices = Devices().query_device_ids()
+    all_devices = RecordingPool().query_device_ids()
     assert [arguments["devices"] for arguments in created] == [
         all_devices[device : device + parallel] for device in first
     ]

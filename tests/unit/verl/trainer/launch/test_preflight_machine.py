@@ -97,8 +97,8 @@ def test_run_directory_locked_by_another_run_is_a_problem(tmp_path):
     lock.parent.mkdir()
     lock.write_text("4711\n")
     assert not machine_problems(f"{RUN_DIR_KEY}={lock.parent}")
-    with lock.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with lock.open() as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
         (problem,) = machine_problems(f"{RUN_DIR_KEY}={lock.parent}")
     assert problem.startswith(f"{RUN_DIR_KEY}=") and "4711" in problem
 

@@ -72,7 +72,7 @@ def test_on_shared_gpus_engines_start_first_and_groups_in_turn(start):
 
 
 def test_engines_on_separate_gpus_never_sleep(start):
-    events, workers = start(use_gpu=True, engines="their own")
+    events, workers = start(use_gpu=True, engines="separate")
     assert events[:2] == ["actor created", "ref created"] and events[-1] == (
         "engine",
         "wait_until_ready",

@@ -181,15 +181,15 @@ def test_outcomes_of_other_tasks_are_refused():
 
 
 def test_every_outcome_is_compared_with_the_baseline():
-    outcomes = {"own": outcome_of_success([0.5, 0.5]), "other": outcome_of_success([1.0, 0.5])}
-    metrics = compare_outcomes(outcomes, "own", "val/ways")
-    assert metrics["val/ways/own/success_rate"] == 0.5
-    assert metrics["val/ways/other/success_difference"] == 0.25
-    assert "val/ways/own/success_difference" not in metrics
+    outcomes = {"base": outcome_of_success([0.5, 0.5]), "other": outcome_of_success([1.0, 0.5])}
+    metrics = compare_outcomes(outcomes, "base", "val/rules")
+    assert metrics["val/rules/base/success_rate"] == 0.5
+    assert metrics["val/rules/other/success_difference"] == 0.25
+    assert "val/rules/base/success_difference" not in metrics
     # Comparison with another baseline uses the same function.
-    less_other = compute_differences(outcomes, "other", "val/ways_less_other")
-    assert {name.rpartition("/")[0] for name in less_other} == {"val/ways_less_other/own"}
-    assert less_other["val/ways_less_other/own/success_difference"] == -0.25
+    less_other = compute_differences(outcomes, "other", "val/rules_less_other")
+    assert {name.rpartition("/")[0] for name in less_other} == {"val/rules_less_other/base"}
+    assert less_other["val/rules_less_other/base/success_difference"] == -0.25
 
 
 def test_failed_trajectories_are_in_no_comparison():
