@@ -228,9 +228,8 @@ def test_unsupported_columns_are_refused_at_construction(column, message):
         DataProto(TensorDict({"x": column}, batch_size=[2]))
     table = DataProto.from_dict({"y": torch.ones(2)})
     table.batch["x"] = column
-    with pytest.raises(
-        TypeError, check=mentions("batch['x']")
-    ):  # a column set later is checked when the table is pickled
+    # A column that is set later is checked when the table is pickled.
+    with pytest.raises(TypeError, check=mentions("batch['x']")):
         pickle.dumps(table)
 
 

@@ -39,9 +39,8 @@ def test_returns_keep_double_precision():
 
 def test_similar_states_are_merged_only_within_their_task():
     states = [("a", "abcd"), ("a", "abcx"), ("b", "abcx"), ("a", "zzzz")]
-    merged = merge_similar_states(
-        states, threshold=0.75
-    )  # the first two have exactly this similarity
+    # The first two states have exactly this similarity.
+    merged = merge_similar_states(states, threshold=0.75)
     assert merged == [("a", "abcd"), ("a", "abcd"), ("b", "abcx"), ("a", "zzzz")]
     assert merge_similar_states(states, threshold=0.76) == states
 
@@ -82,7 +81,7 @@ def test_every_list_of_a_row_needs_an_entry_per_turn():
 
 def advantages_of_two(rewards, **kwargs):
     """Return the advantages of two trajectories of one task. Each has one token and one turn, from
-    the same state."""
+    the same state unless ``different_states`` is given."""
     return compute_gigpo_outcome_advantage(
         torch.tensor(rewards).unsqueeze(-1),
         torch.ones(2, 1),

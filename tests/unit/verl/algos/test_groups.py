@@ -53,10 +53,8 @@ def test_rows_of_a_trajectory_are_merged():
         ["x", "x", "x", "x"],
         torch.tensor([1, 2, 3, 4]),
     )
-    assert trajectories.score.tolist() == [
-        3,
-        -4,
-    ]  # the name x in another group is another trajectory
+    # The name x in another group is another trajectory.
+    assert trajectories.score.tolist() == [3, -4]
     assert trajectories.group.tolist() == [0, 1]
     assert trajectories.tokens.tolist() == [6, 4]
     assert trajectories.of_row.tolist() == [0, 0, 0, 1]

@@ -54,7 +54,7 @@ def test_sequence_parallel_ranks_hold_a_part_of_a_row():
     row = single.data.max_prompt_length + single.data.max_response_length
     assert micro_batch_tokens(single) == 2 * row
     assert micro_batch_tokens(together) == -(-2 * row // 4)
-    # With a token budget, a micro-batch has as many times more tokens as there are ranks.
+    # The token budget is per rank, so it does not depend on the number of joint ranks.
     assert micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
 
 

@@ -155,9 +155,8 @@ def test_export_deletes_only_files_that_it_wrote(policy, tmp_path, monkeypatch):
         assert main_export.main([f"checkpoint={checkpoint}", f"target={target}"]) == 2
     assert user_file.read_text() == "mine" and (checkpoint / "manifest.json").is_file()
     arguments = [f"checkpoint={checkpoint}", f"target={tmp_path / 'exported'}"]
-    assert (
-        main_export.main(arguments) == main_export.main(arguments) == 0
-    )  # an earlier export may be replaced
+    # An earlier export may be replaced.
+    assert main_export.main(arguments) == main_export.main(arguments) == 0
     (tmp_path / "exported" / "notes.txt").write_text("mine")
     assert main_export.main(arguments) == 2
     assert main_export.main([*arguments, "overwrite=true"]) == 0

@@ -117,9 +117,8 @@ def test_message_weights_replace_role_weights(bridge):
     answer = len(row) - start - first_reply - last_reply
     expected = [0.0] * (start + first_reply) + [1.0] * (answer + last_reply)
     assert list(row.loss_weights) == expected
-    assert (
-        encode_episode(bridge, weighted, 0.25, start + first_reply) is None
-    )  # no token left to train on
+    # No token to train on is left.
+    assert encode_episode(bridge, weighted, 0.25, start + first_reply) is None
 
 
 def test_long_episode_is_truncated_after_a_whole_turn(bridge):

@@ -64,9 +64,8 @@ def train_and_get_gradient(
 def test_packed_rows_have_the_loss_of_separate_rows(policy):
     rows = [row_of(length, seed) for seed, length in enumerate(LENGTHS)]
     packed, gradient = train_and_get_gradient(policy, rows, max_tokens=1000)
-    separate, expected = train_and_get_gradient(
-        policy, rows, max_tokens=1
-    )  # one pass for every row
+    # One pass for every row.
+    separate, expected = train_and_get_gradient(policy, rows, max_tokens=1)
     for name in ("train/loss", "train/agent_loss", "train/grad_norm"):
         assert packed[name] == pytest.approx(separate[name], rel=1e-5)
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
