@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
-from rlvcr.names import COMBINES, PRICE_RULES
+from rlvcr.settings import COMBINES, PRICE_RULES
 from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,

@@ -67,13 +67,14 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
 def load_audit_returns(directory: Path) -> Outcomes:
     """Return the trajectory returns that ``main_audit`` measured in ``directory``.
 
-    The keys are (``traj_uid``, turn number) and then the level. Empty without ``audit.json``.
+    The keys are (``traj_uid``, turn number) and then the number of the level or action. Empty
+    without ``audit.json``.
     """
     path = directory / AUDIT_FILE
     if not path.exists():
         return {}
     return {
-        (point["traj_uid"], point["step"]): dict(zip(LEVELS, point["returns"], strict=True))
+        (point["traj_uid"], point["step"]): dict(enumerate(point["returns"], start=1))
         for point in json.loads(path.read_text())["points"]
     }
 
@@ -193,21 +194,22 @@ LEVEL_EFFECT_TABLE = MetricTable(
     (MetricColumn("effect", "return minus the mean of all levels", "{:+.3f}"),),
 )
 SCORE_AGREEMENT_TABLE = MetricTable(
-    "Agreement of scores with effects",
+    "Agreement of credit rules with effects",
     "audit/scores",
-    "score",
+    "rule",
     (
-        MetricColumn("all_levels", "rank correlation", "{:+.2f}"),
+        MetricColumn("all_levels", "all levels", "{:+.2f}"),
         MetricColumn("in_won", "with success", "{:+.2f}"),
         MetricColumn("in_lost", "without success", "{:+.2f}"),
-        MetricColumn("chosen_level", "of chosen levels", "{:+.2f}"),
+        MetricColumn("chosen", "chosen option", "{:+.2f}"),
     ),
 )
 AUDIT_SECTION = ReportSection(
     "Credit audit",
-    "At turns of finished episodes every level was forced and the episode continued to its end. "
-    "The effect of a level is its mean return minus the mean of all levels. Correlations compare "
-    "scores with effects.",
+    "At turns of finished episodes every level, or several actions, were executed and the episode "
+    "continued to its end. The effect of each is its mean return minus the mean of all. Rank "
+    "correlations compare credit rules with effects. The second audit is the expected correlation "
+    "of two audits of these turns; a perfect rule would reach its square root.",
     (),
     placed_after="The choice of level",
     tables=(LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE),

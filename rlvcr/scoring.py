@@ -30,7 +30,6 @@ from rlvcr.core_rlvcr import (
 )
 from rlvcr.level_groups import TokenComparison, compare_with_successes
 from rlvcr.levels import LevelCodec
-from rlvcr.posterior import compute_level_posterior, subtract_expected_price
 from rlvcr.records import ThinkingTurnRecord, ThoughtContext
 from rlvcr.research.executed import join_credit
 from rlvcr.score_table import (
@@ -41,6 +40,7 @@ from rlvcr.score_table import (
     compute_scoring_metrics,
 )
 from rlvcr.settings import RLVCRSettings, method_settings
+from rlvcr.thinking import compute_level_posterior, subtract_expected_price
 from verl.algos.groups import merge_rows_to_trajectories
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array

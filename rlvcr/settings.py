@@ -2,16 +2,10 @@
 Imports no torch, because the command line imports this module.
 """
 
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
-from rlvcr.names import (
-    LEVEL_RULES,
-    Combination,
-    CreditRule,
-    LevelRuleName,
-    PriceRule,
-    Score,
-)
+from annotated_types import Ge
+
 from verl.config.schema import AlgorithmConfig, EnvConfig, PPOConfig, SFTConfig
 from verl.config.schema.sft import SFTDataConfig
 from verl.config.settings import (
@@ -24,6 +18,20 @@ from verl.config.settings import (
     value_at_path,
 )
 from verl.names import NormMode
+
+Score = Literal["entropy", "logprob", "prob"]
+SCORES: tuple[Score, ...] = get_args(Score)
+
+Combination = Literal["additive", "gated", "success", "reweight"]
+COMBINES: tuple[Combination, ...] = get_args(Combination)
+
+PriceRule = Literal["all", "won", "gate", "group"]
+PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
+
+CreditRule = Literal["scored", "posterior", "executed", "corrected"]
+
+LevelRuleName = Literal["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
+LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)
 
 
 class RLVCRSettings(Section):
@@ -112,9 +120,23 @@ class RLVCRSettings(Section):
     of one task are correlated, so intervals resample tasks
     """
     audit_points: PositiveInt = 100
-    """maximum number of turns at which main_audit forces every level and continues the episode"""
+    """maximum number of turns at which main_audit executes every level, or several actions, and
+    continues the episode
+    """
     audit_plays: PositiveInt = 8
-    """number of rollouts of main_audit per turn and level"""
+    """number of rollouts of main_audit per turn and level (or action)"""
+    audit_actions: Annotated[int, Ge(2)] = 4
+    """number of different actions that main_audit executes at a turn without thinking levels: the
+    original one, and others that the policy samples there
+    """
+    audit_scores_file: str | None = None
+    """JSONL file with external scores for main_audit; lines {"traj_uid", "step", "score"} or
+    {"task_id", "seed", "step", "score"}
+    """
+    audit_trajectories: str | None = None
+    """JSONL file of trajectories that main_audit replays and audits instead of sampling its own;
+    lines {"task_id", "seed", "actions"}
+    """
     prompts: dict[str, str] = {}
     """texts that replace the built-in description of levels 1 to 4"""
 

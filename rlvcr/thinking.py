@@ -1,4 +1,4 @@
-"""Advantage, reweight factor and count bonus of the chosen level, and their placement on tokens.
+"""Advantage, posterior, reweight factor and count bonus of a level, and their placement on tokens.
 
 S is the number of turns; level k is column k - 1. "chosen" is the column of the chosen level, -1
 where the turn could not be parsed.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.levels import LEVELS
-from rlvcr.names import SCORES
+from rlvcr.settings import SCORES
 from rlvcr.shapes import Ids, LevelColumn, LevelMask, PerLevel, PerTurn, TurnMask
 from verl.algos import choose, compute_group_stats, number_keys
 from verl.names import NORM_MODES
@@ -224,3 +224,38 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
     neg_log_frequency = -(counts / group_sizes).log()
     bonus[is_known] = neg_log_frequency - compute_group_stats(neg_log_frequency, groups).mean
     return bonus.float()
+
+
+def compute_level_posterior(
+    level_log_probs: PerLevel, action_log_probs: PerLevel, valid: LevelMask
+) -> PerLevel:
+    """Return ``w [S, 4]`` float64, the probabilities of the drawn level given the action.
+
+    Drawing one thought z_k per level first and the level afterwards gives the same turn. Given the
+    thoughts and the action a, level k was drawn with probability
+    ``w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)``. The expectation of the level's
+    gradient ``A_l grad log pi(l)`` is then ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
+
+    ``level_log_probs [S, 4]`` are the log-probs of the four digits, ``action_log_probs [S, 4]`` the
+    sums of the log-probs of the action's tokens after each thought. A level that is not ``valid``
+    gets 0: with its thought, which was cut or unreadable, the turn would have had no action. A row
+    without a valid level is 0.
+
+        pi = (1/2, 1/2, 0, 0), p(a | c) = (0.2, 0.6, -, -): w = (1/4, 3/4, 0, 0)
+    """
+    joint = torch.where(
+        valid.bool(), level_log_probs.double() + action_log_probs.double(), -torch.inf
+    )
+    has_level = valid.bool().any(-1, keepdim=True)
+    return torch.where(has_level, joint, 0.0).softmax(-1) * has_level
+
+
+def subtract_expected_price(
+    prices: PerLevel, level_log_probs: PerLevel, valid: LevelMask
+) -> PerLevel:
+    """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
+
+    The mean does not depend on the drawn level, so subtracting it changes no expectation.
+    """
+    probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
+    return prices - (probabilities * prices).sum(-1, keepdim=True)

@@ -20,10 +20,9 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from agent_system.environments.env import Task
+from agent_system.environments.env import EnvFailure, Task
 from agent_system.environments.env_registry import canonical_name, env_settings, get_package
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
-from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.tasks import SEED_MASK
 from verl.config.run_code import refuse_stored_code
 from verl.config.schema.env import EnvConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from agent_system.agents.base import Action, Conversation, Message
-from agent_system.tokens.tokenizer import is_chat_tokenizer
+from agent_system.tokens.bridge import is_chat_tokenizer
 from verl.utils.sampling import StopReason
 
 _STOP_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}

@@ -23,7 +23,7 @@ __getattr__, __all__ = make_lazy_exports(
         "LastAction": "agent_system.environments.experts.interface",
         "add_noise": "agent_system.environments.experts.interface",
         "find_shortest_path": "agent_system.environments.experts.interface",
-        "EnvFailure": "agent_system.environments.pool.failure",
+        "EnvFailure": "agent_system.environments.env",
         "EnvironmentPool": "agent_system.environments.pool.environment_pool",
         "EnvironmentManagerBase": "manager",
         "make_envs": "manager",

@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 EXIT_S = 5.0
 
 
-class JavaMissing(RuntimeError):
+class JavaMissing(OSError):
     """Error: no Java runtime was found, or it does not start."""
 
 

@@ -19,8 +19,8 @@ from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
 from agent_system.endpoint.dialogues import Dialogue, Dialogues
 from agent_system.endpoint.forms import Reply, RequestRefused
 from agent_system.endpoint.server import EndpointServer
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.pool.environment_pool import PoolSession
-from agent_system.environments.pool.failure import EnvFailure
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, RolloutWorkerFailed
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Turn
 from agent_system.multi_turn_rollout.trajectory_generator import (

@@ -5,8 +5,8 @@
 
 The same task, seed and actions should lead to the same state. The replay compares observations up
 to the forced turn; where they differ the branch is aborted and dropped. Branches are never trained
-on; only their returns are used. ``execute_alternatives`` turns them into credit. A credit audit
-measures with them the effect of every level on the return (``continue_from_points``).
+on; only their returns are used. ``execute_alternatives`` turns them into credit, and
+``audit_rollouts`` measures with them the effect of decisions on the return.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,6 @@ from dataclasses import replace
 
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
-from rlvcr.levels import LEVELS
-from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
-from rlvcr.research.audit import AuditPoint
 from rlvcr.research.executed import (
     DIFFERENCE_FACTOR,
     choose_executed_level,
@@ -24,18 +21,18 @@ from rlvcr.research.executed import (
     priced_return,
 )
 from rlvcr.settings import RLVCRSettings
-from verl.protocol import DataProto
-from verl.utils.seeds import derive_seed
 
 GenerateBranches = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
-DecisionPoint = tuple[Trajectory, Turn, ThinkingTurnRecord]
 
 
-def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str = "") -> RolloutSpec:
+def make_branch_spec(
+    trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
+) -> RolloutSpec:
     """Return the request to repeat ``trajectory`` up to ``turn`` and to force ``level`` there.
 
-    ``name`` distinguishes branches of one turn. Sampling seeds depend on it and on the turn, not on
-    the level: branches with different levels use the same seeds.
+    With None the policy samples the turn without a forced level. ``name`` distinguishes branches of
+    one turn. Sampling seeds depend on it and on the turn, not on the level: branches with different
+    levels use the same seeds.
     """
     repeated_turns = trajectory.turns[: turn.step]
     return replace(
@@ -46,6 +43,7 @@ def make_branch_spec(trajectory: Trajectory, turn: Turn, level: int, name: str =
         ),
         expected_observations=tuple(t.observation for t in (*repeated_turns, turn)),
         forced_level=level,
+        max_turns=None,
     )
 
 
@@ -113,82 +111,3 @@ def priced_return_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) ->
     turn = trajectory.turns[step]
     tokens = count_priced_tokens(turn.parsed, turn.end - turn.start)
     return priced_return(trajectory.reward, trajectory.won, tokens, rlvcr)
-
-
-def select_decision_points(
-    trajectories: Sequence[Trajectory], data: DataProto, count: int, seed: int
-) -> list[DecisionPoint]:
-    """Return at most ``count`` turns with scores at all four levels, drawn uniformly.
-
-    The records of the turns are those in ``data``, the scored rows of ``trajectories``.
-    """
-    columns = data.non_tensor_batch
-    records = {
-        (uid, record.step): record
-        for uid, steps in zip(columns["traj_uid"], columns["steps"], strict=True)
-        for record in steps
-    }
-    points: list[DecisionPoint] = []
-    for trajectory in trajectories:
-        for turn in trajectory.turns:
-            record = records[trajectory.spec.traj_uid, turn.step]
-            if len(record.contexts) == len(LEVELS):
-                points.append((trajectory, turn, record))
-    points.sort(key=lambda point: derive_seed(seed, "audit", point[0].spec.traj_uid, point[1].step))
-    return points[:count]
-
-
-def continue_from_points(
-    points: Sequence[DecisionPoint],
-    generate: GenerateBranches,
-    rollouts_per_level: int,
-) -> list[AuditPoint]:
-    """Continue from every point ``rollouts_per_level`` times with every level.
-
-    The result has the returns of these rollouts. A point is dropped where a rollout failed, for
-    example because its state was not reproduced.
-    """
-    specs = [
-        make_branch_spec(trajectory, turn, level, f"#{rollout_number}")
-        for trajectory, turn, _ in points
-        for level in LEVELS
-        for rollout_number in range(rollouts_per_level)
-    ]
-    numbered_specs = [replace(spec, index=index) for index, spec in enumerate(specs)]
-    branches = generate(numbered_specs).trajectories
-    audit_points: list[AuditPoint] = []
-    per_point = len(LEVELS) * rollouts_per_level
-    for point_index, (trajectory, turn, record) in enumerate(points):
-        point_branches = branches[point_index * per_point : (point_index + 1) * per_point]
-        if any(branch.aborted is not None for branch in point_branches) or record.level is None:
-            continue
-        returns = [branch.reward for branch in point_branches]
-        audit_points.append(
-            AuditPoint(
-                traj_uid=trajectory.spec.traj_uid,
-                step=turn.step,
-                level=record.level,
-                won=trajectory.won,
-                returns=tuple(
-                    tuple(returns[start : start + rollouts_per_level])
-                    for start in range(0, per_point, rollouts_per_level)
-                ),
-                scores=_collect_scores(record),
-                task=trajectory.spec.uid,
-            )
-        )
-    return audit_points
-
-
-def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of every level that the audit compares with returns; higher is better.
-
-    They are the scores of the action and ``deeper``: the number of the level.
-    """
-    scores = {
-        name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
-        for name in SCORE_KEYS
-    }
-    # Negated, because an action with low entropy is better.
-    scores["entropy"] = tuple(-value for value in scores["entropy"])
-    return scores | {"deeper": tuple(float(level) for level in LEVELS)}

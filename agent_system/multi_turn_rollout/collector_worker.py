@@ -26,7 +26,6 @@ from agent_system.multi_turn_rollout.engine_client import (
     RolloutWorkerHandle,
     TokenSource,
 )
-from agent_system.multi_turn_rollout.group_alternatives import generate_group_alternatives
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
@@ -35,9 +34,9 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
     gather_or_cancel,
+    generate_group_alternatives,
 )
-from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.tokenizer import ChatTokenizer
+from agent_system.tokens.bridge import ChatBridge, ChatTokenizer
 from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer

@@ -44,8 +44,8 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     should_request_levels,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
+from agent_system.tokens.bridge import ChatBridge, padding_token
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.tokenizer import padding_token
 from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
@@ -61,7 +61,8 @@ from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
 
 if TYPE_CHECKING:  # used by main_audit only
-    from rlvcr.research.audit import AuditPoint
+    from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
+    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 
 logger = logging.getLogger(__name__)
 MAX_REDRAWS = 3  # number of batches of other tasks after a batch in which every trajectory failed
@@ -207,32 +208,53 @@ class TrajectoryCollector:
         return self._score_if_possible(data, actor_rollout_wg)
 
     def audit_loop(
-        self, gen_batch: DataProto, actor_rollout_wg: ScoringWorkers, envs: EnvironmentManagerBase
-    ) -> tuple[DataProto, "list[AuditPoint]"]:
-        """Generate and score as ``rlvcr_multi_turn_loop`` does, then measure effects of levels.
+        self,
+        gen_batch: DataProto,
+        actor_rollout_wg: ScoringWorkers,
+        envs: EnvironmentManagerBase,
+        recorded: "Sequence[RecordedTrajectory]" = (),
+    ) -> "AuditRollouts":
+        """Generate trajectories, score them for every credit rule, and measure effects of options.
 
         At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
-        continues to its end. Returns the rows, and one audit point with the returns per turn.
+        continues to its end. Without levels ``audit_actions`` actions are executed instead. With
+        ``recorded`` these trajectories are replayed, and no task of ``gen_batch`` is used.
         """
         # Imported only here: training does not need the modules of main_audit.
-        from agent_system.multi_turn_rollout.branches import (
+        from agent_system.multi_turn_rollout.audit_rollouts import (
+            AuditRollouts,
             continue_from_points,
+            sample_actions,
             select_decision_points,
         )
 
-        data, rows = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
-        data = self._score_if_possible(data, actor_rollout_wg)
-        settings = self._build_settings(is_train=True, thinking=False)
         rlvcr = method_settings(self.config.algorithm)
+        has_levels = self.codec is not None
+        if recorded:
+            data, rows = self._replay_recorded(recorded, actor_rollout_wg)
+        else:
+            data, rows = self._generate_training_rows(
+                gen_batch, actor_rollout_wg, envs, thinking=has_levels
+            )
+        if self.codec is not None:
+            # Again with the level digits, which posterior credit needs.
+            add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
+        data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        scored = data.union(actor_rollout_wg.compute_log_prob(data))
+        data = self.read_answers(scored.select()) if has_levels else scored
+        settings = self._build_settings(is_train=True, thinking=False)
         trajectories = list_trajectories(rows)
-        points = select_decision_points(trajectories, data, rlvcr.audit_points, settings.seed)
-        audit_points = continue_from_points(
-            points,
-            lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
-            rlvcr.audit_plays,
+        points = select_decision_points(
+            trajectories, data, rlvcr.audit_points, settings.seed, has_levels
         )
+
+        def generate(specs: Sequence[RolloutSpec]) -> CollectedTrajectories:
+            return self._generate_specs(specs, actor_rollout_wg, settings)
+
+        options = points if has_levels else sample_actions(points, generate, rlvcr.audit_actions)
+        audit_points = continue_from_points(options, generate, rlvcr.audit_plays)
         data.meta_info["metrics"]["audit/points_failed"] = float(len(points) - len(audit_points))
-        return data, audit_points
+        return AuditRollouts(data, scored, audit_points)
 
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
@@ -352,6 +374,27 @@ class TrajectoryCollector:
         collected = collectors.collect_ready(specs, settings, keep=self.partial_rollouts.num_groups)
         self.partial_rollouts.remove_returned(collected.trajectories)
         return collected
+
+    def _replay_recorded(
+        self,
+        recorded: "Sequence[RecordedTrajectory]",
+        engines: RolloutEngines,
+    ) -> tuple[DataProto, list[TrajectoryRow]]:
+        """Replay trajectories of a file and pack them. Raises ``UsageError`` for a failed one."""
+        from agent_system.multi_turn_rollout.recorded_trajectories import (
+            build_recorded_specs,
+            check_replays,
+        )
+
+        thinking = self.codec is not None
+        encode = ChatBridge(self.tokenizer, self.config.data.apply_chat_template_kwargs).encode_text
+        specs = build_recorded_specs(recorded, self.package, encode)
+        settings = self._build_settings(is_train=True, thinking=thinking)
+        collected = self._generate_specs(specs, engines, settings)
+        check_replays(recorded, collected.trajectories)
+        data, rows = self.gather_rollout_data(collected)
+        self._add_level_columns(data, rows, engines, thinking)
+        return data, rows
 
     # ---- rows ----
 

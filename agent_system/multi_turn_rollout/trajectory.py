@@ -30,7 +30,8 @@ class RolloutSpec:
     The first turns repeat the tokens ``replay``. The turn after them is forced to ``forced_level``:
     it begins with ``tokens_before_level`` and the level digit. If ``tokens_before_level`` is None,
     it begins with ``<level>k</level><think>``. ``expected_observations`` are the recorded
-    observations of the repeated turns and of the forced turn.
+    observations of the repeated turns and of the forced turn. The trajectory ends after
+    ``max_turns`` turns, if that is less than the limit of the rollout.
     """
 
     index: int
@@ -43,6 +44,7 @@ class RolloutSpec:
     expected_observations: tuple[str, ...] = ()
     forced_level: int | None = None
     tokens_before_level: tuple[int, ...] | None = None
+    max_turns: int | None = None
 
     @property
     def data_source(self) -> str:

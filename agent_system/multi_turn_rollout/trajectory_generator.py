@@ -12,14 +12,13 @@ Failures are recorded in the trajectory and not raised.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from agent_system.environments.env import Observation
+from agent_system.environments.env import EnvFailure, Observation
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool, PoolSession
-from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.prompts import Prompts
 from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicySampler
 from agent_system.multi_turn_rollout.history import make_history
@@ -32,8 +31,8 @@ from agent_system.multi_turn_rollout.trajectory import (
 )
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import TokenConversation
-from rlvcr.alternatives import SEED_RANGE, AlternativeSampler
-from rlvcr.levels import LevelCodec
+from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
+from rlvcr.levels import LevelCodec, ParsedTurn
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -125,7 +124,8 @@ class TrajectoryGenerator:
         spec = trajectory.spec
         observation = await self._await_env(env.reset(spec.task, spec.env_seed))
         trajectory.start_state = (observation.text, observation.state)
-        for step in range(context.settings.max_steps):
+        max_turns = spec.max_turns or context.settings.max_steps
+        for step in range(min(max_turns, context.settings.max_steps)):
             conversation = history.open_turn(observation, step)
             if conversation is None:
                 trajectory.truncated = "budget"
@@ -260,4 +260,74 @@ async def generate_alternative_thinking_levels(
         prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
         turn.alternatives = await sampler.sample_thoughts(
             prompt, turn.parsed, levels, spec.traj_uid, turn.step, spec.index
+        )
+
+
+async def generate_group_alternatives(
+    context: RolloutContext, trajectories: Sequence[Trajectory]
+) -> None:
+    """Sample alternative thoughts for all turns of ``trajectories``, the members of one group.
+
+    With ``share_thoughts``, turns with equal prompts and formats get the same thoughts. They are
+    sampled once, with the seed of the first of these turns. Example: after one prompt, member 1 is
+    at level 2 and member 5 at level 3. One thought is sampled at each of the levels 1 to 4.
+    """
+    sampler = context.alternatives
+    if sampler is None:
+        return
+    turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
+    if not sampler.settings.share:
+        await gather_or_cancel(
+            generate_alternative_thinking_levels(context, trajectory, turn)
+            for trajectory, turn in turns
+        )
+        return
+    sharing_turns: dict[object, list[_WantedThoughts]] = {}
+    for trajectory, turn in turns:
+        if turn.parsed is None:
+            continue
+        levels = sampler.choose_levels(turn.parsed, trajectory.spec.traj_uid, turn.step)
+        if levels:
+            prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
+            key = (tuple(prompt), turn.parsed.turn_format)
+            sharing_turns.setdefault(key, []).append(
+                _WantedThoughts(trajectory, turn, turn.parsed, levels)
+            )
+    await gather_or_cancel(
+        _sample_shared_thoughts(sampler, members) for members in sharing_turns.values()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _WantedThoughts:
+    """Turn that needs thoughts at ``levels``."""
+
+    trajectory: Trajectory
+    turn: Turn
+    parsed: ParsedTurn
+    levels: list[int]
+
+
+async def _sample_shared_thoughts(
+    sampler: AlternativeSampler, members: Sequence[_WantedThoughts]
+) -> None:
+    """Sample the thoughts that any of ``members`` needs, and store them in the turns.
+
+    The members have equal prompts.
+    """
+    first = members[0]
+    spec = first.trajectory.spec
+    shared = await sampler.sample_thoughts(
+        first.trajectory.ledgers[first.turn.ledger].token_ids[: first.turn.start],
+        first.parsed,
+        sorted({level for member in members for level in member.levels}),
+        spec.traj_uid,
+        first.turn.step,
+        spec.index,
+    )
+    for member in members:
+        thoughts = [thought for thought in shared.thoughts if thought.level in member.levels]
+        # Dropped thoughts and sampled tokens are counted once, in the first turn.
+        member.turn.alternatives = (
+            replace(shared, thoughts=thoughts) if member is first else TurnAlternatives(thoughts)
         )

@@ -23,15 +23,15 @@ Without registration, use ``reward_model.reward_manager=my_lab.rewards:Mine`` or
 import functools
 import inspect
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from agent_system.reward_manager.custom import check_arguments, load_function, load_import_path
-from agent_system.reward_manager.relative_tokens import compute_relative_lengths
 from agent_system.reward_manager.scores import read_finite_number, read_finite_numbers, weighted_sum
 from verl.config.schema import PPOConfig
 from verl.config.settings.hints import did_you_mean
@@ -412,3 +412,32 @@ def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
             return function(**arguments)
 
     return score_within_limit
+
+
+def compute_relative_lengths(
+    data: DataProto, rows_by_trajectory: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
+
+    z is the number of sampled tokens minus the mean over the successful trajectories of its group,
+    divided by their standard deviation. z is 0 where these have equal lengths, or are fewer than
+    two.
+
+        successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
+    """
+    columns = data.non_tensor_batch
+    token_counts = {
+        trajectory: int(data.batch["response_mask"][list(rows)].sum())
+        for trajectory, rows in rows_by_trajectory.items()
+    }
+    lengths_by_group: dict[str, list[int]] = defaultdict(list)
+    for trajectory, rows in rows_by_trajectory.items():
+        if columns["won"][rows[0]]:
+            lengths_by_group[columns["uid"][rows[0]]].append(token_counts[trajectory])
+    relative_lengths: dict[str, float] = {}
+    for trajectory, rows in rows_by_trajectory.items():
+        lengths = lengths_by_group[columns["uid"][rows[0]]]
+        std = float(np.std(lengths)) if lengths else 0.0
+        z = (token_counts[trajectory] - float(np.mean(lengths))) / std if std else 0.0
+        relative_lengths[trajectory] = 1 / (1 + math.exp(-z))
+    return relative_lengths

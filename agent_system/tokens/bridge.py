@@ -14,13 +14,12 @@ token that prompts and the policy write.
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer
 from verl.utils.chat_template import (
     ChatTemplate,
     Message,
@@ -33,6 +32,54 @@ from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
+
+
+class TextTokenizer(Protocol):
+    """Tokenizer without a chat template: text to tokens and back."""
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool = ..., **options: Any
+    ) -> Mapping[str, Any]:
+        """Return a mapping with ``input_ids``, the tokens of ``text``."""
+        ...
+
+    def decode(self, token_ids: list[int], **options: Any) -> Any: ...
+
+
+class ChatTokenizer(TextTokenizer, Protocol):
+    """A tokenizer with a chat template."""
+
+    @property
+    def added_tokens_decoder(self) -> Mapping[int, Any]: ...
+
+    def apply_chat_template(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        **options: Any,
+    ) -> Any:
+        """Return ``conversation`` as one text if ``tokenize`` is false."""
+        ...
+
+
+def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
+    """Return True if ``tokenizer``, any object, has one chat template or several by name."""
+    return isinstance(getattr(tokenizer, "chat_template", None), (str, dict))
+
+
+def padding_token(tokenizer: object) -> int:
+    """Return the id that pads rows: the padding token, else the end-of-sequence token.
+
+    Raises ``ValueError`` if the tokenizer has neither.
+    """
+    # Not in the protocols: transformers resolves them in __getattr__, which type checkers ignore.
+    for name in ("pad_token_id", "eos_token_id"):
+        token = getattr(tokenizer, name, None)
+        if isinstance(token, int):
+            return token
+    raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one of them")
 
 
 @dataclass(frozen=True, slots=True)

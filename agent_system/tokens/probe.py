@@ -13,8 +13,13 @@ from enum import StrEnum
 from itertools import product, takewhile
 from typing import Any
 
-from agent_system.tokens.bridge import ChatBridge, PlainBridge
-from agent_system.tokens.tokenizer import ChatTokenizer, TextTokenizer, is_chat_tokenizer
+from agent_system.tokens.bridge import (
+    ChatBridge,
+    ChatTokenizer,
+    PlainBridge,
+    TextTokenizer,
+    is_chat_tokenizer,
+)
 from verl.utils.chat_template import (
     RENDER_ERRORS,
     ChatTemplate,

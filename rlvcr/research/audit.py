@@ -1,15 +1,19 @@
-"""Credit audit: compares scores of thinking levels with measured effects of levels on returns.
+"""Credit audit: compares credit rules with measured effects of decisions on the return.
 
-A decision point is a turn of a finished episode. There every level is forced and the episode is
-continued to its end, M times per level. The effect of a level is its mean return minus the mean
-over all levels. Effects are compared with scores over all points.
+A decision point is a turn of a finished episode. There every option is executed M times, and the
+episode is continued to its end. The options are the four thinking levels, or K actions. The effect
+of an option is its mean return minus the mean over all options of the point.
 
     point    level   returns         effect            score        centred
     p        1       0 0 1 0         0.25 - mean       -1.3         -1.3 - mean
              2       1 1 1 0         0.75 - mean       -0.2         -0.2 - mean      and so on
 
-Measured effects are noisy. ``reliability`` is the share of their variance that is signal. Its
-square root is the correlation that a perfect score would reach.
+Credit rules are compared with the effects over all points. Some have a score for every level, the
+others only for the option that the original trajectory chose.
+
+Measured effects are noisy. ``reliability`` is the share of their variance that is signal: the
+expected correlation with a second audit of the same points. Its square root is the correlation that
+a perfect score would reach.
 """
 
 import math
@@ -21,66 +25,81 @@ from statistics import fmean
 import numpy as np
 
 from verl.algos.groups import number_keys
-from verl.utils.statistics import compute_rank_correlation, percentile_interval
+from verl.utils.statistics import (
+    compute_weighted_correlations,
+    compute_weighted_rank_correlations,
+    expand_confidence_level,
+    percentile_interval,
+)
 
 NUM_RESAMPLES = 1000  # bootstrap samples of tasks for an interval
+SECOND_AUDIT = "second_audit"  # line of the table with the expected correlation of two audits
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
-Measure = Callable[[np.ndarray], float]  # argument: indices of points
+# Weights of P points in R samples [R, P] -> value of every sample [R]
+Measure = Callable[[np.ndarray], np.ndarray]
+# The same of two columns of numbers, [P] or [P, K], and the weights
+PairMeasure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPoint:
-    """Turn at which an audit forced every level.
+    """Turn at which an audit executed K options: all levels, or several actions.
 
-    ``level`` was chosen in the original trajectory, and ``won`` is its success. ``returns`` [4][M]:
-    returns of the rollouts that continue with each level. ``scores`` [4]: scores of the levels, by
-    score name. ``step_scores``: scores of the original turn. Points of one ``task`` are correlated;
-    a point without a task is independent. Field names are keys of ``audit.json``.
+    ``chosen`` is the number (from 1) of the option in the original trajectory, and ``won`` the
+    success of that trajectory. ``returns`` [K][M]: returns of the rollouts that continue with each
+    option. ``scores`` [K]: scores of all options, by name; empty for actions. ``step_scores``:
+    scores of the chosen option, NaN where unknown. Points of one ``task`` are correlated; a point
+    without a task is independent. ``options`` are the actions; empty for levels. Field names are
+    keys of ``audit.json``.
     """
 
     traj_uid: str
     step: int
-    level: int
+    chosen: int
     won: bool
     returns: tuple[tuple[float, ...], ...]
     scores: Mapping[str, tuple[float, ...]]
     step_scores: Mapping[str, float] = field(default_factory=dict)
     task: str | None = None
+    seed: int = 0
+    options: tuple[str, ...] = ()
 
     @property
-    def level_effects(self) -> np.ndarray:
-        """Mean return of every level [4], minus the mean over all four levels."""
-        return _subtract_mean([fmean(level_returns) for level_returns in self.returns])
+    def option_effects(self) -> np.ndarray:
+        """Mean return of every option [K], minus the mean over all options."""
+        return _subtract_mean([fmean(option_returns) for option_returns in self.returns])
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAudit:
-    """Rank correlations of a score with the effects of levels on the return.
+    """Rank correlations of a score with the effects on the return.
 
     ``all_levels``: over all levels of all points. ``in_won`` and ``in_lost``: over the points in
-    successful and in other trajectories. ``chosen_level``: over the chosen level of every point.
-    The first three are None for a score that exists for the chosen level only.
+    successful and in other trajectories. ``chosen``: over the chosen option of every point. The
+    first three are None for a score that exists for the chosen option only.
     """
 
     name: str
     all_levels: Interval | None
     in_won: Interval | None
     in_lost: Interval | None
-    chosen_level: Interval | None
+    chosen: Interval
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Audit of ``points`` points with ``plays`` rollouts per level.
+    """Audit of ``points`` points with ``plays`` rollouts per option.
 
-    ``levels``: mean effects of levels 1 to 4. ``reliability``: expected correlation of two audits
-    of these points.
+    ``levels``: mean effects of levels 1 to 4; empty for actions. ``reliability``: expected
+    correlation of the effects of all options in two audits. ``second_audit``: the same by column of
+    the table. ``scores`` are sorted by their correlation at the chosen options.
     """
 
     points: int
     plays: int
     levels: tuple[Interval, ...]
     reliability: float
+    second_audit: ScoreAudit
     scores: tuple[ScoreAudit, ...]
 
 
@@ -96,75 +115,133 @@ def audit_scores(
         raise ValueError(
             "the audit needs at least one decision point without failed rollouts, and there is none"
         )
-    effects = np.array([point.level_effects for point in points])
-    numbered_tasks = enumerate(point.task for point in points)
-    tasks = number_keys(
-        [point_index if task is None else task for point_index, task in numbered_tasks]
-    ).numpy()
-    score_tables = {
-        name: np.array([_subtract_mean(point.scores[name]) for point in points])
-        for name in points[0].scores
+    comparison = _Comparison(points, seed, resamples)
+    noise = np.random.default_rng(seed)
+    random_scores = [noise.normal(size=len(point.returns)) for point in points]
+    step_scores = {
+        name: np.array([point.step_scores[name] for point in points])
+        for name in points[0].step_scores
     }
-    score_tables["random"] = np.random.default_rng(seed).normal(size=effects.shape)
-    # Index of the chosen level of each point.
-    chosen_indices = np.arange(len(points)), np.array([point.level - 1 for point in points])
-    chosen_effects = effects[chosen_indices]
-
-    def compute_interval(measure: Measure, counted: np.ndarray | None = None) -> Interval:
-        point_indices = np.arange(len(points)) if counted is None else counted.nonzero()[0]
-        return _bootstrap_interval(measure, point_indices, tasks, seed, resamples)
-
-    def correlate_ranks(
-        first: np.ndarray, second: np.ndarray, counted: np.ndarray | None = None
-    ) -> Interval:
-        return compute_interval(
-            lambda drawn: _correlate_ranks(first[drawn], second[drawn]), counted
-        )
-
-    is_success = np.array([point.won for point in points])
-    score_audits = [
-        ScoreAudit(
-            name,
-            all_levels=correlate_ranks(table, effects),
-            in_won=correlate_ranks(table, effects, is_success),
-            in_lost=correlate_ranks(table, effects, ~is_success),
-            chosen_level=correlate_ranks(table[chosen_indices], chosen_effects),
-        )
-        for name, table in score_tables.items()
+    if points[0].scores:
+        tables = {
+            name: np.array([_subtract_mean(point.scores[name]) for point in points])
+            for name in points[0].scores
+        }
+        effects = np.array([point.option_effects for point in points])
+        levels = tuple(comparison.get_interval(partial(_compute_means, c)) for c in effects.T)
+        score_audits = [
+            comparison.audit_levels(name, _correlate_ranks, table, effects)
+            for name, table in {**tables, "random": np.array(random_scores)}.items()
+        ]
+    else:
+        step_scores["random"] = _select_chosen(points, random_scores)
+        levels, score_audits = (), []
+    effects_of_chosen = _select_chosen(points, [point.option_effects for point in points])
+    score_audits += [
+        comparison.audit_chosen(name, _correlate_ranks, values, effects_of_chosen)
+        for name, values in step_scores.items()
     ]
-    for name in points[0].step_scores:
-        values = np.array([point.step_scores[name] for point in points])
-        score_audits.append(
-            ScoreAudit(name, None, None, None, correlate_ranks(values, chosen_effects))
-        )
     return AuditResult(
         points=len(points),
         plays=len(points[0].returns[0]),
-        levels=tuple(compute_interval(partial(_mean_at, column)) for column in effects.T),
+        levels=levels,
         reliability=compute_reliability(points),
-        scores=tuple(score_audits),
+        second_audit=_audit_second_audit(comparison, points),
+        scores=tuple(sorted(score_audits, key=_sort_key)),
     )
+
+
+class _Comparison:
+    """Comparison of two columns of numbers of ``points``, with intervals over tasks."""
+
+    def __init__(self, points: Sequence[AuditPoint], seed: int, resamples: int) -> None:
+        self._points = points
+        self._seed, self._resamples = seed, resamples
+        numbered_tasks = enumerate(point.task for point in points)
+        self._tasks = number_keys(
+            [point_index if task is None else task for point_index, task in numbered_tasks]
+        ).numpy()
+        self._is_success = np.array([point.won for point in points])
+
+    def get_interval(self, measure: Measure, counted: np.ndarray | None = None) -> Interval:
+        """Return ``measure`` of the ``counted`` points (default: all) with its interval."""
+        is_counted = np.ones(len(self._points), dtype=bool) if counted is None else counted
+        return _bootstrap_interval(measure, is_counted, self._tasks, self._seed, self._resamples)
+
+    def audit_levels(
+        self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
+    ) -> ScoreAudit:
+        """Return ``measure`` of two tables [P, K] of all levels, in all columns."""
+        of_levels = partial(measure, first, second)
+        chosen = [_select_chosen(self._points, table) for table in (first, second)]
+        return ScoreAudit(
+            name,
+            all_levels=self.get_interval(of_levels),
+            in_won=self.get_interval(of_levels, self._is_success),
+            in_lost=self.get_interval(of_levels, ~self._is_success),
+            chosen=self.get_interval(partial(measure, chosen[0], chosen[1])),
+        )
+
+    def audit_chosen(
+        self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
+    ) -> ScoreAudit:
+        """Return ``measure`` of two columns [P]. Points where ``first`` is NaN do not count."""
+        interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
+        return ScoreAudit(name, None, None, None, interval)
+
+
+def _audit_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
+    """Return the expected correlations with the effects of a second audit, in all columns."""
+    first, second = ([_compute_half_effects(point, which) for point in points] for which in (0, 1))
+    if points[0].scores:
+        return comparison.audit_levels(
+            SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
+        )
+    chosen = _select_chosen(points, first), _select_chosen(points, second)
+    return comparison.audit_chosen(SECOND_AUDIT, _compute_reliabilities, *chosen)
 
 
 def compute_reliability(points: Sequence[AuditPoint]) -> float:
     """Return the expected correlation of the effects of two audits of the same points.
 
-    It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per level.
+    It is computed from two halves of the rollouts (Spearman-Brown); NaN with one rollout per
+    option.
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
-    even_effects = np.array([_compute_half_effects(point, 0) for point in points])
-    odd_effects = np.array([_compute_half_effects(point, 1) for point in points])
-    # Numpy returns NaN with a warning where all values are equal.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        half_correlation = np.corrcoef(even_effects.ravel(), odd_effects.ravel())[0, 1]
-        return float(2 * half_correlation / (1 + half_correlation))
+    halves = [
+        np.concatenate([_compute_half_effects(point, which) for point in points])
+        for which in (0, 1)
+    ]
+    weights = np.ones((1, len(halves[0])))
+    return float(_compute_reliabilities(halves[0], halves[1], weights)[0])
+
+
+def _compute_reliabilities(
+    first: np.ndarray, second: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    weights = _repeat_for_options(weights, first)
+    half_correlations = compute_weighted_correlations(first.ravel(), second.ravel(), weights)
+    with np.errstate(divide="ignore"):
+        return 2 * half_correlations / (1 + half_correlations)
 
 
 def _compute_half_effects(point: AuditPoint, which: int) -> np.ndarray:
-    """Return the effects [4] from the rollouts ``which``, ``which + 2``, ... of every level."""
-    halves = [level_returns[which::2] for level_returns in point.returns]
+    """Return the effects [K] from the rollouts ``which``, ``which + 2``, ... of every option."""
+    halves = [option_returns[which::2] for option_returns in point.returns]
     return _subtract_mean([fmean(half) if half else math.nan for half in halves])
+
+
+def _select_chosen(
+    points: Sequence[AuditPoint], values: Sequence[np.ndarray] | np.ndarray
+) -> np.ndarray:
+    """Return the value of the chosen option of every point; ``values`` has all options."""
+    return np.array([row[point.chosen - 1] for point, row in zip(points, values, strict=True)])
+
+
+def _sort_key(score: ScoreAudit) -> float:
+    """Return a key that sorts by falling correlation, with unknown correlations last."""
+    return math.inf if math.isnan(score.chosen[0]) else -score.chosen[0]
 
 
 def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -173,30 +250,44 @@ def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _bootstrap_interval(
-    measure: Measure, point_indices: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
+    measure: Measure, is_counted: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
-    """Return ``measure`` of the points at ``point_indices``, with a percentile bootstrap interval.
+    """Return ``measure`` of the counted points, with a bootstrap interval over tasks.
 
     Tasks are resampled, because neither levels of a point nor points of a task are independent.
+    With one task there are no bounds (NaN).
     """
-    if not len(point_indices):
+    if not is_counted.any():
         return math.nan, math.nan, math.nan
-    task_ids = dict.fromkeys(tasks[point_indices].tolist())
-    points_by_task = [point_indices[tasks[point_indices] == task] for task in task_ids]
-    resamples_of_tasks = np.random.default_rng(seed).integers(
-        len(points_by_task), size=(resamples, len(points_by_task))
-    )
-    values = np.array(
-        [measure(np.concatenate([points_by_task[n] for n in row])) for row in resamples_of_tasks]
-    )
-    # The correlation of a resample with equal values is NaN.
-    finite_values = values[~np.isnan(values)]
-    return measure(point_indices), *percentile_interval(finite_values)
+    counted_tasks = number_keys(tasks[is_counted].tolist()).numpy()
+    num_tasks = int(counted_tasks.max()) + 1
+
+    def weigh_points(task_counts: np.ndarray) -> np.ndarray:
+        weights = np.zeros((len(task_counts), len(tasks)))
+        weights[:, is_counted] = task_counts[:, counted_tasks]
+        return weights
+
+    (value,) = measure(weigh_points(np.ones((1, num_tasks))))
+    if num_tasks < 2:
+        return float(value), math.nan, math.nan
+    draws = np.random.default_rng(seed).integers(num_tasks, size=(resamples, num_tasks))
+    counts = np.stack([np.bincount(draw, minlength=num_tasks) for draw in draws])
+    values = measure(weigh_points(counts))
+    # The correlation of a resample with equal values is NaN, the reliability may be infinite.
+    finite_values = values[np.isfinite(values)]
+    confidence_level = expand_confidence_level(0.95, num_tasks)
+    return float(value), *percentile_interval(finite_values, confidence_level)
 
 
-def _mean_at(values: np.ndarray, point_indices: np.ndarray) -> float:
-    return float(values[point_indices].mean())
+def _repeat_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return ``weights`` [R, P] for all elements of ``values``, [P] or [P, K]."""
+    return np.repeat(weights, values.size // weights.shape[1], axis=1)
 
 
-def _correlate_ranks(first: np.ndarray, second: np.ndarray) -> float:
-    return compute_rank_correlation(first.ravel().tolist(), second.ravel().tolist())
+def _compute_means(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return (weights * values).sum(1) / weights.sum(1)
+
+
+def _correlate_ranks(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    weights = _repeat_for_options(weights, first)
+    return compute_weighted_rank_correlations(first.ravel(), second.ravel(), weights)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rlvcr.levels import LEVELS
-from rlvcr.names import LEVEL_RULES, LevelRuleName
 from rlvcr.records import ThinkingTurnRecord
+from rlvcr.settings import LEVEL_RULES, LevelRuleName
 from verl.config.settings.hints import did_you_mean
 
 logger = logging.getLogger(__name__)

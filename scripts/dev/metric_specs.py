@@ -107,7 +107,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/level_steps", "turns with a level that the policy chose", "-"),
         ("rlvcr/levels_unseen", "levels not seen for `collapse_patience` steps", "-"),
         ("audit/points*", "audited points; those that failed", "-"),
-        ("audit/plays", "trajectories per level and point", "-"),
+        ("audit/plays", "trajectories per level (or action) and point", "-"),
         ("training/global_step", "training steps so far", "-"),
         ("training/epoch", "epochs of the training tasks so far", "-"),
         ("actor/optimizer_steps", "optimizer steps of the update, skipped ones included", "-"),
@@ -216,7 +216,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/max_memory_allocated_gb*", "GiB of tensors on the fullest GPU, peak", "run so far"),
         ("perf/max_memory_reserved_gb*", "GiB reserved on the fullest GPU, peak", "run so far"),
         ("perf/cpu_memory_used_gb*", "GiB of the role's largest process, peak", "run so far"),
-        ("audit/scores/*", "rank correlation of a score with effects of levels", "audited points"),
+        ("audit/scores/*", "rank correlation of a credit rule with effects", "audited points"),
         ("audit/reliability", "expected correlation of two audits", "audited points"),
     ),
 )

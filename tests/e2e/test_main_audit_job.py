@@ -49,7 +49,9 @@ def test_every_point_was_played_on_at_every_level(job):
     assert len({point["task"] for point in kept["points"]}) > BATCH
     for point in kept["points"]:
         assert [len(earned) for earned in point["returns"]] == [PLAYS] * 4
-        assert set(point["step_scores"]) == {"grpo", "gigpo"}
+        assert {"grpo", "gigpo", "rlvcr_additive", "copo"} <= set(point["step_scores"])
+        assert len(point["scores"]["rlvcr_posterior"]) == 4
+    assert "values" in kept["skipped"]["gae"]
 
 
 def test_the_policy_is_the_newest_checkpoint(job):
@@ -62,7 +64,7 @@ def test_what_scores_say_is_on_record_and_in_the_report(job):
     assert metrics["audit/points"] == POINTS
     assert -1 <= metrics["audit/scores/deeper/all_levels"] <= 1
     said = job[0].log.read_text()
-    assert "Effects of levels" in said and "Agreement of scores with effects" in said
+    assert "Effects of levels" in said and "Agreement of credit rules with effects" in said
     page = (job[1] / "audit" / "report.html").read_text()
     assert "<h2>Credit audit</h2>" in page
     # The plays whose steps were returned to.

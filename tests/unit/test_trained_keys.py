@@ -78,6 +78,9 @@ TESTS_BY_FILE: dict[str, dict[str, list[str]]] = {
     "agent_system/multi_turn_rollout/test_executed_credit.py": {
         "test_a_share_of_the_turns_is_executed": [f"{RLVCR}.executed_share"],
     },
+    "rlvcr/test_scoring.py": {
+        "test_shared_thoughts_are_sampled_once_for_equal_prompts": [f"{RLVCR}.share_thoughts"],
+    },
     "rlvcr/test_alternatives.py": {
         "test_the_thought_is_told_the_action_only_where_asked_for": [f"{RLVCR}.action_blind"],
         "test_mixed_groups_only": [f"{RLVCR}.expand"],

@@ -2,7 +2,7 @@
 
 The functions take and return tensors. They read no configuration object, do not use Ray and do not
 log. Modules: ``algorithm_registry`` (dicts of names), ``groups`` (statistics over trajectories),
-``advantages``, ``gigpo``, ``graphgpo``, ``hgpo``, ``gdpo``, ``passk`` (estimators), ``losses``,
+``advantages``, ``gigpo``, ``graphgpo`` (estimators), ``losses``,
 ``token_losses``, ``policy_losses``, ``covariance_losses``, ``rollout_correction``, ``kl`` and
 ``price_control``.
 """
@@ -13,8 +13,10 @@ import pkgutil
 from verl.algos.advantages import (
     OUTCOME_INPUTS,
     compute_gae_advantage_return,
+    compute_gdpo_outcome_advantage,
     compute_gpg_outcome_advantage,
     compute_grpo_outcome_advantage,
+    compute_grpo_passk_outcome_advantage,
     compute_opo_outcome_advantage,
     compute_reinforce_plus_plus_baseline_outcome_advantage,
     compute_reinforce_plus_plus_outcome_advantage,
@@ -44,8 +46,7 @@ from verl.algos.covariance_losses import (
     compute_policy_loss_kl_cov,
     find_covariance_range,
 )
-from verl.algos.gdpo import compute_gdpo_outcome_advantage
-from verl.algos.gigpo import compute_gigpo_outcome_advantage
+from verl.algos.gigpo import compute_gigpo_outcome_advantage, compute_hgpo_outcome_advantage
 from verl.algos.graphgpo import compute_graphgpo_outcome_advantage
 from verl.algos.groups import (
     GroupStats,
@@ -55,7 +56,6 @@ from verl.algos.groups import (
     merge_rows_to_trajectories,
     number_keys,
 )
-from verl.algos.hgpo import compute_hgpo_outcome_advantage
 from verl.algos.kl import (
     AdaptiveKLController,
     FixedKLController,
@@ -71,7 +71,6 @@ from verl.algos.losses import (
     compute_policy_loss_vanilla,
     compute_value_loss,
 )
-from verl.algos.passk import compute_grpo_passk_outcome_advantage
 from verl.algos.policy_losses import (
     compute_policy_loss_cispo,
     compute_policy_loss_dppo_kl,

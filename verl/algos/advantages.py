@@ -3,9 +3,13 @@
 Token-level estimators (GAE, REINFORCE++, ReMax) treat one row as one sequence of sampled tokens.
 They skip positions where ``response_mask`` is 0. A reward at such a position counts for the sampled
 token before it. Outcome estimators compare whole trajectories within groups (``index``). All
-sampled tokens of a trajectory get the same advantage.
+sampled tokens of a trajectory get the same advantage. ``grpo_passk`` and ``gdpo`` are variants of
+GRPO.
 """
 
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 import torch
 
 from verl.algos.algorithm_registry import register_adv_est
@@ -14,7 +18,7 @@ from verl.algos.groups import (
     group_normalised_scores,
     merge_rows_to_trajectories,
 )
-from verl.algos.shapes import Ids, PerRow, PerToken, TokenMask
+from verl.algos.shapes import Ids, PerRow, PerToken, PerTrajectory, TokenMask, TrajectoryIndex
 from verl.utils.torch_functional import masked_whiten
 
 OUTCOME_INPUTS = {
@@ -222,3 +226,105 @@ def compute_gpg_outcome_advantage(
     centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
     token_advantages = spread((alpha * centred / f_norm)[trajectories.of_row], response_mask)
     return token_advantages, token_advantages
+
+
+@register_adv_est(
+    "grpo_passk",
+    inputs=OUTCOME_INPUTS,
+    params={"norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo"},
+)
+def compute_grpo_passk_outcome_advantage(
+    token_level_rewards: PerToken,
+    response_mask: TokenMask,
+    index: Ids,
+    traj_index: Ids | None = None,
+    norm_adv_by_std_in_grpo: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[PerToken, PerToken]:
+    """Give the best trajectory of a group its return minus the second best; 0 to the others.
+
+    Without it, the maximum of the group would be lower by this difference.
+    ``norm_adv_by_std_in_grpo`` divides by the group's sample standard deviation plus ``epsilon``.
+    If the two best returns are equal, and in a
+    group of one, all advantages are 0. Example: returns (3, 1, 0) give (2, 0, 0) before the
+    division.
+    """
+    scores = token_level_rewards.double().sum(-1)
+    trajectories = merge_rows_to_trajectories(scores, index, traj_index)
+    leads = _compute_lead(trajectories.score, trajectories.group)
+    if norm_adv_by_std_in_grpo:
+        stats = compute_group_stats(trajectories.score, trajectories.group)
+        leads = leads / (stats.std + epsilon)
+    token_advantages = spread(leads[trajectories.of_row], response_mask)
+    return token_advantages, token_advantages
+
+
+def _compute_lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
+    """Return the best score minus the second best for each group's best trajectory, else 0."""
+    lead = torch.zeros_like(score)
+    # Sort by group, then by score: the best trajectory of each group is its last.
+    by_score = score.argsort(stable=True)
+    order = by_score[group[by_score].argsort(stable=True)]
+    members = group[order]
+    for position in range(1, len(order)):
+        is_group_end = position + 1 == len(order) or members[position + 1] != members[position]
+        if is_group_end and members[position - 1] == members[position]:
+            lead[order[position]] = score[order[position]] - score[order[position - 1]]
+    return lead
+
+
+@register_adv_est(
+    "gdpo",
+    inputs={
+        "response_mask": "response_mask",
+        "index": "uid",
+        "traj_index": "traj_uid?",
+        "reward_parts": "reward_parts",
+    },
+    params={
+        "keys": "algorithm.gdpo_reward_keys",
+        "weights": "algorithm.gdpo_reward_weights",
+        "norm_adv_by_std_in_grpo": "algorithm.norm_adv_by_std_in_grpo",
+    },
+)
+def compute_gdpo_outcome_advantage(
+    response_mask: TokenMask,
+    index: Ids,
+    reward_parts: Sequence[Mapping[str, float]] | np.ndarray,
+    keys: Sequence[str],
+    weights: Sequence[float] = (),
+    traj_index: Ids | None = None,
+    norm_adv_by_std_in_grpo: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[PerToken, PerToken]:
+    """Compute the weighted sum of the GRPO advantages of every reward, then whiten it.
+
+    ``reward_parts [B]`` holds the rewards of each row's trajectory by name. ``keys`` are the
+    rewards to use and ``weights`` their weights (empty: 1 each). The whitening covers the
+    trajectories of the batch. Raises ``ValueError`` for a key that a row lacks.
+    """
+    total = torch.zeros(len(response_mask), dtype=torch.float64)
+    for key, weight in zip(keys, weights or [1.0] * len(keys), strict=True):
+        scores = _read_reward_column(reward_parts, key)
+        by_std = norm_adv_by_std_in_grpo
+        normalised = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+        total += weight * normalised.double()
+    trajectories = merge_rows_to_trajectories(total, index, traj_index)
+    batch_stats = compute_group_stats(trajectories.score, torch.zeros_like(trajectories.group))
+    whitened = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
+    token_advantages = spread(whitened[trajectories.of_row].to(response_mask.device), response_mask)
+    return token_advantages, token_advantages
+
+
+def _read_reward_column(
+    reward_parts: Sequence[Mapping[str, float]] | np.ndarray, key: str
+) -> PerRow:
+    for row, row_parts in enumerate(reward_parts):
+        if key not in row_parts:
+            present_keys = ", ".join(sorted(row_parts)) or "none"
+            raise ValueError(
+                f"algorithm.gdpo_reward_keys: row {row} has no reward {key!r}; "
+                f"allowed: {present_keys}; "
+                "fix: name one of these, or return the reward from the grader"
+            )
+    return torch.tensor([float(parts[key]) for parts in reward_parts], dtype=torch.float64)

@@ -15,7 +15,7 @@ from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
 
-MIN_WIDTH = 110  # characters per line of a table that is written to a file
+MIN_WIDTH = 130  # characters per line of a table that is written to a file
 STEP_WIDTH = 100  # maximum number of characters per line of the table of steps
 GAP = "  "
 # A label may be wrapped at a space and after the slash between two words.

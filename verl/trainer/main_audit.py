@@ -1,10 +1,11 @@
-"""Compare the estimated advantages per turn of a finished run with measured returns: ``python -m
+"""Compare the credit that estimators give to decisions with measured returns: ``python -m
 verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
-Generate trajectories of validation tasks with the newest policy of the run. At some of their turns
-force every level in turn, and continue each trajectory to the end. Compare the returns
-with the advantages that the estimators gave to the levels before. Keys are those of ``main_ppo``;
-their defaults are the configuration of the run. Results are written to ``RUN_DIR/audit``.
+Generate trajectories of validation tasks with the newest policy of the run, or replay those of a
+file. At some of their turns execute every thinking level, or several actions where the policy has
+no levels, and continue each trajectory to the end. Compare the returns with the credit that the
+estimators gave before. Keys are those of ``main_ppo``; their defaults are the configuration of the
+run. Results are written to ``RUN_DIR/audit``.
 """
 
 import sys

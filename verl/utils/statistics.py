@@ -1,12 +1,16 @@
 """Confidence intervals of rates and ratios, rank correlation, and pass@k, best@k and maj@k."""
 
+import math
 from collections.abc import Hashable, Sequence
 from itertools import combinations
 from math import comb
+from statistics import NormalDist
 
 import numpy as np
 
 RESAMPLES = 10_000
+# With few units the interval reaches from the smallest to the largest value.
+LARGEST_LEVEL = 1 - 1e-9
 # Above this number of subsets, maj_at_k draws this many instead of listing all.
 MAX_LISTED_SUBSETS = 2000
 
@@ -72,6 +76,24 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
     return float(low), float(high)
 
 
+def expand_confidence_level(confidence_level: float, count: int) -> float:
+    """Return the level of percentiles whose bootstrap interval covers with ``confidence_level``.
+
+    Percentile intervals of ``count`` independent units are too narrow. Resamples vary by ``(count -
+    1) / count`` of the variance, and the normal distribution replaces Student's t. The expanded
+    percentiles of Hesterberg (2015) correct both. ``count`` is at least 2.
+
+        0.95 of 10 units: 0.983, of 64 units: 0.956
+    """
+    normal = NormalDist()
+    z = normal.inv_cdf((1 + confidence_level) / 2)
+    nu = count - 1
+    # Quantile of Student's t, expanded in 1 / nu (Abramowitz and Stegun, 26.7.5).
+    t = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * nu**3)
+    return min(1 - 2 * normal.cdf(-math.sqrt(count / nu) * t), LARGEST_LEVEL)
+
+
 def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Compute Spearman's rank correlation; tied values get the mean of their ranks.
 
@@ -80,18 +102,55 @@ def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) ->
     """
     if len(first) != len(second):
         raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
-    ranks = _compute_ranks(first), _compute_ranks(second)
-    if len(first) < 2 or any(np.ptp(list_ranks) == 0 for list_ranks in ranks):
-        return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-def _compute_ranks(values: Sequence[float]) -> np.ndarray:
-    _, value_index, counts = np.unique(
-        np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True
+    if len(first) < 2:
+        return math.nan
+    weights = np.ones((1, len(first)))
+    return float(
+        compute_weighted_rank_correlations(np.asarray(first), np.asarray(second), weights)[0]
     )
+
+
+def compute_weighted_rank_correlations(
+    first: np.ndarray, second: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return Spearman's rank correlations [R] of ``first`` [N] and ``second`` [N] in R samples.
+
+    ``weights`` [R, N] are the numbers of times that a sample contains each value.
+    """
+    first_ranks = compute_weighted_ranks(first, weights)
+    second_ranks = compute_weighted_ranks(second, weights)
+    return compute_weighted_correlations(first_ranks, second_ranks, weights)
+
+
+def compute_weighted_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Return the ranks [R, N] of ``values`` [N] in R samples; tied values get their mean rank.
+
+    ``weights`` [R, N] are the numbers of times that a sample contains each value.
+
+        values 5, 7, 9 with weights 1, 2, 0: ranks 1, 2.5, 3.5 (the last one is not in the sample)
+    """
+    distinct, value_index = np.unique(values, return_inverse=True)
+    order = np.argsort(value_index, kind="stable")
+    starts = np.searchsorted(value_index[order], np.arange(len(distinct)))
+    counts = np.add.reduceat(weights[:, order], starts, axis=1)
     # The last rank of a value minus half the number of its other ties is its mean rank.
-    return (counts.cumsum() - (counts - 1) / 2)[value_index]
+    return (counts.cumsum(1) - (counts - 1) / 2)[:, value_index]
+
+
+def compute_weighted_correlations(
+    first: np.ndarray, second: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return Pearson's correlations [R] of ``first`` and ``second`` ([N] or [R, N]).
+
+    ``weights`` [R, N] are the weights of the values in R samples. NaN where one of the two is
+    constant in the sample.
+    """
+    total = weights.sum(1, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        deviations = [x - (weights * x).sum(1, keepdims=True) / total for x in (first, second)]
+        products = (weights * deviations[0] * deviations[1]).sum(1)
+        squares = [(weights * deviation**2).sum(1) for deviation in deviations]
+        return products / np.sqrt(squares[0] * squares[1])
 
 
 # ---- several answers to one question ------------------------------------------------------------

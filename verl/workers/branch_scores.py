@@ -21,7 +21,7 @@ from verl.models.token_scores import Targets, TokenScores
 from verl.protocol import DataProto, object_array
 from verl.records import Branch, SegmentScore, Span
 from verl.workers.engine import TrainEngine
-from verl.workers.forward_passes import score_micro_batches
+from verl.workers.mini_batches import score_micro_batches
 from verl.workers.rows import MicroBatchLimits, Rows
 
 

@@ -15,7 +15,7 @@ from verl.protocol import DataProto
 from verl.records import PROFILE
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.collectives import get_rank
-from verl.workers.forward_passes import score_micro_batches
+from verl.workers.mini_batches import score_micro_batches
 from verl.workers.policy_loss import Denominators, compute_denominators
 from verl.workers.profiling import trace_call
 from verl.workers.rows import Rows, choose_limits, drop_padding

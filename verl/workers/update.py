@@ -15,8 +15,7 @@ from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
-from verl.workers.forward_passes import common_passes, cut_rows
-from verl.workers.mini_batches import mini_batches
+from verl.workers.mini_batches import common_passes, cut_rows, mini_batches
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, choose_limits
 

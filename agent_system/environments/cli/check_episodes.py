@@ -20,10 +20,9 @@ from agent_system.environments.cli.policies import (
     candidate_constants,
     write_action,
 )
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import EnvFailure, Observation, Task
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.environments.pool.failure import EnvFailure
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 

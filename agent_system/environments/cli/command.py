@@ -13,15 +13,14 @@ from rich.console import Console
 from agent_system.environments.cli.checking import Findings, build_results_table, check_environment
 from agent_system.environments.cli.interactive import run_interactive
 from agent_system.environments.cli.names import name_remarks, names_with_oracle, unlisted_names
+from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
-from agent_system.environments.jvm import JavaMissing
-from agent_system.environments.pool.failure import WorkerStartError
 
 SHOWN_CHARS = 80  # characters of an invalid argument in a message
 LARGEST_NUMBER = 10**6  # largest value of an integer option on the command line
 WIDTH = 100  # columns of the output without a terminal
 # Errors caused by the user's input. They are printed without type and traceback.
-USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, JavaMissing, ValueError, OSError)
+USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, ValueError, OSError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

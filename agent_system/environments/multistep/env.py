@@ -24,9 +24,9 @@ from agent_system.environments.multistep.trial import (
     build_episode_results,
     build_trial_results,
 )
+from agent_system.tokens.bridge import TextTokenizer
 from agent_system.tokens.conversation import TokenLimits
 from agent_system.tokens.probe import bridge_for_appending
-from agent_system.tokens.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 TRIAL_MODES = ("all_episodes", "last_episode")

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from agent_system.agents import Action, Agent, get_actions
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.multistep.trial import Episode, Transcript, Trial
-from agent_system.environments.pool.failure import EnvFailure
 from agent_system.tokens.conversation import TokenLimits
 from verl.utils.sampling import StopReason
 

@@ -18,9 +18,8 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import EnvFailure, Observation, Task, WorkerStartError
 from agent_system.environments.env_registry import find_entry, get_package, missing_extra_error
-from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess
 from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.pool.wire import SURROGATES

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_system.environments.env import Observation
+from agent_system.environments.env import EnvFailure, FailureKind, Observation, WorkerStartError
 from agent_system.environments.pool import wire as wire
-from agent_system.environments.pool.failure import EnvFailure, FailureKind, WorkerStartError
 from verl.utils.processes import OWNER, kill_descendants
 
 logger = logging.getLogger(__name__)

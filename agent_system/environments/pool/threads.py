@@ -18,10 +18,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agent_system.environments.env import Env
+from agent_system.environments.env import Env, EnvFailure
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.pool import wire as wire
-from agent_system.environments.pool.failure import EnvFailure
 
 T = TypeVar("T")
 

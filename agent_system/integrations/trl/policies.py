@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agent_system.tokens.tokenizer import TextTokenizer
+from agent_system.tokens.bridge import TextTokenizer
 from verl.utils.sampling import SamplingRequest
 from verl.utils.seeds import derive_seed
 from verl.workers.rollout.base import StopTokenizer

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from rlvcr.posterior import compute_level_posterior, subtract_expected_price
+from rlvcr.thinking import compute_level_posterior, subtract_expected_price
 
 # A decision of the test: probabilities of the levels, of thought 1 at each level (else thought 0),
 # and of action 1 in each context [level, thought].

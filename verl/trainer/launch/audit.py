@@ -1,19 +1,23 @@
-"""Construction of ``main_audit``, which compares estimated advantages of levels with returns.
+"""Construction of ``main_audit``, which compares credit rules with measured returns.
 
-RUN_DIR ─▶ its config and newest policy ─▶ trajectories with estimated advantages (scores)
-    ─▶ from some of their turns: trajectories continued with every level
+RUN_DIR ─▶ its config and newest policy ─▶ trajectories with the credit of every rule (scores)
+    ─▶ from some of their turns: trajectories continued with every level or action
     ─▶ comparison of their returns with the scores ─▶ RUN_DIR/audit
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from verl.config.run_code import TRUST_OVERRIDES, refuse_code_of_run
 from verl.config.schema import PPOConfig
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.extensions import inspect_start
+
+if TYPE_CHECKING:
+    from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
+    from verl.trainer.launch.audit_files import ExternalScores
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
@@ -62,38 +66,70 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 
 
 def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return the problems of ``inspect_start``, and the numbers of trajectories for the plan."""
+    """Return the problems of ``inspect_start`` and of the audit's files, and facts for the plan."""
+    from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
     from rlvcr.settings import method_settings
 
-    if not should_request_levels(cfg):
+    inspection = inspect_start(cfg, elsewhere)
+    if inspection.problems:
+        return inspection
+    if get_package(cfg.env.env_name).runs_agent:
         return Inspection(
             [
-                "env.levels=false: a policy without thinking levels has no thinking advantage; "
-                "allowed: runs with env.levels=true; fix: audit another run"
+                f"env.env_name={cfg.env.env_name!r}: its agent runs in the environment, so its "
+                "turns cannot be replayed; allowed: environments that step by action"
             ]
         )
-    inspection = inspect_start(cfg, elsewhere)
     rlvcr = method_settings(cfg.algorithm)
+    try:
+        recorded, _ = read_audit_files(cfg)
+    except (OSError, ValueError) as error:
+        return Inspection([str(error)])
+    has_levels = should_request_levels(cfg)
+    options = len(LEVELS) if has_levels else rlvcr.audit_actions
     tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
     tasks = min(tasks, inspection.facts.get("val_tasks") or tasks)
-    total = rlvcr.audit_points * len(LEVELS) * rlvcr.audit_plays
+    sampled = f"{tasks} validation tasks x {cfg.env.rollout.n} trajectories"
+    total = rlvcr.audit_points * options * rlvcr.audit_plays
     audit = (
-        f"{tasks} validation tasks x {cfg.env.rollout.n} trajectories; from {rlvcr.audit_points} "
-        f"of their turns at most, {len(LEVELS)} levels x {rlvcr.audit_plays} trajectories "
+        f"{f'{len(recorded)} recorded trajectories' if recorded else sampled}; from "
+        f"{rlvcr.audit_points} of their turns at most, {options} "
+        f"{'levels' if has_levels else 'actions'} x {rlvcr.audit_plays} trajectories "
         f"= {total:,} at most"
     )
     return Inspection(inspection.problems, {**inspection.facts, "audit": audit})
+
+
+def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
+    """Return the recorded trajectories and external scores that ``cfg`` names; empty without files.
+
+    Raises ``ValueError`` with file and line, and ``OSError`` for a file that cannot be read.
+    """
+    from rlvcr.settings import method_settings
+    from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
+    from verl.trainer.launch.preflight_prompts import open_tasks
+
+    rlvcr = method_settings(cfg.algorithm)
+    external_scores = (
+        {} if rlvcr.audit_scores_file is None else read_external_scores(rlvcr.audit_scores_file)
+    )
+    if rlvcr.audit_trajectories is None:
+        return [], external_scores
+    task_lists = [envs.task_list for envs in open_tasks(cfg)]
+    tasks = {task["task_id"]: task for task_list in task_lists for task in task_list}
+    return read_recorded_trajectories(rlvcr.audit_trajectories, tasks), external_scores
 
 
 def run_audit(cfg: PPOConfig) -> None:
     """Run the comparison for the policy of ``cfg``. Heavy packages are imported only here."""
     from rlvcr.research.audit import audit_scores
     from rlvcr.settings import method_settings
+    from verl.trainer.launch.audit_credit import add_credits
+    from verl.trainer.launch.audit_files import add_external_scores
     from verl.trainer.launch.audit_record import (
         compute_audit_metrics,
-        compute_turn_scores,
         print_audit_tables,
         write_points,
     )
@@ -101,6 +137,7 @@ def run_audit(cfg: PPOConfig) -> None:
 
     if cfg.trainer.resume_mode == "disable":
         logger.warning("the run has no checkpoint: auditing its policy before training")
+    recorded, external_scores = read_audit_files(cfg)
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
@@ -108,27 +145,32 @@ def run_audit(cfg: PPOConfig) -> None:
         # At most the existing tasks, and at most one task per audited turn.
         count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, count)
-        data, points = run.collector.audit_loop(tasks, trainer.workers, trainer.val_envs)
+        data, scored, points = run.collector.audit_loop(
+            tasks, trainer.workers, trainer.val_envs, recorded
+        )
         num_failed = data.meta_info["metrics"]["audit/points_failed"]
         if num_failed:
             logger.warning(
-                "%d of %d points failed and are ignored", num_failed, num_failed + len(points)
+                "%d of %d points are ignored: a rollout failed, or no other action was sampled",
+                num_failed,
+                num_failed + len(points),
             )
         trainer.journal.log_rollouts(trainer.global_step, data)
-        turn_scores = compute_turn_scores(trainer.compute_rewards(data), cfg)
-        points = [
-            replace(point, step_scores=turn_scores[point.traj_uid, point.step]) for point in points
-        ]
+        scored = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored))
+        points, skipped = add_credits(points, scored, cfg)
+        points = add_external_scores(points, external_scores)
+        for name, reason in skipped.items():
+            logger.info("estimator %s is skipped: %s", name, reason)
         result = audit_scores(points)
         # Write the file before the report, which shows it.
-        path = write_points(points, result, Path(cfg.trainer.default_local_dir))
+        path = write_points(points, result, Path(cfg.trainer.default_local_dir), skipped)
         metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish_run()
     print_audit_tables(metrics)
     logger.info(
-        "%d points, %d trajectories at each of 4 levels; two audits of these points would "
+        "%d points, %d trajectories with each level or action; two audits of these points would "
         "correlate by %.2f; all trajectories: %s",
         result.points,
         result.plays,

@@ -13,9 +13,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_system.tokens.bridge import ChatBridge, PlainBridge
+from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.tokenizer import is_chat_tokenizer
 from verl.config.checks.batch_sizes import greedy_key
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError

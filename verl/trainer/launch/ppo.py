@@ -20,11 +20,9 @@ from transformers import AutoTokenizer
 import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase
-from agent_system.environments.jvm import JavaMissing
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.multi_turn_rollout.first_prompts import fit_prompts
 from agent_system.reward_manager import load_reward_manager
-from verl.config.checks.models import ALLOWED, fix_for_missing
 from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import estimate_store_gb, read_policy_size
 from verl.config.plugins import describe_stand_in
@@ -190,7 +188,7 @@ def open_environments(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, Environme
     """Return the managers of training and validation tasks, or raise ``ConfigError``."""
     try:
         return open_tasks(cfg)
-    except (ImportError, JavaMissing, OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         logger.debug("no tasks", exc_info=error)
         raise ConfigError(f"env.env_name={cfg.env.env_name!r} has no tasks: {error}") from error
 
@@ -225,9 +223,10 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
         try:
             resolved[key] = pin_revision(path)
         except FileNotFoundError as error:
-            raise ConfigError(
-                build_problem(cfg, key, str(error), ALLOWED, fix_for_missing(cfg, key))
-            ) from error
+            # The checks before the start found the model, so it was removed in the meantime.
+            allowed = "a directory, or a name on the model hub"
+            fix = f"{key}=DIRECTORY, where DIRECTORY has config.json, weights and tokenizer"
+            raise ConfigError(build_problem(cfg, key, str(error), allowed, fix)) from error
         if not Path(path).is_dir():  # directories were checked with the config
             downloaded = Path(model_directory(resolved[key]))
             setting = f"{key}={path!r}"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
+from agent_system.tokens.bridge import is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
-from agent_system.tokens.tokenizer import is_chat_tokenizer
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL

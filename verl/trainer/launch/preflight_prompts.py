@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from agent_system.environments.env import Observation
-from agent_system.environments.jvm import JavaMissing
+from agent_system.environments.env import EnvFailure, Observation, WorkerStartError
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
-from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
@@ -94,7 +92,7 @@ def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation],
             return collect_first_observations(envs, min(MEASURED_TASKS, len(envs.task_list))), []
     except ConfigError as error:
         return [], error.problems  # its messages name the key and the file
-    except (ImportError, JavaMissing, OSError, ValueError, RecursionError) as error:
+    except (ImportError, OSError, ValueError, RecursionError) as error:
         why = f"has no tasks: {error}; allowed: an environment with tasks"
     except (EnvFailure, WorkerStartError) as error:
         why = f"cannot be opened: {error}; allowed: an environment that opens"

@@ -21,7 +21,7 @@ from verl.workers.collectives import (
 )
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
-from verl.workers.forward_passes import common_passes
+from verl.workers.mini_batches import common_passes
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)

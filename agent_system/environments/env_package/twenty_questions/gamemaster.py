@@ -24,8 +24,8 @@ import re
 from collections.abc import Callable
 from functools import cache
 
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
-from agent_system.environments.pool.failure import EnvFailure
 
 Gamemaster = Callable[[str], str]
 SERVER_THREADS = 16  # concurrent requests to a server

@@ -13,7 +13,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import unk
 from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.environments.tasks import epoch_order
-from agent_system.tokens.tokenizer import TextTokenizer
+from agent_system.tokens.bridge import TextTokenizer
 from verl.utils.seeds import derive_seed
 
 

@@ -21,11 +21,11 @@ from tests.helpers.refusals import mentions
 pytest.importorskip("textworld_express")
 
 from agent_system.environments import jvm
+from agent_system.environments.env import EnvFailure, WorkerStartError
 from agent_system.environments.env_package.textworld_express.package import PACKAGE
 from agent_system.environments.env_registry import MissingExtra, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.environments.pool.failure import EnvFailure, WorkerStartError
 from tests.helpers.play import make_config
 
 read = PACKAGE.read_settings

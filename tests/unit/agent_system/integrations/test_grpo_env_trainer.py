@@ -12,8 +12,8 @@ from tests.helpers.refusals import mentions
 
 pytest.importorskip("trl")
 
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.multistep import MultistepEnv
-from agent_system.environments.pool.failure import EnvFailure
 from tests.helpers.multistep import Speaker
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trl_trainer import GROUP, make_trainer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout import branches
+from agent_system.multi_turn_rollout import audit_rollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import audit_scores
 from tests.helpers.play import PLACE, make_world, walk
@@ -90,7 +90,7 @@ def correlation(points, name: str) -> float:
 
 
 def test_a_planted_effect_is_found_and_shuffled_scores_are_not(tokenizer):
-    data, points = audited(tokenizer, worth)
+    data, _, points = audited(tokenizer, worth)
     assert len(points) > 20
     places = {}
     for row, steps in enumerate(data.non_tensor_batch["steps"]):
@@ -100,14 +100,14 @@ def test_a_planted_effect_is_found_and_shuffled_scores_are_not(tokenizer):
     for point in points:
         position = places[point.traj_uid, point.step]
         assert point.returns == tuple((worth(position, level),) * 2 for level in (1, 2, 3, 4))
-        assert point.level == (3 if position % 2 == 0 else 1)
+        assert point.chosen == (3 if position % 2 == 0 else 1)
     assert correlation(points, "logprob") > 0.9 and correlation(points, "entropy") > 0.9
-    _, shuffled = audited(tokenizer, lambda place, level: float((place * 7 + level * 3) % 5))
+    _, _, shuffled = audited(tokenizer, lambda place, level: float((place * 7 + level * 3) % 5))
     assert abs(correlation(shuffled, "logprob")) < 0.25
 
 
 def test_certainty_is_scored_the_higher_the_better(tokenizer):
-    _, points = audited(tokenizer, lambda _place, level: float(level), points=4)
+    _, _, points = audited(tokenizer, lambda _place, level: float(level), points=4)
     assert len(points) == 4
     levels = (1.0, 2.0, 3.0, 4.0)
     assert points[0].scores == dict.fromkeys(
@@ -116,15 +116,15 @@ def test_certainty_is_scored_the_higher_the_better(tokenizer):
 
 
 def test_points_are_drawn_by_name(tokenizer):
-    first = [(p.traj_uid, p.step) for p in audited(tokenizer, worth, points=5)[1]]
-    again = [(p.traj_uid, p.step) for p in audited(tokenizer, worth, points=5)[1]]
-    more = [(p.traj_uid, p.step) for p in audited(tokenizer, worth, points=9)[1]]
+    first = [(p.traj_uid, p.step) for p in audited(tokenizer, worth, points=5).points]
+    again = [(p.traj_uid, p.step) for p in audited(tokenizer, worth, points=5).points]
+    more = [(p.traj_uid, p.step) for p in audited(tokenizer, worth, points=9).points]
     assert first == again == more[:5]
     assert len({uid for uid, _ in more}) > 2
 
 
 def test_a_point_whose_plays_broke_is_left_out(tokenizer, monkeypatch):
-    made = branches.make_branch_spec
+    made = audit_rollouts.make_branch_spec
 
     def first_one_is_lost(trajectory, turn, level, name):
         job = made(trajectory, turn, level, name)
@@ -132,6 +132,6 @@ def test_a_point_whose_plays_broke_is_left_out(tokenizer, monkeypatch):
             return job
         return replace(job, expected_observations=("elsewhere", *job.expected_observations[1:]))
 
-    monkeypatch.setattr(branches, "make_branch_spec", first_one_is_lost)
-    _, points = audited(tokenizer, worth)
+    monkeypatch.setattr(audit_rollouts, "make_branch_spec", first_one_is_lost)
+    _, _, points = audited(tokenizer, worth)
     assert points and {point.step for point in points} == {0}

@@ -9,7 +9,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.play import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.algos.gdpo import compute_gdpo_outcome_advantage
+from verl.algos.advantages import compute_gdpo_outcome_advantage
 from verl.trainer.ppo.metrics import compute_named_rewards
 
 GRADERS = """

@@ -24,7 +24,7 @@ from agent_system.reward_manager.managers import (
 from tests.helpers.play import make_config, make_world, walking_policy
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.algos.gdpo import compute_gdpo_outcome_advantage
+from verl.algos.advantages import compute_gdpo_outcome_advantage
 from verl.protocol import object_array
 from verl.utils.limits import TimeLimit
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from rlvcr.levels import LevelChoice, ParsedTurn, ParseFailure
-from rlvcr.names import PriceRule
 from rlvcr.research.executed import (
     DIFFERENCE_FACTOR,
     choose_executed_level,
@@ -16,7 +15,7 @@ from rlvcr.research.executed import (
     priced_return,
     shrinkage_slope,
 )
-from rlvcr.settings import RLVCRSettings
+from rlvcr.settings import PriceRule, RLVCRSettings
 from verl.utils.seeds import derive_seed
 
 NAN = math.nan

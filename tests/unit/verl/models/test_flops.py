@@ -13,7 +13,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.flops import ModelFlops, Work, model_flops
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel, ValueModel
-from verl.utils.device_peaks import PEAK_TFLOPS, find_peak_tflops
+from verl.workers.profiling import PEAK_TFLOPS, find_peak_tflops
 from verl.workers.rows import Rows
 
 

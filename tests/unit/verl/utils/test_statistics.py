@@ -10,6 +10,9 @@ from verl.utils.statistics import (
     bootstrap_interval,
     compute_rank_correlation,
     compute_resampled_means,
+    compute_weighted_correlations,
+    compute_weighted_ranks,
+    expand_confidence_level,
     percentile_interval,
     rate_interval,
 )
@@ -84,3 +87,30 @@ def test_other_rates_keep_the_bootstrap():
     assert rate_interval(values) == bootstrap_interval(values)
     assert rate_interval([0.5] * 3) == (0.5, 0.5)
     assert all(map(math.isnan, rate_interval([])))
+
+
+@pytest.mark.parametrize(
+    ("count", "quantile"), [(5, 2.77645), (10, 2.26216), (20, 2.09302), (64, 1.99834)]
+)
+def test_percentiles_are_expanded_by_students_t(count, quantile):
+    """The quantiles are from a table of Student's t with ``count - 1`` degrees of freedom."""
+    tail = (1 - math.erf(math.sqrt(count / (count - 1)) * quantile / math.sqrt(2))) / 2
+    assert expand_confidence_level(0.95, count) == pytest.approx(1 - 2 * tail, abs=2e-4)
+    assert 0.95 < expand_confidence_level(0.95, 10_000) < 0.9501
+    assert expand_confidence_level(0.95, 2) < 1
+
+
+def test_ranks_of_resamples_are_those_of_the_repeated_values():
+    values, weights = np.array([5.0, 9.0, 7.0, 7.0]), np.array([[1, 0, 2, 1], [1, 1, 1, 1]])
+    assert compute_weighted_ranks(values, weights).tolist() == [[1, 4.5, 3, 3], [1, 4, 2.5, 2.5]]
+
+
+def test_correlations_of_resamples_are_those_of_the_repeated_values():
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(size=(2, 7))
+    weights = np.stack([rng.multinomial(7, [1 / 7] * 7) for _ in range(5)])
+    found = compute_weighted_correlations(first, second, weights)
+    expected = [np.corrcoef(first.repeat(w), second.repeat(w))[0, 1] for w in weights]
+    assert found.tolist() == pytest.approx(expected)
+    alone = np.array([[0, 0, 3, 0, 0, 0, 0]])
+    assert math.isnan(compute_weighted_correlations(first, second, alone)[0])

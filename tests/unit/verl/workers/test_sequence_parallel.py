@@ -22,7 +22,7 @@ from verl.records import Branch
 from verl.workers.branch_scores import score_rows
 from verl.workers.collectives import TIMEOUT
 from verl.workers.engine import TrainEngine
-from verl.workers.forward_passes import cut_rows
+from verl.workers.mini_batches import cut_rows
 from verl.workers.rows import MicroBatchLimits, Rows
 
 OPTIM = OptimConfig()

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.reasoning_gym.answers import (
     EVALUATED_READERS,
     find_right_answer,
     prepare_answer,
 )
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from agent_system.environments.pool.failure import EnvFailure
 
 GRADER = """
 import time

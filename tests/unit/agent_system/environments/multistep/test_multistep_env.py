@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agent_system.agents import DirectOutputAgent
+from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.twenty_questions import TwentyQuestionsEnv
 from agent_system.environments.multistep import MultistepEnv
-from agent_system.environments.pool.failure import EnvFailure
 from tests.helpers.multistep import CountTo, OldModel, Speaker, TokenSpeaker
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer

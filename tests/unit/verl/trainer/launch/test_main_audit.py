@@ -3,23 +3,17 @@
 import json
 import math
 
-import numpy as np
 import pytest
-import torch
 
 from rlvcr.report_sections import load_audit_returns
 from rlvcr.research.audit import AuditPoint, AuditResult, ScoreAudit
 from tests.helpers.jobs import ROOT
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config, to_yaml
-from verl.config.schema import PPOConfig
-from verl.config.schema.algorithm import AlgorithmConfig
-from verl.protocol import DataProto, object_array
 from verl.trainer import main_audit
 from verl.trainer.launch.audit import build_audit_args
 from verl.trainer.launch.audit_record import (
     compute_audit_metrics,
-    compute_turn_scores,
     print_audit_tables,
     write_points,
 )
@@ -34,6 +28,7 @@ RESULT = AuditResult(
     plays=3,
     levels=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
     reliability=0.75,
+    second_audit=ScoreAudit("second_audit", None, None, None, (0.8, 0.7, 0.9)),
     scores=(
         ScoreAudit("logprob", (0.4, 0.3, 0.5), (0.6, 0.5, 0.7), UNKNOWN, (0.2, -0.1, 0.5)),
         ScoreAudit("gigpo", None, None, None, UNKNOWN),
@@ -103,11 +98,44 @@ def test_directory_without_config_is_refused(tmp_path, capsys):
     )
 
 
-def test_run_without_levels_is_refused(tmp_path, capsys):
+def check_audit(tmp_path, *overrides: str) -> int:
     (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
     policy = f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay"
-    assert main_audit.main([str(tmp_path), policy]) == 2
-    assert "env.levels=false" in capsys.readouterr().err
+    fixed = [policy, "actor_rollout_ref.rollout.name=hf", "env.rollout.n=2", "--check"]
+    return main_audit.main([str(tmp_path), *fixed, *overrides])
+
+
+def test_plan_of_an_audit_without_levels_names_actions(tmp_path, capsys):
+    settings = ["audit_points=5", "audit_plays=2", "audit_actions=3"]
+    assert check_audit(tmp_path, *(f"algorithm.rlvcr.{setting}" for setting in settings)) == 0
+    assert "3 actions x 2 trajectories = 30 at most" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("audit_scores_file", '{"traj_uid": "a", "step": 0}'),
+        ("audit_trajectories", '{"task_id": "number_line/99-1", "seed": 0, "actions": ["left"]}'),
+        ("audit_trajectories", '{"task_id": "number_line/0-1", "seed": 0, "actions": []}'),
+    ],
+)
+def test_invalid_line_of_a_file_is_refused_before_the_start(tmp_path, capsys, key, line):
+    file = tmp_path / "file.jsonl"
+    file.write_text(f"\n{line}\n")
+    assert check_audit(tmp_path, f"algorithm.rlvcr.{key}={file}") == 2
+    assert f"{file}, line 2: " in capsys.readouterr().err
+
+
+def test_missing_file_is_refused(tmp_path, capsys):
+    assert check_audit(tmp_path, f"algorithm.rlvcr.audit_scores_file={tmp_path}/none.jsonl") == 2
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_recorded_trajectories_are_in_the_plan(tmp_path, capsys):
+    file = tmp_path / "recorded.jsonl"
+    file.write_text('{"task_id": "number_line/1-0", "seed": 0, "actions": ["left"]}\n')
+    assert check_audit(tmp_path, f"algorithm.rlvcr.audit_trajectories={file}") == 0
+    assert "1 recorded trajectories" in capsys.readouterr().out
 
 
 def test_unknown_values_are_no_metrics():
@@ -120,8 +148,9 @@ def test_unknown_values_are_no_metrics():
         0.6,
     ]
     assert metrics["audit/scores/logprob/all_levels"] == 0.4
-    assert metrics["audit/scores/logprob/chosen_level_low"] == -0.1
+    assert metrics["audit/scores/logprob/chosen_low"] == -0.1
     assert metrics["audit/scores/logprob/in_won_high"] == 0.7
+    assert metrics["audit/scores/second_audit/chosen"] == 0.8
     assert not [name for name in metrics if "gigpo" in name or "in_lost" in name]
 
 
@@ -143,26 +172,3 @@ def test_report_loads_the_returns_of_levels(tmp_path):
     write_points([POINT], RESULT, tmp_path)
     returns = load_audit_returns(tmp_path)[POINT.traj_uid, POINT.step]
     assert [tuple(returns[level]) for level in (1, 2, 3, 4)] == list(POINT.returns)
-
-
-def test_turn_scores_of_other_estimators_by_hand():
-    """Two trajectories of a group. Both start in state "x", and one continues to "y"."""
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    rewards = torch.zeros(2, 3)
-    rewards[0, 1] = 1.0
-    columns = {
-        "uid": object_array(["g", "g"]),
-        "traj_uid": object_array(["a", "b"]),
-        "step_rewards": object_array([[0.0, 1.0], [0.0]]),
-        "step_index": object_array([[0, 1], [0]]),
-        "anchor_obs": object_array([["x", "y"], ["x"]]),
-    }
-    data = DataProto.from_dict({"token_level_rewards": rewards, "response_mask": mask}, columns)
-    scores = compute_turn_scores(data, PPOConfig(algorithm=AlgorithmConfig(gamma=0.5)))
-    # Returns from "x" are 0.5 and 0; "y" is seen once.
-    assert {key: value["gigpo"] for key, value in scores.items()} == pytest.approx(
-        {("a", 0): 0.25, ("a", 1): 0.0, ("b", 0): -0.25}
-    )
-    deviation = 0.5 / (np.std([0.0, 1.0], ddof=1) + 1e-6)
-    assert scores["a", 0]["grpo"] == scores["a", 1]["grpo"] == pytest.approx(deviation)
-    assert scores["b", 0]["grpo"] == pytest.approx(-deviation)

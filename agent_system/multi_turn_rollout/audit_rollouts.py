@@ -1,0 +1,198 @@
+"""Rollouts of a credit audit, which measures the effect of decisions on the return.
+
+At selected turns of finished episodes every option is executed, and the episode continues to its
+end. With thinking levels the options are the four levels. Without, they are actions: the original
+one, and others that the policy samples at that turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from agent_system.multi_turn_rollout.branches import GenerateBranches, make_branch_spec
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
+from rlvcr.levels import LEVELS
+from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord
+from rlvcr.research.audit import AuditPoint
+from verl.protocol import DataProto
+from verl.utils.sampling import StopReason
+from verl.utils.seeds import derive_seed
+
+TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
+CANDIDATES_PER_ACTION = 4  # sampled turns for each further action, because many repeat an action
+
+
+class SampledAction(NamedTuple):
+    """Action that was sampled at a turn, with the tokens of the whole turn."""
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionPoint:
+    """Turn of a trajectory at which the options are executed.
+
+    ``actions``: the options of an audit without levels, the original action first. They are empty
+    for an audit of levels.
+    """
+
+    trajectory: Trajectory
+    turn: Turn
+    record: ThinkingTurnRecord
+    actions: tuple[SampledAction, ...] = ()
+
+
+class AuditRollouts(NamedTuple):
+    """Result of an audit's rollouts.
+
+    ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
+    the answers to all score requests, before a credit rule reads them. ``points``: audited turns.
+    """
+
+    data: DataProto
+    scored: DataProto
+    points: list[AuditPoint]
+
+
+def select_decision_points(
+    trajectories: Sequence[Trajectory], data: DataProto, count: int, seed: int, has_levels: bool
+) -> list[DecisionPoint]:
+    """Return at most ``count`` turns, drawn uniformly from those that can be audited.
+
+    With levels these are turns with scores at all four levels, otherwise turns that were not cut.
+    ``data`` has the turn records of ``trajectories``.
+    """
+    columns = data.non_tensor_batch
+    records: TurnRecords = {
+        (uid, step.step): step
+        for uid, steps in zip(columns["traj_uid"], columns["steps"], strict=True)
+        for step in steps
+    }
+    points = []
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            record = records[trajectory.spec.traj_uid, turn.step]
+            is_complete = turn.stop_reason is StopReason.STOP
+            if len(record.contexts) == len(LEVELS) if has_levels else is_complete:
+                points.append(DecisionPoint(trajectory, turn, record))
+    points.sort(
+        key=lambda point: derive_seed(
+            seed, "audit", point.trajectory.spec.traj_uid, point.turn.step
+        )
+    )
+    return points[:count]
+
+
+def sample_actions(
+    points: Sequence[DecisionPoint], generate: GenerateBranches, num_actions: int
+) -> list[DecisionPoint]:
+    """Return ``points`` with up to ``num_actions`` different actions each.
+
+    The first is the original action, the others are sampled from the policy at that turn. A point
+    at which the policy sampled no other action is dropped.
+    """
+    num_candidates = CANDIDATES_PER_ACTION * (num_actions - 1)
+    specs = [
+        replace(
+            make_branch_spec(point.trajectory, point.turn, None, f"?{number}"),
+            max_turns=point.turn.step + 1,
+        )
+        for point in points
+        for number in range(num_candidates)
+    ]
+    candidates = _generate_numbered(specs, generate)
+    points_with_actions = []
+    for point_index, point in enumerate(points):
+        start = point_index * num_candidates
+        actions = {point.turn.action: _get_action(point.trajectory, point.turn)}
+        for candidate in candidates[start : start + num_candidates]:
+            turns = candidate.turns[point.turn.step :] if candidate.aborted is None else []
+            if turns and turns[0].stop_reason is StopReason.STOP:
+                actions.setdefault(turns[0].action, _get_action(candidate, turns[0]))
+        if len(actions) > 1:
+            options = tuple(actions.values())[:num_actions]
+            points_with_actions.append(replace(point, actions=options))
+    return points_with_actions
+
+
+def continue_from_points(
+    points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
+) -> list[AuditPoint]:
+    """Continue from every point ``rollouts_per_option`` times with every option.
+
+    The result has the returns of these rollouts. A point is dropped where a rollout failed, for
+    example because its state was not reproduced.
+    """
+    specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
+    specs = [spec for option_specs in specs_by_point for spec in option_specs]
+    branches = iter(_generate_numbered(specs, generate))
+    audit_points: list[AuditPoint] = []
+    for point, option_specs in zip(points, specs_by_point, strict=True):
+        point_branches = [next(branches) for _ in option_specs]
+        chosen = 1 if point.actions else point.record.level
+        if any(branch.aborted is not None for branch in point_branches) or chosen is None:
+            continue
+        returns = [branch.reward for branch in point_branches]
+        spec = point.trajectory.spec
+        audit_points.append(
+            AuditPoint(
+                traj_uid=spec.traj_uid,
+                step=point.turn.step,
+                chosen=chosen,
+                won=point.trajectory.won,
+                returns=tuple(
+                    tuple(returns[start : start + rollouts_per_option])
+                    for start in range(0, len(returns), rollouts_per_option)
+                ),
+                scores={} if point.actions else _collect_scores(point.record),
+                task=spec.task["task_id"],
+                seed=spec.env_seed,
+                options=tuple(action.text for action in point.actions),
+            )
+        )
+    return audit_points
+
+
+def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
+    """Return the requests for all options of ``point``, each ``rollouts_per_option`` times."""
+    names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
+    trajectory, turn = point.trajectory, point.turn
+    if not point.actions:
+        return [
+            make_branch_spec(trajectory, turn, level, name) for level in LEVELS for name in names
+        ]
+    specs = [make_branch_spec(trajectory, turn, None, name) for name in names]
+    return [
+        replace(spec, replay=(*spec.replay, action.token_ids))
+        for action in point.actions
+        for spec in specs
+    ]
+
+
+def _generate_numbered(
+    specs: Sequence[RolloutSpec], generate: GenerateBranches
+) -> list[Trajectory]:
+    """Return the trajectories of ``specs``, which get the numbers of one request."""
+    if not specs:
+        return []
+    return generate([replace(spec, index=index) for index, spec in enumerate(specs)]).trajectories
+
+
+def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
+    ids = trajectory.ledgers[turn.ledger].token_ids[turn.start : turn.end]
+    return SampledAction(turn.action, tuple(ids))
+
+
+def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
+    """Return the scores of every level that the audit compares with returns; higher is better.
+
+    They are the scores of the action and ``deeper``: the number of the level.
+    """
+    scores = {
+        name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
+        for name in SCORE_KEYS
+    }
+    # Negated, because an action with low entropy is better.
+    scores["entropy"] = tuple(-value for value in scores["entropy"])
+    return scores | {"deeper": tuple(float(level) for level in LEVELS)}

@@ -1,0 +1,100 @@
+"""Trajectories that were recorded elsewhere, as a task, a seed and actions, and their replay.
+
+    {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
+        ──reset(task 7, seed 3), then the actions──▶ trajectory of this framework
+
+The environment must reproduce the episode from task, seed and actions.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_system.environments.env import Task
+from agent_system.environments.package import EnvPackage
+from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
+from verl.utils.commands import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrajectory:
+    """Recorded actions of an episode of ``task`` with environment seed ``seed``.
+
+    ``source`` names its file and line in errors. An action is the text that the environment gets,
+    or a whole reply of the agent from which the environment package reads the action.
+    """
+
+    source: str
+    task: Task
+    seed: int
+    actions: tuple[str, ...]
+
+
+def build_recorded_specs(
+    recorded: Sequence[RecordedTrajectory],
+    package: EnvPackage[Any],
+    encode: Callable[[str], Sequence[int]],
+) -> list[RolloutSpec]:
+    """Return the requests that replay ``recorded``; ``encode`` returns the tokens of a turn.
+
+    Trajectories of one task and seed are a group. They are numbered in the order of the file, so
+    the second one of task 7 with seed 3 has the ``traj_uid`` ``recorded-7-3/1``.
+    """
+    group_sizes: Counter[str] = Counter()
+    specs = []
+    for index, trajectory in enumerate(recorded):
+        uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
+        member = group_sizes[uid]
+        group_sizes[uid] += 1
+        part = package.package_for_task(trajectory.task)
+        specs.append(
+            RolloutSpec(
+                index=index,
+                task=trajectory.task,
+                uid=uid,
+                traj_uid=f"{uid}/{member}",
+                member=member,
+                env_seed=trajectory.seed,
+                replay=tuple(
+                    tuple(encode(_format_reply(action, part))) for action in trajectory.actions
+                ),
+                max_turns=len(trajectory.actions),
+            )
+        )
+    return specs
+
+
+def _format_reply(action: str, package: EnvPackage[Any]) -> str:
+    """Return ``action`` if it is a well-formed reply, else the reply that contains it."""
+    if package.project(action)[1]:
+        return action
+    if package.format_action is not None:
+        return package.format_action(action)
+    return f"<action>{action}</action>"
+
+
+def check_replays(
+    recorded: Sequence[RecordedTrajectory], trajectories: Sequence[Trajectory]
+) -> None:
+    """Raise ``UsageError`` with the file and line of the first trajectory that was not reproduced.
+
+    That is one whose environment failed, or whose episode ended before its last action.
+    """
+    for source, trajectory in zip(recorded, trajectories, strict=True):
+        count, executed = len(source.actions), len(trajectory.turns)
+        if trajectory.aborted is not None:
+            why = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
+        elif executed == count:
+            continue
+        elif trajectory.truncated is not None:
+            why = (
+                f"only {executed} of {count} actions fit; reason: {trajectory.truncated}; fix: "
+                "raise env.max_steps or data.max_response_length"
+            )
+        else:
+            why = (
+                f"action {executed + 1} comes after the end of the episode; allowed: at most "
+                f"{executed} actions; fix: remove the actions after it, or correct task and seed"
+            )
+        raise UsageError(f"{source.source}: {why}")

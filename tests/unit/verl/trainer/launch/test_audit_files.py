@@ -1,0 +1,91 @@
+"""Files of an audit: recorded trajectories and external scores, with errors by line."""
+
+import math
+
+import pytest
+
+from rlvcr.research.audit import AuditPoint
+from verl.trainer.launch.audit_files import (
+    add_external_scores,
+    read_external_scores,
+    read_recorded_trajectories,
+)
+
+TASKS = {"7": {"task_id": "7", "data_source": "x"}}
+
+
+def write_lines(tmp_path, *lines: str) -> str:
+    path = tmp_path / "file.jsonl"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_recorded_trajectories_have_task_seed_and_actions(tmp_path):
+    line = '{"task_id": "7", "seed": 3, "actions": ["go north", "take\u2028key"], "note": 1}'
+    path = write_lines(tmp_path, line, "", line.replace("3", "4"))
+    first, second = read_recorded_trajectories(path, TASKS)
+    assert (first.task, first.seed, first.actions) == (TASKS["7"], 3, ("go north", "take\u2028key"))
+    assert (first.source, second.source) == (f"{path}, line 1", f"{path}, line 3")
+    assert second.seed == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "Invalid JSON"),
+        ("[1]", "an object"),
+        ('{"task_id": "8", "seed": 3, "actions": ["a"]}', "task_id='8'"),
+        ('{"task_id": 7, "seed": 3, "actions": ["a"]}', "task_id: "),
+        ('{"task_id": "7", "actions": ["a"]}', "seed: "),
+        ('{"task_id": "7", "seed": true, "actions": ["a"]}', "seed: "),
+        ('{"task_id": "7", "seed": 3, "actions": "a"}', "actions: "),
+        ('{"task_id": "7", "seed": 3, "actions": [1]}', "actions.0: "),
+    ],
+)
+def test_line_that_is_no_trajectory_is_named(tmp_path, line, expected):
+    good = '{"task_id": "7", "seed": 3, "actions": ["a"]}'
+    path = write_lines(tmp_path, good, line)
+    with pytest.raises(ValueError, match="line 2") as caught:
+        read_recorded_trajectories(path, TASKS)
+    assert expected in str(caught.value)
+
+
+def test_file_without_trajectories_is_refused(tmp_path):
+    with pytest.raises(ValueError):
+        read_recorded_trajectories(write_lines(tmp_path, ""), TASKS)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"traj_uid": "a", "step": 0}',
+        '{"traj_uid": "a", "step": 0, "score": "high"}',
+        '{"traj_uid": "a", "step": 0, "score": NaN}',
+        '{"traj_uid": "a", "step": 1.5, "score": 1}',
+        '{"task_id": "7", "step": 0, "score": 1}',
+        '{"traj_uid": "b", "step": 2, "score": 2}',
+    ],
+)
+def test_line_that_is_no_score_is_named(tmp_path, line):
+    path = write_lines(tmp_path, '{"traj_uid": "b", "step": 2, "score": 1}', line)
+    with pytest.raises(ValueError, match="line 2"):
+        read_external_scores(path)
+
+
+def test_external_scores_match_by_trajectory_or_task(tmp_path, caplog):
+    path = write_lines(
+        tmp_path,
+        '{"traj_uid": "a", "step": 2, "score": 0.5}',
+        '{"task_id": "7", "seed": 3, "step": 1, "score": -1}',
+    )
+    scores = read_external_scores(path)
+    points = [
+        AuditPoint("a", 2, 1, True, ((0.0,), (1.0,)), {}, {"grpo": 1.0}, task="9"),
+        AuditPoint("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=3),
+        AuditPoint("b", 1, 1, True, ((0.0,), (1.0,)), {}, task="7", seed=4),
+    ]
+    first, second, third = add_external_scores(points, scores)
+    assert first.step_scores == {"grpo": 1.0, "external": 0.5}
+    assert second.step_scores == {"external": -1.0}
+    assert math.isnan(third.step_scores["external"]) and "1 of 3" in caplog.text
+    assert add_external_scores(points, {}) == points
