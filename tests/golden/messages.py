@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.dev.mistakes import MISTAKES, SCRATCH, Mistake, run_mistake, write_scratch_files
-from tests.unit.verl.config.test_config import WRONG_VALUES, refusal
+from tests.unit.verl.config.test_config import WRONG_VALUES, load_problems
 from tests.unit.verl.config.test_config_validate import IMPOSSIBLE, problems
 
 GOLDEN = Path(__file__).with_name("messages.md")
@@ -30,7 +30,7 @@ def config_section() -> str:
     """Return the messages about wrong values and impossible combinations of keys."""
     lines = ["# Configuration"]
     for override, _ in WRONG_VALUES:
-        lines += ["", f"## {override}", "", *refusal(override)]
+        lines += ["", f"## {override}", "", *load_problems(override)]
     for overrides, _ in IMPOSSIBLE:
         lines += ["", f"## {' '.join(overrides)}", "", *problems(*overrides)]
     return shorten_lists("\n".join(lines) + "\n")

@@ -1,6 +1,5 @@
-"""The documentation works: blocks marked ``python test`` run, commands can be composed, files, keys
-and modules that pages name exist, links have targets, and the site is built without a warning.
-"""
+"""The documentation is correct: blocks marked ``python test`` run, commands parse, named files,
+keys and modules exist, links have targets, and the site builds without warnings."""
 
 import ast
 import importlib
@@ -28,7 +27,7 @@ from verl.trainer.launch import extensions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-# Pages outside of docs/ that the site shows too.
+# Pages outside docs/ that the site also shows.
 OUTSIDE = [
     "CONTRIBUTING.md",
     "SECURITY.md",
@@ -37,7 +36,7 @@ OUTSIDE = [
     "scripts/dev/closed_faults.md",
     "scripts/dev/mutants/results.md",
 ]
-# Not mistakes.md, which names what does not exist, nor CHANGELOG.md, which names what has moved.
+# Excluded: mistakes.md names things that do not exist, CHANGELOG.md names things that moved.
 TEXTS = [page for page in PAGES if page.name != "mistakes.md"]
 TEXTS += [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
 LINKED = [*PAGES, ROOT / "README.md", *(ROOT / name for name in OUTSIDE)]
@@ -65,7 +64,7 @@ MODULE = re.compile(r"(?<![\w/])python -m ((?:agent_system|verl|scripts)[\w.]*)"
 @pytest.mark.parametrize(
     ("page", "number", "code"), BLOCKS, ids=[f"{p.stem}-{n}" for p, n, _ in BLOCKS]
 )
-def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
+def test_python_block_runs(page, number, code, tmp_path, monkeypatch):
     name = f"docs_{page.stem}_{number}"
     (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -77,14 +76,14 @@ def test_the_block_runs(page, number, code, tmp_path, monkeypatch):
             module.check()
     finally:
         sys.modules.pop(name, None)
-        # Remove what the page registered, for the tests that follow.
+        # Remove what the page registered, so that later tests do not see it.
         ADV_ESTIMATORS.clear()
         ADV_ESTIMATORS.update(estimators)
         POLICY_LOSSES.clear()
         POLICY_LOSSES.update(losses)
 
 
-def test_there_are_blocks_to_run():
+def test_pages_have_python_blocks_to_run():
     assert {page.stem for page, _, _ in BLOCKS} >= {"prompts", "algorithms"}
 
 
@@ -115,7 +114,7 @@ def test_one_training_step_is_22_files_with_a_sentence_each():
         assert sentence.strip().endswith("."), file
 
 
-def test_the_commands_of_contributing_exist():
+def test_make_targets_named_on_pages_exist():
     makefile = (ROOT / "Makefile").read_text()
     for page in ("README.md", "CONTRIBUTING.md"):
         named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / page).read_text(), re.MULTILINE))
@@ -127,7 +126,7 @@ def anchors(text: str) -> set[str]:
     """Return the anchors of headings that GitHub and mkdocs name in the same way."""
     titles = [title.lower().replace("`", "") for title in HEADING.findall(FENCE.sub("", text))]
     plain = [re.sub(r"[^\w\s-]", "", title).strip() for title in titles]
-    # mkdocs makes one hyphen of many spaces and hyphens, GitHub one of each.
+    # mkdocs joins several spaces and hyphens into one hyphen; GitHub keeps one for each.
     return {title.replace(" ", "-") for title in plain} & {
         re.sub(r"[-\s]+", "-", title) for title in plain
     }
@@ -135,7 +134,7 @@ def anchors(text: str) -> set[str]:
 
 def broken_links(page: Path, text: str) -> list[str]:
     """Return the links of ``text``, the content of ``page``, without a target in the repository."""
-    found = []
+    broken = []
     for link in LINK.findall(FENCE.sub("", text)):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -143,16 +142,16 @@ def broken_links(page: Path, text: str) -> list[str]:
             continue
         inside = target.is_relative_to(ROOT) and target.is_file()
         if not inside or (anchor and anchor not in anchors(target.read_text())):
-            found.append(link)
-    return found
+            broken.append(link)
+    return broken
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     assert broken_links(page, page.read_text()) == []
 
 
-def test_a_link_that_leads_nowhere_is_found():
+def test_broken_links_are_reported():
     page = ROOT / "docs" / "architecture.md"
     links = ["models.md", "no.md", "#packages", "#package", "models.md#nothing", "../../x.md"]
     text = "".join(f"[a]({link})\n" for link in links) + "## Packages\n```\n[b](code.md)\n```\n"
@@ -160,7 +159,7 @@ def test_a_link_that_leads_nowhere_is_found():
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_blocks_are_closed_and_python_can_be_read(page):
+def test_blocks_are_closed_and_python_parses(page):
     text = page.read_text()
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
     for mark, code in FENCE.findall(text):
@@ -169,7 +168,7 @@ def test_blocks_are_closed_and_python_can_be_read(page):
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
-def test_modules_that_are_run_exist(page):
+def test_modules_in_commands_exist(page):
     named = {name.rstrip(".") for name in MODULE.findall(page.read_text())}
     assert [name for name in sorted(named) if importlib.util.find_spec(name) is None] == []
 
@@ -181,24 +180,24 @@ def commands(text: str) -> list[tuple[str, list[str]]]:
         for _, block in FENCE.findall(text)
         for line in block.replace("\\\n", " ").splitlines()
     ]
-    found = [match for line in lines if (match := COMMAND.fullmatch(line))]
-    return [(match[1], shlex.split(match[2], comments=True)) for match in found]
+    matches = [match for line in lines if (match := COMMAND.fullmatch(line))]
+    return [(match[1], shlex.split(match[2], comments=True)) for match in matches]
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
 def test_training_commands_are_valid(page):
-    for entry, words in commands(page.read_text()):
-        words = [word for word in words if word != "YOUR_OVERRIDES"]
+    for entry, arguments in commands(page.read_text()):
+        arguments = [argument for argument in arguments if argument != "YOUR_OVERRIDES"]
         supervised = entry == "sft"
         default = "quickstart_sft" if supervised else extensions.choose_config_name
         # Raises ConfigError for unknown keys and wrong values.
-        parsed = cli.parse(words, default, SFTConfig if supervised else PPOConfig)
+        parsed = cli.parse(arguments, default, SFTConfig if supervised else PPOConfig)
         for cfg in parsed.configs:
-            assert find_problems(cfg, check_files=False) == [], words
+            assert find_problems(cfg, check_files=False) == [], arguments
 
 
 def nav_files(entry: Any) -> list[str]:
-    """The files of a part of ``nav`` of ``mkdocs.yml``, in order."""
+    """Return the files of a part of ``nav`` of ``mkdocs.yml``, in order."""
     if isinstance(entry, str):
         return [entry]
     parts = entry.values() if isinstance(entry, dict) else entry
@@ -212,10 +211,10 @@ def test_every_page_is_in_the_navigation_once():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed")
-def test_the_site_is_built_without_a_warning(tmp_path):
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_site_builds_without_warnings(tmp_path):
+    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
     for page in ("index.html", "reference/keys/index.html", "repository/contributing/index.html"):
         assert (tmp_path / page).is_file()
     assert "```" not in (tmp_path / "write_environment" / "index.html").read_text()

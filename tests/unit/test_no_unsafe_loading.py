@@ -1,6 +1,5 @@
-"""No source opens a door by itself: no code out of files or texts, no shell, no address but the
-loopback's.
-"""
+"""No source runs code from files or texts, uses a shell, or listens on an address other than
+loopback."""
 
 import ast
 from pathlib import Path
@@ -14,66 +13,66 @@ from verl.config.settings import keys_of
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     file
-    for room in ("verl", "agent_system", "rlvcr", "scripts", "experiments")
-    for file in (ROOT / room).rglob("*.py")
+    for package in ("verl", "agent_system", "rlvcr", "scripts", "experiments")
+    for file in (ROOT / package).rglob("*.py")
 )
 MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 CALLS = {"eval", "exec", "torch.load", "yaml.load", "os.system", "np.load", "numpy.load"}
-# Of torch.distributed.checkpoint, whose own format has a pickled index.
+# The format of torch.distributed.checkpoint has a pickled index.
 CALLS |= {"FileSystemReader", "FileSystemWriter"}
-# By file: what is found there, and why it may stay.
+# Allowed findings by file, with the reason.
 ALLOWED = {
-    "scripts/dev/bench/driver.py": {"import pickle"},  # a stand-in for Ray's store, of its own rows
-    # Tensors alone are read (weights_only), and pickle is imported for the error that this raises.
+    "scripts/dev/bench/driver.py": {"import pickle"},  # stand-in for Ray's object store
+    # Only tensors are read (weights_only). pickle is imported for the error that this raises.
     "verl/models/weights.py": {"import pickle", "call torch.load"},
-    # Expressions of game files, of which only names, attributes, texts, + and or are compiled.
+    # Expressions of game files. Only names, attributes, texts, + and or are compiled.
     "agent_system/environments/env_package/alfworld/grammar.py": {"call eval"},
 }
 
 
-def doors(source: str) -> set[str]:
-    """What ``source`` has that could run what it reads, or be reached from outside."""
-    found = set()
+def find_unsafe_code(source: str) -> set[str]:
+    """Return what ``source`` has that could run what it reads, or be reached from outside."""
+    findings = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {f"import {name.name}" for name in node.names if name.name in MODULES}
+            findings |= {f"import {name.name}" for name in node.names if name.name in MODULES}
         elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
-            found.add(f"import {node.module}")
+            findings.add(f"import {node.module}")
         elif isinstance(node, ast.Call):
-            found |= _of_call(node)
+            findings |= find_unsafe_call(node)
         elif isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::"):
-            found.add(f"address {node.value}")
-        elif isinstance(node, ast.AnnAssign) and _is(node.target, "trust_remote_code"):
-            found |= {"trust_remote_code"} if not _is_false(node.value) else set()
-    return found
+            findings.add(f"address {node.value}")
+        elif isinstance(node, ast.AnnAssign) and is_name(node.target, "trust_remote_code"):
+            findings |= {"trust_remote_code"} if not is_false(node.value) else set()
+    return findings
 
 
-def _of_call(node: ast.Call) -> set[str]:
+def find_unsafe_call(node: ast.Call) -> set[str]:
     name = ast.unparse(node.func)
-    found = {f"call {name}"} if name in CALLS else set()
+    findings = {f"call {name}"} if name in CALLS else set()
     for keyword in node.keywords:
         true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
         if keyword.arg in ("shell", "allow_pickle", "trust_remote_code") and true:
-            found.add(f"{keyword.arg}=True")
-    return found
+            findings.add(f"{keyword.arg}=True")
+    return findings
 
 
-def _is(node: ast.expr, name: str) -> bool:
+def is_name(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _is_false(node: ast.expr | None) -> bool:
+def is_false(node: ast.expr | None) -> bool:
     return node is None or (isinstance(node, ast.Constant) and node.value is False)
 
 
-def test_no_source_has_a_door_that_is_not_listed():
+def test_no_source_has_unlisted_unsafe_code():
     assert len(SOURCES) > 250
-    found = {str(file.relative_to(ROOT)): doors(file.read_text()) for file in SOURCES}
-    assert {name: some for name, some in found.items() if some} == ALLOWED
+    findings = {str(file.relative_to(ROOT)): find_unsafe_code(file.read_text()) for file in SOURCES}
+    assert {name: unsafe for name, unsafe in findings.items() if unsafe} == ALLOWED
 
 
 @pytest.mark.parametrize(
-    ("source", "door"),
+    ("source", "finding"),
     [
         ("import pickle", "import pickle"),
         ("from cloudpickle import loads", "import cloudpickle"),
@@ -87,22 +86,25 @@ def test_no_source_has_a_door_that_is_not_listed():
         ("numpy.load(path, allow_pickle=True)", "allow_pickle=True"),
     ],
 )
-def test_the_search_finds_each_kind(source, door):
-    assert door in doors(source)
-    assert doors("model.eval()\ntrust_remote_code: bool = False\nserve('127.0.0.1')") == set()
+def test_each_kind_of_unsafe_code_is_detected(source, finding):
+    assert finding in find_unsafe_code(source)
+    assert (
+        find_unsafe_code("model.eval()\ntrust_remote_code: bool = False\nserve('127.0.0.1')")
+        == set()
+    )
 
 
-def test_code_of_models_is_not_trusted_by_default():
+def test_model_code_is_not_trusted_by_default():
     for schema in (PPOConfig, SFTConfig):
         keys = {path: key for path, key in keys_of(schema).items() if "trust_remote_code" in path}
         assert keys and not any(key.default_value for key in keys.values())
 
 
-def test_the_page_of_licences_is_that_of_the_pinned_packages():
+def test_licences_page_lists_the_pinned_packages():
     pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    written = (ROOT / "docs" / "reference" / "licences.md").read_text()
+    page = (ROOT / "docs" / "reference" / "licences.md").read_text()
     rows = [
-        line.split(" | ")[0].removeprefix("| ") for line in written.splitlines() if "==" not in line
+        line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "==" not in line
     ]
     assert [name for name, _ in PINNED.findall(pins)] == rows[-len(PINNED.findall(pins)) :]
     assert "| numpy | " in licences_page("numpy==1.0") and licence_of("no-such-package") == ""

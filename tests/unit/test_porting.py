@@ -1,4 +1,5 @@
-"""docs/porting.md: names that it promises import, every algorithm has a row whose test exists."""
+"""docs/porting.md: the listed names can be imported, and every algorithm has a row with an existing
+test."""
 
 import importlib
 import re
@@ -17,32 +18,32 @@ OURS = ("verl.", "rlvcr.", "agent_system.")
 
 
 def rows_below(heading: str) -> list[list[str]]:
-    """Cells of the table's rows in a section, without its header."""
+    """Return the cells of the table rows in a section, without its header."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
 
 
-def named(cell: str) -> list[str]:
+def quoted_names(cell: str) -> list[str]:
     return QUOTED.findall(cell)
 
 
-SAME = [
-    (named(module)[0], name)
+SAME_PATH = [
+    (quoted_names(module)[0], name)
     for module, names in rows_below("Names with the same path")
-    for name in named(names)
+    for name in quoted_names(names)
 ]
-ELSEWHERE = rows_below("Names with another path")
+OTHER_PATH = rows_below("Names with another path")
 TESTED = rows_below("Every algorithm and option, and its test")
 
 
-@pytest.mark.parametrize(("module", "name"), SAME)
-def test_a_name_is_found_under_its_usual_path(module, name):
+@pytest.mark.parametrize(("module", "name"), SAME_PATH)
+def test_name_imports_from_its_usual_path(module, name):
     assert hasattr(importlib.import_module(module), name)
 
 
-def find(path: str) -> object:
-    """The module, or what a module holds, at a dotted path; raises where there is none."""
+def resolve_path(path: str) -> object:
+    """Return the module or the member of a module at a dotted path. Raise if there is none."""
     module, _, name = path.rpartition(".")
     try:
         return importlib.import_module(path)
@@ -50,17 +51,17 @@ def find(path: str) -> object:
         return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row[0].split("`")[1])
-def test_a_counterpart_exists_and_the_other_path_is_none_of_ours(row):
-    there, here, _ = row
-    (ours,) = named(here)
-    assert find(ours) is not None
+@pytest.mark.parametrize("row", OTHER_PATH, ids=lambda row: row[0].split("`")[1])
+def test_counterpart_exists_and_other_path_does_not(row):
+    other_cell, our_cell, _ = row
+    (our_path,) = quoted_names(our_cell)
+    assert resolve_path(our_path) is not None
     with pytest.raises((ModuleNotFoundError, AttributeError)):
-        find(named(there)[0])
+        resolve_path(quoted_names(other_cell)[0])
 
 
-def ours(registry: dict) -> set[str]:
-    """What our packages register, without what other tests or pages have added."""
+def our_names(registry: dict) -> set[str]:
+    """Return the names that our packages register, without those that tests or pages added."""
     functions = {name: getattr(entry, "function", entry) for name, entry in registry.items()}
     return {name for name, f in functions.items() if f.__module__.startswith(OURS)}
 
@@ -68,19 +69,19 @@ def ours(registry: dict) -> set[str]:
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("estimator", ours(ADV_ESTIMATORS)),
-        ("policy loss", ours(POLICY_LOSSES)),
+        ("estimator", our_names(ADV_ESTIMATORS)),
+        ("policy loss", our_names(POLICY_LOSSES)),
         ("KL form", set(KL_ESTIMATORS)),
         ("aggregation", set(LOSS_AGG_MODES)),
     ],
 )
-def test_everything_that_is_registered_has_a_row(kind, names):
+def test_every_registered_name_has_a_row(kind, names):
     assert names
-    told = {named(name)[0] for of_kind, name, _ in TESTED if of_kind == kind}
-    assert told == names, f"rows of docs/porting.md for {sorted(told ^ names)}"
+    documented = {quoted_names(name)[0] for of_kind, name, _ in TESTED if of_kind == kind}
+    assert documented == names, f"rows of docs/porting.md for {sorted(documented ^ names)}"
 
 
 @pytest.mark.parametrize("row", TESTED, ids=lambda row: row[1])
-def test_the_test_of_a_row_exists(row):
-    file, _, name = named(row[2])[0].partition("::")
+def test_test_named_in_a_row_exists(row):
+    file, _, name = quoted_names(row[2])[0].partition("::")
     assert re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE)

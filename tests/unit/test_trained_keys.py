@@ -1,7 +1,6 @@
-"""Every key of actor, critic, optimizer, rollout correction and ``algorithm.rlvcr`` has a test in
-which its value changes a trained number to one that was worked out independently, or a reason why
-there is none.
-"""
+"""Every key of actor, critic, optimizer, rollout correction and ``algorithm.rlvcr`` is tested.
+Either a test shows that its value changes a trained number to one computed independently, or a
+reason is listed."""
 
 import re
 from pathlib import Path
@@ -22,22 +21,22 @@ CORRECTION, RLVCR = "algorithm.rollout_correction", "algorithm.rlvcr"
 SECTIONS = (f"{ACTOR}.", f"{CRITIC}.", f"{CORRECTION}.", f"{RLVCR}.")
 
 
-def keys_in(*tables) -> set[str]:
+def changed_keys(*tables) -> set[str]:
     return {key for table in tables for change in table for key in change}
 
 
-# Keys that one table of changes compares with a second implementation.
+# Keys that a table of changes compares with a second implementation.
 TABLES = {
-    ACTOR: keys_in(update.ACTOR_CHANGES.values()),
-    CRITIC: keys_in(update.CRITIC_CHANGES.values()),
-    f"{ACTOR}.optim": keys_in(update.OPTIM_CHANGES.values()),
-    f"{CRITIC}.optim": keys_in(update.OPTIM_CHANGES.values()),
-    CORRECTION: keys_in(correction.CHANGES),
-    RLVCR: keys_in(change for _, change in credit.CHANGES) | {"thinking_diversity_w"},
+    ACTOR: changed_keys(update.ACTOR_CHANGES.values()),
+    CRITIC: changed_keys(update.CRITIC_CHANGES.values()),
+    f"{ACTOR}.optim": changed_keys(update.OPTIM_CHANGES.values()),
+    f"{CRITIC}.optim": changed_keys(update.OPTIM_CHANGES.values()),
+    CORRECTION: changed_keys(correction.CHANGES),
+    RLVCR: changed_keys(change for _, change in credit.CHANGES) | {"thinking_diversity_w"},
 }
-BY_HAND = {f"{section}.{key}" for section, keys in TABLES.items() for key in keys}
+COMPARED_KEYS = {f"{section}.{key}" for section, keys in TABLES.items() for key in keys}
 # Files below this directory, each with its tests of keys that no table compares.
-FILES: dict[str, dict[str, list[str]]] = {
+TESTS_BY_FILE: dict[str, dict[str, list[str]]] = {
     "verl/algos/test_weighted_losses.py": {
         "test_weights_multiply_the_loss_of_every_token": [
             f"{ACTOR}.policy_loss.loss_mode",
@@ -45,7 +44,7 @@ FILES: dict[str, dict[str, list[str]]] = {
             f"{ACTOR}.tau_pos",
             f"{ACTOR}.tau_neg",
         ],
-        "test_the_keys_of_covariance_losses_decide_which_tokens_are_picked": [
+        "test_covariance_keys_decide_which_tokens_are_selected": [
             f"{ACTOR}.policy_loss.clip_cov_ratio",
             f"{ACTOR}.policy_loss.clip_cov_lb",
             f"{ACTOR}.policy_loss.clip_cov_ub",
@@ -64,14 +63,14 @@ FILES: dict[str, dict[str, list[str]]] = {
         ],
     },
     "test_trained_keys.py": {
-        "test_values_that_follow_from_others": [
+        "test_derived_values_follow_from_other_keys": [
             f"{ACTOR}.clip_ratio",
             f"{CRITIC}.enable",
             f"{RLVCR}.enable",
         ],
     },
     "verl/trainer/ppo/test_ray_trainer.py": {
-        "test_the_engine_s_log_probs_can_be_the_old_ones": [f"{CORRECTION}.bypass_mode"],
+        "test_bypass_mode_uses_the_engine_log_probs_as_old_ones": [f"{CORRECTION}.bypass_mode"],
     },
     "rlvcr/test_credit_by_hand.py": {
         "test_permuted_credit_is_that_of_other_rows": [f"{RLVCR}.permute"],
@@ -95,13 +94,15 @@ FILES: dict[str, dict[str, list[str]]] = {
         "test_a_text_from_the_command_line_is_in_the_first_prompt": [f"{RLVCR}.prompts"],
     },
 }
-TESTS = [key for tests in FILES.values() for keys in tests.values() for key in keys]
+TESTED_KEYS = [key for tests in TESTS_BY_FILE.values() for keys in tests.values() for key in keys]
 CUTS = "cuts a mini-batch, whose gradient is exact under any cut (test_actor.py, test_two_ranks.py)"
-PLACES = "says where parameters lie and when they are sent (test_two_ranks.py, test_resharding.py)"
-LOADS = "says which weights the critic starts from"
-KEEPS = "says what is kept on disk"
+PLACES = (
+    "decides where parameters are and when they are sent (test_two_ranks.py, test_resharding.py)"
+)
+LOADS = "decides which weights the critic starts from"
+KEEPS = "decides what is kept on disk"
 WATCHES = "read by evaluation, audit or a warning"
-WITHOUT = {
+UNTESTED_REASONS = {
     rf"{re.escape(ACTOR)}\.ppo_micro_batch_size_per_gpu": CUTS,
     rf"{re.escape(CRITIC)}\.(ppo|forward)_micro_batch_size_per_gpu": CUTS,
     r".*\.use_dynamic_bsz": CUTS,
@@ -125,35 +126,35 @@ def trained_keys() -> list[str]:
     return [path for path in (*of_schema, *of_method) if path.startswith(SECTIONS)]
 
 
-def test_every_key_is_compared_or_has_a_reason():
+def test_every_key_is_tested_once_or_has_a_reason():
     missing, twice = [], []
     for key in trained_keys():
-        reasons = [pattern for pattern in WITHOUT if re.fullmatch(pattern, key)]
-        found = (key in BY_HAND) + (key in TESTS) + len(reasons)
-        if not found:
+        reasons = [pattern for pattern in UNTESTED_REASONS if re.fullmatch(pattern, key)]
+        covered = (key in COMPARED_KEYS) + (key in TESTED_KEYS) + len(reasons)
+        if not covered:
             missing.append(key)
-        elif found > 1:
+        elif covered > 1:
             twice.append(key)
     assert missing == [] and twice == []
 
 
-def test_the_tables_name_no_key_that_is_gone():
-    # What a sequence of the correction is, is another section's key.
+def test_tables_name_only_existing_keys():
+    # ``row_weight`` decides what counts as a sequence, and is declared in another section.
     keys = {*trained_keys(), f"{CORRECTION}.row_weight"}
-    assert {*BY_HAND, *TESTS} <= keys
-    for pattern in WITHOUT:
+    assert {*COMPARED_KEYS, *TESTED_KEYS} <= keys
+    for pattern in UNTESTED_REASONS:
         assert any(re.fullmatch(pattern, key) for key in keys), pattern
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_tests_that_are_named_are_there(path):
+@pytest.mark.parametrize("path", TESTS_BY_FILE)
+def test_listed_tests_exist(path):
     text = (ROOT / path).read_text()
-    for name in FILES[path]:
+    for name in TESTS_BY_FILE[path]:
         assert f"def {name}(" in text
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         (
             [f"{ACTOR}.clip_ratio=0.35"],
@@ -186,10 +187,10 @@ def test_tests_that_are_named_are_there(path):
         ),
     ],
 )
-def test_values_that_follow_from_others(words, expected):
-    config = load_config("ppo_trainer", words)
+def test_derived_values_follow_from_other_keys(overrides, expected):
+    config = load_config("ppo_trainer", overrides)
     for path, value in expected.items():
-        found = config
+        actual = config
         for name in path.split("."):
-            found = getattr(found, name)
-        assert found == value, path
+            actual = getattr(actual, name)
+        assert actual == value, path

@@ -1,4 +1,4 @@
-"""DataProto: making, selecting, joining, shipping and storing rows."""
+"""DataProto: create, select, join, send and store rows."""
 
 import io
 import pickle
@@ -34,7 +34,7 @@ def first_column(table: DataProto) -> list[int]:
     return table.batch["x"][:, 0].tolist()
 
 
-def test_the_package_offers_the_class():
+def test_package_exports_the_class():
     assert verl.DataProto is DataProto
 
 
@@ -44,7 +44,7 @@ def test_lists_of_equal_length_stay_one_object_per_row(data):
     assert object_array([(1, 2), (3, 4)]).tolist() == [(1, 2), (3, 4)]
 
 
-def test_from_single_dict_sorts_tensors_from_the_rest():
+def test_from_single_dict_separates_tensors_from_other_columns():
     table = DataProto.from_single_dict(
         {"x": torch.zeros(2, 3), "n": np.array([1, 2]), "s": ["p", "q"]}, {"m": 1}
     )
@@ -54,7 +54,7 @@ def test_from_single_dict_sorts_tensors_from_the_rest():
 
 
 @pytest.mark.parametrize(
-    ("tensors", "others", "error", "words"),
+    ("tensors", "others", "error", "message"),
     [
         ({"x": torch.zeros(2), "y": torch.zeros(3)}, {}, ValueError, r"'x': 2, 'y': 3"),
         ({"x": torch.zeros(2)}, {"u": ["a"]}, ValueError, r"2 rows.*'u': 1"),
@@ -65,12 +65,12 @@ def test_from_single_dict_sorts_tensors_from_the_rest():
         ({}, {"u": np.array(3)}, ValueError, "scalar"),
     ],
 )
-def test_columns_that_are_no_columns_are_refused(tensors, others, error, words):
-    with pytest.raises(error, match=words):
+def test_invalid_columns_are_refused(tensors, others, error, message):
+    with pytest.raises(error, match=message):
         DataProto.from_dict(tensors, others)
 
 
-def test_a_column_set_to_the_wrong_length_is_noticed_when_rows_travel(data):
+def test_column_of_wrong_length_is_refused_when_rows_are_sent(data):
     data.non_tensor_batch["late"] = np.zeros(3)
     for use in (pickle.dumps, lambda d: d[:2], lambda d: DataProto.concat([d])):
         with pytest.raises(ValueError, check=mentions("late")):
@@ -90,7 +90,7 @@ def test_indexing_by_position_slice_list_array_and_mask(data):
     assert len(data[[]]) == 0 and data[[]].non_tensor_batch["uid"].tolist() == []
 
 
-def test_wrong_indices_say_what_is_wrong(data):
+def test_wrong_indices_are_named(data):
     with pytest.raises(IndexError, check=mentions("row 4")):
         data[4]
     with pytest.raises(IndexError, check=mentions(9)):
@@ -123,7 +123,7 @@ def test_select_pop_and_rename(data):
     assert data.pop("prompts").keys() == ["prompts"] and data.tensor_keys() == [] and len(data) == 4
 
 
-def test_a_table_without_tensors_has_an_empty_batch_of_its_rows(data):
+def test_table_without_tensors_has_a_batch_of_its_row_count(data):
     names = DataProto.from_dict({}, {"uid": ["a", "b", "c"]})
     assert names.batch.batch_size == (3,) and list(names.batch.keys()) == []
     assert names[1:].batch.batch_size == (2,) and names[[0, 0]].batch.batch_size == (2,)
@@ -131,13 +131,13 @@ def test_a_table_without_tensors_has_an_empty_batch_of_its_rows(data):
     assert DataProto().batch.batch_size == (0,) and len(DataProto()) == 0
     assert data.select([]).batch.batch_size == (4,) and data.select([], []).batch.batch_size == (0,)
     assert DataProto.concat([names, names]).batch.batch_size == (6,)
-    back = pickle.loads(pickle.dumps(names))
-    assert back.batch.batch_size == (3,) and len(back) == 3
+    loaded = pickle.loads(pickle.dumps(names))
+    assert loaded.batch.batch_size == (3,) and len(loaded) == 3
     names.batch["x"] = torch.arange(3)
     assert names.keys() == ["x", "uid"] and len(names) == 3
 
 
-def test_an_empty_batch_follows_the_columns():
+def test_empty_batch_takes_the_length_of_the_columns():
     table = DataProto()
     table.non_tensor_batch["uid"] = object_array(["a", "b"])
     assert (
@@ -174,7 +174,7 @@ def test_rename_refuses_taken_names_and_can_swap(data):
     assert data.batch["w"].shape == (4, 3) and data.batch["x"].shape == (4,)
 
 
-def test_concat_restores_what_was_cut(data):
+def test_concat_restores_split_rows(data):
     parts = data.split(3)
     assert [len(part) for part in parts] == [3, 1]
     parts[1].meta_info = {"temperature": 1.0, "late": 1}
@@ -199,17 +199,17 @@ def test_concat_joins_the_metrics_of_all_parts():
         "step": 0,
         "late": 1,
     }
-    assert first["loss"] == 1.0  # the parts keep theirs
+    assert first["loss"] == 1.0  # the parts are not changed
 
 
-def test_metrics_of_one_table_that_was_cut_count_once(data):
+def test_metrics_of_a_split_table_count_once(data):
     data.meta_info["metrics"] = {"loss": 1.0}
     assert DataProto.concat(data.split(1)).meta_info["metrics"] == {"loss": 1.0}
     assert DataProto.concat([DataProto(), data]).meta_info["metrics"] == {"loss": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("column", "words"),
+    ("column", "message"),
     [
         (TensorDict({"a": torch.ones(2), "b": torch.ones(2)}, batch_size=[2]), r"nested.*\(a, b"),
         (
@@ -221,18 +221,19 @@ def test_metrics_of_one_table_that_was_cut_count_once(data):
         (NonTensorData("text", batch_size=[2]), "batch.*'x'"),
     ],
 )
-def test_columns_that_could_not_travel_are_refused_when_a_table_is_made(column, words):
-    with pytest.raises(TypeError, match=rf"batch\['x'\] is a .*{words}|{words}"):
+def test_unsupported_columns_are_refused_at_construction(column, message):
+    with pytest.raises(TypeError, match=rf"batch\['x'\] is a .*{message}|{message}"):
         DataProto.from_dict({"x": column})
     with pytest.raises(TypeError, check=mentions("batch['x']")):
         DataProto(TensorDict({"x": column}, batch_size=[2]))
     table = DataProto.from_dict({"y": torch.ones(2)})
     table.batch["x"] = column
-    with pytest.raises(TypeError, check=mentions("batch['x']")):  # set later: when it is to travel
+    # A column that is set later is checked when the table is pickled.
+    with pytest.raises(TypeError, check=mentions("batch['x']")):
         pickle.dumps(table)
 
 
-def test_concat_refuses_parts_that_do_not_fit(data):
+def test_concat_refuses_parts_that_do_not_match(data):
     with pytest.raises(ValueError, check=mentions("['w']")):
         DataProto.concat([data, data.select("x")])
     wide = DataProto.from_dict({"x": torch.zeros(1, 5, dtype=torch.long)})
@@ -264,7 +265,7 @@ def test_union_joins_columns_and_refuses_contradictions(data):
     assert data.keys() == ["x", "w", "v", "uid", "steps"] and data.meta_info == {"temperature": 0.7}
 
 
-def test_union_holds_nan_equal_to_nan():
+def test_union_treats_nan_as_equal_to_nan():
     values = {
         "n": np.array([float("nan"), 1.0]),
         "deep": [{"score": float("nan")}, [np.array([1, 2])]],
@@ -277,7 +278,7 @@ def test_union_holds_nan_equal_to_nan():
     assert first.union(second).keys() == ["t", "n", "deep"]
 
 
-def test_union_tensor_dict_leaves_its_arguments_alone():
+def test_union_tensor_dict_does_not_change_its_arguments():
     one, two = TensorDict({"a": torch.ones(2)}, [2]), TensorDict({"b": torch.ones(2)}, [2])
     assert set(union_tensor_dict(one, two).keys()) == {"a", "b"}
     assert set(one.keys()) == {"a"}
@@ -310,7 +311,7 @@ def test_chunk_needs_equal_parts(data):
         data.split(0)
 
 
-def test_padding_repeats_rows_and_comes_off_again(data):
+def test_padding_repeats_rows_and_is_removed(data):
     padded, pad_size = pad_dataproto_to_divisor(data[:3], 8)
     assert pad_size == 5 and first_column(padded) == [0, 3, 6, 0, 3, 6, 0, 3]
     assert first_column(unpad_dataproto(padded, pad_size)) == [0, 3, 6]
@@ -320,7 +321,7 @@ def test_padding_repeats_rows_and_comes_off_again(data):
         unpad_dataproto(data, 5)
 
 
-def test_iterator_visits_every_row_once_an_epoch(data):
+def test_iterator_visits_every_row_once_per_epoch(data):
     assert [first_column(part) for part in data.make_iterator(2, epochs=2)] == [[0, 3], [6, 9]] * 2
     shuffled = list(data.make_iterator(2, 3, seed=1, dataloader_kwargs={"shuffle": True}))
     again = list(data.make_iterator(2, 3, seed=1, dataloader_kwargs={"shuffle": True}))
@@ -334,11 +335,11 @@ def test_iterator_visits_every_row_once_an_epoch(data):
         data.make_iterator(2, dataloader_kwargs={"shufle": True})
 
 
-def test_to_moves_in_place(data):
+def test_to_moves_tensors_in_place(data):
     assert data.to("meta") is data and data.batch["x"].device.type == "meta"
 
 
-def test_collate_stacks_tensors_and_lists_the_rest():
+def test_collate_stacks_tensors_and_lists_other_values():
     columns = collate_fn([{"x": torch.ones(2), "n": 1}, {"x": torch.zeros(2), "n": [2]}])
     table = DataProto.from_single_dict(columns)
     assert table.batch["x"].shape == (2, 2) and table.non_tensor_batch["n"].tolist() == [1, [2]]
@@ -348,13 +349,13 @@ def test_collate_stacks_tensors_and_lists_the_rest():
         collate_fn([])
 
 
-def test_pickling_a_slice_ships_its_rows_only():
+def test_pickled_slice_contains_only_its_rows():
     large = DataProto.from_dict({"x": torch.zeros(1000, 1000)})
     assert len(pickle.dumps(large[:2])) < 20_000
     assert len(pickle.dumps(DataProto.from_dict({"x": torch.zeros(1).expand(5, 4)}))) < 2_000
 
 
-def test_pickled_tables_keep_dtypes_and_can_be_written_to():
+def test_unpickled_tables_keep_dtypes_and_are_writable():
     dtypes = [
         torch.bfloat16,
         torch.float16,
@@ -368,20 +369,20 @@ def test_pickled_tables_keep_dtypes_and_can_be_written_to():
     table.batch["grad"] = torch.ones(2, requires_grad=True)
     buffers = []
     payload = pickle.dumps(table, protocol=5, buffer_callback=buffers.append)
-    # what Ray does: buffers out of band, read-only on arrival
-    back = pickle.loads(payload, buffers=[memoryview(b.raw()).toreadonly() for b in buffers])
-    assert {k: v.dtype for k, v in back.batch.items()} == {
+    # As in Ray: buffers are out of band, and read-only on arrival.
+    loaded = pickle.loads(payload, buffers=[memoryview(b.raw()).toreadonly() for b in buffers])
+    assert {k: v.dtype for k, v in loaded.batch.items()} == {
         k: v.dtype for k, v in table.batch.items()
     }
-    assert back.batch["strided"].tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert loaded.batch["strided"].tolist() == [[0, 2, 4], [1, 3, 5]]
     assert all(
-        torch.equal(back.batch[k].float(), table.batch[k].float()) for k in table.tensor_keys()
+        torch.equal(loaded.batch[k].float(), table.batch[k].float()) for k in table.tensor_keys()
     )
-    back.batch["torch.float32"].fill_(7)
+    loaded.batch["torch.float32"].fill_(7)
     assert table.batch["torch.float32"].max() == 1
 
 
-def test_stored_tables_come_back_without_pickle(tmp_path, data):
+def test_tables_are_stored_and_loaded_without_pickle(tmp_path, data):
     data.batch["half"] = torch.ones(4, 2, dtype=torch.bfloat16)
     data.batch["alias"] = data.batch["half"]
     data.non_tensor_batch["won"] = np.array([True, False, True, False])
@@ -391,30 +392,30 @@ def test_stored_tables_come_back_without_pickle(tmp_path, data):
     )
     data.meta_info["metrics"] = {"nested": [1, {"__kind__": "mine"}]}
     data.save_to_disk(tmp_path / "rows")
-    back = DataProto.load_from_disk(tmp_path / "rows")
-    assert back.keys() == data.keys() and back.meta_info == data.meta_info
-    assert all(torch.equal(back.batch[k], data.batch[k]) for k in data.tensor_keys())
+    loaded = DataProto.load_from_disk(tmp_path / "rows")
+    assert loaded.keys() == data.keys() and loaded.meta_info == data.meta_info
+    assert all(torch.equal(loaded.batch[k], data.batch[k]) for k in data.tensor_keys())
     assert (
-        back.non_tensor_batch["won"].dtype == bool
-        and back.non_tensor_batch["reward"].dtype == np.float32
+        loaded.non_tensor_batch["won"].dtype == bool
+        and loaded.non_tensor_batch["reward"].dtype == np.float32
     )
     assert np.array_equal(
-        back.non_tensor_batch["reward"], data.non_tensor_batch["reward"], equal_nan=True
+        loaded.non_tensor_batch["reward"], data.non_tensor_batch["reward"], equal_nan=True
     )
-    assert back.non_tensor_batch["rec"][0] == {"span": (1, 2), 3: None}
-    assert back.non_tensor_batch["rec"][1]["a"].tolist() == [0, 1]
-    assert back.non_tensor_batch["steps"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert loaded.non_tensor_batch["rec"][0] == {"span": (1, 2), 3: None}
+    assert loaded.non_tensor_batch["rec"][1]["a"].tolist() == [0, 1]
+    assert loaded.non_tensor_batch["steps"].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
     files = sorted(p.name for p in (tmp_path / "rows").iterdir())
     assert files == ["batch.safetensors", "data.json"]
 
 
-def test_what_json_cannot_hold_is_named(tmp_path):
+def test_value_that_json_cannot_store_is_named(tmp_path):
     table = DataProto.from_dict({}, {"steps": [[1], [io.StringIO()]]})
     with pytest.raises(TypeError, check=mentions("non_tensor_batch['steps'][1][0]", "StringIO")):
         table.save_to_disk(tmp_path / "rows")
 
 
-def test_stored_parts_that_do_not_fit_are_refused(tmp_path, data):
+def test_stored_parts_that_do_not_match_are_refused(tmp_path, data):
     data.save_to_disk(tmp_path / "one")
     data.select("x").save_to_disk(tmp_path / "two")
     (tmp_path / "two" / "batch.safetensors").replace(tmp_path / "one" / "batch.safetensors")
@@ -422,16 +423,18 @@ def test_stored_parts_that_do_not_fit_are_refused(tmp_path, data):
         DataProto.load_from_disk(tmp_path / "one")
 
 
-def test_empty_tables_travel(tmp_path):
+def test_empty_tables_are_pickled_and_stored(tmp_path):
     for table in (
         DataProto(meta_info={"a": 1}),
         DataProto.from_dict({"x": torch.zeros(0, 3)}, {"u": []}),
     ):
         table.save_to_disk(tmp_path / str(len(table.keys())))
-        for back in (
+        for loaded in (
             pickle.loads(pickle.dumps(table)),
             DataProto.load_from_disk(tmp_path / str(len(table.keys()))),
         ):
             assert (
-                back.keys() == table.keys() and len(back) == 0 and back.meta_info == table.meta_info
+                loaded.keys() == table.keys()
+                and len(loaded) == 0
+                and loaded.meta_info == table.meta_info
             )

@@ -1,4 +1,4 @@
-"""What a method adds to console, report and validation comes from the method alone."""
+"""Console, report and validation show what a method contributes, and name no method themselves."""
 
 import io
 import logging
@@ -75,22 +75,22 @@ WEATHER = Contribution(
     ),
     batch_metrics=lambda batch, prefix: {f"{prefix}/rows": float(len(batch))},
 )
-SKIES = [
+ALTERNATIVE_SKIES = [
     {"season": 3, "sky": "clear", "seen": False, "drops": 1.0},
     {"season": 2, "sky": "grey", "seen": True, "drops": 7.0},
 ]
 
 
 @pytest.fixture
-def alone(monkeypatch):
-    """No contribution but those the test makes."""
+def no_contributions(monkeypatch):
+    """Remove all contributions except those that the test adds."""
     monkeypatch.setattr(sections, "CONTRIBUTIONS", [])
     monkeypatch.setattr(sections, "import_contributors", lambda: None)
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A run of two steps with weather."""
+    """Return the directory of a run of two steps with weather metrics."""
     path = fake_run(tmp_path / "run", steps=2, validate_every=2)
     for step in (1, 2):
         record = {
@@ -103,26 +103,31 @@ def run_dir(tmp_path):
     rollouts = path / "rollouts" / "2.jsonl"
     rows = list(jsonl.read(rollouts))
     for row in rows:
-        row["steps"][0] |= {"season": 2, "storm": "thunder", "skies": SKIES, "sun": 4.25}
+        row["steps"][0] |= {
+            "season": 2,
+            "storm": "thunder",
+            "skies": ALTERNATIVE_SKIES,
+            "sun": 4.25,
+        }
     jsonl.write(rollouts, rows)
     return path
 
 
-def test_the_report_and_the_console_name_no_thinking_levels():
+def test_report_and_console_name_no_thinking_levels():
     files = [ROOT / "verl" / "report_sections.py"]
     files += [file for file in (ROOT / "verl" / "record").rglob("*") if file.is_file()]
     files = [file for file in files if "__pycache__" not in file.parts]
     assert len(files) > 15
     for file in files:
         lines = file.read_text().splitlines()
-        found = [line for line in lines if re.search("level", line, re.IGNORECASE)]
-        others = [line for line in found if not re.search(r"setLevel|getLevel|\.level\b", line)]
+        matches = [line for line in lines if re.search("level", line, re.IGNORECASE)]
+        others = [line for line in matches if not re.search(r"setLevel|getLevel|\.level\b", line)]
         assert not others, f"{file}: {others}"
         assert '"rlvcr/' not in file.read_text(), f"{file} names a metric of rlvcr"
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_sections_of_any_method_appear_in_their_places(run_dir):
+@pytest.mark.usefixtures("no_contributions")
+def test_contributed_sections_appear_where_declared(run_dir):
     sections.CONTRIBUTIONS.append(WEATHER)
     page = write_report(run_dir).read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", page)
@@ -134,8 +139,8 @@ def test_the_sections_of_any_method_appear_in_their_places(run_dir):
     assert parts.index("forecast") == parts.index("advantages") + 1
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_steps_of_any_method_show_what_it_declares(run_dir):
+@pytest.mark.usefixtures("no_contributions")
+def test_turns_show_what_a_contribution_declares(run_dir):
     sections.CONTRIBUTIONS.append(WEATHER)
     page = write_report(run_dir).read_text()
     assert index_of(page)["lead"] == "The tables show the skies of the other seasons."
@@ -149,15 +154,17 @@ def test_the_steps_of_any_method_show_what_it_declares(run_dir):
     assert lines == [(2, "grey", True, [["7", True]]), (3, "clear", False, [["1", False]])]
 
 
-@pytest.mark.usefixtures("alone")
-def test_what_other_skies_would_have_brought_stands_beside_them(run_dir):
-    def grown(directory):
+@pytest.mark.usefixtures("no_contributions")
+def test_executed_returns_are_shown_for_each_alternative(run_dir):
+    def executed_returns(directory):
         assert directory == run_dir
         return {(uid, 0): {2: [0.0, 1.0], 3: [1.0, 1.0]}}
 
     uid = next(jsonl.read(run_dir / "rollouts" / "2.jsonl"))["traj_uid"]
     assert WEATHER.steps is not None and WEATHER.steps.alternatives is not None
-    view = replace(WEATHER.steps, alternatives=replace(WEATHER.steps.alternatives, outcomes=grown))
+    view = replace(
+        WEATHER.steps, alternatives=replace(WEATHER.steps.alternatives, outcomes=executed_returns)
+    )
     sections.CONTRIBUTIONS.append(replace(WEATHER, steps=view))
     page = write_report(run_dir).read_text()
     first, second = plays_of(page, "train-2")[:2]
@@ -170,8 +177,8 @@ def test_what_other_skies_would_have_brought_stands_beside_them(run_dir):
     assert file["audited"] == [1] + [0] * 31
 
 
-@pytest.mark.usefixtures("alone")
-def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
+@pytest.mark.usefixtures("no_contributions")
+def test_report_without_contributions_shows_no_method(run_dir):
     page = write_report(run_dir).read_text()
     assert "Thinking" not in page and "Weather" not in page
     step = plays_of(page, "train-2")[0]["steps"][0]
@@ -179,8 +186,8 @@ def test_without_a_contribution_nothing_of_a_method_is_shown(run_dir):
     assert format_figures({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_console_shows_the_figures_of_any_method():
+@pytest.mark.usefixtures("no_contributions")
+def test_console_shows_contributed_figures():
     sections.CONTRIBUTIONS.append(WEATHER)
     metrics = {"weather/rain": 1.5, "episode/reward": 1.0, "critic/score/mean": 2.0}
     assert list(format_figures(metrics).items()) == [
@@ -190,7 +197,7 @@ def test_the_console_shows_the_figures_of_any_method():
     ]
 
 
-SKY = MetricTable(
+SEASON_TABLE = MetricTable(
     "Skies of all seasons",
     "weather/by",
     "season",
@@ -199,7 +206,7 @@ SKY = MetricTable(
         MetricColumn("hail", "hail", "{:.0f}"),
     ),
 )
-MEASURED = {
+SEASON_METRICS = {
     "weather/by/late_summer/rain": 0.25,
     "weather/by/late_summer/rain_low": 0.2,
     "weather/by/late_summer/rain_high": 0.31,
@@ -209,13 +216,20 @@ MEASURED = {
 }
 
 
-def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_brackets():
-    assert SKY.line_names(MEASURED) == ["late_summer", "winter"] and SKY.line_names({}) == []
-    assert SKY.line_cells(MEASURED, "late_summer") == ["late summer", "2.5 (2.0 to 3.1)", ""]
-    assert SKY.line_cells(MEASURED, "winter") == ["winter", "", "7"]
-    shown = Console(width=80, record=True, file=io.StringIO())
-    shown.print(build_metric_table(SKY, MEASURED))
-    text = shown.export_text().splitlines()
+def test_table_has_a_line_per_measured_name_with_intervals():
+    assert (
+        SEASON_TABLE.line_names(SEASON_METRICS) == ["late_summer", "winter"]
+        and SEASON_TABLE.line_names({}) == []
+    )
+    assert SEASON_TABLE.line_cells(SEASON_METRICS, "late_summer") == [
+        "late summer",
+        "2.5 (2.0 to 3.1)",
+        "",
+    ]
+    assert SEASON_TABLE.line_cells(SEASON_METRICS, "winter") == ["winter", "", "7"]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(build_metric_table(SEASON_TABLE, SEASON_METRICS))
+    text = console.export_text().splitlines()
     assert text[0].strip() == "Skies of all seasons"
     assert [line.split() for line in text[1:3]] == [
         ["season", "rain,", "mm", "hail"],
@@ -223,39 +237,51 @@ def test_a_table_has_a_line_for_every_name_with_a_column_and_intervals_in_bracke
     ]
 
 
-@pytest.mark.usefixtures("alone")
-def test_tables_and_points_of_any_method_are_in_the_report(run_dir):
+@pytest.mark.usefixtures("no_contributions")
+def test_report_shows_contributed_tables_and_points(run_dir):
     plan = ReportSection(
         "Seasons",
         "One against the other.",
-        (Scatter("Rain and hail", SKY, "hail", "rain", "hail", "rain", (("winter", "second"),)),),
-        tables=(SKY,),
+        (
+            Scatter(
+                "Rain and hail",
+                SEASON_TABLE,
+                "hail",
+                "rain",
+                "hail",
+                "rain",
+                (("winter", "second"),),
+            ),
+        ),
+        tables=(SEASON_TABLE,),
     )
     sections.CONTRIBUTIONS.append(Contribution("seasons", sections=(plan,)))
     assert "Seasons" not in write_report(run_dir).read_text(), "nothing was measured"
-    jsonl.append(run_dir / "metrics.jsonl", {"step": 1, **MEASURED, "weather/by/winter/rain": 9.0})
+    jsonl.append(
+        run_dir / "metrics.jsonl", {"step": 1, **SEASON_METRICS, "weather/by/winter/rain": 9.0}
+    )
     last = {"rain": 3.0, "hail_low": 5.0, "hail_high": 8.0}
     winter = {f"weather/by/winter/{name}": value for name, value in last.items()}
-    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **MEASURED, **winter})
+    jsonl.append(run_dir / "metrics.jsonl", {"step": 2, **SEASON_METRICS, **winter})
     section = write_report(run_dir).read_text().partition("<h2>Seasons</h2>")[2]
     section = section.partition("</section>")[0]
-    # Late summer has no hail, and so no place among the points; in the table it stands.
+    # Late summer has no hail: it is in the table and not among the points.
     assert section.count("<circle") == 1 and ">winter</text>" in section
-    # One of rain, which has no interval and so no length, and one of hail.
+    # One whisker for hail. The whisker of rain has length 0, because rain has no interval.
     assert section.count('class="whisker c-second"') == 2
     assert 'class="dot c-second"' in section and "Skies of all seasons" in section
     assert '<td>late summer</td><td class="num">2.5 (2.0 to 3.1)</td>' in section
     assert '<td>winter</td><td class="num">30.0</td><td class="num">7 (5 to 8)</td>' in section
 
 
-def test_arranging_keeps_the_order_of_the_others():
-    own = [KeyFigure("a", "a"), KeyFigure("b", "b")]
+def test_inserted_entries_keep_the_order_of_the_others():
+    figures = [KeyFigure("a", "a"), KeyFigure("b", "b")]
     added = [
         KeyFigure("c", "c", placed_after="a"),
         KeyFigure("d", "d", placed_after="x"),
         KeyFigure("e", "e"),
     ]
-    assert [figure.name for figure in insert_entries(own, added)] == ["a", "c", "b", "d", "e"]
+    assert [figure.name for figure in insert_entries(figures, added)] == ["a", "c", "b", "d", "e"]
 
 
 def test_contributors_are_imported_by_name(monkeypatch, caplog):
@@ -270,14 +296,14 @@ def test_contributors_are_imported_by_name(monkeypatch, caplog):
 
 def test_declarations_need_no_torch():
     code = "import rlvcr.report_sections, sys; print('torch' in sys.modules)"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
-    assert done.stdout.strip() == "False", done.stderr
+    assert result.stdout.strip() == "False", result.stderr
 
 
-def played(steps: list[list]) -> DataProto:
-    """Rows of one token each, one trajectory per row."""
+def rows_of(steps: list[list]) -> DataProto:
+    """Return rows of one token each, one trajectory per row."""
     count = len(steps)
     columns = {
         "steps": steps,
@@ -306,7 +332,7 @@ FIELDS = {
 }
 
 
-def test_a_validation_measures_the_shares_of_levels():
+def test_validation_measures_level_shares():
     rows = [
         [
             ThinkingTurnRecord(step=0, level=2, **FIELDS),
@@ -317,28 +343,28 @@ def test_a_validation_measures_the_shares_of_levels():
             ThinkingTurnRecord(step=1, level=None, **FIELDS),
         ],
     ]
-    metrics = compute_validation_metrics(played(rows))
+    metrics = compute_validation_metrics(rows_of(rows))
     shares = [metrics[f"val/level_share_{level}"] for level in (1, 2, 3, 4)]
     assert shares == pytest.approx([0.0, 2 / 3, 0.0, 1 / 3])
     assert metrics["val/success_rate"] == 1.0
 
 
-def test_levels_are_related_to_what_the_environment_names_and_else_to_its_states():
-    # Observations are all alike, states two, and the level follows the state: log 2.
+def test_level_information_uses_situations_or_else_states():
+    # All observations are equal, there are two states, and the level follows the state: log 2.
     rows = [[ThinkingTurnRecord(step=k, level=1 + k, **FIELDS) for k in (0, 1)] for _ in range(8)]
-    found = compute_validation_metrics(played(rows))
-    assert found["val/level_information"] == pytest.approx(math.log(2))
-    # By name the two are one.
-    named = [[replace(step, situation="a fork") for step in row] for row in rows]
-    assert compute_validation_metrics(played(named))["val/level_information"] == 0.0
+    metrics = compute_validation_metrics(rows_of(rows))
+    assert metrics["val/level_information"] == pytest.approx(math.log(2))
+    # Both states have the same situation name, so they count as one.
+    same_situation = [[replace(step, situation="a fork") for step in row] for row in rows]
+    assert compute_validation_metrics(rows_of(same_situation))["val/level_information"] == 0.0
 
 
-def test_steps_without_levels_have_no_shares():
+def test_turns_without_levels_have_no_shares():
     rows = [[StepRecord(step=0, **FIELDS)], [ThinkingTurnRecord(step=0, **FIELDS)]]
-    assert rlvcr.report_sections.compute_level_shares(played(rows), "val") == {}
+    assert rlvcr.report_sections.compute_level_shares(rows_of(rows), "val") == {}
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("no_contributions")
 def test_every_contribution_measures_a_batch():
     sections.CONTRIBUTIONS.append(WEATHER)
-    assert compute_contributed_metrics(played([[], []]), "val") == {"val/rows": 2.0}
+    assert compute_contributed_metrics(rows_of([[], []]), "val") == {"val/rows": 2.0}

@@ -1,4 +1,4 @@
-"""The two registries: what is kept, what is refused, what an error says."""
+"""The registries of estimators and policy losses: entries, refusals and error messages."""
 
 from enum import Enum, IntEnum, StrEnum
 
@@ -17,69 +17,69 @@ from verl.algos import (
 
 
 @pytest.fixture(autouse=True)
-def empty(monkeypatch):
-    """Registries of this test alone."""
+def empty_registries(monkeypatch):
+    """Replace the registries with empty ones for each test."""
     monkeypatch.setattr(registry, "ADV_ESTIMATORS", {})
     monkeypatch.setattr(registry, "POLICY_LOSSES", {})
     monkeypatch.setattr(registry, "ADVANTAGES_ONLY", set())
 
 
 def estimator(token_level_rewards, response_mask, scale=2.0):
-    """An estimator of tests."""
+    """Estimator for these tests."""
     return token_level_rewards * scale, response_mask
 
 
 def loss(old_log_prob, log_prob, advantages, response_mask):
-    """A policy loss of tests."""
+    """Policy loss for these tests."""
     return old_log_prob, log_prob, advantages, response_mask
 
 
 def other_loss(old_log_prob, log_prob, advantages, response_mask):
-    """Another policy loss of tests."""
+    """Another policy loss for these tests."""
     return log_prob, old_log_prob, advantages, response_mask
 
 
-def any_arguments(**given):
-    """An estimator that takes whatever it is given."""
-    return given["weights"], given["weights"]
+def any_arguments(**columns):
+    """Estimator that accepts any keyword arguments."""
+    return columns["weights"], columns["weights"]
 
 
 def test_declared_inputs_replace_the_conventional_ones():
     inputs = {"token_level_rewards": "won", "response_mask": "response_mask"}
     register_adv_est("mine", inputs=inputs)(estimator)
-    found = get_adv_estimator_fn("mine")
-    assert found.inputs == inputs
-    assert found.inputs is not inputs
-    assert find_missing_inputs(found, {"response_mask"}) == ["won"]
+    registered = get_adv_estimator_fn("mine")
+    assert registered.inputs == inputs
+    assert registered.inputs is not inputs
+    assert find_missing_inputs(registered, {"response_mask"}) == ["won"]
 
 
-def test_an_estimator_keeps_what_it_declares():
+def test_estimator_keeps_what_it_declares():
     def metrics(advantages, returns):
-        return {"found": (advantages + returns).sum().item()}
+        return {"sum": (advantages + returns).sum().item()}
 
     returned = register_adv_est("mine", params={"scale": "algorithm.gamma"}, metrics=metrics)(
         estimator
     )
-    found = get_adv_estimator_fn("mine")
+    registered = get_adv_estimator_fn("mine")
     assert returned is estimator
-    assert found.function is estimator
-    assert found.params == {"scale": "algorithm.gamma"}
-    assert found.metrics is metrics
-    assert (found.__name__, found.__doc__) == ("estimator", "An estimator of tests.")
-    assert found(torch.ones(1, 1), torch.ones(1, 1), scale=3.0)[0].item() == 3.0
+    assert registered.function is estimator
+    assert registered.params == {"scale": "algorithm.gamma"}
+    assert registered.metrics is metrics
+    assert (registered.__name__, registered.__doc__) == ("estimator", "Estimator for these tests.")
+    assert registered(torch.ones(1, 1), torch.ones(1, 1), scale=3.0)[0].item() == 3.0
     register_adv_est("bare")(estimator)
     assert get_adv_estimator_fn("bare").params == {}
     assert get_adv_estimator_fn("bare").metrics is None
 
 
-def test_one_function_may_have_two_names():
+def test_one_function_may_be_registered_under_two_names():
     register_adv_est("one", params={"scale": "a.b"})(estimator)
     register_adv_est("two", params={"scale": "c.d"})(estimator)
     assert get_adv_estimator_fn("one").params == {"scale": "a.b"}
     assert get_adv_estimator_fn("two").params == {"scale": "c.d"}
 
 
-def test_the_same_function_may_be_registered_again():
+def test_same_function_may_be_registered_again():
     for _ in range(2):
         register_adv_est("mine")(estimator)
         register_policy_loss("mine")(loss)
@@ -91,7 +91,7 @@ def test_the_same_function_may_be_registered_again():
         register_policy_loss("mine")(other_loss)
 
 
-def test_what_nothing_fills_is_named_with_the_estimator():
+def test_unfilled_arguments_are_named_with_the_estimator():
     with pytest.raises(ValueError, check=mentions("'mine'", "beta", "gamma")):
         register_adv_est("mine")(lambda index, beta, gamma: (index, beta * gamma))
     with pytest.raises(ValueError, check=mentions("'mine'", "beta", "gamma")):
@@ -99,14 +99,14 @@ def test_what_nothing_fills_is_named_with_the_estimator():
     assert registry.ADV_ESTIMATORS == {}
 
 
-def test_an_estimator_of_any_arguments_takes_what_is_declared():
+def test_estimator_with_any_arguments_gets_the_declared_inputs():
     register_adv_est("any", inputs={"weights": "won"}, params={"beta": "x"})(any_arguments)
     assert get_adv_estimator_fn("any").inputs == {"weights": "won"}
     register_adv_est("some")(lambda response_mask, *others: (response_mask, others[0]))
     assert get_adv_estimator_fn("some").inputs == {"response_mask": "response_mask"}
 
 
-def test_a_policy_loss_is_kept_as_it_is():
+def test_policy_loss_is_registered_unchanged():
     assert register_policy_loss("plain")(loss) is loss
     assert get_policy_loss_fn("plain") is loss
     assert not registry.ADVANTAGES_ONLY
@@ -119,7 +119,7 @@ class Plain(Enum):
     MINE = "mine"
 
 
-class Text(str, Enum):  # noqa: UP042  what older job code writes
+class Text(str, Enum):  # noqa: UP042  enum type in older job code
     MINE = "mine"
 
 
@@ -132,7 +132,7 @@ class Number(IntEnum):
 
 
 @pytest.mark.parametrize("member", [Plain.MINE, Text.MINE, NewText.MINE, Number.MINE])
-def test_a_member_of_any_enum_stands_for_its_value(member):
+def test_enum_member_is_registered_by_its_value(member):
     register_adv_est(member)(estimator)
     register_policy_loss(member, advantages_only=True)(loss)
     name = str(member.value)
@@ -144,7 +144,7 @@ def test_a_member_of_any_enum_stands_for_its_value(member):
         register_adv_est(member)(lambda values: (values, values))
 
 
-def test_an_unknown_name_is_told_with_its_key():
+def test_unknown_name_is_refused_with_its_key():
     register_adv_est("mine")(estimator)
     register_policy_loss("plain")(loss)
     with pytest.raises(ValueError) as caught:
@@ -161,7 +161,7 @@ def test_an_unknown_name_is_told_with_its_key():
     )
 
 
-def test_choose_lists_what_is_allowed_in_order():
+def test_choose_lists_allowed_values_in_order():
     assert registry.choose("b", ("b", "a"), "letter") == "b"
     with pytest.raises(ValueError, check=mentions("letter", "'q'", "a, b")):
         registry.choose("q", ("b", "a"), "letter")
@@ -169,9 +169,9 @@ def test_choose_lists_what_is_allowed_in_order():
         registry.choose("token-meen", ("token-mean", "token-sum"), "mode")
 
 
-def test_conventional_names_and_where_they_are_found():
+def test_conventional_arguments_map_to_columns():
     @register_adv_est("all")
-    def everything(
+    def estimator_of_all_columns(
         token_level_rewards,
         response_mask,
         values,

@@ -1,4 +1,4 @@
-"""Registries, group statistics and estimators against hand-computed numbers."""
+"""Registries, group statistics and estimators against numbers computed by hand."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ from verl.trainer.ppo import core_algos as algos
 
 
 def outcome(scores, width=3, lengths=None):
-    """Rewards and mask of rows with their whole reward on the last sampled token."""
+    """Return rewards and mask of rows whose whole reward is on the last sampled token."""
     lengths = lengths or [width] * len(scores)
     mask = torch.tensor([[int(t < n) for t in range(width)] for n in lengths])
     rewards = torch.zeros(len(scores), width)
@@ -47,7 +47,7 @@ SCORES = [1.0, 2.0, 6.0, 5.0, 5.0]
 # ---------------------------------------------------------------- registries
 
 
-def test_every_name_is_registered_and_declares_its_inputs():
+def test_every_estimator_is_registered_and_declares_its_inputs():
     import rlvcr.core_rlvcr  # noqa: F401  (registers rlvcr and copo)
 
     for name in AdvantageEstimator:
@@ -63,14 +63,14 @@ def test_every_name_is_registered_and_declares_its_inputs():
     assert get_policy_loss_fn("vanilla") is algos.compute_policy_loss_vanilla
 
 
-def test_unknown_names_list_the_right_ones_and_the_nearest():
+def test_unknown_names_list_the_allowed_and_the_nearest():
     with pytest.raises(ValueError, check=suggests("grpo", "'grppo'", "gae")):
         get_adv_estimator_fn("grppo")
     with pytest.raises(ValueError, check=mentions("loss_mode", "vanilla")):
         get_policy_loss_fn("vanila")
 
 
-def test_missing_inputs_names_required_keys_only():
+def test_missing_inputs_are_the_required_columns_only():
     estimator = get_adv_estimator_fn("gigpo")
     assert find_missing_inputs(
         estimator, {"token_level_rewards", "response_mask", "uid", "traj_uid", "step_ids"}
@@ -87,7 +87,7 @@ def test_missing_inputs_names_required_keys_only():
     )
 
 
-def test_a_users_estimator_is_found_with_conventional_inputs(monkeypatch):
+def test_user_estimator_is_registered_with_conventional_inputs(monkeypatch):
     monkeypatch.setattr("verl.algos.algorithm_registry.ADV_ESTIMATORS", {})
 
     @register_adv_est("mine", params={"gamma": "algorithm.gamma"})
@@ -126,7 +126,7 @@ def test_group_mean_std_by_hand():
     assert stats.count.tolist() == [2, 2, 2, 2, 1]
 
 
-def test_equal_values_have_exactly_that_mean_and_no_spread():
+def test_equal_values_have_exact_mean_and_zero_std():
     value = torch.tensor(0.1).double()
     stats = compute_group_stats(value.repeat(7), torch.zeros(7, dtype=torch.long))
     assert (stats.mean == value).all() and (stats.std == 0).all()
@@ -158,7 +158,7 @@ def test_grpo_by_hand():
     assert first_column(plain) == [-2, -1, 3, 0, 0]
 
 
-def test_grpo_counts_a_trajectory_once_however_many_rows_it_has():
+def test_grpo_counts_a_trajectory_with_several_rows_once():
     rewards, mask = outcome([1.0, 1.0, 1.0, 4.0])
     advantages = algos.compute_grpo_outcome_advantage(
         rewards, mask, ["a"] * 4, norm_adv_by_std_in_grpo=False, traj_index=["t", "t", "t", "u"]
@@ -166,7 +166,7 @@ def test_grpo_counts_a_trajectory_once_however_many_rows_it_has():
     assert first_column(advantages) == [-1.5, -1.5, -1.5, 1.5]
 
 
-def test_a_trajectory_alone_keeps_its_return():
+def test_single_trajectory_keeps_its_return():
     rewards, mask = outcome([3.0])
     for name in ("grpo", "rloo", "opo"):
         assert first_column(
@@ -182,7 +182,7 @@ def test_rloo_by_hand():
     ) == pytest.approx(expected)
 
 
-def test_opo_weighs_the_baseline_by_tokens():
+def test_opo_weights_the_baseline_by_tokens():
     rewards, mask = outcome([1.0, 4.0], lengths=[1, 2])
     baseline = (1 * 1 + 2 * 4) / 3
     assert first_column(
@@ -209,7 +209,7 @@ def test_reinforce_plus_plus_baseline_whitens_over_sampled_tokens():
 # ---------------------------------------------------------------- token-level estimators
 
 
-def plain_gae(rewards, values, gamma, lam):
+def reference_gae(rewards, values, gamma, lam):
     advantages, running, following = [], 0.0, 0.0
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         running = reward + gamma * following - value + gamma * lam * running
@@ -218,23 +218,23 @@ def plain_gae(rewards, values, gamma, lam):
     return advantages
 
 
-def test_gae_skips_tokens_that_were_not_sampled():
+def test_gae_skips_unsampled_tokens():
     rewards = torch.tensor(
         [[0.0, 1.0, 0.0, 2.0, 0.0]]
-    )  # the 2 lies on an unsampled token after the second segment
+    )  # the 2 is on an unsampled token after the second segment
     values = torch.tensor([[0.5, 0.3, 9.0, 0.2, 9.0]])
     mask = torch.tensor([[1, 1, 0, 1, 0]])
     advantages, returns = algos.compute_gae_advantage_return(
         rewards, values, mask, gamma=0.9, lam=0.8
     )
-    expected = torch.tensor(plain_gae([0.0, 1.0, 2.0], [0.5, 0.3, 0.2], 0.9, 0.8))
+    expected = torch.tensor(reference_gae([0.0, 1.0, 2.0], [0.5, 0.3, 0.2], 0.9, 0.8))
     sampled = mask.bool()
     torch.testing.assert_close(returns[sampled], expected + torch.tensor([0.5, 0.3, 0.2]))
     torch.testing.assert_close(advantages[sampled], (expected - expected.mean()) / expected.std())
     assert (advantages[~sampled] == 0).all() and (returns[~sampled] == 0).all()
 
 
-def test_a_reward_on_an_unsampled_token_counts_for_the_sampled_one_before_it():
+def test_reward_on_an_unsampled_token_moves_to_the_token_before():
     mask = torch.tensor([[1, 1, 0, 1]])
     values = torch.zeros(1, 4)
     on_token = algos.compute_gae_advantage_return(
@@ -264,7 +264,7 @@ def test_remax_subtracts_the_greedy_return():
 
 # ---------------------------------------------------------------- GiGPO
 
-# Two trajectories of two and three steps; state "s" is seen three times, "q" and "r" once.
+# Two trajectories of two and three turns. State "s" is seen three times, "q" and "r" once.
 APPEND: dict[str, Any] = {
     "index": objects("a", "a"),
     "traj_index": objects("t", "u"),
@@ -304,7 +304,7 @@ def test_gigpo_mean_std_norm_divides_at_both_levels():
     assert result[0, 1].item() == pytest.approx(float(-trajectory), rel=1e-5)  # q was seen once
 
 
-def test_gigpo_gives_the_same_credit_with_one_row_per_step():
+def test_gigpo_gives_the_same_advantages_with_one_row_per_turn():
     whole, _ = algos.compute_gigpo_outcome_advantage(
         APPEND_REWARDS, APPEND_MASK, **APPEND, gamma=0.5
     )
@@ -312,7 +312,7 @@ def test_gigpo_gives_the_same_credit_with_one_row_per_step():
     step_ids = torch.tensor([[k, k] for _, k in rows])
     rewards = torch.tensor(
         [[0.0, (1.0, 4.0)[row]] for row, _ in rows]
-    )  # every row carries the whole return
+    )  # every row has the whole return
     split, _ = algos.compute_gigpo_outcome_advantage(
         rewards,
         torch.ones(5, 2),
@@ -329,7 +329,7 @@ def test_gigpo_gives_the_same_credit_with_one_row_per_step():
         torch.testing.assert_close(split[i], expected.expand(2))
 
 
-def test_gigpo_can_merge_similar_states():
+def test_gigpo_merges_similar_states():
     anchors = objects(["you see a mug 1", "q"], ["you see a mug 2", "w", "z"])
     arguments: dict[str, Any] = APPEND | {"anchor_obs": anchors}
     exact, _ = algos.compute_gigpo_outcome_advantage(
@@ -347,7 +347,7 @@ def test_gigpo_can_merge_similar_states():
     assert merged[0, 0].item() == pytest.approx(-1.5 + (0.5 - 0.75))
 
 
-def test_gigpo_refuses_ragged_steps_and_unknown_modes():
+def test_gigpo_refuses_unequal_turn_counts_and_unknown_modes():
     with pytest.raises(ValueError, check=mentions("row 0", 1, 2)):
         arguments: dict[str, Any] = APPEND | {"step_rewards": objects([0.0], [0.0, 0.0, 4.0])}
         algos.compute_gigpo_outcome_advantage(APPEND_REWARDS, APPEND_MASK, **arguments)

@@ -1,4 +1,4 @@
-"""Losses and KL against hand-computed numbers, and their exactness under micro-batching."""
+"""Losses and KL against numbers computed by hand, and their exactness under micro-batching."""
 
 import math
 
@@ -47,14 +47,14 @@ def test_agg_loss_by_hand(mode, expected):
     ],
 )
 def test_agg_loss_of_parts_of_sequences_by_hand(mode, expected):
-    # The third row has no token: its share, whatever it is, is that of nothing.
+    # The third row has no token, so its share has no effect.
     shares = torch.tensor([0.5, 1.0, 100.0])
     assert agg_loss(LOSS, MASK, mode, shares, loss_scale_factor=10).item() == pytest.approx(
         expected
     )
 
 
-def test_agg_loss_of_nothing_is_zero_and_an_unknown_mode_is_refused():
+def test_agg_loss_without_tokens_is_zero_and_modes_are_checked():
     assert agg_loss(LOSS, torch.zeros_like(MASK), "token-mean").item() == 0.0
     with pytest.raises(ValueError, check=suggests("token-mean")):
         agg_loss(LOSS, MASK, "token-men")
@@ -70,7 +70,7 @@ def policy_case(rows=7, width=5):
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
-def test_micro_batches_add_up_to_the_mini_batch(mode):
+def test_micro_batch_losses_and_gradients_sum_to_the_mini_batch(mode):
     old, new, advantages, mask, weights = policy_case()
     whole = compute_policy_loss_vanilla(
         old, new, advantages, mask, loss_agg_mode=mode, row_shares=weights
@@ -106,7 +106,7 @@ def test_micro_batches_add_up_to_the_mini_batch(mode):
         ("seq-mean-token-sum-norm", "trajectory", (15 + 15) / 2 / 10),
     ],
 )
-def test_cutting_a_trajectory_into_rows_leaves_the_loss_unchanged(mode, row_weight, expected):
+def test_splitting_a_trajectory_into_rows_keeps_the_loss(mode, row_weight, expected):
     whole = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 9.0, 0.0, 0.0, 0.0]])
     whole_mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     cut = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0], [6.0, 9.0, 0.0]])
@@ -119,7 +119,7 @@ def test_cutting_a_trajectory_into_rows_leaves_the_loss_unchanged(mode, row_weig
     assert losses[0].item() == pytest.approx(expected)
 
 
-def test_a_row_that_is_a_sequence_counts_as_one_however_it_was_cut():
+def test_row_weighted_loss_counts_every_row_as_one_sequence():
     cut = torch.tensor([[1.0, 2.0, 0.0], [3.0, 4.0, 5.0], [6.0, 9.0, 0.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0]])
     shares = compute_row_shares(["t", "t", "u"], "row", mask.sum(-1))
@@ -150,11 +150,11 @@ def one_token(advantage, ratio, **options):
 )
 def test_clipping_by_hand(advantage, ratio, loss, clipped, clipped_lower):
     options = {"cliprange_low": 0.2, "cliprange_high": 0.3, "clip_ratio_c": 3.0}
-    found = one_token(advantage, ratio, **options)
-    assert found == pytest.approx([loss, clipped, -math.log(ratio), clipped_lower], abs=1e-6)
+    actual = one_token(advantage, ratio, **options)
+    assert actual == pytest.approx([loss, clipped, -math.log(ratio), clipped_lower], abs=1e-6)
 
 
-def test_masked_tokens_with_nan_do_not_reach_the_gradient():
+def test_nan_on_masked_tokens_does_not_reach_the_gradient():
     new = torch.tensor([[0.1, math.nan]], requires_grad=True)
     mask = torch.tensor([[1, 0]])
     loss, *_ = compute_policy_loss_vanilla(
@@ -171,7 +171,7 @@ def test_zero_advantages_give_zero_gradient():
     assert (new.grad == 0).all()
 
 
-def test_a_dual_clip_bound_of_one_is_refused():
+def test_dual_clip_bound_of_one_is_refused():
     with pytest.raises(ValueError, check=mentions("clip_ratio_c")):
         one_token(1.0, 1.0, clip_ratio_c=1.0)
 
@@ -189,7 +189,7 @@ def test_value_loss_takes_the_larger_error():
     assert clipfrac.item() == 0.5
 
 
-def test_entropy_loss_takes_logits_or_entropies():
+def test_entropy_loss_accepts_logits_or_entropies():
     logits = torch.zeros(1, 2, 8)
     mask = torch.tensor([[1, 0]])
     assert compute_entropy_loss(logits, mask).item() == pytest.approx(math.log(8))
@@ -220,7 +220,7 @@ def test_kl_penalty_is_limited_and_refuses_unknown_names():
         kl_penalty(torch.zeros(1), torch.zeros(1), "low_var")
 
 
-def test_kl_controllers():
+def test_fixed_and_adaptive_kl_coefficients_by_hand():
     fixed = get_kl_controller("fixed", kl_coef=0.1)
     fixed.update(current_kl=9.0, n_steps=5)
     assert isinstance(fixed, FixedKLController) and fixed.value == 0.1
@@ -232,8 +232,8 @@ def test_kl_controllers():
     assert adaptive.value == pytest.approx(0.1 * 1.01 * (1 + 0.2 * 0.1))
 
 
-def test_the_ratio_is_new_over_old():
-    """Log-probs of -1.3 and then -1.2: the ratio is e to 0.1, and neither is 0."""
+def test_ratio_is_new_over_old_probability():
+    """Log-probs of -1.3 and then -1.2 give the ratio e^0.1. Neither log-prob is 0."""
     old = torch.tensor([[-1.3, -0.4]])
     new = torch.tensor([[-1.2, -0.5]])
     loss, clipped, kl, _ = compute_policy_loss_vanilla(

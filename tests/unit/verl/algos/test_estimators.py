@@ -1,4 +1,4 @@
-"""Estimators at their edges: what is not sampled, several rows of a trajectory, defaults."""
+"""Edge cases of estimators: unsampled tokens, several rows per trajectory, and defaults."""
 
 import math
 
@@ -18,7 +18,7 @@ from verl.algos import (
 
 
 def rows(*returns, lengths=None):
-    """Rewards and mask [B, 3] with the whole return on the first token."""
+    """Return rewards and mask [B, 3] with the whole return on the first token."""
     lengths = lengths or [3] * len(returns)
     mask = torch.tensor([[int(t < n) for t in range(3)] for n in lengths])
     rewards = torch.zeros(len(returns), 3)
@@ -26,28 +26,28 @@ def rows(*returns, lengths=None):
     return rewards, mask
 
 
-def per_row(result):
+def first_tokens(result):
     return result[0][:, 0].tolist()
 
 
 # ---------------------------------------------------------------- rewards where nothing was sampled
 
 
-def test_a_reward_before_the_first_sampled_token_counts_for_that_one():
+def test_reward_before_the_first_sampled_token_moves_to_that_token():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [3.0, 0.0, 2.0, 0.0]])
     mask = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0]])
     _, returns = compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma=0.5)
     assert returns.tolist() == [[0, 0, 1, 0], [0, 5, 0, 0]]
 
 
-def test_a_reward_stays_on_the_first_token_where_that_one_is_sampled():
+def test_reward_on_a_sampled_first_token_stays_there():
     rewards = torch.tensor([[1.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 1, 1]])
     _, returns = compute_reinforce_plus_plus_outcome_advantage(rewards, mask, gamma=0.5)
     assert returns.tolist() == [[1, 0, 0]]
 
 
-def test_a_row_without_a_sampled_token_beside_one_with():
+def test_row_without_sampled_tokens_has_zero_advantages():
     rewards = torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 1.0]])
     mask = torch.tensor([[0, 0, 0], [1, 1, 1]])
     advantages, returns = compute_remax_outcome_advantage(rewards, torch.tensor([1.0, 0.5]), mask)
@@ -64,7 +64,7 @@ def test_rewards_and_masks_of_one_column():
     assert returns.tolist() == [[1.0], [3.0]]
 
 
-def test_by_default_reinforce_plus_plus_does_not_discount():
+def test_reinforce_plus_plus_does_not_discount_by_default():
     rewards, mask = rows(0.0)
     rewards[0, 2] = 2.0
     _, returns = compute_reinforce_plus_plus_outcome_advantage(rewards, mask)
@@ -74,32 +74,32 @@ def test_by_default_reinforce_plus_plus_does_not_discount():
 # ---------------------------------------------------------------- groups
 
 
-def test_grpo_takes_epsilon_from_its_caller():
+def test_grpo_uses_the_given_epsilon():
     rewards, mask = rows(0.0, 2.0)
-    half, _ = compute_grpo_outcome_advantage(rewards, mask, ["a", "a"], epsilon=math.sqrt(2))
-    assert half[1].tolist() == pytest.approx([1 / (2 * math.sqrt(2))] * 3)
-    tiny = 1e-4 * rewards
-    divided, _ = compute_grpo_outcome_advantage(tiny, mask, ["a", "a"])
+    halved, _ = compute_grpo_outcome_advantage(rewards, mask, ["a", "a"], epsilon=math.sqrt(2))
+    assert halved[1].tolist() == pytest.approx([1 / (2 * math.sqrt(2))] * 3)
+    tiny_rewards = 1e-4 * rewards
+    divided, _ = compute_grpo_outcome_advantage(tiny_rewards, mask, ["a", "a"])
     assert divided[1, 0].item() == pytest.approx(1e-4 / (math.sqrt(2) * 1e-4 + 1e-6), rel=1e-5)
 
 
-def test_rloo_of_two_and_of_three():
+def test_rloo_of_two_and_three_trajectories():
     rewards, mask = rows(1.0, 4.0, 0.0, 3.0, 6.0)
     advantages = compute_rloo_outcome_advantage(rewards, mask, ["a", "a", "b", "b", "b"])
-    assert per_row(advantages) == pytest.approx([-3, 3, -4.5, 0, 4.5])
+    assert first_tokens(advantages) == pytest.approx([-3, 3, -4.5, 0, 4.5])
 
 
-def test_the_baseline_of_reinforce_plus_plus_counts_trajectories_and_does_not_divide():
+def test_reinforce_plus_plus_baseline_counts_trajectories():
     rewards, mask = rows(4.0, 4.0, 0.0, 10.0, 0.0)
     index = ["a", "a", "a", "b", "b"]
-    names = ["a/0", "a/0", "a/1", "b/0", "b/1"]
-    whitened, returns = compute_reinforce_plus_plus_baseline_outcome_advantage(
-        rewards, mask, index, names
+    traj_ids = ["a/0", "a/0", "a/1", "b/0", "b/1"]
+    advantages, returns = compute_reinforce_plus_plus_baseline_outcome_advantage(
+        rewards, mask, index, traj_ids
     )
     centred = torch.tensor([2.0, 2.0, -2.0, 5.0, -5.0]).repeat_interleave(3)
     expected = (centred - centred.mean()) / centred.std()
-    assert whitened.flatten().tolist() == pytest.approx(expected.tolist(), abs=1e-4)
-    assert torch.equal(whitened, returns)
+    assert advantages.flatten().tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+    assert torch.equal(advantages, returns)
 
 
 def test_opo_counts_the_tokens_of_whole_trajectories():
@@ -108,37 +108,37 @@ def test_opo_counts_the_tokens_of_whole_trajectories():
         rewards, mask, ["a", "a", "a"], ["a/0", "a/0", "a/1"]
     )
     baseline = (4 * 4 + 2 * 1) / 6
-    assert per_row(advantages) == pytest.approx([4 - baseline, 4 - baseline, 1 - baseline])
+    assert first_tokens(advantages) == pytest.approx([4 - baseline, 4 - baseline, 1 - baseline])
 
 
-def test_opo_of_a_group_that_sampled_one_token_or_none():
+def test_opo_of_a_group_with_one_sampled_token_or_none():
     rewards, mask = rows(3.0, 1.0, lengths=[1, 0])
-    assert per_row(compute_opo_outcome_advantage(rewards, mask, ["a", "a"])) == [0, 0]
+    assert first_tokens(compute_opo_outcome_advantage(rewards, mask, ["a", "a"])) == [0, 0]
     longer = torch.ones(2, 3, dtype=torch.long)
-    assert per_row(compute_opo_outcome_advantage(rewards, longer, ["a", "a"])) == [1, -1]
+    assert first_tokens(compute_opo_outcome_advantage(rewards, longer, ["a", "a"])) == [1, -1]
 
 
 def test_opo_of_equal_returns_is_exactly_zero():
     rewards, mask = rows(0.1, 0.1, 0.1, lengths=[3, 1, 2])
-    assert per_row(compute_opo_outcome_advantage(rewards, mask, ["a", "a", "a"])) == [0, 0, 0]
+    assert first_tokens(compute_opo_outcome_advantage(rewards, mask, ["a", "a", "a"])) == [0, 0, 0]
 
 
-def test_opo_of_a_trajectory_alone_is_its_return_however_many_rows_it_has():
+def test_opo_of_a_single_trajectory_is_its_return():
     rewards, mask = rows(4.0, 4.0)
     advantages = compute_opo_outcome_advantage(rewards, mask, ["a", "a"], ["a/0", "a/0"])
-    assert per_row(advantages) == [4, 4]
+    assert first_tokens(advantages) == [4, 4]
 
 
 def test_gpg_by_hand():
     rewards, mask = rows(4.0, 4.0, 0.0, 2.0)
     index = ["a", "a", "a", "b"]
-    names = ["a/0", "a/0", "a/1", "b/0"]
-    advantages = compute_gpg_outcome_advantage(rewards, mask, index, names)
-    assert per_row(advantages) == pytest.approx([3, 3, -3, 3])  # 3 of 2 trajectories count
-    halved = compute_gpg_outcome_advantage(rewards, mask, index, names, f_norm=2.0)
-    assert per_row(halved) == pytest.approx([1.5, 1.5, -1.5, 1.5])
+    traj_ids = ["a/0", "a/0", "a/1", "b/0"]
+    advantages = compute_gpg_outcome_advantage(rewards, mask, index, traj_ids)
+    assert first_tokens(advantages) == pytest.approx([3, 3, -3, 3])  # 3 of 2 trajectories count
+    halved = compute_gpg_outcome_advantage(rewards, mask, index, traj_ids, f_norm=2.0)
+    assert first_tokens(halved) == pytest.approx([1.5, 1.5, -1.5, 1.5])
 
 
-def test_gpg_without_any_return():
+def test_gpg_without_any_return_is_zero():
     rewards, mask = rows(0.0, 0.0)
-    assert per_row(compute_gpg_outcome_advantage(rewards, mask, ["a", "a"])) == [0, 0]
+    assert first_tokens(compute_gpg_outcome_advantage(rewards, mask, ["a", "a"])) == [0, 0]

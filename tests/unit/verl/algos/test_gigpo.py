@@ -1,4 +1,4 @@
-"""GiGPO's parts by hand: missing steps, similar states, places."""
+"""Parts of GiGPO against numbers by hand: missing turns, similar states, positions of tokens."""
 
 import math
 
@@ -21,30 +21,31 @@ def steps_of(numbers, rewards, row=0):
     return Steps([row] * count, numbers, [("a", "x")] * count, rewards, [("a", "s")] * count)
 
 
-def test_a_missing_step_is_discounted_but_adds_nothing():
+def test_missing_turn_discounts_but_adds_nothing():
     returns = compute_discounted_step_returns(steps_of([0, 3], [1.0, 8.0]), gamma=0.5)
     assert returns.tolist() == [2.0, 8.0]  # 1 + 8 / 2^3
     assert returns.dtype == torch.float64
 
 
-def test_steps_may_come_in_any_order():
+def test_turns_may_come_in_any_order():
     returns = compute_discounted_step_returns(steps_of([2, 0, 1], [4.0, 1.0, 2.0]), gamma=0.5)
     assert returns.tolist() == [4.0, 3.0, 4.0]
 
 
-def test_returns_keep_their_precision():
+def test_returns_keep_double_precision():
     returns = compute_discounted_step_returns(steps_of([0, 1], [1e8, 0.5]), gamma=1.0)
     assert returns[0].item() == 1e8 + 0.5
 
 
-def test_similar_states_are_merged_within_their_task_only():
+def test_similar_states_are_merged_only_within_their_task():
     states = [("a", "abcd"), ("a", "abcx"), ("b", "abcx"), ("a", "zzzz")]
-    merged = merge_similar_states(states, threshold=0.75)  # the first two agree in exactly that
+    # The first two states have exactly this similarity.
+    merged = merge_similar_states(states, threshold=0.75)
     assert merged == [("a", "abcd"), ("a", "abcd"), ("b", "abcx"), ("a", "zzzz")]
     assert merge_similar_states(states, threshold=0.76) == states
 
 
-def test_values_lie_on_the_tokens_of_their_step():
+def test_values_are_put_on_the_tokens_of_their_turn():
     steps = steps_of([1, 3], [0.0, 0.0])
     ids = torch.tensor([[-1, 1, 2, 3, 3]])
     placed = broadcast_to_step_tokens(torch.tensor([5.0, 7.0], dtype=torch.float64), steps, ids)
@@ -52,7 +53,7 @@ def test_values_lie_on_the_tokens_of_their_step():
     assert placed.dtype == torch.float32
 
 
-def test_without_steps_everything_is_zero():
+def test_without_turns_all_values_are_zero():
     placed = broadcast_to_step_tokens(
         torch.zeros(0), Steps([], [], [], [], []), torch.tensor([[0, -1]])
     )
@@ -60,7 +61,7 @@ def test_without_steps_everything_is_zero():
     assert placed.dtype == torch.float32
 
 
-def test_steps_that_no_token_names_are_left_out():
+def test_turns_without_tokens_are_skipped():
     placed = broadcast_to_step_tokens(
         torch.tensor([5.0]), steps_of([4], [0.0]), torch.tensor([[0, 1]])
     )
@@ -71,15 +72,16 @@ def test_steps_that_no_token_names_are_left_out():
     assert beyond.tolist() == [[5, 0]]
 
 
-def test_every_list_of_a_row_has_an_entry_per_step():
+def test_every_list_of_a_row_needs_an_entry_per_turn():
     for lengths in ((1, 2, 2), (2, 1, 2), (2, 2, 1)):
         rewards, numbers, anchors = ([[0] * n] for n in lengths)
         with pytest.raises(ValueError, check=mentions("row 0")):
             flatten_steps(["a"], ["x"], rewards, numbers, anchors)
 
 
-def play(rewards, **kwargs):
-    """Two trajectories of one task, one token and one step each, from the same state."""
+def advantages_of_two(rewards, **kwargs):
+    """Return the advantages of two trajectories of one task. Each has one token and one turn, from
+    the same state unless ``different_states`` is given."""
     return compute_gigpo_outcome_advantage(
         torch.tensor(rewards).unsqueeze(-1),
         torch.ones(2, 1),
@@ -88,25 +90,25 @@ def play(rewards, **kwargs):
         torch.zeros(2, 1, dtype=torch.long),
         [[reward] for reward in rewards],
         [[0], [0]],
-        [["s"], ["t"]] if kwargs.pop("apart", False) else [["s"], ["s"]],
+        [["s"], ["t"]] if kwargs.pop("different_states", False) else [["s"], ["s"]],
         **kwargs,
     )[0].flatten()
 
 
-def test_epsilon_counts_at_both_levels():
-    found = play([0.0, 2.0], mode="mean_std_norm", epsilon=1.0)
-    assert found[1].item() == pytest.approx(2 / (math.sqrt(2) + 1))
-    tiny = play([0.0, 2e-6], mode="mean_std_norm")
+def test_epsilon_is_added_at_both_levels():
+    advantages = advantages_of_two([0.0, 2.0], mode="mean_std_norm", epsilon=1.0)
+    assert advantages[1].item() == pytest.approx(2 / (math.sqrt(2) + 1))
+    tiny = advantages_of_two([0.0, 2e-6], mode="mean_std_norm")
     assert tiny[1].item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-4)
 
 
-def test_what_the_config_leaves_out():
-    assert play([0.0, 2.0]).tolist() == [-2, 2]  # 1 of the trajectory, 1 of the step
-    assert play([0.0, 2.0], apart=True).tolist() == [-1, 1]
-    assert play([0.0, 2.0], step_advantage_w=3.0).tolist() == [-4, 4]
+def test_default_weight_adds_trajectory_and_turn_advantages():
+    assert advantages_of_two([0.0, 2.0]).tolist() == [-2, 2]  # 1 of the trajectory, 1 of the turn
+    assert advantages_of_two([0.0, 2.0], different_states=True).tolist() == [-1, 1]
+    assert advantages_of_two([0.0, 2.0], step_advantage_w=3.0).tolist() == [-4, 4]
 
 
-def test_by_default_steps_are_discounted_by_a_twentieth():
+def test_default_gamma_of_turns_is_0_95():
     advantages, _ = compute_gigpo_outcome_advantage(
         torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
         torch.ones(2, 2),
@@ -120,9 +122,9 @@ def test_by_default_steps_are_discounted_by_a_twentieth():
     assert advantages[0].tolist() == pytest.approx([0.5 + 0.95 / 2, 0.5])
 
 
-def test_by_default_similar_means_almost_equal():
-    alike = "x" * 19
-    states = [["s" + alike], ["t" + alike]]
+def test_default_similarity_threshold_merges_nearly_equal_states():
+    common_text = "x" * 19
+    states = [["s" + common_text], ["t" + common_text]]
     arguments = (
         torch.tensor([[0.0], [2.0]]),
         torch.ones(2, 1),
@@ -135,5 +137,5 @@ def test_by_default_similar_means_almost_equal():
     )
     merged, _ = compute_gigpo_outcome_advantage(*arguments, enable_similarity=True)
     assert merged.flatten().tolist() == [-2, 2]
-    apart, _ = compute_gigpo_outcome_advantage(*arguments)
-    assert apart.flatten().tolist() == [-1, 1]
+    unmerged, _ = compute_gigpo_outcome_advantage(*arguments)
+    assert unmerged.flatten().tolist() == [-1, 1]

@@ -1,4 +1,4 @@
-"""Estimators of several rewards, of the best play, and of steps in graphs and contexts, by hand."""
+"""GDPO, pass@k, GraphGPO and HGPO estimators against numbers by hand."""
 
 import math
 
@@ -16,13 +16,13 @@ from verl.algos import (
 
 
 def rows(*returns):
-    """Rewards and mask [B, 3] with the whole return on the first token."""
+    """Return rewards and mask [B, 3] with the whole return on the first token."""
     rewards = torch.zeros(len(returns), 3)
     rewards[:, 0] = torch.tensor(returns)
     return rewards, torch.ones(len(returns), 3)
 
 
-def per_row(result):
+def first_tokens(result):
     advantages, returns = result
     assert torch.equal(advantages, returns)
     return advantages[:, 0].tolist()
@@ -31,37 +31,37 @@ def per_row(result):
 # ---------------------------------------------------------------- pass@k
 
 
-def test_only_the_best_play_of_a_group_has_an_advantage():
+def test_only_the_best_trajectory_of_a_group_has_an_advantage():
     rewards, mask = rows(1.0, 2.0, 3.0, 2.0, 0.0, 5.0)
     index = ["a", "b", "a", "b", "a", "c"]
-    found = compute_grpo_passk_outcome_advantage(
+    advantages = compute_grpo_passk_outcome_advantage(
         rewards, mask, index, norm_adv_by_std_in_grpo=False
     )
-    assert per_row(found) == [0, 0, 2, 0, 0, 0]
+    assert first_tokens(advantages) == [0, 0, 2, 0, 0, 0]
     divided = compute_grpo_passk_outcome_advantage(rewards, mask, index)
-    assert per_row(divided) == pytest.approx([0, 0, 2 / math.sqrt(7 / 3), 0, 0, 0], rel=1e-5)
+    assert first_tokens(divided) == pytest.approx([0, 0, 2 / math.sqrt(7 / 3), 0, 0, 0], rel=1e-5)
 
 
-def test_rows_of_the_best_play_do_not_compete():
+def test_rows_of_the_best_trajectory_do_not_compete():
     rewards, mask = rows(3.0, 3.0, 1.0)
     names = ["best", "best", "other"]
-    found = compute_grpo_passk_outcome_advantage(
+    advantages = compute_grpo_passk_outcome_advantage(
         rewards, mask, ["a"] * 3, names, norm_adv_by_std_in_grpo=False
     )
-    assert per_row(found) == [2, 2, 0]
+    assert first_tokens(advantages) == [2, 2, 0]
 
 
-def test_every_group_has_a_best_play_wherever_it_stands():
+def test_every_group_has_a_best_trajectory_at_any_position():
     rewards, mask = rows(1.0, 3.0, 5.0, 2.0)
     index = ["a", "a", "b", "b"]
-    found = compute_grpo_passk_outcome_advantage(
+    advantages = compute_grpo_passk_outcome_advantage(
         rewards, mask, index, norm_adv_by_std_in_grpo=False
     )
-    assert per_row(found) == [0, 2, 3, 0]
-    # a difference of d has the spread d / root 2
-    found = compute_grpo_passk_outcome_advantage(rewards, mask, index, epsilon=1.0)
+    assert first_tokens(advantages) == [0, 2, 3, 0]
+    # a difference of d has the std d / sqrt(2)
+    advantages = compute_grpo_passk_outcome_advantage(rewards, mask, index, epsilon=1.0)
     root = math.sqrt(2)
-    assert per_row(found) == pytest.approx([0, 2 / (root + 1), 3 / (3 / root + 1), 0])
+    assert first_tokens(advantages) == pytest.approx([0, 2 / (root + 1), 3 / (3 / root + 1), 0])
 
 
 # ---------------------------------------------------------------- several rewards
@@ -76,18 +76,18 @@ TWO_TASKS = ["a", "a", "b", "b"]
 
 
 def gdpo(parts=PARTS, index=TWO_TASKS, keys=("accuracy", "format"), **kwargs):
-    return per_row(
+    return first_tokens(
         compute_gdpo_outcome_advantage(torch.ones(len(parts), 2), index, parts, keys, **kwargs)
     )
 
 
-def test_every_reward_has_the_same_say_whatever_its_scale():
+def test_gdpo_rewards_have_equal_influence_at_any_scale():
     root = math.sqrt(2)
     scale = math.sqrt(4 / 3)  # of 0, 0, root 2 and -root 2
     assert gdpo() == pytest.approx([0, 0, root / scale, -root / scale], abs=1e-5)
 
 
-def test_rewards_are_weighed_after_they_are_normalised():
+def test_gdpo_rewards_are_weighted_after_normalisation():
     expected = math.sqrt(0.5) / math.sqrt(4 * 0.5 / 3)
     only_first = [expected, -expected, expected, -expected]
     assert gdpo(weights=[1.0, 0.0]) == pytest.approx(only_first, rel=1e-4)
@@ -98,51 +98,51 @@ def test_gdpo_without_division_keeps_the_scale():
     # 0.5 - 50, -0.5 + 50, 0.5 + 2, -0.5 - 2
     totals = [-49.5, 49.5, 2.5, -2.5]
     scale = math.sqrt(sum(t * t for t in totals) / 3)
-    found = gdpo(norm_adv_by_std_in_grpo=False)
-    assert found == pytest.approx([t / scale for t in totals], rel=1e-4)
+    advantages = gdpo(norm_adv_by_std_in_grpo=False)
+    assert advantages == pytest.approx([t / scale for t in totals], rel=1e-4)
 
 
 def test_gdpo_counts_a_trajectory_once():
     names = ["1", "1", "2", "3", "4"]
-    found = gdpo([PARTS[0], *PARTS], ["a", *TWO_TASKS], traj_index=names)
-    assert found[1:] == pytest.approx(gdpo(), abs=1e-5) and found[0] == found[1]
+    advantages = gdpo([PARTS[0], *PARTS], ["a", *TWO_TASKS], traj_index=names)
+    assert advantages[1:] == pytest.approx(gdpo(), abs=1e-5) and advantages[0] == advantages[1]
 
 
-def test_gdpo_compares_trajectories_and_not_rows():
+def test_gdpo_compares_trajectories_instead_of_rows():
     names = ["1", "1", "2", "3", "4"]
     parts = [PARTS[0], *PARTS]
-    found = gdpo(parts, ["a", *TWO_TASKS], keys=["accuracy"], traj_index=names)
-    assert found[1:] == pytest.approx(gdpo(keys=["accuracy"]), abs=1e-5)
+    advantages = gdpo(parts, ["a", *TWO_TASKS], keys=["accuracy"], traj_index=names)
+    assert advantages[1:] == pytest.approx(gdpo(keys=["accuracy"]), abs=1e-5)
 
 
-def test_gdpo_adds_epsilon_to_both_spreads():
-    # by GRPO +-1/2, of four the spread is root 1/3
-    found = gdpo(keys=["accuracy"], norm_adv_by_std_in_grpo=False, epsilon=1.0)
-    assert found[0] == pytest.approx(0.5 / (math.sqrt(1 / 3) + 1))
+def test_gdpo_adds_epsilon_to_both_stds():
+    # GRPO gives +-1/2; over all four the std is sqrt(1/3)
+    advantages = gdpo(keys=["accuracy"], norm_adv_by_std_in_grpo=False, epsilon=1.0)
+    assert advantages[0] == pytest.approx(0.5 / (math.sqrt(1 / 3) + 1))
     normalised = 0.5 / (math.sqrt(0.5) + 1)
-    found = gdpo(keys=["accuracy"], epsilon=1.0)
-    assert found[0] == pytest.approx(normalised / (normalised * math.sqrt(4 / 3) + 1))
+    advantages = gdpo(keys=["accuracy"], epsilon=1.0)
+    assert advantages[0] == pytest.approx(normalised / (normalised * math.sqrt(4 / 3) + 1))
 
 
 def test_gdpo_is_centred_on_the_whole_batch():
-    # a play alone keeps its reward: 1/2, -1/2 and 3, of which 1 is the mean
+    # A single trajectory keeps its reward: 1/2, -1/2 and 3, whose mean is 1.
     parts = [{"accuracy": 1.0}, {"accuracy": 0.0}, {"accuracy": 3.0}]
-    found = gdpo(parts, ["a", "a", "b"], ["accuracy"], norm_adv_by_std_in_grpo=False)
+    advantages = gdpo(parts, ["a", "a", "b"], ["accuracy"], norm_adv_by_std_in_grpo=False)
     scale = math.sqrt((0.25 + 2.25 + 4) / 2)
-    assert found == pytest.approx([-0.5 / scale, -1.5 / scale, 2 / scale], rel=1e-5)
+    assert advantages == pytest.approx([-0.5 / scale, -1.5 / scale, 2 / scale], rel=1e-5)
 
 
-def test_gdpo_loses_no_small_difference_between_large_numbers():
+def test_gdpo_keeps_small_differences_of_large_numbers():
     steps = [{"steps": 2.0**24 + 1}, {"steps": 2.0**24}]
     root = math.sqrt(0.5)
     assert gdpo(steps, ["a", "a"], ["steps"]) == pytest.approx([root, -root], rel=1e-5)
     parts = [{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 0.0, "b": 0.0, "c": 0.0}]
     options = {"weights": [1e9, 1.0, -1e9], "norm_adv_by_std_in_grpo": False}
-    found = gdpo(parts, ["a", "a"], ["a", "b", "c"], **options)
-    assert found == pytest.approx([root, -root], rel=1e-5)
+    advantages = gdpo(parts, ["a", "a"], ["a", "b", "c"], **options)
+    assert advantages == pytest.approx([root, -root], rel=1e-5)
 
 
-def test_gdpo_lists_the_rewards_that_there_are():
+def test_gdpo_lists_the_available_rewards():
     with pytest.raises(ValueError, check=mentions("'speed'", "accuracy", "format")):
         gdpo(keys=["speed"])
 
@@ -154,22 +154,22 @@ def test_gdpo_names_the_reward_that_a_row_lacks():
         gdpo([{}], ["a"])
 
 
-def test_gdpo_takes_a_weight_for_every_reward():
+def test_gdpo_needs_a_weight_for_every_reward():
     with pytest.raises(ValueError, check=mentions("zip")):
         gdpo(weights=[1.0])
 
 
 # ---------------------------------------------------------------- steps
 
-# A play of three steps is one row of three tokens.
-WIN = ["A", "B", "C"]
+# A trajectory of three turns is one row of three tokens.
+SUCCESS = ["A", "B", "C"]
 SHORT_CUT = ["A", "C", "D"]
 IDLE = ["A", "A", "B"]
 
 
-def columns(plays, rewards, uid="u"):
-    """Keyword arguments of a step estimator; the reward comes with the last step."""
-    count = len(plays)
+def columns(states, rewards, uid="u"):
+    """Return the keyword arguments of a step estimator. The last turn has the reward."""
+    count = len(states)
     outcome, mask = rows(*rewards)
     return {
         "token_level_rewards": outcome,
@@ -179,20 +179,20 @@ def columns(plays, rewards, uid="u"):
         "step_ids": torch.arange(3).expand(count, 3),
         "step_rewards": [[0.0, 0.0, reward] for reward in rewards],
         "step_index": [[0, 1, 2]] * count,
-        "anchor_obs": plays,
+        "anchor_obs": states,
     }
 
 
-def joined(first, second):
-    def both(a, b):
+def join_columns(first, second):
+    def join(a, b):
         return torch.cat([a, b]) if isinstance(a, torch.Tensor) else [*a, *b]
 
-    return {key: both(first[key], second[key]) for key in first}
+    return {key: join(first[key], second[key]) for key in first}
 
 
-PLAYS = columns([WIN, SHORT_CUT, IDLE], [1.0, 0.0, 0.0])
-# Goal 0, C 1, B 2, A 2 by the short cut. Returns 10 * 0.1^d of the next state:
-#   WIN 0.1 1 10, SHORT_CUT 1 0 0, IDLE 0.1 0.1 0; A has mean 0.325, B 0.5, C 5
+TRAJECTORIES = columns([SUCCESS, SHORT_CUT, IDLE], [1.0, 0.0, 0.0])
+# Distances to the goal: goal 0, C 1, B 2, A 2 by the short cut. Returns are 10 * 0.1^d of the next
+# state: SUCCESS 0.1 1 10, SHORT_CUT 1 0 0, IDLE 0.1 0.1 0. A has the mean 0.325, B 0.5, C 5.
 STEPS = [[-0.225, 0.5, 5.0], [0.675, -5.0, 0.0], [-0.225, -0.225, -0.5]]
 OUTCOMES = [2 / 3, -1 / 3, -1 / 3]
 
@@ -203,50 +203,51 @@ def graphgpo(arguments, won, **kwargs):
     return advantages
 
 
-def test_a_step_is_worth_what_it_brings_nearer_to_a_won_end():
-    found = graphgpo(PLAYS, [True, False, False], mode="mean_norm")
+def test_turn_is_valued_by_the_progress_to_a_successful_end():
+    advantages = graphgpo(TRAJECTORIES, [True, False, False], mode="mean_norm")
     expected = torch.tensor(STEPS) + torch.tensor(OUTCOMES)[:, None]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(advantages, expected, atol=1e-5, rtol=0)
 
 
-def test_weight_gamma_and_value_of_the_goal():
+def test_graphgpo_weight_gamma_and_goal_value_by_hand():
     options = {"mode": "mean_norm", "step_advantage_w": 0.5, "gamma": 0.5, "goal_value": 4.0}
-    found = graphgpo(PLAYS, [True, False, False], **options)
+    advantages = graphgpo(TRAJECTORIES, [True, False, False], **options)
     # 4 * 0.5^d: at B 2 and 0, at C 4 and 0
-    assert found[0, 1].item() == pytest.approx(2 / 3 + 0.5 * 1.0)
-    assert found[1, 1].item() == pytest.approx(-1 / 3 - 0.5 * 2.0)
+    assert advantages[0, 1].item() == pytest.approx(2 / 3 + 0.5 * 1.0)
+    assert advantages[1, 1].item() == pytest.approx(-1 / 3 - 0.5 * 2.0)
 
 
-def test_groups_may_be_divided_by_their_spread():
-    found = graphgpo(PLAYS, [True, False, False])
-    spread_of_outcomes = math.sqrt((4 + 1 + 1) / 9 / 2)
-    expected = 2 / 3 / spread_of_outcomes + 1 / math.sqrt(2)  # two steps: 5 / (5 sqrt 2)
-    assert found[0, 2].item() == pytest.approx(expected, rel=1e-4)
+def test_graphgpo_divides_groups_by_their_std():
+    advantages = graphgpo(TRAJECTORIES, [True, False, False])
+    std_of_outcomes = math.sqrt((4 + 1 + 1) / 9 / 2)
+    expected = 2 / 3 / std_of_outcomes + 1 / math.sqrt(2)  # two turns: 5 / (5 sqrt 2)
+    assert advantages[0, 2].item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_without_a_won_play_the_outcome_alone_counts():
-    found = graphgpo(PLAYS, [False] * 3, mode="mean_norm")
+def test_graphgpo_without_success_uses_the_outcome_alone():
+    advantages = graphgpo(TRAJECTORIES, [False] * 3, mode="mean_norm")
     expected = torch.tensor(OUTCOMES)[:, None].expand(3, 3)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantages, expected, atol=1e-6, rtol=0)
 
 
-def test_tasks_share_neither_states_nor_goals():
-    other = columns([WIN, SHORT_CUT, IDLE], [0.0, 0.0, 0.0], uid="v")
-    found = graphgpo(joined(PLAYS, other), [True] + [False] * 5, mode="mean_norm")
-    alone = graphgpo(PLAYS, [True, False, False], mode="mean_norm")
-    torch.testing.assert_close(found[:3], alone)
-    assert not found[3:].any()
+def test_graphgpo_tasks_share_neither_states_nor_goals():
+    other = columns([SUCCESS, SHORT_CUT, IDLE], [0.0, 0.0, 0.0], uid="v")
+    advantages = graphgpo(join_columns(TRAJECTORIES, other), [True] + [False] * 5, mode="mean_norm")
+    single_task = graphgpo(TRAJECTORIES, [True, False, False], mode="mean_norm")
+    torch.testing.assert_close(advantages[:3], single_task)
+    assert not advantages[3:].any()
 
 
-def cut(arguments):
-    """Plays as rows of one step each, as ``env.history=window`` makes them; the last row first."""
-    plays = arguments["anchor_obs"]
-    count = len(plays)
+def one_row_per_turn(arguments):
+    """Return trajectories as rows of one turn each, as ``env.history=window`` makes them, last row
+    first."""
+    states = arguments["anchor_obs"]
+    count = len(states)
     lists = {
         "traj_index": [f"u{k}" for k in range(count) for _ in range(3)],
         "step_rewards": [[reward] for row in arguments["step_rewards"] for reward in row],
         "step_index": [[0], [1], [2]] * count,
-        "anchor_obs": [[state] for play in plays for state in play],
+        "anchor_obs": [[state] for row in states for state in row],
     }
     return {
         "token_level_rewards": arguments["token_level_rewards"].repeat_interleave(3, 0).flip(0),
@@ -257,47 +258,47 @@ def cut(arguments):
 
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
-def test_a_play_in_several_rows_is_one_way_through_the_graph(mode):
-    whole = graphgpo(PLAYS, [True, False, False], mode=mode)
+def test_graphgpo_of_several_rows_equals_that_of_one_row(mode):
+    whole = graphgpo(TRAJECTORIES, [True, False, False], mode=mode)
     won = [False] * 6 + [True] * 3
-    found = graphgpo(cut(PLAYS), won, mode=mode)[:, 0].flip(0)
-    assert found.tolist() == pytest.approx(whole.flatten().tolist(), abs=1e-6)
+    advantages = graphgpo(one_row_per_turn(TRAJECTORIES), won, mode=mode)[:, 0].flip(0)
+    assert advantages.tolist() == pytest.approx(whole.flatten().tolist(), abs=1e-6)
 
 
-def test_the_first_state_may_be_one_that_nothing_leads_to():
+def test_graphgpo_first_state_may_have_no_predecessor():
     # goal 0, C 1, A 2: from A 0.1 by B and 1 by C; from C 10 and 0
-    plays = columns([WIN, SHORT_CUT], [0.0, 0.0])
-    found = graphgpo(plays, [True, False], mode="mean_norm")
+    states = columns([SUCCESS, SHORT_CUT], [0.0, 0.0])
+    advantages = graphgpo(states, [True, False], mode="mean_norm")
     expected = torch.tensor([[-0.45, 0.0, 5.0], [0.45, -5.0, 0.0]])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(advantages, expected, atol=1e-5, rtol=0)
 
 
-def test_returns_may_be_large_and_nearly_equal():
-    # 1e8 less 2 and less 1
+def test_graphgpo_returns_may_be_large_and_nearly_equal():
+    # 1e8 minus 2 and minus 1
     options = {"mode": "mean_norm", "gamma": 1 - 1e-8, "goal_value": 1e8}
-    found = graphgpo(columns([WIN, SHORT_CUT], [0.0, 0.0]), [True, False], **options)
-    assert found[:, 0].tolist() == pytest.approx([-0.5, 0.5], abs=1e-5)
+    advantages = graphgpo(columns([SUCCESS, SHORT_CUT], [0.0, 0.0]), [True, False], **options)
+    assert advantages[:, 0].tolist() == pytest.approx([-0.5, 0.5], abs=1e-5)
 
 
-def test_graphgpo_adds_epsilon_to_both_spreads():
-    found = graphgpo(PLAYS, [True, False, False], epsilon=1.0)
+def test_graphgpo_adds_epsilon_to_both_stds():
+    advantages = graphgpo(TRAJECTORIES, [True, False, False], epsilon=1.0)
     expected = 2 / 3 / (math.sqrt(1 / 3) + 1) + 5 / (5 * math.sqrt(2) + 1)
-    assert found[0, 2].item() == pytest.approx(expected, rel=1e-5)
+    assert advantages[0, 2].item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     "estimator", [compute_graphgpo_outcome_advantage, compute_hgpo_outcome_advantage]
 )
-def test_an_unknown_mode_is_refused(estimator):
-    more = {"won": [True] * 3} if estimator is compute_graphgpo_outcome_advantage else {}
+def test_unknown_mode_is_refused(estimator):
+    extra = {"won": [True] * 3} if estimator is compute_graphgpo_outcome_advantage else {}
     with pytest.raises(ValueError, check=mentions("mode")):
-        estimator(**PLAYS, **more, mode="mean")
+        estimator(**TRAJECTORIES, **extra, mode="mean")
 
 
 # ---------------------------------------------------------------- contexts
 
-# Returns with gamma 1: all steps of the first play 1, of the others 0. The state B is reached twice
-# from A and once from C.
+# Returns with gamma 1: 1 for all turns of the first trajectory, 0 for the others. State B is
+# reached twice from A and once from C.
 CONTEXTS = columns([["A", "B", "E"], ["C", "B", "E"], ["A", "B", "F"]], [1.0, 0.0, 0.0])
 
 
@@ -307,7 +308,7 @@ def hgpo(**kwargs):
     return advantages - torch.tensor(OUTCOMES)[:, None] * ("mode" not in kwargs)
 
 
-def test_steps_are_compared_in_the_state_and_in_its_context():
+def test_hgpo_compares_turns_by_state_and_context():
     # level 0: A +-1/2; B 2/3 -1/3 -1/3; E +-1/2
     # level 1: A +-1/2; B after A +-1/2; E after B +-1/2
     third = 1 / 3
@@ -319,56 +320,56 @@ def test_steps_are_compared_in_the_state_and_in_its_context():
     torch.testing.assert_close(hgpo(), torch.tensor(expected), atol=1e-6, rtol=0)
 
 
-def test_alpha_says_how_much_longer_contexts_count():
-    even = hgpo(alpha=0.0)
-    assert even[1, 1].item() == pytest.approx(-1 / 6, abs=1e-6)
+def test_alpha_weights_longer_contexts():
+    uniform = hgpo(alpha=0.0)
+    assert uniform[1, 1].item() == pytest.approx(-1 / 6, abs=1e-6)
     assert hgpo(alpha=2.0)[1, 1].item() == pytest.approx(-1 / 15, abs=1e-6)
-    # level 2: E after B after A, and E after B after C, are alone
+    # level 2: E after B after A, and E after B after C, have no other members
     assert hgpo(context=2)[0, 2].item() == pytest.approx(0.25, abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
-def test_without_context_hgpo_is_gigpo(mode):
+def test_hgpo_without_context_is_gigpo(mode):
     options = {"gamma": 0.9, "mode": mode, "step_advantage_w": 0.7}
-    found, _ = compute_hgpo_outcome_advantage(**PLAYS, context=0, **options)
-    expected, _ = compute_gigpo_outcome_advantage(**PLAYS, **options)
-    torch.testing.assert_close(found, expected)
+    advantages, _ = compute_hgpo_outcome_advantage(**TRAJECTORIES, context=0, **options)
+    expected, _ = compute_gigpo_outcome_advantage(**TRAJECTORIES, **options)
+    torch.testing.assert_close(advantages, expected)
 
 
-def test_hgpo_divides_each_level_by_its_spread():
+def test_hgpo_divides_each_level_by_its_std():
     # B after A: +-1/2 over sqrt(1/2); B: 2/3 over sqrt(1/3)
-    found = hgpo(mode="mean_std_norm", step_advantage_w=1.0)[0, 1].item()
+    advantages = hgpo(mode="mean_std_norm", step_advantage_w=1.0)[0, 1].item()
     outcome = 2 / 3 / math.sqrt(1 / 3)
     level_0 = 2 / 3 / math.sqrt(1 / 3)
     level_1 = 0.5 / math.sqrt(0.5)
-    assert found == pytest.approx(outcome + level_0 / 3 + 2 * level_1 / 3, rel=1e-4)
+    assert advantages == pytest.approx(outcome + level_0 / 3 + 2 * level_1 / 3, rel=1e-4)
 
 
-def test_hgpo_adds_epsilon_to_all_spreads():
-    found = hgpo(mode="mean_std_norm", epsilon=1.0)[0, 1].item()
-    third = 2 / 3 / (math.sqrt(1 / 3) + 1)  # of the outcome and of B
+def test_hgpo_adds_epsilon_to_all_stds():
+    advantages = hgpo(mode="mean_std_norm", epsilon=1.0)[0, 1].item()
+    third = 2 / 3 / (math.sqrt(1 / 3) + 1)  # of the outcome, and of B
     level_1 = 0.5 / (math.sqrt(0.5) + 1)
-    assert found == pytest.approx(third + third / 3 + 2 * level_1 / 3, rel=1e-5)
+    assert advantages == pytest.approx(third + third / 3 + 2 * level_1 / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["mean_norm", "mean_std_norm"])
-def test_hgpo_of_a_play_in_several_rows(mode):
-    second = columns(PLAYS["anchor_obs"], [0.0, 1.0, 0.0])
+def test_hgpo_of_several_rows_equals_that_of_one_row(mode):
+    second = columns(TRAJECTORIES["anchor_obs"], [0.0, 1.0, 0.0])
     whole, _ = compute_hgpo_outcome_advantage(**second, mode=mode)
-    found, _ = compute_hgpo_outcome_advantage(**cut(second), mode=mode)
-    assert found[:, 0].flip(0).tolist() == pytest.approx(whole.flatten().tolist(), abs=1e-6)
+    advantages, _ = compute_hgpo_outcome_advantage(**one_row_per_turn(second), mode=mode)
+    assert advantages[:, 0].flip(0).tolist() == pytest.approx(whole.flatten().tolist(), abs=1e-6)
 
 
 def test_hgpo_adds_the_outcome_of_the_row():
     second = columns([["A", "B", "C"]] * 3, [0.0, 1.0, 0.0])
-    found, _ = compute_hgpo_outcome_advantage(**second, step_advantage_w=0.0)
+    advantages, _ = compute_hgpo_outcome_advantage(**second, step_advantage_w=0.0)
     expected = torch.tensor([-1 / 3, 2 / 3, -1 / 3])[:, None].expand(3, 3)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(advantages, expected, atol=1e-6, rtol=0)
 
 
-def test_by_default_hgpo_looks_two_states_back_and_discounts_by_a_twentieth():
+def test_hgpo_defaults_are_two_states_of_context_and_gamma_0_95():
     advantages, _ = compute_hgpo_outcome_advantage(**CONTEXTS, gamma=1.0)
-    # E: half of a point at levels 0 and 1, nothing at level 2, with weights 1, 2, 3
+    # E: 1/2 at levels 0 and 1, nothing at level 2, with weights 1, 2, 3
     assert advantages[0, 2].item() - 2 / 3 == pytest.approx(1.5 / 6, abs=1e-6)
     advantages, _ = compute_hgpo_outcome_advantage(**CONTEXTS)
     assert advantages[0, 0].item() - 2 / 3 == pytest.approx(0.95**2 / 2, abs=1e-6)

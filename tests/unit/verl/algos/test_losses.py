@@ -1,4 +1,4 @@
-"""Losses at their edges: limits of the ratio, defaults, arguments that reach the aggregation."""
+"""Edge cases of losses: limits of the ratio, defaults, and arguments passed to the aggregation."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ WEIGHTS = torch.tensor([1.0, 3.0], dtype=torch.float64)
 
 
 def policy_loss(ratio, advantage, **kwargs):
-    """The four results for one token."""
+    """Return the four results for one token."""
     log_prob = torch.tensor([[math.log(ratio)]])
     results = compute_policy_loss_vanilla(
         torch.zeros(1, 1), log_prob, torch.tensor([[advantage]]), torch.ones(1, 1), **kwargs
@@ -27,7 +27,7 @@ def policy_loss(ratio, advantage, **kwargs):
 # ---------------------------------------------------------------- aggregation
 
 
-def test_the_denominator_counts_tokens_or_rows():
+def test_denominator_counts_tokens_or_rows():
     assert compute_loss_denominator(MASK, "token-mean").item() == 4
     assert compute_loss_denominator(MASK, "seq-mean-token-sum").item() == 2
     assert compute_loss_denominator(MASK, "token-mean", WEIGHTS).item() == 4
@@ -36,14 +36,14 @@ def test_the_denominator_counts_tokens_or_rows():
     assert compute_loss_denominator(empty, "seq-mean-token-mean").item() == 1
 
 
-def test_a_sum_over_tokens_is_divided_by_nothing():
+def test_token_sum_is_not_divided():
     assert compute_loss_denominator(MASK, "token-sum").item() == 0
     assert agg_loss(MATRIX, MASK, "token-sum").item() == 16
     assert agg_loss(MATRIX, MASK, "token-sum", WEIGHTS.float()).item() == 16
     assert agg_loss(MATRIX, MASK, "token-sum", denominator=0.0).item() == 16
 
 
-def test_an_unknown_mode_is_refused_with_the_name_of_the_argument():
+def test_unknown_mode_is_refused_with_the_argument_name():
     for refused in (
         lambda: compute_loss_denominator(MASK, "token_mean"),
         lambda: agg_loss(MATRIX, MASK, "token_mean", denominator=1.0),
@@ -52,25 +52,25 @@ def test_an_unknown_mode_is_refused_with_the_name_of_the_argument():
             refused()
 
 
-def test_a_denominator_below_one_divides():
+def test_denominator_below_one_divides():
     assert agg_loss(MATRIX, MASK, "token-mean", denominator=0.5).item() == 32
     assert agg_loss(MATRIX, MASK, "token-mean", denominator=1).item() == 16
 
 
-def test_a_whole_number_of_doubles_leaves_float32():
+def test_double_inputs_give_a_float32_loss():
     loss = agg_loss(MATRIX, MASK, "token-mean", WEIGHTS, torch.tensor(4.0, dtype=torch.float64))
     assert loss.dtype == torch.float32
     assert loss.item() == 4
 
 
-def test_a_loss_without_a_denominator_is_left_as_it_is():
+def test_zero_denominator_does_not_divide():
     nothing = torch.zeros_like(MASK)
     loss = agg_loss(MATRIX, MASK, "token-mean", denominator=0.0)
     assert loss.item() == 16
     assert agg_loss(MATRIX, nothing, "seq-mean-token-mean").item() == 0
 
 
-def test_a_row_of_one_token_is_its_own_mean():
+def test_row_of_one_token_is_its_own_mean():
     one = torch.tensor([[4.0, 0.0]])
     assert agg_loss(one, torch.tensor([[1, 0]]), "seq-mean-token-mean").item() == 4
 
@@ -78,13 +78,13 @@ def test_a_row_of_one_token_is_its_own_mean():
 # ---------------------------------------------------------------- policy
 
 
-def test_by_default_the_ratio_is_clipped_by_a_fifth():
+def test_ratio_is_clipped_by_0_2_by_default():
     assert policy_loss(2.0, 1.0)[:2] == pytest.approx([-1.2, 1.0])
     assert policy_loss(0.5, -1.0)[:2] == pytest.approx([0.8, 1.0])
     assert policy_loss(1.1, 1.0)[:2] == pytest.approx([-1.1, 0.0])
 
 
-def test_one_range_stands_in_for_the_bound_that_is_not_given():
+def test_cliprange_replaces_a_missing_bound():
     assert policy_loss(2.0, 1.0, cliprange=0.5)[0] == pytest.approx(-1.5)
     assert policy_loss(0.1, -1.0, cliprange=0.5)[0] == pytest.approx(0.5)
     bounds = {"cliprange": 0.5, "cliprange_low": 0.1, "cliprange_high": 0.3}
@@ -92,19 +92,19 @@ def test_one_range_stands_in_for_the_bound_that_is_not_given():
     assert policy_loss(0.1, -1.0, **bounds)[0] == pytest.approx(0.9)
 
 
-def test_by_default_the_dual_clip_is_three():
+def test_dual_clip_is_three_by_default():
     assert policy_loss(10.0, -1.0) == pytest.approx([3.0, 0.0, -math.log(10), 1.0])
     assert policy_loss(2.9, -1.0)[3] == 0.0
     assert policy_loss(10.0, -1.0, clip_ratio_c=1.5)[0] == pytest.approx(1.5)
 
 
-def test_only_negative_advantages_have_a_ceiling():
+def test_dual_clip_limits_only_negative_advantages():
     assert policy_loss(10.0, 0.0)[3] == 0.0
     assert policy_loss(0.1, 0.5, cliprange=0.2)[3] == 0.0
     assert policy_loss(10.0, 0.5)[3] == 0.0
 
 
-def test_an_enormous_ratio_is_limited_and_finite():
+def test_very_large_ratio_is_limited_and_finite():
     e20 = math.exp(20)
     up, down = ([[sign * 1000.0]] for sign in (1, -1))
     for log_prob, expected in ((up, e20), (down, 1 / e20)):
@@ -120,7 +120,7 @@ def test_an_enormous_ratio_is_limited_and_finite():
         assert kl.item() == -log_prob[0][0]
 
 
-def test_the_policy_loss_hands_on_how_it_is_aggregated():
+def test_policy_loss_passes_the_aggregation_arguments():
     log_prob = torch.zeros(2, 3)
     cases: dict[str, dict[str, Any]] = {
         "token-mean": {},
@@ -136,13 +136,13 @@ def test_the_policy_loss_hands_on_how_it_is_aggregated():
         assert loss.item() == pytest.approx(expected.item())
 
 
-def test_shares_of_a_mini_batch_are_over_all_its_tokens():
+def test_clip_fractions_are_shares_of_all_tokens_of_a_mini_batch():
     ratios = torch.tensor([[2.0, 1.0, 10.0], [1.0, 1.0, 1.0]])
     advantages = torch.tensor([[1.0, 1.0, -1.0], [1.0, 1.0, 1.0]])
-    found = compute_policy_loss_vanilla(
+    results = compute_policy_loss_vanilla(
         torch.zeros(2, 3), ratios.log(), advantages, MASK, num_tokens=8
     )
-    _, clipped, kl, clipped_lower = [result.item() for result in found]
+    _, clipped, kl, clipped_lower = [result.item() for result in results]
     assert clipped == pytest.approx(1 / 8)
     assert kl == pytest.approx(-math.log(20) / 8)
     assert clipped_lower == pytest.approx(1 / 8)
@@ -151,7 +151,7 @@ def test_shares_of_a_mini_batch_are_over_all_its_tokens():
 # ---------------------------------------------------------------- value and entropy
 
 
-def test_predictions_are_clipped_on_both_sides():
+def test_value_predictions_are_clipped_on_both_sides():
     values = torch.zeros(1, 2)
     predictions = torch.tensor([[-3.0, 3.0]])
     returns = torch.tensor([[-3.0, 3.0]])
@@ -169,7 +169,7 @@ def test_predictions_are_clipped_on_both_sides():
         ("seq-mean-token-sum-norm", {"loss_scale_factor": 11.0}),
     ],
 )
-def test_value_and_entropy_loss_hand_on_how_they_are_aggregated(mode, kwargs):
+def test_value_and_entropy_loss_pass_the_aggregation_arguments(mode, kwargs):
     expected = agg_loss(MATRIX, MASK, mode, **kwargs).item()
     entropy = compute_entropy_loss(MATRIX, MASK, mode, **kwargs)
     assert entropy.item() == pytest.approx(expected)
@@ -179,14 +179,14 @@ def test_value_and_entropy_loss_hand_on_how_they_are_aggregated(mode, kwargs):
     assert value.item() == pytest.approx(expected)
 
 
-def test_by_default_value_and_entropy_are_means_over_tokens():
+def test_value_and_entropy_loss_are_token_means_by_default():
     zeros = torch.zeros(2, 3)
     predictions = (2 * MATRIX).sqrt()
     assert compute_value_loss(predictions, zeros, predictions, MASK, 1e6)[0].item() == 4
     assert compute_entropy_loss(MATRIX, MASK).item() == 4
 
 
-def test_the_clipped_share_of_the_value_loss_is_over_all_tokens():
+def test_value_clip_fraction_is_a_share_of_all_tokens():
     values = torch.zeros(1, 2)
     predictions = torch.tensor([[3.0, 0.5]])
     _, share = compute_value_loss(

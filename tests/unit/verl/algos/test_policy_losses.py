@@ -1,4 +1,4 @@
-"""Policy losses beside PPO's, against numbers and derivatives worked out by hand."""
+"""Policy losses other than PPO's, against values and derivatives computed by hand."""
 
 import math
 
@@ -10,8 +10,8 @@ from verl.algos import CovarianceRange, find_covariance_range, get_loss_needs, g
 from verl.names import POLICY_LOSSES
 
 
-def measured(name, old, new, advantages, mask=None, **kwargs):
-    """The four results, and the gradient with respect to the new log-probs, of rows of numbers."""
+def loss_and_gradient(name, old, new, advantages, mask=None, **kwargs):
+    """Return the four results and the gradient with respect to the new log-probs."""
     log_prob = torch.tensor(new, requires_grad=True)
     mask = torch.ones(log_prob.shape) if mask is None else torch.tensor(mask)
     results = get_policy_loss_fn(name)(
@@ -22,17 +22,17 @@ def measured(name, old, new, advantages, mask=None, **kwargs):
     return [result.item() for result in results], log_prob.grad.flatten().tolist()
 
 
-def of_ratios(name, ratios, advantages, **kwargs):
-    """One row whose old log-probs are -1."""
+def loss_of_ratios(name, ratios, advantages, **kwargs):
+    """Evaluate one row whose old log-probs are -1."""
     new = [[-1 + math.log(ratio) for ratio in ratios]]
-    return measured(name, [[-1.0] * len(ratios)], new, [advantages], **kwargs)
+    return loss_and_gradient(name, [[-1.0] * len(ratios)], new, [advantages], **kwargs)
 
 
-def of_probabilities(name, pairs, advantages, **kwargs):
-    """One row of (old, new) probabilities."""
+def loss_of_probabilities(name, pairs, advantages, **kwargs):
+    """Evaluate one row of (old, new) probabilities."""
     old = [[math.log(pair[0]) for pair in pairs]]
     new = [[math.log(pair[1]) for pair in pairs]]
-    return measured(name, old, new, [advantages], **kwargs)
+    return loss_and_gradient(name, old, new, [advantages], **kwargs)
 
 
 def sigmoid(x):
@@ -42,189 +42,204 @@ def sigmoid(x):
 def test_gspo_clips_the_ratio_of_the_row():
     # d = 0.2 and -0.1: s = exp(0.05) = 1.0513, above 1.04
     ratios = [math.exp(0.2), math.exp(-0.1)]
-    found, gradient = of_ratios("gspo", ratios, [2.0, -1.0], cliprange=0.04)
+    results, gradient = loss_of_ratios("gspo", ratios, [2.0, -1.0], cliprange=0.04)
     s = math.exp(0.05)
-    assert found == pytest.approx([(-2 * 1.04 + s) / 2, 0.5, -0.05, 0.0], rel=1e-5)
+    assert results == pytest.approx([(-2 * 1.04 + s) / 2, 0.5, -0.05, 0.0], rel=1e-5)
     assert gradient == pytest.approx([0.0, s / 2], rel=1e-5)
 
 
-def test_gspo_of_one_advantage_has_the_gradient_of_the_sequence_form():
-    """-s A, whose derivative is -s A / (number of tokens) at every token."""
+def test_gspo_gradient_equals_that_of_the_sequence_form():
+    """With one advantage the loss is -s A, whose derivative is -s A / (number of tokens) at every
+    token."""
     ratios = [math.exp(0.2), math.exp(-0.1), 1.0, math.exp(0.3)]
     options = {"cliprange": 0.5, "loss_agg_mode": "seq-mean-token-mean"}
-    found, gradient = of_ratios("gspo", ratios, [2.0] * 4, **options)
+    results, gradient = loss_of_ratios("gspo", ratios, [2.0] * 4, **options)
     s = math.exp(0.1)
-    assert found[0] == pytest.approx(-2 * s, rel=1e-5)
+    assert results[0] == pytest.approx(-2 * s, rel=1e-5)
     assert gradient == pytest.approx([-2 * s / 4] * 4, rel=1e-5)
 
 
-def test_gspo_rows_have_ratios_of_their_own_and_ignore_what_was_not_sampled():
+def test_gspo_rows_have_separate_ratios_without_unsampled_tokens():
     old = [[-1.0, -1.0], [-1.0, 5.0]]
     new = [[-0.9, -0.7], [-1.2, 9.0]]
     mask = [[1, 1], [1, 0]]
-    found, gradient = measured("gspo", old, new, [[1.0, 1.0], [1.0, 7.0]], mask, cliprange=0.9)
-    assert found[0] == pytest.approx(-(2 * math.exp(0.2) + math.exp(-0.2)) / 3, rel=1e-5)
+    results, gradient = loss_and_gradient(
+        "gspo", old, new, [[1.0, 1.0], [1.0, 7.0]], mask, cliprange=0.9
+    )
+    assert results[0] == pytest.approx(-(2 * math.exp(0.2) + math.exp(-0.2)) / 3, rel=1e-5)
     assert gradient[3] == 0.0
 
 
-def test_cispo_weighs_the_log_prob_by_the_clipped_ratio():
-    found, gradient = of_ratios("cispo", [2.0, 0.5, 1.1], [1.0, -1.0, 3.0], cliprange=0.2)
+def test_cispo_weights_the_log_prob_by_the_clipped_ratio():
+    results, gradient = loss_of_ratios("cispo", [2.0, 0.5, 1.1], [1.0, -1.0, 3.0], cliprange=0.2)
     logs = [-1 + math.log(r) for r in (2.0, 0.5, 1.1)]
     expected = (-1.2 * logs[0] + 0.8 * logs[1] - 1.1 * 3 * logs[2]) / 3
-    assert found[:2] == pytest.approx([expected, 2 / 3], rel=1e-5)
+    assert results[:2] == pytest.approx([expected, 2 / 3], rel=1e-5)
     assert gradient == pytest.approx([-1.2 / 3, 0.8 / 3, -3.3 / 3], rel=1e-5)
 
 
 def test_cispo_has_two_bounds():
     bounds = {"cliprange": 0.5, "cliprange_low": 0.1, "cliprange_high": 0.3}
-    _, gradient = of_ratios("cispo", [2.0, 0.5], [1.0, 1.0], **bounds)
+    _, gradient = loss_of_ratios("cispo", [2.0, 0.5], [1.0, 1.0], **bounds)
     assert gradient == pytest.approx([-1.3 / 2, -0.9 / 2], rel=1e-5)
 
 
-def test_sapo_fades_by_a_sigmoid():
-    found, gradient = of_ratios("sapo", [2.0, 0.5], [1.0, -1.0], tau_pos=1.0, tau_neg=2.0)
+def test_sapo_gates_by_a_sigmoid():
+    results, gradient = loss_of_ratios("sapo", [2.0, 0.5], [1.0, -1.0], tau_pos=1.0, tau_neg=2.0)
     up = sigmoid(1.0)
     down = sigmoid(-1.0)
-    assert found[0] == pytest.approx((-4 * up + 2 * down) / 2, rel=1e-5)
-    assert found[1] == found[3] == 0.0
+    assert results[0] == pytest.approx((-4 * up + 2 * down) / 2, rel=1e-5)
+    assert results[1] == results[3] == 0.0
     # d/dr of 4/tau sigmoid(tau (r - 1)) is 4 s (1 - s), and dr/d log p is r
     by_hand = [-4 * up * (1 - up) * 2 / 2, 4 * down * (1 - down) * 0.5 / 2]
     assert gradient == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_sapo_at_the_old_policy_has_the_gradient_of_the_ratio():
-    _, gradient = of_ratios("sapo", [1.0, 1.0], [3.0, -2.0])
+    _, gradient = loss_of_ratios("sapo", [1.0, 1.0], [3.0, -2.0])
     assert gradient == pytest.approx([-1.5, 1.0], rel=1e-5)
-    assert of_ratios("sapo", [2.0], [1.0])[0][0] == pytest.approx(-4 * sigmoid(1.0), rel=1e-5)
-    assert of_ratios("sapo", [0.5], [-1.0])[0][0] == pytest.approx(
+    assert loss_of_ratios("sapo", [2.0], [1.0])[0][0] == pytest.approx(-4 * sigmoid(1.0), rel=1e-5)
+    assert loss_of_ratios("sapo", [0.5], [-1.0])[0][0] == pytest.approx(
         4 / 1.05 * sigmoid(-0.525), rel=1e-5
     )
 
 
 @pytest.mark.parametrize("wrong", [{"tau_pos": 0.0}, {"tau_neg": 0.0}, {"tau_neg": -1.0}])
-def test_sapo_divides_by_no_tau_of_zero(wrong):
+def test_sapo_refuses_tau_that_is_not_positive(wrong):
     with pytest.raises(ValueError, check=mentions("tau_pos", "tau_neg")):
-        of_ratios("sapo", [1.0], [1.0], **wrong)
+        loss_of_ratios("sapo", [1.0], [1.0], **wrong)
 
 
-def test_sapo_takes_any_positive_tau():
-    found, _ = of_ratios("sapo", [0.5], [-1.0], tau_pos=0.5, tau_neg=0.5)
-    assert found[0] == pytest.approx(8 * sigmoid(-0.25), rel=1e-5)
+def test_sapo_accepts_any_positive_tau():
+    results, _ = loss_of_ratios("sapo", [0.5], [-1.0], tau_pos=0.5, tau_neg=0.5)
+    assert results[0] == pytest.approx(8 * sigmoid(-0.25), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["geo_mean", "gmpo"])
 def test_geo_mean_limits_log_ratios_and_averages_them(name):
     options = {"cliprange": 0.4, "loss_agg_mode": "seq-mean-token-mean"}
-    found, gradient = of_ratios(name, [math.exp(0.5), math.exp(-0.1)], [1.0, 1.0], **options)
+    results, gradient = loss_of_ratios(name, [math.exp(0.5), math.exp(-0.1)], [1.0, 1.0], **options)
     g = math.exp((0.4 - 0.1) / 2)
-    assert found[:2] == pytest.approx([-g, 0.5], rel=1e-5)
+    assert results[:2] == pytest.approx([-g, 0.5], rel=1e-5)
     assert gradient == pytest.approx([0.0, -g / 2], rel=1e-5)
-    # against the advantage nothing is limited: a ratio below the range, A > 0
-    found, gradient = of_ratios(name, [math.exp(-0.9), 1.0], [1.0, 1.0], **options)
-    assert found[:2] == pytest.approx([-math.exp(-0.45), 0.0], rel=1e-5)
-    found, gradient = of_ratios(name, [math.exp(-0.9), math.exp(0.9)], [-1.0, -1.0], **options)
+    # A change against the advantage is not limited: ratio below the range, A > 0.
+    results, gradient = loss_of_ratios(name, [math.exp(-0.9), 1.0], [1.0, 1.0], **options)
+    assert results[:2] == pytest.approx([-math.exp(-0.45), 0.0], rel=1e-5)
+    results, gradient = loss_of_ratios(
+        name, [math.exp(-0.9), math.exp(0.9)], [-1.0, -1.0], **options
+    )
     g = math.exp((-0.4 + 0.9) / 2)
-    assert found[:2] == pytest.approx([g, 0.5], rel=1e-5)
+    assert results[:2] == pytest.approx([g, 0.5], rel=1e-5)
     assert gradient == pytest.approx([0.0, g / 2], rel=1e-5)
 
 
-def test_geo_mean_leaves_tokens_without_advantage_as_they_are():
-    found, _ = of_ratios("geo_mean", [math.exp(0.9), math.exp(0.1)], [0.0, 1.0], cliprange=0.4)
-    assert found[:2] == pytest.approx([-math.exp(0.5) / 2, 0.0], rel=1e-5)
-    found, _ = of_ratios("geo_mean", [math.exp(-0.9), math.exp(0.1)], [0.0, 1.0], cliprange=0.4)
-    assert found[:2] == pytest.approx([-math.exp(-0.4) / 2, 0.0], rel=1e-5)
+def test_geo_mean_does_not_limit_tokens_without_advantage():
+    results, _ = loss_of_ratios(
+        "geo_mean", [math.exp(0.9), math.exp(0.1)], [0.0, 1.0], cliprange=0.4
+    )
+    assert results[:2] == pytest.approx([-math.exp(0.5) / 2, 0.0], rel=1e-5)
+    results, _ = loss_of_ratios(
+        "geo_mean", [math.exp(-0.9), math.exp(0.1)], [0.0, 1.0], cliprange=0.4
+    )
+    assert results[:2] == pytest.approx([-math.exp(-0.4) / 2, 0.0], rel=1e-5)
 
 
-def test_geo_mean_within_its_range_limits_nothing():
-    found, _ = of_ratios("geo_mean", [math.exp(0.1)], [-1.0], cliprange=0.4)
-    assert found[:2] == pytest.approx([math.exp(0.1), 0.0], rel=1e-5)
-    # its bounds belong to it
+def test_geo_mean_limits_nothing_within_its_range():
+    results, _ = loss_of_ratios("geo_mean", [math.exp(0.1)], [-1.0], cliprange=0.4)
+    assert results[:2] == pytest.approx([math.exp(0.1), 0.0], rel=1e-5)
+    # The bounds are inside the range.
     for new, advantage in ((-0.5, 1.0), (-1.5, -1.0)):
-        found, gradient = measured("geo_mean", [[-1.0]], [[new]], [[advantage]], cliprange=0.5)
+        results, gradient = loss_and_gradient(
+            "geo_mean", [[-1.0]], [[new]], [[advantage]], cliprange=0.5
+        )
         expected = -advantage * math.exp(new + 1)
-        assert found[:2] == pytest.approx([expected, 0.0], rel=1e-5)
+        assert results[:2] == pytest.approx([expected, 0.0], rel=1e-5)
         assert gradient == pytest.approx([expected], rel=1e-5)
 
 
 def test_gpg_is_reinforce():
-    found, gradient = of_ratios("gpg", [2.0, 0.5], [3.0, -1.0])
+    results, gradient = loss_of_ratios("gpg", [2.0, 0.5], [3.0, -1.0])
     expected = (-3 * (-1 + math.log(2)) + (-1 + math.log(0.5))) / 2
-    assert found == pytest.approx([expected, 0.0, 0.0, 0.0], rel=1e-5, abs=1e-7)
+    assert results == pytest.approx([expected, 0.0, 0.0, 0.0], rel=1e-5, abs=1e-7)
     assert gradient == pytest.approx([-1.5, 0.5])
 
 
 @pytest.mark.parametrize("name", ["dppo", "dppo_tv"])
-def test_dppo_leaves_out_tokens_whose_probability_went_too_far(name):
+def test_dppo_masks_tokens_whose_probability_changed_too_much(name):
     pairs = [(0.1, 0.5), (0.5, 0.6), (0.01, 0.05), (0.5, 0.2), (0.01, 0.0001), (0.1, 0.5)]
     advantages = [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
-    found, gradient = of_probabilities(name, pairs, advantages, cliprange=0.2, clip_ratio_c=3.0)
+    results, gradient = loss_of_probabilities(
+        name, pairs, advantages, cliprange=0.2, clip_ratio_c=3.0
+    )
     losses = [0.0, -1.2, -3.0, 0.0, 0.01, 3.0]
-    assert found[0] == pytest.approx(sum(losses) / 6, rel=1e-4)
-    assert found[1] == pytest.approx(2 / 6) and found[3] == pytest.approx(2 / 6)
+    assert results[0] == pytest.approx(sum(losses) / 6, rel=1e-4)
+    assert results[1] == pytest.approx(2 / 6) and results[3] == pytest.approx(2 / 6)
     assert gradient == pytest.approx([loss / 6 for loss in losses], rel=1e-4)
 
 
-def test_dppo_has_a_bound_for_either_direction():
+def test_dppo_has_a_bound_for_each_direction():
     pairs = [(0.3, 0.4), (0.3, 0.2)]
     bounds = {"cliprange_low": 0.05, "cliprange_high": 0.15}
-    _, gradient = of_probabilities("dppo_tv", pairs, [1.0, -1.0], **bounds)
+    _, gradient = loss_of_probabilities("dppo_tv", pairs, [1.0, -1.0], **bounds)
     assert gradient == pytest.approx([-4 / 3 / 2, 0.0], rel=1e-4)
 
 
-def test_dppo_learns_from_a_token_that_did_not_move():
-    found, gradient = of_ratios("dppo_tv", [1.0, 1.0], [1.0, -1.0], cliprange=0.0)
-    assert found[1] == 0.0 and gradient == [-0.5, 0.5]
+def test_dppo_trains_on_a_token_that_did_not_change():
+    results, gradient = loss_of_ratios("dppo_tv", [1.0, 1.0], [1.0, -1.0], cliprange=0.0)
+    assert results[1] == 0.0 and gradient == [-0.5, 0.5]
 
 
 @pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl"])
-def test_dppo_leaves_out_no_token_without_advantage(name):
+def test_dppo_masks_no_token_without_advantage(name):
     pairs = [(0.1, 0.5), (0.5, 0.1), (0.1, 0.5)]
-    found, gradient = of_probabilities(name, pairs, [0.0, 0.0, 0.5], cliprange=0.2)
-    assert found[1] == pytest.approx(1 / 3) and gradient == [0.0, 0.0, 0.0]
-    # half an advantage is none below 0
-    found, gradient = of_probabilities(name, [(0.5, 0.1)], [0.5], cliprange=0.2)
-    assert found[1] == 0.0 and gradient == pytest.approx([-0.5 * 0.2], rel=1e-5)
+    results, gradient = loss_of_probabilities(name, pairs, [0.0, 0.0, 0.5], cliprange=0.2)
+    assert results[1] == pytest.approx(1 / 3) and gradient == [0.0, 0.0, 0.0]
+    # an advantage of 0.5 does not count as negative
+    results, gradient = loss_of_probabilities(name, [(0.5, 0.1)], [0.5], cliprange=0.2)
+    assert results[1] == 0.0 and gradient == pytest.approx([-0.5 * 0.2], rel=1e-5)
 
 
-def test_a_ratio_of_the_ceiling_is_not_above_it():
-    found, _ = of_ratios("dppo_tv", [1.0], [1.0], clip_ratio_c=1.0)
-    assert found == [-1.0, 0.0, 0.0, 0.0]
+def test_ratio_at_the_ceiling_is_not_above_it():
+    results, _ = loss_of_ratios("dppo_tv", [1.0], [1.0], clip_ratio_c=1.0)
+    assert results == [-1.0, 0.0, 0.0, 0.0]
 
 
-def test_tokens_above_the_ceiling_are_a_share_of_the_whole():
-    found, _ = of_ratios("dppo_tv", [2.0, 1.0], [-1.0, 1.0], clip_ratio_c=1.5, num_tokens=8)
-    assert found[3] == pytest.approx(1 / 8)
+def test_ceiling_fraction_is_a_share_of_all_tokens():
+    results, _ = loss_of_ratios("dppo_tv", [2.0, 1.0], [-1.0, 1.0], clip_ratio_c=1.5, num_tokens=8)
+    assert results[3] == pytest.approx(1 / 8)
 
 
-def test_dppo_kl_of_exactly_its_bound_is_within():
-    # of a certain token that lost all but 1/e: 1 ln(1 / (1/e)) = 1
+def test_dppo_kl_at_exactly_its_bound_is_within():
+    # A token of probability 1 whose new probability is 1/e: 1 ln(1 / (1/e)) = 1.
     options = {"cliprange_low": 1.0, "cliprange_high": 0.0}
-    found, gradient = measured("dppo_kl", [[0.0]], [[-1.0]], [[-1.0]], **options)
-    assert found[1] == 0.0 and gradient == pytest.approx([math.exp(-1)])
-    # of a probability of e^-800, which is 0, that rose to e^-700: 0
-    found, gradient = measured("dppo_kl", [[-800.0]], [[-700.0]], [[1.0]], **options)
-    assert found[1] == 0.0 and gradient == pytest.approx([-3.0])
+    results, gradient = loss_and_gradient("dppo_kl", [[0.0]], [[-1.0]], [[-1.0]], **options)
+    assert results[1] == 0.0 and gradient == pytest.approx([math.exp(-1)])
+    # A probability of e^-800, which rounds to 0, that rose to e^-700: 0.
+    results, gradient = loss_and_gradient("dppo_kl", [[-800.0]], [[-700.0]], [[1.0]], **options)
+    assert results[1] == 0.0 and gradient == pytest.approx([-3.0])
 
 
-def test_dppo_kl_measures_the_divergence_of_the_token_from_all_others():
+def test_dppo_kl_is_the_divergence_of_the_token_from_the_rest():
     # 0.1 ln(0.1 / 0.5) + 0.9 ln(0.9 / 0.5) = 0.3681
-    for threshold, left_out in ((0.36, True), (0.37, False)):
-        found, gradient = of_probabilities("dppo_kl", [(0.1, 0.5)], [2.0], cliprange=threshold)
-        assert gradient == pytest.approx([0.0 if left_out else -6.0], rel=1e-5)
-        assert found[1] == left_out
+    for threshold, masked in ((0.36, True), (0.37, False)):
+        results, gradient = loss_of_probabilities(
+            "dppo_kl", [(0.1, 0.5)], [2.0], cliprange=threshold
+        )
+        assert gradient == pytest.approx([0.0 if masked else -6.0], rel=1e-5)
+        assert results[1] == masked
     # 0.5 ln(0.5 / 0.1) + 0.5 ln(0.5 / 0.9) = 0.5108
-    for threshold, left_out in ((0.51, True), (0.52, False)):
+    for threshold, masked in ((0.51, True), (0.52, False)):
         bounds = {"cliprange_low": threshold, "cliprange_high": 0.0}
-        _, gradient = of_probabilities("dppo_kl", [(0.5, 0.1)], [-2.0], **bounds)
-        assert gradient == pytest.approx([0.0 if left_out else 0.4], rel=1e-5)
-    # it went against its advantage: nothing is left out
-    _, gradient = of_probabilities("dppo_kl", [(0.5, 0.1)], [2.0], cliprange=0.1)
+        _, gradient = loss_of_probabilities("dppo_kl", [(0.5, 0.1)], [-2.0], **bounds)
+        assert gradient == pytest.approx([0.0 if masked else 0.4], rel=1e-5)
+    # It moved against its advantage: nothing is masked.
+    _, gradient = loss_of_probabilities("dppo_kl", [(0.5, 0.1)], [2.0], cliprange=0.1)
     assert gradient == pytest.approx([-0.4], rel=1e-5)
 
 
 def test_dppo_kl_of_a_certain_token_is_finite():
-    found, gradient = measured("dppo_kl", [[0.0, -1.0]], [[-1.0, 0.0]], [[1.0, 1.0]])
-    assert all(map(math.isfinite, [*found, *gradient]))
+    results, gradient = loss_and_gradient("dppo_kl", [[0.0, -1.0]], [[-1.0, 0.0]], [[1.0, 1.0]])
+    assert all(map(math.isfinite, [*results, *gradient]))
 
 
 # ---------------------------------------------------------------- covariance
@@ -233,9 +248,13 @@ ADVANTAGES = torch.tensor([3.0, 0.0, -1.0, -2.0])
 OLD = torch.tensor([-1.0, -2.0, -2.0, -3.0])  # covariances 3, 0, 0, 2
 
 
-def picked(*settings):
-    found = find_covariance_range(OLD, ADVANTAGES, *settings)
-    return found.select_tokens(OLD[None], ADVANTAGES[None], torch.ones(1, 4)).int().tolist()[0]
+def select_tokens_of(*settings):
+    covariance_range = find_covariance_range(OLD, ADVANTAGES, *settings)
+    return (
+        covariance_range.select_tokens(OLD[None], ADVANTAGES[None], torch.ones(1, 4))
+        .int()
+        .tolist()[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,86 +271,90 @@ def picked(*settings):
         ((0.25, 2.0, 3.0), [1, 0, 0, 0]),
     ],
 )
-def test_the_largest_covariances_in_the_range_are_picked(settings, expected):
-    assert picked(*settings) == expected
+def test_largest_covariances_in_the_range_are_selected(settings, expected):
+    assert select_tokens_of(*settings) == expected
 
 
-def test_a_range_knows_the_means_of_the_whole():
-    found = find_covariance_range(OLD, ADVANTAGES, 0.5)
-    assert found == CovarianceRange(0.0, -2.0, 2.0, math.inf)
+def test_covariance_range_uses_the_means_of_the_whole_batch():
+    covariance_range = find_covariance_range(OLD, ADVANTAGES, 0.5)
+    assert covariance_range == CovarianceRange(0.0, -2.0, 2.0, math.inf)
     mask = torch.tensor([[1, 0], [1, 1]])
-    part = found.select_tokens(OLD.view(2, 2), ADVANTAGES.view(2, 2), mask)
+    part = covariance_range.select_tokens(OLD.view(2, 2), ADVANTAGES.view(2, 2), mask)
     assert part.tolist() == [[True, False], [False, True]]
-    unsampled = found.select_tokens(OLD.view(2, 2), ADVANTAGES.view(2, 2), 1 - mask)
+    unsampled = covariance_range.select_tokens(OLD.view(2, 2), ADVANTAGES.view(2, 2), 1 - mask)
     assert not unsampled.any()
 
 
-def test_covariances_are_those_from_the_mean():
-    found = find_covariance_range(OLD, ADVANTAGES + 10, 0.5)
-    assert found == CovarianceRange(10.0, -2.0, 2.0, math.inf)
-    chosen = found.select_tokens(OLD[None], ADVANTAGES[None] + 10, torch.ones(1, 4))
-    assert chosen.int().tolist() == [[1, 0, 0, 1]]
+def test_covariances_are_taken_from_the_mean():
+    covariance_range = find_covariance_range(OLD, ADVANTAGES + 10, 0.5)
+    assert covariance_range == CovarianceRange(10.0, -2.0, 2.0, math.inf)
+    selected = covariance_range.select_tokens(OLD[None], ADVANTAGES[None] + 10, torch.ones(1, 4))
+    assert selected.int().tolist() == [[1, 0, 0, 1]]
 
 
-def test_equal_covariances_are_picked_together():
+def test_equal_covariances_are_selected_together():
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     old = torch.tensor([-1.0, -1.0, -2.0, -3.0])
-    found = find_covariance_range(old, advantages, 0.25)  # 0.75, 0.75, 0.25, 1.25
-    assert found.lowest == 1.25
-    found = find_covariance_range(old, advantages, 0.5)
-    chosen = found.select_tokens(old[None], advantages[None], torch.ones(1, 4))
-    assert chosen.int().tolist() == [[1, 1, 0, 1]]
+    covariance_range = find_covariance_range(old, advantages, 0.25)  # 0.75, 0.75, 0.25, 1.25
+    assert covariance_range.lowest == 1.25
+    covariance_range = find_covariance_range(old, advantages, 0.5)
+    selected = covariance_range.select_tokens(old[None], advantages[None], torch.ones(1, 4))
+    assert selected.int().tolist() == [[1, 1, 0, 1]]
 
 
-def test_nothing_is_picked_of_nothing():
+def test_nothing_is_selected_without_advantages_or_tokens():
     for old, advantages in ((OLD, torch.zeros(4)), (OLD[:0], ADVANTAGES[:0])):
-        found = find_covariance_range(old, advantages, 0.5)
-        assert not found.select_tokens(OLD[None], ADVANTAGES[None], torch.ones(1, 4)).any()
+        covariance_range = find_covariance_range(old, advantages, 0.5)
+        assert not covariance_range.select_tokens(
+            OLD[None], ADVANTAGES[None], torch.ones(1, 4)
+        ).any()
 
 
 SELECTED = torch.tensor([[True, False, False]])
 
 
-def test_clip_cov_leaves_the_picked_tokens_out_of_ppos_loss():
+def test_clip_cov_removes_selected_tokens_from_the_ppo_loss():
     ratios = [1.1, 1.1, 2.0]
-    found, gradient = of_ratios("clip_cov", ratios, [1.0, 1.0, 1.0], selected=SELECTED)
-    assert found[:2] == pytest.approx([-(1.1 + 1.2) / 3, 2 / 3], rel=1e-5)
+    results, gradient = loss_of_ratios("clip_cov", ratios, [1.0, 1.0, 1.0], selected=SELECTED)
+    assert results[:2] == pytest.approx([-(1.1 + 1.2) / 3, 2 / 3], rel=1e-5)
     assert gradient == pytest.approx([0.0, -1.1 / 3, 0.0], rel=1e-5)
 
 
-def test_kl_cov_holds_the_picked_tokens_and_clips_none():
-    found, gradient = of_ratios(
+def test_kl_cov_penalises_selected_tokens_and_clips_none():
+    results, gradient = loss_of_ratios(
         "kl_cov", [1.1, 1.1, 2.0], [1.0, 1.0, 1.0], selected=SELECTED, ppo_kl_coef=0.5
     )
     penalty = 0.5 * math.log(1.1)
-    assert found[0] == pytest.approx((-4.2 + penalty) / 3, rel=1e-5)
+    assert results[0] == pytest.approx((-4.2 + penalty) / 3, rel=1e-5)
     assert gradient == pytest.approx([(-1.1 + 0.5) / 3, -1.1 / 3, -2 / 3], rel=1e-5)
-    assert of_ratios("kl_cov", [0.5], [0.0], selected=torch.tensor([[True]]))[1] == [-1.0]
+    assert loss_of_ratios("kl_cov", [0.5], [0.0], selected=torch.tensor([[True]]))[1] == [-1.0]
 
 
 @pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
-def test_a_loss_that_picks_tokens_is_not_guessed_what_they_are(name):
+def test_covariance_loss_needs_the_selected_tokens(name):
     assert get_loss_needs(name).picker is find_covariance_range
     with pytest.raises(ValueError, match=f"'{name}' needs selected="):
-        of_ratios(name, [1.0], [1.0])
+        loss_of_ratios(name, [1.0], [1.0])
 
 
 # ---------------------------------------------------------------- all of them
 
 
-def arguments_of(name, mask):
+def extra_arguments(name, mask):
     selected = {"selected": torch.ones_like(mask)} if get_loss_needs(name).picker else {}
     return selected
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_what_was_not_sampled_reaches_no_gradient(name):
+def test_unsampled_tokens_reach_no_gradient(name):
     nan = math.nan
     mask = torch.tensor([[True, False], [False, False]])
     log_prob = torch.tensor([[-0.5, nan], [nan, nan]], requires_grad=True)
     old = torch.tensor([[-0.6, nan], [nan, nan]])
     advantages = torch.tensor([[1.0, nan], [nan, nan]])
-    results = get_policy_loss_fn(name)(old, log_prob, advantages, mask, **arguments_of(name, mask))
+    results = get_policy_loss_fn(name)(
+        old, log_prob, advantages, mask, **extra_arguments(name, mask)
+    )
     results[0].backward()
     assert all(result.isfinite() for result in results)
     assert log_prob.grad is not None
@@ -340,21 +363,23 @@ def test_what_was_not_sampled_reaches_no_gradient(name):
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_losses_take_their_range_and_reject_what_they_do_not_know(name):
+def test_losses_refuse_unknown_arguments(name):
     mask = torch.ones(1, 1)
     zeros = torch.zeros(1, 1)
     with pytest.raises(TypeError, check=mentions("sharpness")):
         get_policy_loss_fn(name)(
-            zeros, zeros, zeros, mask, sharpness=1.0, **arguments_of(name, mask)
+            zeros, zeros, zeros, mask, sharpness=1.0, **extra_arguments(name, mask)
         )
 
 
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_an_enormous_ratio_has_a_finite_loss(name):
+def test_very_large_ratio_has_a_finite_loss(name):
     mask = torch.ones(1, 2)
     old = torch.tensor([[-800.0, 0.0]])
     log_prob = torch.tensor([[0.0, -800.0]], requires_grad=True)
     advantages = torch.tensor([[-1.0, 1.0]])
-    loss, *_ = get_policy_loss_fn(name)(old, log_prob, advantages, mask, **arguments_of(name, mask))
+    loss, *_ = get_policy_loss_fn(name)(
+        old, log_prob, advantages, mask, **extra_arguments(name, mask)
+    )
     loss.backward()
     assert loss.isfinite() and log_prob.grad is not None and log_prob.grad.isfinite().all()

@@ -1,18 +1,18 @@
-"""Factor of token prices under a constraint on success."""
+"""Factor of token prices under a constraint on the success rate."""
 
 import pytest
 
 from verl.algos import PriceController
 
 
-def test_without_a_tolerance_prices_keep_their_size():
+def test_prices_are_constant_without_a_tolerance():
     control = PriceController()
     for rate in (0.9, 0.1):
         control.update(rate)
     assert control.multiplier == 1.0
 
 
-def test_prices_grow_while_success_holds_up_to_their_size():
+def test_prices_grow_to_their_full_size_while_success_is_stable():
     control = PriceController(tolerance=2.0)
     assert control.multiplier == 0.0
     factors = []
@@ -27,7 +27,7 @@ def test_prices_fall_when_success_falls_below_the_tolerance():
     control = PriceController(tolerance=2.0)
     for _ in range(20):
         control.update(0.6)
-    # Average 0.56, best 0.6 less 0.0004: margin (0.56 - 0.5996 + 0.02) / 0.02 = -0.98
+    # Average 0.56, best 0.6 minus 0.0004: margin (0.56 - 0.5996 + 0.02) / 0.02 = -0.98
     control.update(0.2)
     assert control.multiplier == pytest.approx(1 - 0.098)
     for _ in range(20):
@@ -35,7 +35,7 @@ def test_prices_fall_when_success_falls_below_the_tolerance():
     assert control.multiplier == 0.0
 
 
-def test_a_fall_is_limited():
+def test_decrease_per_step_is_limited():
     control = PriceController(tolerance=0.5)
     for _ in range(20):
         control.update(1.0)
@@ -43,7 +43,7 @@ def test_a_fall_is_limited():
     assert control.multiplier == pytest.approx(0.7)
 
 
-def test_a_resumed_controller_continues():
+def test_resumed_controller_continues():
     first = PriceController(tolerance=2.0)
     for rate in (0.3, 0.5, 0.4):
         first.update(rate)

@@ -1,4 +1,4 @@
-"""Weights of the rollout correction and what is measured of the mismatch, by hand."""
+"""Weights of the rollout correction and metrics of the mismatch against numbers by hand."""
 
 import math
 
@@ -8,25 +8,25 @@ import torch
 from verl.algos import CorrectionRule, compute_correction_weights, compute_mismatch_metrics
 
 LOG2 = math.log(2.0)
-# Ratios 2, 1/4, 4 in the first row; 1/2 and one position that was not sampled in the second.
+# Ratios 2, 1/4, 4 in the first row; 1/2 and two unsampled positions in the second.
 OLD = torch.tensor([[-1.0, -1.0 - 2 * LOG2, -1.0], [-1.0 - LOG2, math.nan, 0.0]])
 ROLLOUT = torch.tensor([[-1.0 - LOG2, -1.0, -1.0 - 2 * LOG2], [-1.0, 7.0, math.nan]])
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
-ROWS = torch.tensor([0, 1])
-TOGETHER = torch.tensor([0, 0])
+SEPARATE = torch.tensor([0, 1])
+JOINED = torch.tensor([0, 0])
 
 
-def weights(sequence=ROWS, **settings):
-    found, metrics = compute_correction_weights(
+def correction_weights(sequence=SEPARATE, **settings):
+    weights, metrics = compute_correction_weights(
         OLD, ROLLOUT, MASK, sequence, CorrectionRule(**settings)
     )
-    assert (found[MASK == 0] == 0).all()
-    return found[MASK == 1].tolist(), metrics
+    assert (weights[MASK == 0] == 0).all()
+    return weights[MASK == 1].tolist(), metrics
 
 
-def test_tokens_are_weighed_by_their_truncated_ratio():
-    found, metrics = weights(largest_weight=3.0)
-    assert found == pytest.approx([2, 0.25, 3, 0.5])
+def test_tokens_are_weighted_by_their_truncated_ratio():
+    weights, metrics = correction_weights(largest_weight=3.0)
+    assert weights == pytest.approx([2, 0.25, 3, 0.5])
     mean = 5.75 / 4
     squares = (4 + 1 / 16 + 9 + 1 / 4) / 4
     assert metrics == pytest.approx(
@@ -40,50 +40,69 @@ def test_tokens_are_weighed_by_their_truncated_ratio():
     )
 
 
-def test_sequences_are_weighed_by_the_product_of_their_tokens():
-    # 2 * 1/4 * 4 = 2, and 1/2; together 1
-    assert weights(weight_level="sequence")[0] == pytest.approx([2, 2, 2, 0.5])
-    found, metrics = weights(weight_level="sequence", largest_weight=1.5)
-    assert found == pytest.approx([1.5, 1.5, 1.5, 0.5])
+def test_sequences_are_weighted_by_the_product_of_their_ratios():
+    # 2 * 1/4 * 4 = 2, and 1/2; joined 1
+    assert correction_weights(weight_level="sequence")[0] == pytest.approx([2, 2, 2, 0.5])
+    weights, metrics = correction_weights(weight_level="sequence", largest_weight=1.5)
+    assert weights == pytest.approx([1.5, 1.5, 1.5, 0.5])
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.75
-    assert weights(TOGETHER, weight_level="sequence")[0] == pytest.approx([1, 1, 1, 1])
+    assert correction_weights(JOINED, weight_level="sequence")[0] == pytest.approx([1, 1, 1, 1])
 
 
-def test_rejected_tokens_weigh_nothing():
-    found, metrics = weights(
+def test_rejected_tokens_have_zero_weight():
+    weights, metrics = correction_weights(
         weight_level=None, reject_level="token", accept_from=0.49, accept_to=2.01
     )
-    assert found == [1, 0, 0, 1]
+    assert weights == [1, 0, 0, 1]
     assert metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.5}
-    found, _ = weights(reject_level="token", accept_from=0.3, accept_to=9.0, largest_weight=3.0)
-    assert found == pytest.approx([2, 0, 3, 0.5])
+    weights, _ = correction_weights(
+        reject_level="token", accept_from=0.3, accept_to=9.0, largest_weight=3.0
+    )
+    assert weights == pytest.approx([2, 0, 3, 0.5])
 
 
 def test_sequences_are_rejected_by_product_or_geometric_mean():
     options = {"weight_level": None, "accept_from": 0.6}
-    assert weights(reject_level="sequence", accept_to=1.9, **options)[0] == [0, 0, 0, 0]
-    assert weights(reject_level="sequence", accept_to=2.1, **options)[0] == [1, 1, 1, 0]
+    assert correction_weights(reject_level="sequence", accept_to=1.9, **options)[0] == [0, 0, 0, 0]
+    assert correction_weights(reject_level="sequence", accept_to=2.1, **options)[0] == [1, 1, 1, 0]
     # 2^(1/3) = 1.26 and 1/2
-    assert weights(reject_level="geometric", accept_to=1.25, **options)[0] == [0, 0, 0, 0]
-    assert weights(reject_level="geometric", accept_to=1.27, **options)[0] == [1, 1, 1, 0]
-    assert weights(TOGETHER, reject_level="geometric", accept_to=1.01, **options)[0] == [1, 1, 1, 1]
+    assert correction_weights(reject_level="geometric", accept_to=1.25, **options)[0] == [
+        0,
+        0,
+        0,
+        0,
+    ]
+    assert correction_weights(reject_level="geometric", accept_to=1.27, **options)[0] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert correction_weights(JOINED, reject_level="geometric", accept_to=1.01, **options)[0] == [
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
-def test_a_row_without_a_token_and_a_batch_without_one():
+def test_rows_and_batches_without_tokens():
     nothing = torch.zeros_like(MASK)
-    found, metrics = compute_correction_weights(
-        OLD, ROLLOUT, nothing, ROWS, CorrectionRule(reject_level="geometric")
+    weights, metrics = compute_correction_weights(
+        OLD, ROLLOUT, nothing, SEPARATE, CorrectionRule(reject_level="geometric")
     )
-    assert not found.any() and metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.0}
-    assert compute_mismatch_metrics(OLD, ROLLOUT, nothing, ROWS) == {}
-    found = compute_mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
-    assert found["rollout_corr/ppl_ratio"] == pytest.approx(2 ** (-1 / 3))
+    assert not weights.any() and metrics == {"rollout_corr/rollout_rs_masked_fraction": 0.0}
+    assert compute_mismatch_metrics(OLD, ROLLOUT, nothing, SEPARATE) == {}
+    mismatch = compute_mismatch_metrics(
+        OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), SEPARATE
+    )
+    assert mismatch["rollout_corr/ppl_ratio"] == pytest.approx(2 ** (-1 / 3))
 
 
 def test_mismatch_by_hand():
-    found = compute_mismatch_metrics(OLD, ROLLOUT, MASK, ROWS)
+    metrics = compute_mismatch_metrics(OLD, ROLLOUT, MASK, SEPARATE)
     k3 = [2 - 1 - LOG2, 0.25 - 1 + 2 * LOG2, 4 - 1 - 2 * LOG2, 0.5 - 1 + LOG2]
-    assert found == pytest.approx(
+    assert metrics == pytest.approx(
         {
             "rollout_corr/kl": (-LOG2 + 2 * LOG2 - 2 * LOG2 + LOG2) / 4,
             "rollout_corr/k3_kl": sum(k3) / 4,
@@ -93,67 +112,67 @@ def test_mismatch_by_hand():
     )
 
 
-def test_mismatch_has_a_sign():
-    found = compute_mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), ROWS)
-    assert found["rollout_corr/kl"] == pytest.approx(-LOG2 / 3)
-    assert found["rollout_corr/k3_kl"] == pytest.approx((2 + 0.25 + 4 - 3 - LOG2) / 3)
+def test_mismatch_kl_has_a_sign():
+    metrics = compute_mismatch_metrics(OLD, ROLLOUT, torch.tensor([[1, 1, 1], [0, 0, 0]]), SEPARATE)
+    assert metrics["rollout_corr/kl"] == pytest.approx(-LOG2 / 3)
+    assert metrics["rollout_corr/k3_kl"] == pytest.approx((2 + 0.25 + 4 - 3 - LOG2) / 3)
 
 
-def test_no_rows_have_no_weights():
+def test_batch_without_rows_has_no_weights():
     nothing = torch.zeros(0, 3)
-    for weigh in ("token", "sequence"):
-        found, metrics = compute_correction_weights(
-            nothing, nothing, nothing, ROWS[:0], CorrectionRule(weight_level=weigh)
+    for level in ("token", "sequence"):
+        weights, metrics = compute_correction_weights(
+            nothing, nothing, nothing, SEPARATE[:0], CorrectionRule(weight_level=level)
         )
-        assert found.shape == (0, 3) and metrics == {}
-    assert compute_mismatch_metrics(nothing, nothing, nothing, ROWS[:0]) == {}
+        assert weights.shape == (0, 3) and metrics == {}
+    assert compute_mismatch_metrics(nothing, nothing, nothing, SEPARATE[:0]) == {}
 
 
-def test_a_weight_of_the_bound_is_not_above_it():
+def test_weight_at_the_bound_is_not_counted_as_above():
     _, metrics = compute_correction_weights(
-        OLD, OLD, MASK, ROWS, CorrectionRule(largest_weight=1.0)
+        OLD, OLD, MASK, SEPARATE, CorrectionRule(largest_weight=1.0)
     )
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == 0.0
 
 
-def test_equal_weights_are_worth_all_tokens_however_small_they_are():
-    found, metrics = compute_correction_weights(OLD - LOG2, OLD, MASK, ROWS, CorrectionRule())
-    assert found[MASK == 1].tolist() == pytest.approx([0.5] * 4)
+def test_equal_small_weights_have_full_effective_sample_size():
+    weights, metrics = compute_correction_weights(OLD - LOG2, OLD, MASK, SEPARATE, CorrectionRule())
+    assert weights[MASK == 1].tolist() == pytest.approx([0.5] * 4)
     assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0)
 
 
-def test_equal_log_probs_weigh_exactly_one():
+def test_equal_log_probs_have_weight_exactly_one():
     settings = CorrectionRule(reject_level="geometric", accept_from=1.0, accept_to=1.0)
-    found, metrics = compute_correction_weights(OLD, OLD, MASK, ROWS, settings)
-    assert found[MASK == 1].tolist() == [1, 1, 1, 1]
+    weights, metrics = compute_correction_weights(OLD, OLD, MASK, SEPARATE, settings)
+    assert weights[MASK == 1].tolist() == [1, 1, 1, 1]
     assert metrics["rollout_corr/rollout_is_eff_sample_size"] == 1.0
     assert metrics["rollout_corr/rollout_rs_masked_fraction"] == 0.0
 
 
-def test_by_default_ratios_are_truncated_at_two_and_accepted_from_half_to_two():
-    assert weights()[0] == pytest.approx([2, 0.25, 2, 0.5])
+def test_defaults_truncate_at_2_and_accept_from_half_to_2():
+    assert correction_weights()[0] == pytest.approx([2, 0.25, 2, 0.5])
     ratios = torch.tensor([[0.49, 0.51, 1.99, 2.01]])
     old = ratios.log()
     settings = CorrectionRule(weight_level=None, reject_level="token")
-    found, _ = compute_correction_weights(
+    weights, _ = compute_correction_weights(
         old, torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]), settings
     )
-    assert found.tolist() == [[0, 1, 1, 0]]
+    assert weights.tolist() == [[0, 1, 1, 0]]
 
 
-def test_an_enormous_ratio_is_finite():
+def test_very_large_ratio_is_finite():
     old = torch.tensor([[0.0, -800.0]])
-    found, _ = compute_correction_weights(
+    weights, _ = compute_correction_weights(
         old, old.flip(-1), torch.ones(1, 2), torch.tensor([0]), CorrectionRule(largest_weight=1e9)
     )
-    assert found.tolist()[0] == pytest.approx([math.exp(20), math.exp(-20)])
+    assert weights.tolist()[0] == pytest.approx([math.exp(20), math.exp(-20)])
 
 
-def test_an_enormous_product_is_finite():
+def test_very_large_product_is_finite():
     old = torch.tensor([[0.0, 0.0], [-15.0, -15.0]])
     settings = CorrectionRule(weight_level="sequence", largest_weight=1e12)
-    found, _ = compute_correction_weights(old, old.flip(0), torch.ones(2, 2), ROWS, settings)
-    assert found[:, 0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
+    weights, _ = compute_correction_weights(old, old.flip(0), torch.ones(2, 2), SEPARATE, settings)
+    assert weights[:, 0].tolist() == pytest.approx([math.exp(20), math.exp(-20)])
 
 
 @pytest.mark.parametrize(
@@ -163,6 +182,6 @@ def test_an_enormous_product_is_finite():
         (CorrectionRule(reject_level="tokens"), "rollout_rs"),
     ],
 )
-def test_an_unknown_kind_is_refused(settings, name):
+def test_unknown_kind_is_refused(settings, name):
     with pytest.raises(ValueError, match=f"unknown {name} "):
-        compute_correction_weights(OLD, ROLLOUT, MASK, ROWS, settings)
+        compute_correction_weights(OLD, ROLLOUT, MASK, SEPARATE, settings)

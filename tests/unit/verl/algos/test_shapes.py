@@ -1,4 +1,4 @@
-"""The shape annotations of the maths are checked while the tests run: wrong shapes are refused."""
+"""Shape annotations of tensor functions are checked during the tests: wrong shapes are refused."""
 
 import pytest
 import torch
@@ -23,19 +23,19 @@ from verl.utils.torch_functional import entropy_from_logits, masked_mean
         (entropy_from_logits, (torch.zeros((), dtype=torch.float32),)),
     ],
 )
-def test_a_wrong_shape_is_refused(function, arguments):
-    """All of these would broadcast, or fail far from their cause."""
+def test_wrong_shape_is_refused(function, arguments):
+    """Without the check, these would broadcast or fail far from their cause."""
     with pytest.raises(TypeCheckError):
         function(*arguments)
 
 
-def test_a_wrong_shape_among_the_results_is_refused(monkeypatch):
+def test_wrong_shape_of_a_result_is_refused(monkeypatch):
     monkeypatch.setattr("verl.algos.advantages.spread", lambda per_row, _: per_row)
     with pytest.raises(TypeCheckError, match="return value"):
         compute_grpo_outcome_advantage(torch.zeros(2, 3), torch.ones(2, 3), ["a", "a"])
 
 
-def test_right_shapes_pass_whatever_their_mask_is_made_of():
+def test_right_shapes_pass_with_masks_of_any_dtype():
     for mask in (torch.ones(2, 3), torch.ones(2, 3).bool(), torch.ones(2, 3).long()):
         advantages, returns = compute_grpo_outcome_advantage(torch.eye(2, 3), mask, ["a", "a"])
         assert advantages.shape == returns.shape == (2, 3)

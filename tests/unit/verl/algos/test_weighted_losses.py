@@ -1,7 +1,5 @@
-"""Weights of a rollout correction multiply the loss of every token, in every registered loss.
-
-The losses of tokens are written down once more here, from the papers' formulas.
-"""
+"""Weights of a rollout correction multiply the loss of every token, in every registered loss. Token
+losses are implemented here a second time, from the formulas of the papers."""
 
 from typing import Any
 
@@ -30,7 +28,7 @@ SELECTED[:, :2] = True
 
 
 class Rows:
-    """Scores of whole rows, as they are."""
+    """Scatter that returns whole rows unchanged."""
 
     def scatter_to_responses(self, values, _index):
         return values
@@ -48,10 +46,10 @@ class Picker:
         return SELECTED & mask
 
 
-def updated(weights: torch.Tensor | None, **changes: Any) -> tuple[float, torch.Tensor]:
-    """Loss and gradient of the configured loss, as the actor computes it."""
-    words = [f"actor_rollout_ref.actor.{key}={value}" for key, value in changes.items()]
-    section = load_config("ppo_trainer", words).actor_rollout_ref.actor
+def loss_and_gradient(weights: torch.Tensor | None, **changes: Any) -> tuple[float, torch.Tensor]:
+    """Return loss and gradient of the configured loss, as the actor computes it."""
+    overrides = [f"actor_rollout_ref.actor.{key}={value}" for key, value in changes.items()]
+    section = load_config("ppo_trainer", overrides).actor_rollout_ref.actor
     tensors = {
         "response_mask": MASK,
         "old_log_probs": OLD,
@@ -73,7 +71,7 @@ def updated(weights: torch.Tensor | None, **changes: Any) -> tuple[float, torch.
     return loss.item(), log_prob.grad
 
 
-# Shares of 13 tokens, bounds of their covariance, and how many of them are picked.
+# Shares of 13 tokens, bounds of their covariance, and the number of selected tokens.
 PICKS = [
     ("clip_cov", {"clip_cov_ratio": 0.3, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0}, 3),
     ("clip_cov", {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.0, "clip_cov_ub": 9.0}, 1),
@@ -85,25 +83,27 @@ PICKS = [
 
 
 @pytest.mark.parametrize(("name", "keys", "count"), PICKS)
-def test_the_keys_of_covariance_losses_decide_which_tokens_are_picked(name, keys, count):
-    words = [f"actor_rollout_ref.actor.policy_loss.{key}={value}" for key, value in keys.items()]
-    words.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
-    loss = PolicyLoss(load_config("ppo_trainer", words).actor_rollout_ref.actor)
+def test_covariance_keys_decide_which_tokens_are_selected(name, keys, count):
+    overrides = [
+        f"actor_rollout_ref.actor.policy_loss.{key}={value}" for key, value in keys.items()
+    ]
+    overrides.append(f"actor_rollout_ref.actor.policy_loss.loss_mode={name}")
+    loss = PolicyLoss(load_config("ppo_trainer", overrides).actor_rollout_ref.actor)
     tensors = {"response_mask": MASK, "old_log_probs": OLD, "advantages": ADVANTAGES}
     picker: Any = loss.make_picker(DataProto.from_dict(tensors), [0, 1, 2])
     mask = MASK.bool()
     covariance = (ADVANTAGES - ADVANTAGES[mask].mean()) * (OLD - OLD[mask].mean())
     low, high = keys.get("clip_cov_lb", 0.0), keys.get("clip_cov_ub", 9.0)
-    inside = sorted(
+    in_range = sorted(
         (c for c in covariance[mask].tolist() if max(low, 1e-9) <= c <= high), reverse=True
     )
     share = keys.get("clip_cov_ratio", keys.get("kl_cov_ratio"))
-    right = inside[: int(share * int(MASK.sum()))]
-    found = covariance[picker.select_tokens(OLD, ADVANTAGES, MASK)].tolist()
-    assert sorted(found, reverse=True) == pytest.approx(right)
-    assert len(right) == (len(inside) if count is None else count)
-    everything = [c for c in covariance[mask].tolist() if c > 0]
-    assert 0 < len(right) < len(everything)
+    expected = in_range[: int(share * int(MASK.sum()))]
+    actual = covariance[picker.select_tokens(OLD, ADVANTAGES, MASK)].tolist()
+    assert sorted(actual, reverse=True) == pytest.approx(expected)
+    assert len(expected) == (len(in_range) if count is None else count)
+    positive = [c for c in covariance[mask].tolist() if c > 0]
+    assert 0 < len(expected) < len(positive)
 
 
 LOW, HIGH, CEILING, TAU = 0.1, 0.25, 1.5, (0.8, 1.3)
@@ -126,8 +126,8 @@ def row_mean(values):
 
 
 def vanilla(new):
-    found = surrogate((new - OLD).exp())
-    return torch.where(ADVANTAGES < 0, torch.minimum(found, -CEILING * ADVANTAGES), found)
+    loss = surrogate((new - OLD).exp())
+    return torch.where(ADVANTAGES < 0, torch.minimum(loss, -CEILING * ADVANTAGES), loss)
 
 
 def gspo(new):
@@ -162,9 +162,9 @@ def kl_cov(new):
 
 
 def bounded(new, rose, fell):
-    beyond = (ADVANTAGES > 0) & rose | (ADVANTAGES < 0) & fell
-    held = (new - OLD).exp().clamp(max=CEILING).detach() * (new - new.detach()).exp()
-    return torch.where(beyond, 0.0, -held * ADVANTAGES)
+    too_far = (ADVANTAGES > 0) & rose | (ADVANTAGES < 0) & fell
+    limited = (new - OLD).exp().clamp(max=CEILING).detach() * (new - new.detach()).exp()
+    return torch.where(too_far, 0.0, -limited * ADVANTAGES)
 
 
 def dppo_tv(new):
@@ -185,11 +185,11 @@ FORMS |= {"gmpo": geo_mean, "dppo": dppo_tv, "dppo_tv": dppo_tv, "dppo_kl": dppo
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
 @pytest.mark.parametrize("name", POLICY_LOSSES)
 def test_weights_multiply_the_loss_of_every_token(name, weights):
-    loss, gradient = updated(weights, **SETTINGS, **{"policy_loss.loss_mode": name})
+    loss, gradient = loss_and_gradient(weights, **SETTINGS, **{"policy_loss.loss_mode": name})
     new = NEW.clone().requires_grad_()
-    kept = new if weights is None else torch.where(weights == 0, new.detach(), new)
+    trained = new if weights is None else torch.where(weights == 0, new.detach(), new)
     counts = MASK if weights is None else MASK * weights
-    expected = (FORMS[name](kept) * counts).sum() / MASK.sum()
+    expected = (FORMS[name](trained) * counts).sum() / MASK.sum()
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient, new.grad, rtol=1e-5, atol=1e-7)
@@ -198,21 +198,21 @@ def test_weights_multiply_the_loss_of_every_token(name, weights):
         assert (gradient != 0).any()
 
 
-def test_the_settings_bind_every_loss_somewhere():
-    """Without this the comparison above would say nothing of bounds."""
+def test_settings_reach_every_bound():
+    """Otherwise the comparison above would not test the bounds."""
     ratio = (NEW - OLD).exp()[MASK.bool()]
     assert (ratio > CEILING).any() and (ratio < 1 - LOW).any()
     assert ((ratio > 1 + HIGH) & (ratio < CEILING)).any()
 
 
-def test_terms_beside_the_policy_loss_are_not_weighed():
-    plain_loss, plain = updated(WEIGHTS)
-    kl_loss, kl = updated(WEIGHTS, use_kl_loss=True, kl_loss_type="k1", kl_loss_coef=0.5)
+def test_other_loss_terms_are_not_weighted():
+    plain_loss, plain = loss_and_gradient(WEIGHTS)
+    kl_loss, kl = loss_and_gradient(WEIGHTS, use_kl_loss=True, kl_loss_type="k1", kl_loss_coef=0.5)
     torch.testing.assert_close(kl - plain, 0.5 * MASK / MASK.sum())
     assert kl_loss - plain_loss == pytest.approx(
         (0.5 * (NEW - OLD + 0.3) * MASK).sum().item() / MASK.sum().item(), rel=1e-4
     )
-    _, entropy = updated(WEIGHTS, entropy_coeff=0.25)
+    _, entropy = loss_and_gradient(WEIGHTS, entropy_coeff=0.25)
     # The entropy of these scores is the negative log-prob.
     torch.testing.assert_close(entropy - plain, 0.25 * MASK / MASK.sum())
 
@@ -222,8 +222,8 @@ def proportional(old_log_prob, log_prob, advantages, response_mask, **_):
     return loss, *torch.zeros(3)
 
 
-def test_a_loss_of_ones_own_is_handed_weighted_advantages(monkeypatch):
+def test_user_loss_receives_weighted_advantages(monkeypatch):
     monkeypatch.setattr("verl.workers.policy_loss.get_policy_loss_fn", lambda _: proportional)
-    _, gradient = updated(WEIGHTS)
+    _, gradient = loss_and_gradient(WEIGHTS)
     expected = -(NEW - OLD).exp() * ADVANTAGES * WEIGHTS * MASK
     torch.testing.assert_close(gradient, expected)

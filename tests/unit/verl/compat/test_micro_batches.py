@@ -15,7 +15,7 @@ def sums(lengths, parts):
     return [sum(lengths[i] for i in part) for part in parts]
 
 
-def test_bounded_partitions_keep_the_bound():
+def test_bounded_partitions_respect_the_bound():
     rng = random.Random(1)
     for _ in range(100):
         lengths = [rng.randint(1, 100) for _ in range(rng.randint(1, 40))]
@@ -38,12 +38,12 @@ def test_bounded_partitions_use_no_more_parts_than_needed():
     assert token_bounded_partitions([], 10) == []
 
 
-def test_a_row_longer_than_the_bound_is_refused_by_name():
+def test_row_longer_than_the_bound_is_refused_by_name():
     with pytest.raises(ValueError, check=mentions("row 1", 11, "ppo_max_token_len_per_gpu")):
         token_bounded_partitions([3, 11], 10)
 
 
-def test_micro_batches_of_a_dict_can_be_put_back_in_order():
+def test_micro_batches_of_a_dict_can_be_restored_in_order():
     mask = torch.zeros(5, 8, dtype=torch.long)
     for row, length in enumerate([8, 3, 5, 2, 6]):
         mask[row, :length] = 1
@@ -64,12 +64,12 @@ def test_micro_batches_of_a_tensordict_with_given_lengths():
     assert [micro["row"].tolist() for micro in micro_batches] == indices
 
 
-def test_reverse_index():
+def test_reverse_index_inverts_a_permutation():
     assert get_reverse_idx([2, 0, 1]) == [1, 2, 0]
 
 
 def test_ranks_agree_on_the_number_of_micro_batches(monkeypatch):
-    group = cast(torch.distributed.ProcessGroup, object())  # handed through, never used
+    group = cast(torch.distributed.ProcessGroup, object())  # passed through, never used
     other_rank_needs = 3
     monkeypatch.setattr(torch.distributed, "get_backend", lambda _: "gloo")
     monkeypatch.setattr(

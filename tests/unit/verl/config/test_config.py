@@ -1,6 +1,5 @@
-"""The typed configuration: what is accepted, what is refused and how it is said, and that it stays
-light.
-"""
+"""Typed configuration: accepted and refused values, their messages, and imports without heavy
+packages."""
 
 import logging
 import subprocess
@@ -30,7 +29,7 @@ ACTOR = "actor_rollout_ref.actor"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 
-# Every override that published job scripts use, with a value they give it.
+# Every override in published job scripts, with a value from there.
 OVERRIDES = [
     "algorithm.adv_estimator=gigpo",
     "algorithm.gamma=0.95",
@@ -189,7 +188,7 @@ OVERRIDES = [
     "ray_init.num_cpus=8",
 ]
 
-# An override with a value that its key does not take, and what is allowed.
+# An override with a value that its key refuses, and what is allowed.
 WRONG_VALUES = [
     ("data.train_batch_size=many", "int >= 1"),
     ("data.train_batch_size=0", "int >= 1"),
@@ -208,34 +207,38 @@ WRONG_VALUES = [
 ]
 
 
-def refusal(*overrides: str) -> list[Problem]:
+def load_problems(*overrides: str) -> list[Problem]:
     """Return the problems of loading the neutral config with ``overrides``."""
     with pytest.raises(ConfigError) as caught:
         load_config("ppo_trainer", overrides)
     return caught.value.problems
 
 
-def published(turn: int) -> list[str]:
-    """The overrides, each key once: its first spelling, or its last."""
-    return list({word.lstrip("+").partition("=")[0]: word for word in OVERRIDES[::turn]}.values())
+def published_overrides(turn: int) -> list[str]:
+    """Return the overrides with each key once: its first value (turn 1) or its last (turn -1)."""
+    return list(
+        {
+            override.lstrip("+").partition("=")[0]: override for override in OVERRIDES[::turn]
+        }.values()
+    )
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_every_published_override_reaches_its_key(turn):
-    cfg = load_config("ppo_trainer", published(turn))
-    for word in published(turn):
-        path, _, text = word.lstrip("+").partition("=")
+def test_every_published_override_sets_its_key(turn):
+    cfg = load_config("ppo_trainer", published_overrides(turn))
+    for override in published_overrides(turn):
+        path, _, text = override.lstrip("+").partition("=")
         value = value_at_path(cfg, path)
-        words = text.strip("[]").replace("'", "").split(",")
-        allowed = {"False": [False, None], "True": [True]}.get(text, [text, words])
+        items = text.strip("[]").replace("'", "").split(",")
+        allowed = {"False": [False, None], "True": [True]}.get(text, [text, items])
         assert value in allowed or (isinstance(value, int | float) and value == float(text)), (
-            word,
+            override,
             value,
         )
 
 
 @pytest.mark.parametrize(
-    ("word", "guess"),
+    ("override", "guess"),
     [
         ("algorithm.rlvcr.mdoe=mean_norm", "algorithm.rlvcr.mode"),
         ("actor_rollout_ref.rollout.temprature=1", f"{ROLLOUT}.temperature"),
@@ -244,14 +247,17 @@ def test_every_published_override_reaches_its_key(turn):
         ("+trainer.total_epoch=3", "trainer.total_epochs"),
     ],
 )
-def test_unknown_key_names_the_nearest(word, guess):
-    (problem,) = refusal(word)
-    assert (problem.key_path, problem.code) == (word.lstrip("+").partition("=")[0], "unknown_key")
+def test_unknown_key_names_the_nearest_key(override, guess):
+    (problem,) = load_problems(override)
+    assert (problem.key_path, problem.code) == (
+        override.lstrip("+").partition("=")[0],
+        "unknown_key",
+    )
     assert suggestion(problem) == guess
 
 
-def test_unknown_key_lists_its_section_and_keeps_the_value():
-    (problem,) = refusal("trainer.nonsense=17")
+def test_unknown_key_lists_the_keys_of_its_section_and_the_value():
+    (problem,) = load_problems("trainer.nonsense=17")
     assert problem.startswith("trainer.nonsense=17")
     assert all(name in problem for name in TrainerConfig.model_fields)
 
@@ -269,21 +275,21 @@ def test_unknown_key_in_a_file_is_refused(tmp_path):
     }
 
 
-@pytest.mark.parametrize(("word", "allowed"), WRONG_VALUES)
-def test_wrong_values_name_key_value_and_what_is_allowed(word, allowed):
-    (problem,) = refusal(word)
-    key, _, value = word.partition("=")
+@pytest.mark.parametrize(("override", "allowed"), WRONG_VALUES)
+def test_wrong_value_names_key_value_and_allowed_values(override, allowed):
+    (problem,) = load_problems(override)
+    key, _, value = override.partition("=")
     assert problem.startswith(f"{key}=") and value.strip("[]").split(",")[0] in problem
     assert allowed in problem
 
 
 def test_all_problems_are_listed_together():
-    problems = refusal("data.train_batch_size=many", "trainer.device=gpu", "env.max_steps=0")
+    problems = load_problems("data.train_batch_size=many", "trainer.device=gpu", "env.max_steps=0")
     assert len(problems) == 3
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "expected"),
     [
         ("justaword", "key=value"),
         ("env.seed=[", "env.seed=["),
@@ -292,16 +298,16 @@ def test_all_problems_are_listed_together():
         ("env.seed=${data.nothing}", "data.nothing"),
     ],
 )
-def test_malformed_overrides_say_what_to_write(word, said):
-    assert said in refusal(word)[0]
+def test_malformed_override_is_refused_with_a_hint(override, expected):
+    assert expected in load_problems(override)[0]
 
 
-def test_unknown_config_name_lists_the_right_ones():
+def test_unknown_config_name_suggests_the_nearest():
     with pytest.raises(ConfigError, check=suggests("quickstart")):
         load_config("quikstart")
 
 
-def test_one_word_makes_a_list_and_false_makes_no_path():
+def test_single_value_becomes_a_list_and_false_no_path():
     cfg = load_config("ppo_trainer", ["trainer.logger=console", "trainer.resume_from_path=False"])
     assert cfg.trainer.logger == ["console"] and cfg.trainer.resume_from_path is None
 
@@ -314,7 +320,7 @@ def test_level_prompts_may_be_keyed_by_numbers(tmp_path):
     assert method_settings(cfg.algorithm).prompts == {"1": "act", "2": "look"}
 
 
-def test_neutral_defaults_of_the_method_are_the_additive_formula():
+def test_default_formula_of_the_method_is_additive():
     rlvcr = method_settings(load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"]).algorithm)
     assert rlvcr.price_in == "all"
     assert (rlvcr.combine, rlvcr.score, rlvcr.mode) == ("additive", "entropy", "mean_norm")
@@ -323,7 +329,7 @@ def test_neutral_defaults_of_the_method_are_the_additive_formula():
     assert composed == method_settings(default_config().algorithm)
 
 
-def test_derived_values_are_filled_once():
+def test_derived_values_are_filled():
     cfg = load_config(
         "ppo_trainer",
         [
@@ -335,9 +341,7 @@ def test_derived_values_are_filled_once():
     actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     assert rollout.max_model_len == 150 and cfg.env.max_turn_tokens == 50
     assert actor.ppo_mini_batches == 4  # 16 tasks, 4 per optimizer step
-    assert actor.loss_scale_factor == 50.0, (
-        "R of the config, not the width that the longest row happens to have"
-    )
+    assert actor.loss_scale_factor == 50.0, "R of the config, not the width of the longest row"
     assert actor.clip_ratio_low == actor.clip_ratio_high == actor.clip_ratio
     assert rollout.log_prob_micro_batch_size_per_gpu == actor.ppo_micro_batch_size_per_gpu
     assert (cfg.critic.enable, method_settings(cfg.algorithm).enable) == (False, False)
@@ -353,7 +357,7 @@ def test_mini_batch_size_above_the_batch_means_one_optimizer_step():
     assert cfg.actor_rollout_ref.actor.ppo_mini_batches == 1
 
 
-def test_a_written_config_loads_to_the_same_values(tmp_path):
+def test_written_config_loads_to_the_same_values(tmp_path):
     cfg = load_config("quickstart", ["trainer.seed=3"])
     (tmp_path / "config.yaml").write_text(to_yaml(cfg))
     assert to_dict(load_config("config", config_path=str(tmp_path))) == to_dict(cfg)
@@ -387,17 +391,17 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
 
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
-def test_the_help_says_of_every_key_without_effect_that_it_has_none(schema):
+def test_help_marks_every_key_without_effect(schema):
     marks = {path: key.unused_mark for path, key in schema_keys(schema).items() if key.unused_mark}
     assert marks
     for path, mark in marks.items():
         text = cli.parse(["--help", path], schema=schema).text or ""
-        said = f"no effect: {mark.why}; accepted for {mark.set_by}"
-        said = f"refused: {mark.why}; instead: {mark.instead}" if mark.instead else said
-        assert f"[{said}]" in text
+        note = f"no effect: {mark.why}; accepted for {mark.set_by}"
+        note = f"refused: {mark.why}; instead: {mark.instead}" if mark.instead else note
+        assert f"[{note}]" in text
 
 
-def test_importing_and_using_the_config_loads_nothing_heavy():
+def test_config_imports_no_heavy_package():
     code = (
         "import sys\n"
         "from verl.trainer.main_ppo import main\n"
@@ -408,5 +412,7 @@ def test_importing_and_using_the_config_loads_nothing_heavy():
         f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr

@@ -1,6 +1,5 @@
-"""Cross-field checks: each impossible combination is refused, with where, what is allowed and how
-to mend it.
-"""
+"""Cross-field checks: each impossible combination is refused with its key, the allowed values and a
+fix."""
 
 import pytest
 
@@ -284,46 +283,46 @@ IMPOSSIBLE = [
 def problems(
     *overrides: str, names: RegisteredNames | None = None, check_files=False
 ) -> list[Problem]:
-    draft = read_config("ppo_trainer", [PATH, *overrides])
-    found = find_problems(draft.config, names, check_files, partial=bool(draft.problems))
-    return [Problem(problem) for problem in [*draft.problems, *found]]
+    parsed = read_config("ppo_trainer", [PATH, *overrides])
+    cross_field = find_problems(parsed.config, names, check_files, partial=bool(parsed.problems))
+    return [Problem(problem) for problem in [*parsed.problems, *cross_field]]
 
 
-def test_a_function_that_the_environment_is_handed_scores_in_time():
-    """The rows of files are graded as they are played."""
-    words = [GRADER, "algorithm.filter_groups.enable=true", "data.train_files=[rows.jsonl]"]
-    assert not [found for found in problems(*words) if "filter_groups" in found]
+def test_environment_grades_rows_of_files_before_group_filtering():
+    """The rows of files are graded during the episode, so filtering knows their rewards."""
+    overrides = [GRADER, "algorithm.filter_groups.enable=true", "data.train_files=[rows.jsonl]"]
+    assert not [problem for problem in problems(*overrides) if "filter_groups" in problem]
 
 
-def test_the_neutral_config_with_a_policy_has_no_problem():
+def test_neutral_config_with_a_policy_has_no_problem():
     assert problems() == []
 
 
-@pytest.mark.parametrize(("overrides", "where"), IMPOSSIBLE)
-def test_impossible_combinations_are_refused(overrides, where):
-    found = problems(*overrides)
-    assert found and all(problem.startswith(where) for problem in found), found
-    if where != "cold start":
-        assert all(allowed(problem) and fix(problem) for problem in found)
+@pytest.mark.parametrize(("overrides", "key"), IMPOSSIBLE)
+def test_impossible_combinations_are_refused(overrides, key):
+    refusals = problems(*overrides)
+    assert refusals and all(problem.startswith(key) for problem in refusals), refusals
+    if key != "cold start":
+        assert all(allowed(problem) and fix(problem) for problem in refusals)
 
 
-def test_all_problems_are_found_together():
+def test_all_problems_are_reported_together():
     cfg = load_config(
         "ppo_trainer", ["algorithm.adv_estimator=grppo", f"{ACTOR}.ppo_mini_batches=3"]
     )
-    found = find_problems(cfg)
-    assert suggests("grpo")(ConfigError(found))
-    assert len(found) == 3
+    reported = find_problems(cfg)
+    assert suggests("grpo")(ConfigError(reported))
+    assert len(reported) == 3
 
 
-def test_a_custom_estimator_is_left_to_its_own_module():
+def test_unknown_estimator_is_allowed_with_external_lib():
     assert (
         problems("algorithm.adv_estimator=mine", "actor_rollout_ref.model.external_lib=my_lab")
         == []
     )
 
 
-def test_an_estimator_is_refused_whose_inputs_the_run_will_not_have():
+def test_estimator_is_refused_when_the_run_lacks_its_inputs():
     needs = {
         "mine": ["token_level_rewards", "ref_log_prob"],
         "odd": ["moon_phase"],
@@ -362,7 +361,7 @@ def test_environment_names_come_from_the_caller():
     assert problems("env.env_name='my_lab.grid:PACKAGE'", names=RegisteredNames(["alfworld"])) == []
 
 
-def test_a_missing_or_empty_directory_is_refused_and_a_hub_name_is_not(tmp_path):
+def test_missing_or_empty_directory_is_refused_but_not_a_hub_name(tmp_path):
     def check(path, *overrides):
         return problems(f"actor_rollout_ref.model.path={path}", *overrides, check_files=True)
 
@@ -383,33 +382,33 @@ def test_a_missing_or_empty_directory_is_refused_and_a_hub_name_is_not(tmp_path)
     assert suggestion(check(tmp_path / "polciy")[0]) == str(policy)
 
 
-def test_the_policy_that_a_config_makes_is_its_own(tmp_path):
+def test_cold_start_is_on_only_for_the_config_s_own_policy(tmp_path):
     key = "actor_rollout_ref.model.path"
-    own = load_config("quickstart").actor_rollout_ref.model.path
-    assert load_config("quickstart", [f"{key}={own}"]).cold_start.enable
+    own_path = load_config("quickstart").actor_rollout_ref.model.path
+    assert load_config("quickstart", [f"{key}={own_path}"]).cold_start.enable
     for other in ("data/models/quikstart", "Qwen/Qwen2.5-1.5B-Instruct"):
         assert not load_config("quickstart", [f"{key}={other}"]).cold_start.enable
-    # Whoever asks for a cold start gets one, and a config of one's own names its own policy.
-    asked = [f"{key}=data/models/mine", "cold_start.enable=true"]
-    assert load_config("quickstart", asked).cold_start.enable
+    # An explicit cold start is made. A user's config names its own policy.
+    explicit = [f"{key}=data/models/mine", "cold_start.enable=true"]
+    assert load_config("quickstart", explicit).cold_start.enable
     (tmp_path / "mine.yaml").write_text(
         "defaults: [quickstart, _self_]\nactor_rollout_ref: {model: {path: data/models/mine}}\n"
     )
     assert load_config("mine", config_path=str(tmp_path)).cold_start.enable
 
 
-def test_a_directory_that_is_no_checkpoint_is_refused_with_the_one_below_it(tmp_path):
-    words = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}"]
-    (found,) = problems(*words, check_files=True)
-    assert (found.key_path, found.code) == ("trainer.resume_from_path", "no_checkpoint")
+def test_directory_without_checkpoint_is_refused_with_a_suggestion(tmp_path):
+    overrides = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}"]
+    (problem,) = problems(*overrides, check_files=True)
+    assert (problem.key_path, problem.code) == ("trainer.resume_from_path", "no_checkpoint")
     step = tmp_path / "checkpoints" / "global_step_3"
     step.mkdir(parents=True)
     (step / "manifest.json").touch()
-    assert f"trainer.resume_from_path={step}" in fix(problems(*words, check_files=True)[0])
-    assert problems(words[0], f"trainer.resume_from_path={step}", check_files=True) == []
+    assert f"trainer.resume_from_path={step}" in fix(problems(*overrides, check_files=True)[0])
+    assert problems(overrides[0], f"trainer.resume_from_path={step}", check_files=True) == []
 
 
-def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
+def test_malformed_yaml_is_named_with_its_line(tmp_path):
     (tmp_path / "mine.yaml").write_text("trainer: {seed: 1\nenv: [\n")
     with pytest.raises(ConfigError, check=mentions("config 'mine'", "mine.yaml", "line 2")):
         load_config("mine", config_path=str(tmp_path))
@@ -418,18 +417,18 @@ def test_a_file_that_is_no_yaml_is_named_with_its_line(tmp_path):
         load_config("mine", config_path=str(tmp_path))
 
 
-def test_a_data_job_with_an_environment_is_refused_once_with_both_ways_out():
-    words = ["env.env_name=shop", "data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5"]
-    (found,) = problems(*words)
-    assert (found.key_path, found.code) == ("data.train_files", "no_effect")
-    assert "data.train_files" in fix(found) and "env.env_name" in fix(found)
-    assert problems(*words[1:]) == []
-    (found,) = problems("env.env_name=search", "data.val_files=nq/dev.jsonl")
-    assert fix(found) == "env.search.val_questions=nq/dev.jsonl data.val_files=[]"
+def test_data_job_with_an_environment_is_refused_with_both_fixes():
+    overrides = ["env.env_name=shop", "data.train_files=gsm8k/train.parquet", f"{ROLLOUT}.n=5"]
+    (problem,) = problems(*overrides)
+    assert (problem.key_path, problem.code) == ("data.train_files", "no_effect")
+    assert "data.train_files" in fix(problem) and "env.env_name" in fix(problem)
+    assert problems(*overrides[1:]) == []
+    (problem,) = problems("env.env_name=search", "data.val_files=nq/dev.jsonl")
+    assert fix(problem) == "env.search.val_questions=nq/dev.jsonl data.val_files=[]"
 
 
-def test_switches_of_loaders_and_the_placeholders_of_agent_jobs_are_passed_over():
-    words = [
+def test_loader_switches_and_placeholders_are_accepted():
+    overrides = [
         "data.train_files=/root/data/verl-agent/text/train.parquet",
         "data.val_files=[data/verl-agent/visual/test.parquet]",
         "data.filter_overlong_prompts=True",
@@ -441,10 +440,10 @@ def test_switches_of_loaders_and_the_placeholders_of_agent_jobs_are_passed_over(
         "reward_model.launch_reward_fn_async=True",
         "env.resources_per_worker.num_cpus=1",
     ]
-    assert problems(*words) == []
+    assert problems(*overrides) == []
 
 
-def test_environments_are_called_in_any_case():
+def test_environment_names_ignore_case():
     for name in ("Sokoban", "Webshop", "AlfWorld/AlfredTWEnv"):
         cfg = load_config("ppo_trainer", [f"env.env_name={name}"])
         assert cfg.env.env_name.split("/")[0] == name.split("/")[0].lower()
@@ -453,7 +452,7 @@ def test_environments_are_called_in_any_case():
 
 
 @pytest.mark.parametrize(
-    ("word", "instead"),
+    ("override", "instead"),
     [
         ("env.sciworld.env_step_limit=50", "env.max_steps"),
         ("env.sciworld.port=1", "env.env_name=scienceworld"),
@@ -462,18 +461,18 @@ def test_environments_are_called_in_any_case():
         ("algorithm.copo.alpha=1", "algorithm.rlvcr"),
     ],
 )
-def test_keys_of_other_projects_are_named_by_meaning(word, instead):
-    (found,) = problems(f"+{word}")
-    assert (found.key_path, found.code) == (word.partition("=")[0], "unknown_key")
-    assert instead in fix(found) and suggestion(found) is None
+def test_keys_of_other_projects_get_the_equivalent_key(override, instead):
+    (problem,) = problems(f"+{override}")
+    assert (problem.key_path, problem.code) == (override.partition("=")[0], "unknown_key")
+    assert instead in fix(problem) and suggestion(problem) is None
 
 
-def test_greedy_training_settings_are_allowed_for_validation_only():
+def test_greedy_sampling_is_allowed_for_validation_only():
     assert problems(f"{ROLLOUT}.temperature=0", "trainer.val_only=true") == []
 
 
-def test_sft_checks_sizes_and_levels():
-    draft = read_config(
+def test_sft_config_checks_sizes_and_levels():
+    parsed = read_config(
         "sft_trainer",
         [
             "model.new.num_attention_heads=3",
@@ -483,8 +482,8 @@ def test_sft_checks_sizes_and_levels():
         ],
         SFTConfig,
     )
-    found = find_problems(draft.config, check_files=False, partial=True)
-    keys = {problem.partition("=")[0] for problem in [*draft.problems, *found]}
+    cross_field = find_problems(parsed.config, check_files=False, partial=True)
+    keys = {problem.partition("=")[0] for problem in [*parsed.problems, *cross_field]}
     assert keys == {
         "model.new.num_attention_heads",
         "model.new.num_key_value_heads",
@@ -494,10 +493,10 @@ def test_sft_checks_sizes_and_levels():
     }
 
 
-def test_cold_start_plays_the_environment_of_the_run(tmp_path):
-    words = ["env.max_steps=7", "env.alfworld.train_games=99", "trainer.device=cpu"]
+def test_cold_start_uses_the_environment_of_the_run(tmp_path):
+    overrides = ["env.max_steps=7", "env.alfworld.train_games=99", "trainer.device=cpu"]
     cfg = load_config(
-        "quickstart", [*words, "data.apply_chat_template_kwargs={enable_thinking: false}"]
+        "quickstart", [*overrides, "data.apply_chat_template_kwargs={enable_thinking: false}"]
     )
     sft = cold_start_config(cfg)
     assert sft.env == cfg.env and sft.model.save_path == cfg.actor_rollout_ref.model.path
@@ -508,19 +507,19 @@ def test_cold_start_plays_the_environment_of_the_run(tmp_path):
     assert load_config("cold_start", schema=SFTConfig, config_path=str(tmp_path)) == sft
 
 
-def test_policy_and_cold_start_of_an_environment_of_ones_own_are_called_after_the_project():
-    words = ["env.env_name=tests.helpers.faulty_envs:PACKAGE", 'trainer.project_name="my lab"']
-    cfg = load_config("small_policy", words)
+def test_user_environment_names_policy_and_cold_start_by_project():
+    overrides = ["env.env_name=tests.helpers.faulty_envs:PACKAGE", 'trainer.project_name="my lab"']
+    cfg = load_config("small_policy", overrides)
     sft = cold_start_config(cfg)
     assert sft.model.save_path == cfg.actor_rollout_ref.model.path == "data/models/my lab"
     assert sft.trainer.default_local_dir == "runs/my lab/sft"
-    own = ["cold_start.overrides=['trainer.project_name=another']"]
-    sft = cold_start_config(load_config("small_policy", [*words, *own]))
+    own_project = ["cold_start.overrides=['trainer.project_name=another']"]
+    sft = cold_start_config(load_config("small_policy", [*overrides, *own_project]))
     assert sft.trainer.default_local_dir == "runs/another/sft"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         ([f"{ROLLOUT}.dtype=bfloat16"], "token"),
         ([f"{ROLLOUT}.dtype=float16"], "token"),
@@ -534,15 +533,15 @@ def test_policy_and_cold_start_of_an_environment_of_ones_own_are_called_after_th
         ([f"{ROLLOUT}.dtype=float32", "trainer.rollout_overlap=off"], None),
     ],
 )
-def test_the_correction_is_on_where_the_engine_differs(words, expected):
-    cfg = load_config("ppo_trainer", words)
+def test_rollout_correction_is_on_when_the_engine_differs(overrides, expected):
+    cfg = load_config("ppo_trainer", overrides)
     correction = cfg.algorithm.rollout_correction
     assert correction.rollout_is == expected
     assert (correction.rollout_rs, correction.rollout_is_threshold) == (None, 2.0)
     assert correction.rollout_rs_threshold == 2.0 and correction.rollout_rs_threshold_lower == 0.5
 
 
-def test_the_lower_bound_of_rejection_follows_the_upper():
+def test_lower_rejection_bound_is_derived_from_the_upper():
     cfg = load_config("ppo_trainer", [f"{CORRECTION}.rollout_rs_threshold=1.25"])
     assert cfg.algorithm.rollout_correction.rollout_rs_threshold_lower == 0.8
 
@@ -561,21 +560,21 @@ def test_names_agree_with_the_registries():
     assert set(shipped.LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
 
 
-def test_an_estimator_that_a_reward_model_has_no_part_in_is_refused_beside_it():
+def test_estimator_that_ignores_the_reward_model_is_refused():
     needs = {"remax": ["reward_baselines"], "mine": ["reward_baselines"], "other": ["uid"]}
     names = RegisteredNames(estimators=needs)
     for name, refused in (("mine", True), ("remax", True), ("other", False)):
-        found = problems(*JUDGE, f"algorithm.adv_estimator={name}", names=names)
-        said = [problem for problem in found if problem.code == "unscored_by_model"]
-        assert len(said) == refused, found
-    words = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[model]"]
+        reported = problems(*JUDGE, f"algorithm.adv_estimator={name}", names=names)
+        unscored = [problem for problem in reported if problem.code == "unscored_by_model"]
+        assert len(unscored) == refused, reported
+    overrides = ["algorithm.adv_estimator=gdpo", "algorithm.gdpo_reward_keys=[model]"]
     reward = "custom_reward_function.path=rewards.py"
-    (found,) = problems(*JUDGE, *words, reward)
-    assert (found.key_path, found.code) == ("algorithm.adv_estimator", "unscored_by_model")
-    assert problems(*words, reward) == []
+    (problem,) = problems(*JUDGE, *overrides, reward)
+    assert (problem.key_path, problem.code) == ("algorithm.adv_estimator", "unscored_by_model")
+    assert problems(*overrides, reward) == []
 
 
-def test_beside_a_reward_model_rules_count_only_where_they_are_weighed():
+def test_rules_have_weight_zero_with_a_reward_model_by_default():
     assert load_config("ppo_trainer").reward_model.rule_weight == 1.0
     cfg = load_config("ppo_trainer", JUDGE)
     assert (cfg.reward_model.weight, cfg.reward_model.rule_weight) == (1.0, 0.0)
@@ -583,7 +582,7 @@ def test_beside_a_reward_model_rules_count_only_where_they_are_weighed():
     assert problems(*JUDGE, "reward_model.rule_weight=0.5") == []
 
 
-def test_rules_that_a_reward_model_silences_are_named(caplog):
+def test_rules_without_effect_under_a_reward_model_are_named(caplog):
     rules = [
         f"{ACTOR}.use_invalid_action_penalty=true",
         "+reward_model.reward_kwargs.token_price=0.5",
@@ -595,9 +594,9 @@ def test_rules_that_a_reward_model_silences_are_named(caplog):
     warn_without_effect(cfg)
     assert "reward_model.rule_weight=1" in caplog.text
     assert keys_without_effect(load_config("ppo_trainer", JUDGE), "cpu") == {}
-    heard = load_config("ppo_trainer", [*JUDGE, *rules, "reward_model.rule_weight=1"])
+    weighted = load_config("ppo_trainer", [*JUDGE, *rules, "reward_model.rule_weight=1"])
     assert (
-        keys_without_effect(heard, "cpu")
+        keys_without_effect(weighted, "cpu")
         == keys_without_effect(load_config("ppo_trainer"), "cpu")
         == {}
     )

@@ -1,4 +1,4 @@
-"""Every config that ships composes, passes all checks that need no files, and can be planned."""
+"""Every shipped config composes, passes all checks that need no files, and has a plan."""
 
 import json
 import shutil
@@ -22,12 +22,12 @@ NAMES = sorted(file.stem for file in EXPERIMENTS_DIR.glob("*.yaml"))
 
 
 def schema_of(name: str) -> type:
-    """Of supervised runs the names end with ``_sft``."""
+    """Return the schema: names of supervised runs end with ``_sft``."""
     return SFTConfig if name.endswith("_sft") else PPOConfig
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_shown_checked_and_planned(name):
+def test_config_is_shown_checked_and_planned(name):
     schema = schema_of(name)
     shown = cli.parse(["--config-name", name, "--cfg", "job"], schema=schema)
     assert yaml.safe_load(shown.text or "")["trainer"]["project_name"]
@@ -39,12 +39,12 @@ def test_it_is_shown_checked_and_planned(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_only_overrides(name):
+def test_config_contains_only_overrides(name):
     tree = yaml.safe_load((EXPERIMENTS_DIR / f"{name}.yaml").read_text())
     assert tree["defaults"][-1] == "_self_" and len(tree["defaults"]) == 2
 
 
-def test_the_quickstart_and_its_cold_start_play_the_same_games():
+def test_quickstart_and_its_cold_start_use_the_same_games():
     run, sft = load_config("quickstart"), load_config("quickstart_sft", schema=SFTConfig)
     assert run.env.alfworld == sft.env.alfworld and run.env.max_steps == sft.env.max_steps
     assert sft.data.max_length >= run.data.max_prompt_length + run.data.max_response_length
@@ -60,7 +60,7 @@ def formula_of(name: str) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("_sft")])
-def test_recipes_have_a_formula_with_results(name):
+def test_recipes_use_a_formula_with_published_results(name):
     """Results are in experiments/quickstart and experiments/relay16."""
     cfg = load_config(name)
     settings = method_settings(cfg.algorithm)
@@ -75,14 +75,14 @@ PATH = "actor_rollout_ref.model.path"
 
 
 @pytest.mark.parametrize("name", ["quickstart", "quickstart_grpo", "quickstart_gigpo"])
-def test_the_quickstart_starts_from_the_shipped_policy(name):
+def test_quickstart_starts_from_the_shipped_policy(name):
     cfg = load_config(name)
     assert cfg.actor_rollout_ref.model.path == str(QUICKSTART)
     assert find_problems(cfg) == []
     assert gather_facts(cfg).made_by == ""
 
 
-def test_the_cold_start_makes_the_shipped_policy_again(tmp_path):
+def test_cold_start_recipe_matches_the_shipped_policy(tmp_path):
     cfg = load_config("quickstart", [f"{PATH}={tmp_path}/made", "cold_start.enable=true"])
     assert find_problems(cfg) == [] and gather_facts(cfg).made_by == "quickstart_sft"
     recipe, shipped = (
@@ -96,7 +96,7 @@ def test_the_cold_start_makes_the_shipped_policy_again(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(file.name for file in QUICKSTART.iterdir()))
-def test_a_shipped_policy_with_an_altered_or_missing_file_is_refused(name, tmp_path):
+def test_altered_or_incomplete_shipped_policy_is_refused(name, tmp_path):
     policy = shutil.copytree(QUICKSTART, tmp_path / "policy")
     cfg = load_config("quickstart", [f"{PATH}={policy}"])
     assert find_problems(cfg) == []
@@ -111,12 +111,12 @@ def test_a_shipped_policy_with_an_altered_or_missing_file_is_refused(name, tmp_p
         assert find_problems(cfg) == [altered]
 
 
-def test_no_cold_start_replaces_a_shipped_policy_that_is_missing():
+def test_cold_start_does_not_replace_a_missing_shipped_policy():
     cfg = load_config("quickstart", [f"{PATH}={POLICIES_DIR}/missing", "cold_start.enable=true"])
     assert [problem.partition("=")[0] for problem in find_problems(cfg)] == [PATH]
 
 
-def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
+def test_depth_cold_start_shows_the_same_history_as_its_run():
     run = load_config("quickstart_depth")
     sft = load_config("quickstart_depth_sft", schema=SFTConfig)
     assert run.cold_start.config_name == "quickstart_depth_sft"
@@ -124,15 +124,15 @@ def test_the_cold_start_of_the_deep_quickstart_shows_what_its_run_shows():
     assert sft.env.history_length == run.env.history_length == run.env.max_steps
     assert sft.model.save_path == run.actor_rollout_ref.model.path
     assert value_at_path(sft.data, "needed_level_share") == 0.5
-    games, shown = (cfg.env.model_dump()["alfworld"] for cfg in (run, sft))
-    assert games["thoughts"] == shown["thoughts"] == "carried"
-    # Small rooms beside those that are played, and none larger.
-    assert shown["receptacles"][0] < games["receptacles"][0]
-    assert {**shown, "receptacles": games["receptacles"]} == games
+    run_games, sft_games = (cfg.env.model_dump()["alfworld"] for cfg in (run, sft))
+    assert run_games["thoughts"] == sft_games["thoughts"] == "carried"
+    # Demonstrations include smaller rooms than those of the run, and none larger.
+    assert sft_games["receptacles"][0] < run_games["receptacles"][0]
+    assert {**sft_games, "receptacles": run_games["receptacles"]} == run_games
 
 
 @pytest.mark.parametrize("name", ["quickstart_grpo", "quickstart_gigpo"])
-def test_variants_differ_from_the_quickstart_only_where_they_say(name):
+def test_variants_share_data_env_and_model_with_the_quickstart(name):
     base, other = load_config("quickstart"), load_config(name)
     assert (
         other.data == base.data
@@ -142,7 +142,7 @@ def test_variants_differ_from_the_quickstart_only_where_they_say(name):
     assert other.trainer.default_local_dir != base.trainer.default_local_dir
 
 
-def test_validation_samples_as_training_does_in_the_quickstart():
+def test_quickstart_validation_samples_like_training():
     rollout = load_config("quickstart").actor_rollout_ref.rollout
     assert (
         rollout.val_kwargs.do_sample
@@ -150,7 +150,7 @@ def test_validation_samples_as_training_does_in_the_quickstart():
     )
 
 
-def test_plan_counts_by_hand():
+def test_plan_counts_match_values_by_hand():
     cfg = load_config("quickstart")
     plan = make_plan(cfg, {"cores": 4, "train_tasks": 2000, "val_tasks": 128})
     assert isinstance(plan, PPOPlan)
@@ -164,34 +164,38 @@ def test_plan_counts_by_hand():
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)
 
 
-def test_plan_counts_a_row_per_step_in_window_history_and_epochs_by_tasks():
-    words = ["env.history=window", "trainer.total_training_steps=null", "trainer.total_epochs=2"]
-    plan = make_plan(load_config("quickstart", words), {"train_tasks": 100})
+def test_plan_counts_rows_per_turn_in_window_history_and_epochs():
+    overrides = [
+        "env.history=window",
+        "trainer.total_training_steps=null",
+        "trainer.total_epochs=2",
+    ]
+    plan = make_plan(load_config("quickstart", overrides), {"train_tasks": 100})
     assert isinstance(plan, PPOPlan)
     assert plan.rows_at_most == 128 * 15
     assert plan.training_steps == 2 * (100 // 16)
 
 
-def test_base_configs_ship_beside_the_schema():
+def test_base_configs_are_shipped_with_the_package():
     assert {file.stem for file in BASE_DIR.glob("*.yaml")} == {"ppo_trainer", "sft_trainer"}
 
 
 @pytest.mark.parametrize(
     ("name", "schema"), [("ppo_trainer", PPOConfig), ("sft_trainer", SFTConfig)]
 )
-def test_a_base_says_only_what_differs_from_the_schema(name, schema):
+def test_base_config_repeats_no_default_of_the_schema(name, schema):
     tree = yaml.safe_load((BASE_DIR / f"{name}.yaml").read_text())
     defaults = {
         key.path: key.default_value for key in keys_of(schema).values() if not key.is_section
     }
-    repeated = [path for path, value in leaves(tree) if defaults[path] == value]
+    repeated = [path for path, value in iterate_leaves(tree) if defaults[path] == value]
     assert repeated == []
 
 
-def leaves(tree, prefix=""):
+def iterate_leaves(tree, prefix=""):
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from iterate_leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -200,13 +204,13 @@ PRONOUNS = ("its ", "that ", "those ", "them ", "the same", "as above", "as the 
 
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
-def test_the_doc_of_a_key_needs_no_other_key_before_it(schema):
+def test_doc_of_a_key_does_not_refer_to_another_key(schema):
     for key in schema_keys(schema).values():
         if not key.is_section:
             assert not key.help_text.lower().startswith(PRONOUNS), f"{key.path}: {key.help_text}"
 
 
-def test_the_plan_counts_the_logits_that_are_computed_at_once():
+def test_plan_counts_the_logits_computed_at_once():
     from verl.config.memory import MAX_LOGITS as counted
     from verl.models.token_scores import MAX_LOGITS
 

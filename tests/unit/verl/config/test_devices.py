@@ -1,4 +1,4 @@
-"""A config is checked for a machine that is stated, wherever it is checked."""
+"""``--check --on MACHINE`` checks a config for the stated machine instead of this one."""
 
 import pytest
 
@@ -19,41 +19,41 @@ GPU = "alfworld_qwen2.5_1.5b_8gpu"
         ("2x4xL40S:44.5GB", Machine(2, 4, "L40S", 44.5)),
     ],
 )
-def test_devices_are_read(text, machine):
+def test_machine_descriptions_are_parsed(text, machine):
     assert parse_machine(text) == machine
 
 
 @pytest.mark.parametrize(
     "text", ["", "H100", "0xH100", "8", "8xA100", "8xUnheard", "8xH100:0", "8xH100:1.2.3", "8 H100"]
 )
-def test_what_states_no_devices_is_refused(text):
+def test_malformed_machine_descriptions_are_refused(text):
     with pytest.raises(ConfigError) as caught:
         parse_machine(text)
     assert "; allowed: " in str(caught.value) and "; fix: " in str(caught.value)
 
 
-def run(capsys, *words: str):
-    asked: list[bool] = []
+def run_cli(capsys, *arguments: str):
+    elsewhere_flags: list[bool] = []
 
     def inspect(cfg, elsewhere=False):
-        asked.append(elsewhere)
+        elsewhere_flags.append(elsewhere)
         return cli.Inspection()
 
     def start(cfg):
         raise AssertionError("started")
 
-    status = cli.run(start, argv=list(words), inspect=inspect)
-    return status, asked, *capsys.readouterr()
+    status = cli.run(start, argv=list(arguments), inspect=inspect)
+    return status, elsewhere_flags, *capsys.readouterr()
 
 
-def test_a_config_of_eight_gpus_is_planned_for_them(capsys):
-    status, asked, out, _ = run(capsys, "--config-name", GPU, "--check", "--on", "8xH100")
-    assert status == 0 and asked == [True]
+def test_eight_gpu_config_is_planned_for_the_stated_machine(capsys):
+    status, flags, out, _ = run_cli(capsys, "--config-name", GPU, "--check", "--on", "8xH100")
+    assert status == 0 and flags == [True]
     assert "cuda, 8 training ranks" in out and "1 x 8 x H100 with 79.6 GiB" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "key"),
+    ("arguments", "key"),
     [
         (("--config-name", GPU, "--check", "--on", "4xH100"), "trainer.n_gpus_per_node"),
         (
@@ -67,10 +67,10 @@ def test_a_config_of_eight_gpus_is_planned_for_them(capsys):
         (("--config-name", GPU, "--on", "8xH100"), "--on 8xH100"),
     ],
 )
-def test_what_the_stated_machine_lacks_is_a_problem(words, key, capsys):
-    status, asked, _, err = run(capsys, *words)
-    assert status == 2 and not asked and f"  - {key}" in err
+def test_resources_missing_on_the_stated_machine_are_problems(arguments, key, capsys):
+    status, flags, _, err = run_cli(capsys, *arguments)
+    assert status == 2 and not flags and f"  - {key}" in err
 
 
-def test_without_them_this_machine_is_asked(capsys):
-    assert run(capsys, "--config-name", GPU, "--check")[:2] == (0, [False])
+def test_without_on_this_machine_is_inspected(capsys):
+    assert run_cli(capsys, "--config-name", GPU, "--check")[:2] == (0, [False])

@@ -1,4 +1,4 @@
-"""The plays of a task that an estimator gets: what it declares, and no other list."""
+"""The group size of an estimator follows from its declaration alone."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ from verl.config.load import load_config
 from verl.names import ESTIMATORS, AdvantageEstimator
 from verl.trainer import cli
 
-PLUGGED = """
+USER_MODULE = """
 from verl.algos import register_adv_est
 
 @register_adv_est("{name}"{declared})
@@ -35,11 +35,11 @@ def compare(index):
     return index, index
 
 
-def compare_if_there(response_mask, index=None):
+def compare_if_given(response_mask, index=None):
     return response_mask, index
 
 
-def count(response_mask):
+def ignore_groups(response_mask):
     return response_mask, response_mask
 
 
@@ -49,28 +49,32 @@ def count(response_mask):
         (compare, True, 8),
         (compare, None, 8),
         (compare, False, 1),
-        (compare_if_there, None, 8),
-        (count, True, 8),
-        (count, None, 1),
-        (count, False, 1),
+        (compare_if_given, None, 8),
+        (ignore_groups, True, 8),
+        (ignore_groups, None, 1),
+        (ignore_groups, False, 1),
     ],
 )
-def test_the_group_size_of_an_estimator_of_ones_own(registries, function, declared, expected):
+def test_group_size_of_a_user_provided_estimator(registries, function, declared, expected):
     register_adv_est("of_ones_own", compares_group=declared)(function)
-    word = "algorithm.adv_estimator=of_ones_own"
-    cfg = load_config("ppo_trainer", [word, "actor_rollout_ref.model.external_lib=sys"])
+    override = "algorithm.adv_estimator=of_ones_own"
+    cfg = load_config("ppo_trainer", [override, "actor_rollout_ref.model.external_lib=sys"])
     assert cfg.env.rollout.n == expected
-    alone = problems(word, "env.rollout.n=1", "actor_rollout_ref.model.external_lib=sys")
-    refused = [text for text in alone if text.startswith("env.rollout.n=1")]
+    single_problems = problems(
+        override, "env.rollout.n=1", "actor_rollout_ref.model.external_lib=sys"
+    )
+    refused = [text for text in single_problems if text.startswith("env.rollout.n=1")]
     assert len(refused) == (expected > 1)
     assert all("compares_group=False" in text for text in refused)
 
 
-def test_shipped_estimators_declare_what_their_registration_does():
-    """The one line of ``verl/names.py`` is what the registration says when torch is there."""
+def test_shipped_estimators_declare_what_they_register():
+    """``verl/names.py`` agrees with the registration, which needs torch."""
     code = "import verl.names; print(verl.names.ESTIMATORS)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    shipped = ast.literal_eval(done.stdout)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    shipped = ast.literal_eval(result.stdout)
     assert list(shipped) == list(AdvantageEstimator)
     assert shipped == {name: ADV_ESTIMATORS[name].compares_group for name in shipped}
     for name, compares in shipped.items():
@@ -82,21 +86,23 @@ def test_shipped_estimators_declare_what_their_registration_does():
     ("declared", "reads", "expected"),
     [("", "index, ", 8), (", compares_group=True", "", 8), ("", "", 1)],
 )
-def test_a_module_that_the_command_line_names_decides_the_group_size(
+def test_external_module_decides_the_group_size(
     registries, tmp_path, monkeypatch, declared, reads, expected
 ):
     name = f"plugged_{expected}_{len(declared)}_{len(reads)}"
-    (tmp_path / f"{name}.py").write_text(PLUGGED.format(name=name, declared=declared, reads=reads))
+    (tmp_path / f"{name}.py").write_text(
+        USER_MODULE.format(name=name, declared=declared, reads=reads)
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, name, None)
     del sys.modules[name]
     sizes = []
-    words = [
+    overrides = [
         f"actor_rollout_ref.model.external_lib={name}",
         f"algorithm.adv_estimator={name}",
         "env.env_name=number_line",
         f"actor_rollout_ref.model.path={tmp_path}",
     ]
     monkeypatch.setattr(cli, "find_problems", lambda *_args, **_kwargs: [])
-    cli.run(lambda cfg: sizes.append(cfg.env.rollout.n), argv=words)
+    cli.run(lambda cfg: sizes.append(cfg.env.rollout.n), argv=overrides)
     assert sizes == [expected]

@@ -1,4 +1,4 @@
-"""Memory by arithmetic: the numbers by hand, and what they refuse."""
+"""Memory estimates: numbers computed by hand, and configurations that they refuse."""
 
 import subprocess
 
@@ -29,97 +29,97 @@ ROLLOUT = "actor_rollout_ref.rollout"
 RANKS = 8
 
 
-def config(*words: str):
-    return load_config("alfworld_qwen2.5_1.5b_8gpu", words)
+def config(*overrides: str):
+    return load_config("alfworld_qwen2.5_1.5b_8gpu", overrides)
 
 
-def test_an_update_holds_shards_one_layer_activations_and_logits():
-    shards = (16 + 4) * P / RANKS  # trained, and the reference
+def test_update_holds_shards_one_layer_activations_and_logits():
+    shards = (16 + 4) * P / RANKS  # trained weights, and the reference
     gathered = 2 * P / 28 * 2
     activations = 16384 * 28 * 3584 * 2
     logits = 2 * 4 * (1 << 27)
     assert update_bytes(config(), LARGE) == shards + gathered + activations + logits
-    kept = update_bytes(
+    without_checkpointing = update_bytes(
         config("actor_rollout_ref.model.enable_gradient_checkpointing=false"), LARGE
     )
-    assert kept == shards + gathered + 16 * activations + logits
+    assert without_checkpointing == shards + gathered + 16 * activations + logits
     assert update_bytes(config(), PolicySize()) is None
 
 
-def test_ranks_that_compute_a_row_together_hold_a_part_of_it():
+def test_sequence_parallel_ranks_hold_a_part_of_a_row():
     key = "actor_rollout_ref.actor"
     rows = (f"{key}.use_dynamic_bsz=false", f"{key}.ppo_micro_batch_size_per_gpu=2")
-    alone = config(*rows)
+    single = config(*rows)
     together = config(*rows, f"{key}.ulysses_sequence_parallel_size=4")
-    row = alone.data.max_prompt_length + alone.data.max_response_length
-    assert micro_batch_tokens(alone) == 2 * row
+    row = single.data.max_prompt_length + single.data.max_response_length
+    assert micro_batch_tokens(single) == 2 * row
     assert micro_batch_tokens(together) == -(-2 * row // 4)
-    # By tokens, a micro-batch holds as many more as there are ranks to compute it.
+    # The token budget is per rank, so it does not depend on the number of joint ranks.
     assert micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
 
 
-def test_joint_ranks_are_of_one_node_and_compile_nothing():
-    for where in ("actor_rollout_ref.actor", "critic"):
-        key = f"{where}.ulysses_sequence_parallel_size"
-        (found,) = find_problems(config(f"{key}=3", "trainer.device=cpu"))
-        assert found.startswith(key) and "8" in found and f"{key}=1" in found
+def test_sequence_parallel_ranks_share_a_node_and_do_not_compile():
+    for section in ("actor_rollout_ref.actor", "critic"):
+        key = f"{section}.ulysses_sequence_parallel_size"
+        (problem,) = find_problems(config(f"{key}=3", "trainer.device=cpu"))
+        assert problem.startswith(key) and "8" in problem and f"{key}=1" in problem
         assert find_problems(config(f"{key}=2", "trainer.device=cpu")) == []
-    words = ["ulysses_sequence_parallel_size=2", "use_torch_compile=true"]
-    both = [f"actor_rollout_ref.actor.{word}" for word in words]
-    (found,) = find_problems(config(*both, "trainer.device=cpu"))
-    assert found.startswith("actor_rollout_ref.actor.use_torch_compile") and "fix: " in found
+    overrides = ["ulysses_sequence_parallel_size=2", "use_torch_compile=true"]
+    both = [f"actor_rollout_ref.actor.{override}" for override in overrides]
+    (problem,) = find_problems(config(*both, "trainer.device=cpu"))
+    assert problem.startswith("actor_rollout_ref.actor.use_torch_compile") and "fix: " in problem
 
 
-def test_an_engine_plays_beside_weights_and_moments():
-    held = (12 + 4) * P / RANKS
-    assert rollout_bytes(config(), LARGE, 80 * GIB) == held + 0.5 * 80 * GIB
+def test_engine_generates_next_to_weights_and_moments():
+    state_bytes = (12 + 4) * P / RANKS
+    assert rollout_bytes(config(), LARGE, 80 * GIB) == state_bytes + 0.5 * 80 * GIB
     moved = config(f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
     assert rollout_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
 
-def test_a_node_holds_one_copy_of_the_model_while_it_loads():
+def test_node_holds_one_copy_of_the_model_while_loading():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
-    for words in ((), one):
-        assert gpu_node_bytes(config(*words, "trainer.save_freq=0"), LARGE) == 4 * P
+    for overrides in ((), one):
+        assert gpu_node_bytes(config(*overrides, "trainer.save_freq=0"), LARGE) == 4 * P
 
 
-def test_weights_on_their_way_through_the_store_are_in_host_memory_twice_and_gathered():
+def test_weights_in_the_store_are_counted_twice_plus_gathered():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=0")
     through_store = config(*one, f"{ROLLOUT}.weight_transfer=store")
     assert gpu_node_bytes(through_store, LARGE) == (4 + 2 * 2) * P
 
 
-def test_a_save_copies_weights_and_moments_into_host_memory():
-    ways = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.weight_transfer=store")
-    one = (*ways, "trainer.save_freq=25")
+def test_save_copies_weights_and_moments_to_host_memory():
+    node = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.weight_transfer=store")
+    one = (*node, "trainer.save_freq=25")
     at_once = (*one, "trainer.async_save=false")
-    handing_over = (4 + 2 * 2) * P
+    weight_sync = (4 + 2 * 2) * P
     assert gpu_node_bytes(config(*at_once), LARGE) == (4 + 8) * P
-    assert gpu_node_bytes(config(*one), LARGE) == handing_over + (4 + 8) * P
+    assert gpu_node_bytes(config(*one), LARGE) == weight_sync + (4 + 8) * P
     weights = "actor_rollout_ref.actor.checkpoint.contents=[model]"
-    assert gpu_node_bytes(config(*one, weights), LARGE) == handing_over + 4 * P
+    assert gpu_node_bytes(config(*one, weights), LARGE) == weight_sync + 4 * P
     adapters = "actor_rollout_ref.model.lora_rank=32"
-    assert gpu_node_bytes(config(*one, adapters), LARGE) == handing_over + 4 * P
+    assert gpu_node_bytes(config(*one, adapters), LARGE) == weight_sync + 4 * P
     with_critic = ("algorithm.adv_estimator=gae", adapters)
     assert gpu_node_bytes(config(*at_once, *with_critic), LARGE) == (4 + 4 + 8) * P
-    without = config(*ways, "trainer.save_freq=0")
+    without = config(*node, "trainer.save_freq=0")
     assert cpu_node_bytes(config(*one), LARGE) - cpu_node_bytes(without, LARGE) == (4 + 8) * P
 
 
-def test_the_object_store_holds_the_weights_as_engines_take_them():
+def test_object_store_holds_weights_in_the_engine_dtype():
     assert estimate_store_gb(config(), LARGE) == 1.0 + 2 * 7.62
     assert estimate_store_gb(config(f"{ROLLOUT}.dtype=float32"), LARGE) == 1.0 + 4 * 7.62
     assert estimate_store_gb(config(), PolicySize()) == 1.0
 
 
-def test_what_fits_is_let_through():
+def test_fitting_configurations_have_no_problem():
     for size in (SMALL, LARGE):
         assert list(memory_problems(config(), size, 80.0, 1000.0)) == []
     assert list(memory_problems(config(), LARGE, None, None)) == []
 
 
 @pytest.mark.parametrize(
-    ("words", "device", "host", "what"),
+    ("overrides", "device", "host", "expected_text"),
     [
         ([], 24.0, None, "24.0"),
         ([f"{ROLLOUT}.kv_cache_gb=60"], 80.0, None, "while its engine generates"),
@@ -132,7 +132,7 @@ def test_what_fits_is_let_through():
         ([], 80.0, 64.0, "85.2 GiB"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_the_plan(words, device, host, what):
+def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
     facts = Facts(
         device="cuda",
         memory_gb=host,
@@ -142,19 +142,19 @@ def test_what_does_not_fit_is_refused_by_the_plan(words, device, host, what):
         layers=LARGE.layers,
         hidden=LARGE.hidden,
     )
-    problems = make_plan(config(*words), facts).resource_problems()
-    assert any(what in problem and "fix: " in problem for problem in problems), problems
+    problems = make_plan(config(*overrides), facts).resource_problems()
+    assert any(expected_text in problem and "fix: " in problem for problem in problems), problems
 
 
-def test_a_cluster_is_not_judged_by_the_memory_of_the_driver():
+def test_joined_cluster_is_not_limited_by_the_driver_memory():
     facts = Facts(device="cuda", memory_gb=16.0, parameters=LARGE.parameters)
     assert make_plan(config(), facts).resource_problems() != []
     assert make_plan(config("ray_init.address='head:1'"), facts).resource_problems() == []
 
 
-def test_the_smallest_gpu_of_a_machine_counts(monkeypatch):
-    def run(words, **_):
-        return subprocess.CompletedProcess(words, 0, "81559\n24576\n")
+def test_smallest_gpu_of_the_machine_counts(monkeypatch):
+    def run(overrides, **_):
+        return subprocess.CompletedProcess(overrides, 0, "81559\n24576\n")
 
     monkeypatch.setattr(plan_module.subprocess, "run", run)
     assert gather_facts(config()).device_memory_gb == 24.0
@@ -167,44 +167,49 @@ def test_the_smallest_gpu_of_a_machine_counts(monkeypatch):
     assert gather_facts(config()).device_memory_gb is None
 
 
-def test_flex_attention_is_refused_where_there_is_no_gpu(monkeypatch):
+def test_flex_attention_is_refused_without_gpu(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     keys = [f"{part}.model.attn_implementation" for part in ("actor_rollout_ref", "critic")]
     for key in keys:
-        (found,) = [text for text in find_problems(config(f"{key}=flex", "trainer.device=cpu"))]
-        assert found.startswith(key) and "CPU" in found and f"{key}=sdpa" in found
-    for words in (["trainer.device=cuda"], ["trainer.device=auto", "ray_init.address='head:1'"]):
-        problems = find_problems(config(*(f"{key}=flex" for key in keys), *words))
+        (problem,) = [text for text in find_problems(config(f"{key}=flex", "trainer.device=cpu"))]
+        assert problem.startswith(key) and "CPU" in problem and f"{key}=sdpa" in problem
+    for overrides in (
+        ["trainer.device=cuda"],
+        ["trainer.device=auto", "ray_init.address='head:1'"],
+    ):
+        problems = find_problems(config(*(f"{key}=flex" for key in keys), *overrides))
         assert not any("attn_implementation" in text for text in problems)
 
 
-def test_a_cache_of_a_given_size_stands_beside_the_weights_of_the_engine():
-    held = (12 + 4) * P / RANKS
+def test_cache_of_given_size_adds_to_the_engine_weights():
+    state_bytes = (12 + 4) * P / RANKS
     fixed = config(f"{ROLLOUT}.kv_cache_gb=10")
-    assert rollout_bytes(fixed, LARGE, 80 * GIB) == held + 2 * P + 10 * GIB
-    spread = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
-    assert rollout_bytes(spread, LARGE, 80 * GIB) == held + 2 * P / 4 + 10 * GIB
+    assert rollout_bytes(fixed, LARGE, 80 * GIB) == state_bytes + 2 * P + 10 * GIB
+    parallel = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
+    assert rollout_bytes(parallel, LARGE, 80 * GIB) == state_bytes + 2 * P / 4 + 10 * GIB
     assert not [text for text in memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
 
 
-def test_a_cache_on_cpu_has_a_size_where_none_is_given():
-    words = ("trainer.device=cpu", f"{ROLLOUT}.num_workers=1")
-    unset = cpu_node_bytes(config(*words), LARGE)
-    assert cpu_node_bytes(config(*words, f"{ROLLOUT}.kv_cache_gb=1.0"), LARGE) == unset
-    assert cpu_node_bytes(config(*words, f"{ROLLOUT}.kv_cache_gb=3.0"), LARGE) == unset + 2 * GIB
+def test_cpu_cache_has_a_default_size():
+    overrides = ("trainer.device=cpu", f"{ROLLOUT}.num_workers=1")
+    unset = cpu_node_bytes(config(*overrides), LARGE)
+    assert cpu_node_bytes(config(*overrides, f"{ROLLOUT}.kv_cache_gb=1.0"), LARGE) == unset
+    assert (
+        cpu_node_bytes(config(*overrides, f"{ROLLOUT}.kv_cache_gb=3.0"), LARGE) == unset + 2 * GIB
+    )
 
 
 # ---------------------------------------------------------------- engines on several devices
 
 
-def refusals(*words: str) -> list[str]:
+def engine_problems(*overrides: str) -> list[str]:
     keys = ("tensor_model_parallel_size", "num_workers", "weight_transfer", "rollout.n_gpus")
-    return [text for text in find_problems(config(*words)) if any(key in text for key in keys)]
+    return [text for text in find_problems(config(*overrides)) if any(key in text for key in keys)]
 
 
-def test_engines_take_several_devices_of_a_node_each():
+def test_engines_use_several_devices_of_a_node():
     key = f"{ROLLOUT}.tensor_model_parallel_size"
-    assert refusals(f"{key}=4") == []
+    assert engine_problems(f"{key}=4") == []
     assert engine_count(config(f"{key}=4"), "cuda") == 2
     assert engine_count(config(f"{key}=4", "trainer.nnodes=2"), "cuda") == 4
     plan = make_plan(config(f"{key}=4"), Facts(device="cuda", parameters=P)).format_text()
@@ -212,7 +217,7 @@ def test_engines_take_several_devices_of_a_node_each():
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "why"),
+    ("overrides", "key", "why"),
     [
         (["tensor_model_parallel_size=3"], "tensor_model_parallel_size=3", "8 devices"),
         (["tensor_model_parallel_size=2", "name=hf"], "tensor_model", "hf"),
@@ -234,39 +239,39 @@ def test_engines_take_several_devices_of_a_node_each():
         (["n_gpus_per_node=2"], "n_gpus_per_node=2", "GPUs"),
     ],
 )
-def test_engines_that_cannot_be_are_refused(words, key, why):
-    (found,) = refusals(*(f"{ROLLOUT}.{word}" for word in words))
-    assert found.startswith(f"{ROLLOUT}.{key}") and why in found and "; fix: " in found
+def test_impossible_engine_settings_are_refused(overrides, key, why):
+    (problem,) = engine_problems(*(f"{ROLLOUT}.{override}" for override in overrides))
+    assert problem.startswith(f"{ROLLOUT}.{key}") and why in problem and "; fix: " in problem
 
 
-def test_devices_of_a_cluster_that_is_joined_are_counted_where_there_may_be_a_gpu(monkeypatch):
+def test_devices_of_a_joined_cluster_count_unless_device_is_cpu(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    odd = f"{ROLLOUT}.tensor_model_parallel_size=3"
-    assert refusals(odd, "trainer.device=cpu") == []
-    assert refusals(odd, "trainer.device=auto", "ray_init.address='head:1'") != []
+    three_devices = f"{ROLLOUT}.tensor_model_parallel_size=3"
+    assert engine_problems(three_devices, "trainer.device=cpu") == []
+    assert engine_problems(three_devices, "trainer.device=auto", "ray_init.address='head:1'") != []
 
 
-@pytest.mark.parametrize("way", ["ipc", "nccl"])
-def test_nothing_goes_from_gpu_to_gpu_without_any(way):
-    (found,) = refusals("trainer.device=cpu", f"{ROLLOUT}.weight_transfer={way}")
-    assert "trainer.device" in found
+@pytest.mark.parametrize("transfer", ["ipc", "nccl"])
+def test_gpu_weight_transfer_is_refused_without_gpu(transfer):
+    (problem,) = engine_problems("trainer.device=cpu", f"{ROLLOUT}.weight_transfer={transfer}")
+    assert "trainer.device" in problem
 
 
-def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_the_others():
-    own = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
-    cfg = config(*own)
-    assert refusals(*own) == []
+def test_engines_with_separate_gpus_are_counted_there():
+    separate = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
+    cfg = config(*separate)
+    assert engine_problems(*separate) == []
     assert engine_count(cfg, "cuda") == 8 and max_engines_per_node(cfg, "cuda") == 4
-    assert engine_count(config(*own, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
+    assert engine_count(config(*separate, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
     assert engine_count(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
     assert engine_count(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
     assert resolve_weight_transfer(cfg, "cuda") == "nccl"
-    said = make_plan(cfg, Facts(device="cuda", parameters=P)).format_text()
-    assert "(8 GPUs only for engines)" in said and "by NCCL" in said
-    assert "trainer.rollout_overlap=one_step" in said, "else one half waits for the other"
-    # On theirs they are alone; an update is alone on the others, whatever overlaps.
+    text = make_plan(cfg, Facts(device="cuda", parameters=P)).format_text()
+    assert "(8 GPUs only for engines)" in text and "by NCCL" in text
+    assert "trainer.rollout_overlap=one_step" in text, "else one half waits for the other"
+    # The engines have these GPUs to themselves, and so does the update, with or without overlap.
     assert rollout_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
-    overlapped = (*own, "trainer.rollout_overlap=one_step")
+    overlapped = (*separate, "trainer.rollout_overlap=one_step")
     large = f"{ROLLOUT}.kv_cache_gb=30"
     assert list(memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
     assert (
@@ -275,12 +280,14 @@ def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_th
     )
     shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
-    (too_large,) = memory_problems(config(*own, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None)
+    (too_large,) = memory_problems(
+        config(*separate, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None
+    )
     assert "while its engine generates" in too_large and "offload" not in too_large
 
 
 @pytest.mark.parametrize(
-    ("words", "allowed"),
+    ("overrides", "allowed"),
     [
         (["weight_transfer=nccl"], "auto, ipc, store"),
         (["weight_transfer=nccl", "tensor_model_parallel_size=2"], "auto, ipc"),
@@ -288,32 +295,36 @@ def test_engines_with_gpus_of_their_own_are_counted_there_and_take_nothing_of_th
         (["weight_transfer=ipc", "name=hf"], "auto, store"),
     ],
 )
-def test_a_way_that_cannot_be_comes_with_those_that_can(words, allowed):
-    (found,) = refusals(*(f"{ROLLOUT}.{word}" for word in words))
-    assert f"; allowed: {allowed}; " in found
+def test_refused_weight_transfer_lists_the_possible_ones(overrides, allowed):
+    (problem,) = engine_problems(*(f"{ROLLOUT}.{override}" for override in overrides))
+    assert f"; allowed: {allowed}; " in problem
 
 
 @pytest.mark.parametrize(("heads", "kv", "fits"), [(28, 4, True), (28, 3, False), (30, 2, False)])
-def test_heads_that_do_not_divide_evenly_are_refused(heads, kv, fits):
+def test_attention_heads_that_do_not_divide_are_refused(heads, kv, fits):
     size = PolicySize(heads=heads, kv_heads=kv)
-    found = list(memory_problems(config(f"{ROLLOUT}.tensor_model_parallel_size=4"), size, 80.0, 1))
-    assert bool(found) is not fits
-    assert all(str(heads) in text and str(kv) in text and "; fix: " in text for text in found)
+    head_problems = list(
+        memory_problems(config(f"{ROLLOUT}.tensor_model_parallel_size=4"), size, 80.0, 1)
+    )
+    assert bool(head_problems) is not fits
+    assert all(
+        str(heads) in text and str(kv) in text and "; fix: " in text for text in head_problems
+    )
     assert list(memory_problems(config(), size, 80.0, 1)) == []
 
 
-def test_the_way_of_the_weights_follows_from_device_and_engine():
-    ways = {
+def test_weight_transfer_follows_from_device_and_engine():
+    transfers = {
         ("cuda", "vllm"): "ipc",
         ("cuda", "hf"): "store",
         ("cpu", "vllm"): "store",
         ("cuda", "my_lab:Engine"): "store",
     }
-    for (device, name), way in ways.items():
+    for (device, name), transfer in transfers.items():
         cfg = config(f"{ROLLOUT}.name={name}")
-        assert resolve_weight_transfer(cfg, device) == way, (device, name)
-        said = make_plan(cfg, Facts(device=device)).format_text()
-        assert ("by CUDA IPC" in said) == (way == "ipc")
-        assert ("through the object store" in said) == (way == "store" and device == "cuda")
+        assert resolve_weight_transfer(cfg, device) == transfer, (device, name)
+        text = make_plan(cfg, Facts(device=device)).format_text()
+        assert ("by CUDA IPC" in text) == (transfer == "ipc")
+        assert ("through the object store" in text) == (transfer == "store" and device == "cuda")
     forced = config(f"{ROLLOUT}.weight_transfer=store")
     assert resolve_weight_transfer(forced, "cuda") == "store"

@@ -1,4 +1,4 @@
-"""A model that cannot be had is refused with a fix that leads to that model, not to another one."""
+"""A missing model is refused with a fix that obtains this model and no other."""
 
 import pytest
 
@@ -15,7 +15,7 @@ MAKE = "cold_start.enable=true"
 @pytest.mark.parametrize(
     "name", ["Qwen/Qwen2.5-1.5B-Instruct", "gpt2", "org/judge@main", "smollm2/x"]
 )
-def test_no_policy_is_made_in_the_place_of_a_hub_model(config, key, name):
+def test_fix_for_a_hub_model_is_a_download_and_no_cold_start(config, key, name):
     fix = fix_for_missing(load_config(config, [f"{key}={name}"]), key)
     assert MAKE not in fix and "HF_HUB_OFFLINE=0" in fix
     assert f"hf download {name.split('@')[0]}" in fix and f"./{name}" in fix
@@ -26,16 +26,16 @@ def test_no_policy_is_made_in_the_place_of_a_hub_model(config, key, name):
     [
         ("quickstart", PATH, True),
         ("number_line", PATH, True),
-        # It has no recipe: what quickstart_sft makes plays another environment.
+        # No recipe of its own: quickstart_sft makes a policy for another environment.
         ("ppo_trainer", PATH, False),
         ("smollm2_alfworld", PATH, False),
         ("quickstart", "critic.model.path", False),
         ("quickstart", "reward_model.model.path", False),
     ],
 )
-def test_a_cold_start_is_offered_by_a_config_that_has_one(config, key, offered):
-    words = [f"{key}=data/models/missing"]
-    assert (MAKE in fix_for_missing(load_config(config, words), key)) == offered
+def test_cold_start_is_offered_only_by_a_config_with_a_recipe(config, key, offered):
+    overrides = [f"{key}=data/models/missing"]
+    assert (MAKE in fix_for_missing(load_config(config, overrides), key)) == offered
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_a_cold_start_is_offered_by_a_config_that_has_one(config, key, offered):
         ("{}/mine", False),
     ],
 )
-def test_a_cold_start_writes_no_directory_that_is_called_as_a_hub_model(path, refused, tmp_path):
+def test_cold_start_refuses_a_path_that_looks_like_a_hub_name(path, refused, tmp_path):
     for config in ("ppo_trainer", "quickstart"):
-        words = [f"{PATH}={path.format(tmp_path)}", "cold_start.enable=true"]
-        found = find_problems(load_config(config, words))
-        assert [problem.partition("=")[0] for problem in found] == ([PATH] if refused else [])
+        overrides = [f"{PATH}={path.format(tmp_path)}", "cold_start.enable=true"]
+        problems = find_problems(load_config(config, overrides))
+        assert [problem.partition("=")[0] for problem in problems] == ([PATH] if refused else [])

@@ -1,10 +1,10 @@
-"""Nothing that a run's stored configuration names is executed without being asked for."""
+"""No code that a stored run configuration names is executed without consent."""
 
 from typing import Any
 
 import pytest
 
-import verl.trainer.launch.extensions  # noqa: F401  (plugs the sections of environments in)
+import verl.trainer.launch.extensions  # noqa: F401  (registers the sections of environments)
 from tests.helpers.refusals import mentions
 from verl.config.plugins import schema_keys
 from verl.config.run_code import code_keys, refuse_stored_code
@@ -60,7 +60,7 @@ REFERENCES = {
 
 
 @pytest.mark.parametrize("path", REFERENCES)
-def test_a_reference_that_can_stand_for_code_is_code(path):
+def test_reference_that_can_resolve_to_code_counts_as_code(path):
     assert code_keys(nested(path, REFERENCES[path])) == [path]
 
 
@@ -73,42 +73,44 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-@pytest.mark.parametrize("beside", ["env.json", "metrics.jsonl", "rollouts", "checkpoints"])
-def test_the_config_of_a_run_names_no_code_to_execute(tmp_path, kind, beside):
+@pytest.mark.parametrize("run_file", ["env.json", "metrics.jsonl", "rollouts", "checkpoints"])
+def test_config_of_a_run_may_not_name_code(tmp_path, kind, run_file):
     schema, text = COMMANDS[kind]
     (tmp_path / "config.yaml").write_text(f"{text}\n")
     (tmp_path / "below.yaml").write_text("path: evil.py\n")
-    (tmp_path / beside).touch()
-    words = ["-cp", str(tmp_path), "-cn", "config"]
+    (tmp_path / run_file).touch()
+    arguments = ["-cp", str(tmp_path), "-cn", "config"]
     with pytest.raises(ConfigError, check=mentions("trust_run_code=true")):
-        parse(words, schema=schema)
+        parse(arguments, schema=schema)
     if kind not in ("dotted", "joined"):
         for trust in ("trust_run_code=true", "--trust-run-code"):
-            assert parse([*words, trust], schema=schema).configs
+            assert parse([*arguments, trust], schema=schema).configs
 
 
-def test_a_config_of_the_user_may_name_code(tmp_path):
+def test_config_of_the_user_may_name_code(tmp_path):
     (tmp_path / "config.yaml").write_text("custom_reward_function: {path: mine.py}\n")
     assert parse(["-cp", str(tmp_path), "-cn", "config"]).configs
 
 
 @pytest.mark.parametrize("main", [main_ppo.main, main_eval.main, main_audit.main])
-def test_every_command_asks_before_it_executes_code(tmp_path, capsys, main):
+def test_every_command_refuses_code_without_consent(tmp_path, capsys, main):
     (tmp_path / "config.yaml").write_text("custom_reward_function: {path: evil.py}\n")
     if main is not main_audit.main:
         (tmp_path / "env.json").touch()
     (tmp_path / "evil.py").write_text("raise SystemExit('executed')\n")
-    named = [str(tmp_path)] if main is main_audit.main else ["-cp", str(tmp_path), "-cn", "config"]
-    assert main([*named, "--check"]) == 2
+    arguments = (
+        [str(tmp_path)] if main is main_audit.main else ["-cp", str(tmp_path), "-cn", "config"]
+    )
+    assert main([*arguments, "--check"]) == 2
     assert "custom_reward_function.path" in capsys.readouterr().err
 
 
-def test_defaults_and_names_are_no_code():
+def test_defaults_and_plain_names_are_no_code():
     assert code_keys(PPOConfig().model_dump(mode="json")) == []
     assert code_keys(nested("env.env_name", "reasoning_gym/chain_sum")) == []
 
 
-def test_keys_that_sound_like_code_are_marked():
+def test_keys_that_name_code_are_marked():
     names = ("trust_remote_code", "external_lib", "functions", "mcp_servers", "runtime_env")
     keys = schema_keys(PPOConfig).values()
     unmarked = [key.path for key in keys if key.name in names and not key.code_mark]

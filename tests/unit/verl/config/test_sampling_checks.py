@@ -1,4 +1,5 @@
-"""Validation whose plays cannot differ is refused; sampling keys without effect are named."""
+"""Validation with several identical trajectories is refused, and sampling keys without effect are
+named."""
 
 import pytest
 
@@ -9,16 +10,16 @@ from verl.config.validate import find_problems
 VAL = "actor_rollout_ref.rollout.val_kwargs"
 
 
-def config(*words: str):
-    return load_config("ppo_trainer", [f"{VAL}.{word}" for word in words])
+def config(*overrides: str):
+    return load_config("ppo_trainer", [f"{VAL}.{override}" for override in overrides])
 
 
-def repeated(cfg) -> list[str]:
-    return [found for found in find_problems(cfg, check_files=False) if found.startswith(VAL)]
+def val_kwargs_problems(cfg) -> list[str]:
+    return [problem for problem in find_problems(cfg, check_files=False) if problem.startswith(VAL)]
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ("n=4",),
         ("n=2", "temperature=0.7"),
@@ -28,20 +29,20 @@ def repeated(cfg) -> list[str]:
         ("n=2", "do_sample=true", "temperature=1", "top_k=1"),
     ],
 )
-def test_several_greedy_plays_of_a_task_are_refused(words):
-    (problem,) = repeated(config(*words))
-    assert problem.startswith(f"{VAL}.{words[0]}") and f"{VAL}.do_sample=true" in problem
+def test_several_greedy_trajectories_of_a_task_are_refused(overrides):
+    (problem,) = val_kwargs_problems(config(*overrides))
+    assert problem.startswith(f"{VAL}.{overrides[0]}") and f"{VAL}.do_sample=true" in problem
 
 
 @pytest.mark.parametrize(
-    "words", [("n=1",), ("n=4", "do_sample=true", "temperature=0.7"), ("do_sample=true",)]
+    "overrides", [("n=1",), ("n=4", "do_sample=true", "temperature=0.7"), ("do_sample=true",)]
 )
-def test_plays_that_differ_and_single_ones_are_not(words):
-    assert repeated(config(*words)) == []
+def test_sampled_or_single_trajectories_are_accepted(overrides):
+    assert val_kwargs_problems(config(*overrides)) == []
 
 
 @pytest.mark.parametrize(
-    "words, named",
+    "overrides, expected",
     [
         ((), []),
         (("temperature=0.7",), ["temperature=0.7"]),
@@ -51,6 +52,6 @@ def test_plays_that_differ_and_single_ones_are_not(words):
         (("do_sample=true", "temperature=0.7", "top_k=1"), ["temperature=0.7"]),
     ],
 )
-def test_keys_that_change_nothing_are_named(words, named):
-    said = [note for note in iterate_plan_notes(config(*words)) if "has no effect" in note]
-    assert [note.split()[0] for note in said] == [f"{VAL}.{name}" for name in named]
+def test_keys_that_change_nothing_are_expected(overrides, expected):
+    notes = [note for note in iterate_plan_notes(config(*overrides)) if "has no effect" in note]
+    assert [note.split()[0] for note in notes] == [f"{VAL}.{name}" for name in expected]

@@ -1,4 +1,4 @@
-"""Secrets are masked; settings that only sound alike are not."""
+"""Secrets are masked, and settings with similar names are not."""
 
 import pytest
 
@@ -32,7 +32,7 @@ from verl.config.settings.secret_values import (
         "private_key",
     ],
 )
-def test_secret_names(name):
+def test_secret_names_are_recognised(name):
     assert is_secret_name(name)
 
 
@@ -55,12 +55,12 @@ def test_secret_names(name):
         "keyboard",
     ],
 )
-def test_other_names(name):
+def test_other_names_are_not_secret(name):
     assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize(
-    "value, shown",
+    "value, masked",
     [
         (
             {"env_vars": {"A": "x", "B": "${oc.env:B}"}},
@@ -73,18 +73,22 @@ def test_other_names(name):
         ({"prompt_key": "prompt", "max_tokens": 4}, {"prompt_key": "prompt", "max_tokens": 4}),
     ],
 )
-def test_values(value, shown):
-    assert mask_secrets(value) == shown
+def test_secret_values_are_masked(value, masked):
+    assert mask_secrets(value) == masked
 
 
-def test_command_lines():
-    words = ["ray_init.runtime_env={env_vars:{A:x}}", "env.kwargs={api_key: x, size: 3}", "a.b=c"]
-    shown = ["ray_init.runtime_env=***", "env.kwargs={api_key: ***, size: 3}", "a.b=c"]
-    assert mask_arguments(words) == shown
+def test_command_lines_are_masked():
+    arguments = [
+        "ray_init.runtime_env={env_vars:{A:x}}",
+        "env.kwargs={api_key: x, size: 3}",
+        "a.b=c",
+    ]
+    masked = ["ray_init.runtime_env=***", "env.kwargs={api_key: ***, size: 3}", "a.b=c"]
+    assert mask_arguments(arguments) == masked
     assert mask_text("HF_TOKEN=abc data.prompt_key=q") == "HF_TOKEN=*** data.prompt_key=q"
 
 
-def test_values_of_secrets_are_masked_wherever_they_stand(monkeypatch):
+def test_registered_secrets_are_masked_in_any_text(monkeypatch):
     monkeypatch.setattr(secret_values, "_hidden", set())
     values = {"HF_TOKEN": "hf_abcdefgh", "API_KEY": "short", "HF_TOKEN_PATH": "/home/me/token"}
     register_secrets({"env": [{"env": values}], "pad_token": "<|endoftext|>", "n": 3})

@@ -1,4 +1,4 @@
-"""Sections as typed values: what is accepted, what is refused, in which words, and what is kept."""
+"""Typed sections: accepted values, refused values with their messages, and partial reading."""
 
 import pickle
 from typing import Annotated, Literal
@@ -54,17 +54,17 @@ class Shore(Section):
     """boats; null: none"""
 
 
-def lake(section):
+def read_lake(section):
     return read_section_or_raise(Lake, section, "env.lake")
 
 
-def test_values_are_taken_and_none_keeps_the_default():
+def test_valid_values_are_read_and_none_keeps_the_default():
     section = {"size": 5, "share": 1, "icy": True, "mode": None, "room": [5, 8], "url": "http://x"}
     expected = Lake(size=5, share=1.0, icy=True, mode="text", room=(5, 8), url="http://x")
-    assert lake(section) == expected
-    assert lake(None) == Lake()
+    assert read_lake(section) == expected
+    assert read_lake(None) == Lake()
     shared = {"max_steps": 9, "seed": 1, "placement": "thread"}
-    assert lake(shared) == Lake(max_steps=9, seed=1, placement="thread")
+    assert read_lake(shared) == Lake(max_steps=9, seed=1, placement="thread")
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_values_are_taken_and_none_keeps_the_default():
         ({"placement": "moon"}, "env.lake.placement='moon'.*inline"),
     ],
 )
-def test_what_cannot_be_is_named(section, message):
+def test_invalid_value_is_named(section, message):
     with pytest.raises(ConfigError, match=message):
-        lake(section)
+        read_lake(section)
 
 
-def test_every_mistake_is_named_and_what_is_sound_is_kept():
+def test_every_problem_is_named_and_valid_values_are_kept():
     reading = read_section(
         Shore, {"lake": {"size": 2, "sise": 1, "share": 0.25}, "names": 3, "boats": 2}
     )
@@ -111,7 +111,7 @@ def test_every_mistake_is_named_and_what_is_sound_is_kept():
             refused()
 
 
-def test_a_value_where_a_section_belongs_is_named():
+def test_value_in_place_of_a_section_is_named():
     reading = read_section(Shore, {"lake": "deep"}, "shore")
     assert reading.problems["shore.lake"].endswith("set its keys: shore.lake.KEY=...")
 
@@ -130,18 +130,18 @@ class Pair(Section):
             raise Refusal("low", "above high", f"at most {self.high}", "lower it")
 
 
-def test_a_section_that_contradicts_itself_says_which_key():
+def test_section_that_contradicts_itself_names_the_key():
     with pytest.raises(ConfigError, check=mentions("pair.low=5", 2)):
         read_section_or_raise(Pair, {"low": 5}, "pair")
 
 
-def test_defaults_of_one_instance_are_not_those_of_another():
+def test_defaults_are_not_shared_between_instances():
     first = Shore()
     first.names.append("b")
     assert Shore().names == ["a"] and Shore().lake.size == 5
 
 
-def test_keys_know_what_help_shows():
+def test_keys_carry_the_texts_of_help():
     keys = keys_of(Shore, "shore.")
     assert (
         keys["shore.lake"].is_section
@@ -153,40 +153,45 @@ def test_keys_know_what_help_shows():
     assert keys["shore.boats"].describe_allowed() == "int | None >= 1"
 
 
-def test_text_of_files_is_translated_where_another_type_is_wanted():
-    written = {"names": "b", "boats": "3", "lake": {"icy": "yes", "url": False, "room": [5, 5]}}
-    shore = read_section_or_raise(Shore, from_text(written, Shore))
+def test_texts_from_files_are_converted_to_the_type_of_the_key():
+    texts = {"names": "b", "boats": "3", "lake": {"icy": "yes", "url": False, "room": [5, 5]}}
+    shore = read_section_or_raise(Shore, from_text(texts, Shore))
     assert shore.names == ["b"] and shore.boats == 3
     assert shore.lake == Lake(icy=True, room=(5, 5))
 
 
-def test_settings_of_environments_are_values():
+def test_environment_settings_are_hashable_values():
     settings = Lake(size=5, level_prompts={2: "look"})
     same = Lake(size=5, level_prompts={2: "look"})
     assert settings == same and hash(settings) == hash(same)
     assert pickle.loads(pickle.dumps(settings)) == settings
-    assert lake(settings.model_dump(mode="json")) == settings
+    assert read_lake(settings.model_dump(mode="json")) == settings
     with pytest.raises(ValueError, match="frozen"):
         settings.size = 6
 
 
 @pytest.mark.parametrize("written", ["inf", "-inf", "nan", "1e400", " Infinity "])
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig, GenerationConfig])
-def test_no_key_takes_a_number_that_is_not_finite(schema, written):
-    """Every key of the schema that holds numbers, alone, in a list or by name."""
-    places = {"float": written, "list[float]": [written], "dict[str, float]": {"a": written}}
+def test_no_key_accepts_a_non_finite_number(schema, written):
+    """Check every numeric key of the schema: a number, a list of numbers, or numbers by name."""
+    values_by_type = {
+        "float": written,
+        "list[float]": [written],
+        "dict[str, float]": {"a": written},
+    }
     keys = [key for key in keys_of(schema).values() if not key.is_section]
     tried = 0
     for key in keys:
         kind = next(
-            (k for k in places if key.value_type.type_name.removesuffix(" | None") == k), None
+            (k for k in values_by_type if key.value_type.type_name.removesuffix(" | None") == k),
+            None,
         )
         if kind is None or key.unused_mark:
             continue
         value = float(written)
-        for given in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
+        for candidate in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
             *parents, name = key.path.split(".")
-            values = {name: given}
+            values = {name: candidate}
             for parent in reversed(parents):
                 values = {parent: values}
             assert list(read_section(schema, from_text(values, schema)).problems) == [key.path]

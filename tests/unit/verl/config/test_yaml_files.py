@@ -1,4 +1,4 @@
-"""Files of a config that no reader gets through, or in which keys stand in the wrong place."""
+"""Config files that cannot be parsed, or that have keys in the wrong place."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from verl.config.validate import find_problems
 BASE = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {model: {path: org/policy}}\n"
 
 
-def bomb(levels: int) -> str:
+def exponential_yaml(levels: int) -> str:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
     return "\n".join(lines)
@@ -21,7 +21,7 @@ def bomb(levels: int) -> str:
         "defaults: [mine]\n",
         "defaults: [_self_, other]\n",
         "defaults: [ppo_trainer, /group/leaf]\n",
-        bomb(12),
+        exponential_yaml(12),
         f"env: {{kwargs: {{a: {'[' * 100_000}{']' * 100_000}}}}}",
         "".join(f"{'  ' * depth}a:\n" for depth in range(900)),
         "env: &a {kwargs: {x: *a}}\n",
@@ -38,7 +38,7 @@ def bomb(levels: int) -> str:
     ],
     ids=lambda text: text[:30],
 )
-def test_a_file_that_cannot_be_read_is_refused_at_once_and_by_name(text, tmp_path):
+def test_unreadable_file_is_refused_by_name(text, tmp_path):
     (tmp_path / "mine.yaml").write_text(text)
     (tmp_path / "other.yaml").write_text("defaults: [mine]\n")
     (tmp_path / "group").mkdir()
@@ -50,14 +50,17 @@ def test_a_file_that_cannot_be_read_is_refused_at_once_and_by_name(text, tmp_pat
     assert "\n" not in problem and "; allowed: " in problem and "; fix: " in problem
 
 
-def draft_of(text: str, tmp_path):
+def problems_of(text: str, tmp_path):
     (tmp_path / "mine.yaml").write_text(BASE + text)
-    draft = read_config("mine", config_path=str(tmp_path))
-    return draft, [*draft.problems, *find_problems(draft.config, check_files=False, partial=True)]
+    parsed = read_config("mine", config_path=str(tmp_path))
+    return parsed, [
+        *parsed.problems,
+        *find_problems(parsed.config, check_files=False, partial=True),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("text", "begins"),
+    ("text", "expected_start"),
     [
         ("trainer.seed: 3\n", "trainer.seed: 3"),
         ("5: 3\n", "5: 3"),
@@ -72,24 +75,24 @@ def draft_of(text: str, tmp_path):
         ("modle: x\n", "modle='x': unknown key"),
     ],
 )
-def test_a_key_in_the_wrong_place_is_the_only_problem(text, begins, tmp_path):
-    _, (problem,) = draft_of(text, tmp_path)
-    assert problem.startswith(begins)
+def test_misplaced_key_is_the_only_problem(text, expected_start, tmp_path):
+    _, (problem,) = problems_of(text, tmp_path)
+    assert problem.startswith(expected_start)
 
 
-def test_a_key_with_dots_counts_where_it_was_meant(tmp_path):
-    draft, _ = draft_of("trainer.seed: 3\nenv: {rollout.n: 4}\n", tmp_path)
-    assert draft.config.trainer.seed == 3 and draft.config.env.rollout.n == 4
+def test_key_with_dots_sets_the_key_it_names(tmp_path):
+    parsed, _ = problems_of("trainer.seed: 3\nenv: {rollout.n: 4}\n", tmp_path)
+    assert parsed.config.trainer.seed == 3 and parsed.config.env.rollout.n == 4
 
 
 def test_keys_of_free_sections_may_have_dots(tmp_path):
     text = "reward_model: {weights: {a.b: 1.0}}\ncustom_reward_function: {path: rewards.py}\n"
-    draft, found = draft_of(text, tmp_path)
-    assert not found and draft.config.reward_model.weights == {"a.b": 1.0}
+    parsed, problems = problems_of(text, tmp_path)
+    assert not problems and parsed.config.reward_model.weights == {"a.b": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "key"),
     [
         ("trainer: {seed: '${env.seed}'}\nenv: {seed: '${trainer.seed}'}\n", "env.seed"),
         ("trainer: {project_name: 'a${trainer.project_name}'}\n", "trainer.project_name"),
@@ -100,9 +103,9 @@ def test_keys_of_free_sections_may_have_dots(tmp_path):
         ("actor_rollout_ref: {model: {path: '${nowhere}'}}\n", "actor_rollout_ref.model.path"),
     ],
 )
-def test_a_reference_that_leads_nowhere_is_the_only_problem(text, named, tmp_path):
+def test_unresolvable_reference_is_the_only_problem(text, key, tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer, _self_]\n" + text)
-    words = [] if "actor_rollout_ref" in text else ["actor_rollout_ref.model.path=org/policy"]
-    draft = read_config("mine", words, config_path=str(tmp_path))
-    found = [*draft.problems, *find_problems(draft.config, check_files=False, partial=True)]
-    assert [problem.partition("=")[0] for problem in found] == [named]
+    overrides = [] if "actor_rollout_ref" in text else ["actor_rollout_ref.model.path=org/policy"]
+    parsed = read_config("mine", overrides, config_path=str(tmp_path))
+    problems = [*parsed.problems, *find_problems(parsed.config, check_files=False, partial=True)]
+    assert [problem.partition("=")[0] for problem in problems] == [key]

@@ -1,4 +1,4 @@
-"""Waiting for many references at once, and what workers of a cluster find, without a Ray."""
+"""Waits for many references at once, and the settings of cluster workers, without Ray."""
 
 from typing import Any
 
@@ -12,23 +12,22 @@ from verl.utils.waits import list_awaited
 
 
 class FakeRay:
-    """``ray.wait`` and ``ray.get`` over references that are numbers; ``rounds`` become done one
-    after the other, a round at every wait for something.
-    """
+    """``ray.wait`` and ``ray.get`` over references that are numbers. At every wait with a timeout,
+    the next entry of ``rounds`` becomes done."""
 
     def __init__(self, rounds: list[list[int]]) -> None:
         self.rounds = rounds
         self.done: set[int] = set()
         self.waits = 0
-        self.looked_at = 0
+        self.references_checked = 0
         self.timeouts: list[float] = []
-        self.heard: list[list[str]] = []
+        self.awaited_names: list[list[str]] = []
 
     def wait(self, refs: list[int], num_returns: int, timeout: float) -> Any:
         self.waits += 1
         self.timeouts.append(timeout)
-        self.heard.append(list_awaited())
-        self.looked_at += len(refs)
+        self.awaited_names.append(list_awaited())
+        self.references_checked += len(refs)
         if not self.done & set(refs) and timeout and self.rounds:
             self.done |= set(self.rounds.pop(0))
         ready = [ref for ref in refs if ref in self.done][:num_returns]
@@ -39,68 +38,69 @@ class FakeRay:
         return 10 * ref
 
 
-def gather(monkeypatch, fake: FakeRay, count: int, timeout_s: float = 5.0) -> list[int]:
+def gather_with(monkeypatch, fake: FakeRay, count: int, timeout_s: float = 5.0) -> list[int]:
     monkeypatch.setattr(calls, "ray", fake)
     return calls.gather_results(
         list(range(count)), timeout_s, [f"rank {rank}" for rank in range(count)]
     )
 
 
-def test_ranks_that_answer_together_are_looked_at_together(monkeypatch):
-    """A call of Ray looks at all that is pending: one for each answer is quadratic in the ranks."""
+def test_ranks_that_answer_together_are_collected_together(monkeypatch):
+    """A call of Ray checks all pending references: one call for each answer is quadratic in the
+    ranks."""
     fake = FakeRay([list(range(1000)), list(range(1000, 1024))])
-    assert gather(monkeypatch, fake, 1024) == [10 * rank for rank in range(1024)]
-    assert fake.waits == 4 and fake.looked_at < 3 * 1024
+    assert gather_with(monkeypatch, fake, 1024) == [10 * rank for rank in range(1024)]
+    assert fake.waits == 4 and fake.references_checked < 3 * 1024
 
 
-def test_who_answers_a_moment_later_is_looked_at_with_the_first(monkeypatch):
+def test_answer_shortly_after_the_first_is_collected_with_it(monkeypatch):
     fake = FakeRay([[0], [1, 2]])
-    assert gather(monkeypatch, fake, 3) == [0, 10, 20]
+    assert gather_with(monkeypatch, fake, 3) == [0, 10, 20]
     assert fake.waits == 2 and 0 < fake.timeouts[1] < 0.1
 
 
-def test_who_does_not_answer_is_named(monkeypatch):
+def test_missing_answer_is_named(monkeypatch):
     with pytest.raises(WorkerTimeoutError, check=mentions("rank 2")):
-        gather(monkeypatch, FakeRay([[0], [1]]), 3)
+        gather_with(monkeypatch, FakeRay([[0], [1]]), 3)
 
 
-def test_the_watchdog_can_read_who_has_not_answered(monkeypatch):
+def test_watchdog_can_read_the_missing_ranks(monkeypatch):
     fake = FakeRay([[0], [2], [1]])
-    gather(monkeypatch, fake, 3)
-    assert fake.heard[0] == ["rank 0", "rank 1", "rank 2"]
-    assert fake.heard[-1] == ["rank 1"]
+    gather_with(monkeypatch, fake, 3)
+    assert fake.awaited_names[0] == ["rank 0", "rank 1", "rank 2"]
+    assert fake.awaited_names[-1] == ["rank 1"]
     assert list_awaited() == []
 
 
-def test_workers_find_what_the_configuration_says(monkeypatch):
+def test_workers_get_the_runtime_env_of_the_configuration(monkeypatch):
     import ray
 
-    asked: dict[str, Any] = {}
+    init_options: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda address, **options: asked.update(options))
+    monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
     monkeypatch.setattr(local, "_collect_facts", lambda *_, **__: {"loopback_only": True})
     local.init_ray({"address": "head:1", "runtime_env": {"env_vars": {"HF_HOME": "/shared/hf"}}})
-    assert asked["runtime_env"] == {"env_vars": {"HF_HOME": "/shared/hf"}}
-    asked.clear()
+    assert init_options["runtime_env"] == {"env_vars": {"HF_HOME": "/shared/hf"}}
+    init_options.clear()
     local.init_ray({"address": "head:1", "runtime_env": {}})
-    assert "runtime_env" not in asked
+    assert "runtime_env" not in init_options
 
 
-def test_workers_of_a_cluster_are_told_where_stacks_go(monkeypatch):
+def test_cluster_workers_get_the_directory_of_stacks(monkeypatch):
     import ray
 
-    asked: dict[str, Any] = {}
+    init_options: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda address, **options: asked.update(options))
+    monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
     monkeypatch.setattr(local, "_collect_facts", lambda *_, **__: {"loopback_only": True})
     monkeypatch.setenv(STACKS_DIR, "/shared/run/logs/stacks")
-    given = {"env_vars": {"HF_HOME": "/shared/hf"}}
-    local.init_ray({"address": "head:1", "runtime_env": given})
-    assert asked["runtime_env"]["env_vars"] == {
+    runtime_env = {"env_vars": {"HF_HOME": "/shared/hf"}}
+    local.init_ray({"address": "head:1", "runtime_env": runtime_env})
+    assert init_options["runtime_env"]["env_vars"] == {
         STACKS_DIR: "/shared/run/logs/stacks",
         "HF_HOME": "/shared/hf",
     }
-    assert given == {"env_vars": {"HF_HOME": "/shared/hf"}}
-    asked.clear()
+    assert runtime_env == {"env_vars": {"HF_HOME": "/shared/hf"}}
+    init_options.clear()
     local.init_ray({"address": "local"})
-    assert "runtime_env" not in asked
+    assert "runtime_env" not in init_options

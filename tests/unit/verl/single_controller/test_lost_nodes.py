@@ -1,4 +1,4 @@
-"""Errors of workers say which nodes are gone, as soon as Ray knows."""
+"""Errors of workers name the nodes that Ray has lost."""
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -13,60 +13,59 @@ GONE = {**OTHER, "Alive": False}
 
 @pytest.fixture
 def clusters(monkeypatch):
-    """``clusters(first, second)``: what Ray says at every look, the last one from there on; returns
-    the looks.
-    """
-    looks: list[int] = []
-    said: list[list[dict]] = []
+    """Return a function that sets the successive answers of ``ray.nodes``, the last one repeated.
+    It returns the list of calls."""
+    calls: list[int] = []
+    node_lists: list[list[dict]] = []
     monkeypatch.setattr(nodes.time, "sleep", lambda _: None)
 
-    def look():
-        looks.append(1)
-        return said[min(len(looks), len(said)) - 1]
+    def list_nodes():
+        calls.append(1)
+        return node_lists[min(len(calls), len(node_lists)) - 1]
 
-    monkeypatch.setattr(nodes.ray, "nodes", look)
+    monkeypatch.setattr(nodes.ray, "nodes", list_nodes)
 
-    def set_up(*answers):
-        said.extend(answers)
-        return looks
+    def set_answers(*answers):
+        node_lists.extend(answers)
+        return calls
 
-    return set_up
+    return set_answers
 
 
 @pytest.mark.parametrize(
     "error", [WorkerDiedError("rank 0 is gone"), ActorUnavailableError("?", None)]
 )
-def test_a_node_that_is_given_up_a_moment_later_is_named(clusters, error):
-    looks = clusters([HEAD, OTHER], [HEAD, OTHER], [HEAD, OTHER], [HEAD, GONE])
+def test_node_lost_shortly_after_the_error_is_named(clusters, error):
+    calls = clusters([HEAD, OTHER], [HEAD, OTHER], [HEAD, OTHER], [HEAD, GONE])
     with pytest.raises(type(error)) as caught, nodes.add_lost_nodes_to_errors():
         raise error
     assert caught.value.__notes__ == ["the node other (bbbbbbbb) of the cluster is gone"]
-    assert len(looks) == 4
+    assert len(calls) == 4
 
 
-def test_a_run_of_one_node_does_not_wait(clusters):
-    looks = clusters([HEAD])
+def test_single_node_run_does_not_wait(clusters):
+    calls = clusters([HEAD])
     with pytest.raises(WorkerDiedError) as caught, nodes.add_lost_nodes_to_errors():
         raise WorkerDiedError("rank 0 is gone")
-    assert len(looks) == 2 and not hasattr(caught.value, "__notes__")
+    assert len(calls) == 2 and not hasattr(caught.value, "__notes__")
 
 
-def test_where_no_node_is_lost_none_is_named(clusters):
+def test_no_node_is_named_when_none_is_lost(clusters):
     clusters([HEAD, OTHER])
     assert nodes.find_lost_nodes(0.01) == []
 
 
-def test_other_errors_are_none_of_its_business(clusters):
-    looks = clusters([HEAD, OTHER], [HEAD, GONE])
+def test_other_errors_do_not_query_nodes(clusters):
+    calls = clusters([HEAD, OTHER], [HEAD, GONE])
     with pytest.raises(KeyboardInterrupt), nodes.add_lost_nodes_to_errors():
         raise KeyboardInterrupt
-    assert len(looks) == 1
+    assert len(calls) == 1
 
 
-def test_a_node_that_was_gone_before_is_neither_named_nor_hides_another(clusters):
-    before = {**GONE, "NodeID": "c" * 56, "NodeManagerHostname": "yesterday"}
-    clusters([HEAD, OTHER, before], [HEAD, OTHER, before], [HEAD, GONE, before])
+def test_node_lost_before_is_not_named_and_hides_no_other(clusters):
+    lost_before = {**GONE, "NodeID": "c" * 56, "NodeManagerHostname": "yesterday"}
+    clusters([HEAD, OTHER, lost_before], [HEAD, OTHER, lost_before], [HEAD, GONE, lost_before])
     with pytest.raises(WorkerDiedError) as caught, nodes.add_lost_nodes_to_errors():
-        assert not nodes.is_lost(before) and nodes.is_lost(GONE)
+        assert not nodes.is_lost(lost_before) and nodes.is_lost(GONE)
         raise WorkerDiedError("rank 0 is gone")
     assert caught.value.__notes__ == ["the node other (bbbbbbbb) of the cluster is gone"]

@@ -1,4 +1,4 @@
-"""Nodes are asked for stacks, each by a task of its own; one that fails or is late has a line."""
+"""Stacks are collected by one task per node. A node that fails or is late has a line."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,15 +10,15 @@ from ray.exceptions import RayError
 from verl.single_controller.ray import nodes
 from verl.utils.stacks import RemoteStacks
 
-A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # as Ray numbers nodes
+A, B, C, DEAD, HERE = (letter * 56 for letter in "abcde")  # node ids as in Ray
 
 
 class FakeRay:
-    """``answers``: node -> what its task answers, None where it never does."""
+    """Ray with ``answers``: node to the answer of its task, or None for no answer."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
-        self.asked: list[tuple[str, Path]] = []
+        self.requests: list[tuple[str, Path]] = []
 
     def is_initialized(self) -> bool:
         return True
@@ -34,12 +34,12 @@ class FakeRay:
 
     def remote(self, **_: object) -> Any:
         def options(scheduling_strategy: Any) -> Any:
-            def asked(folder: Path) -> str:
+            def collect(folder: Path) -> str:
                 assert not scheduling_strategy.soft
-                self.asked.append((scheduling_strategy.node_id, folder))
+                self.requests.append((scheduling_strategy.node_id, folder))
                 return scheduling_strategy.node_id
 
-            return SimpleNamespace(remote=asked)
+            return SimpleNamespace(remote=collect)
 
         return lambda _function: SimpleNamespace(options=options)
 
@@ -55,27 +55,29 @@ class FakeRay:
         return answer
 
 
-def told(monkeypatch, answers: dict[str, Any], folder: Path) -> tuple[RemoteStacks, FakeRay]:
+def collect_stacks(
+    monkeypatch, answers: dict[str, Any], folder: Path
+) -> tuple[RemoteStacks, FakeRay]:
     fake = FakeRay(answers)
     monkeypatch.setattr(nodes, "ray", fake)
     return nodes.collect_stacks_of_other_nodes(folder), fake
 
 
-def test_every_other_node_that_is_alive_is_asked(monkeypatch, tmp_path):
-    answers = {A: "stacks of a\n", B: RayError("no"), C: None, DEAD: "never asked"}
-    heard, fake = told(monkeypatch, answers, tmp_path)
-    text = heard.stacks
-    assert fake.asked == [(node, tmp_path) for node in (A, B, C)]
+def test_every_other_live_node_is_queried(monkeypatch, tmp_path):
+    answers = {A: "stacks of a\n", B: RayError("no"), C: None, DEAD: "no request"}
+    collected, fake = collect_stacks(monkeypatch, answers, tmp_path)
+    text = collected.stacks
+    assert fake.requests == [(node, tmp_path) for node in (A, B, C)]
     assert "== node host-a (aaaaaaaa)\nstacks of a\n" in text
     assert "== node host-b (bbbbbbbb)\nits stacks could not be collected: RayError: no\n" in text
     assert "== node host-c (cccccccc)\nit did not answer within" in text
-    assert heard.silent_nodes == (
+    assert collected.silent_nodes == (
         "node host-d (dddddddd) is gone",
         "node host-c (cccccccc) does not answer",
     )
 
 
 @pytest.mark.parametrize("initialised", [True, False])
-def test_without_other_nodes_there_is_nothing_to_tell(monkeypatch, tmp_path, initialised):
+def test_without_other_nodes_the_result_is_empty(monkeypatch, tmp_path, initialised):
     monkeypatch.setattr(FakeRay, "is_initialized", lambda _: initialised)
-    assert told(monkeypatch, {}, tmp_path)[0] == RemoteStacks()
+    assert collect_stacks(monkeypatch, {}, tmp_path)[0] == RemoteStacks()

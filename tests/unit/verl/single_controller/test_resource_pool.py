@@ -1,4 +1,4 @@
-"""On which nodes the ranks of a run are to be, from what Ray says of the cluster; without a Ray."""
+"""Choice of nodes for the ranks of a run from Ray's view of the cluster, without Ray."""
 
 from typing import Any
 
@@ -13,9 +13,8 @@ def node(name: str, alive: bool = True, **resources: float) -> dict[str, Any]:
 
 @pytest.fixture
 def pool(monkeypatch) -> Any:
-    """A pool in a cluster with a small node, a large one, one with a GPU and one that is gone; a
-    placement group is the name of the node that it is on.
-    """
+    """Return a pool in a cluster with a small node, a large one, one with a GPU and a dead one. A
+    placement group is the name of its node."""
     nodes = [
         node("small", CPU=1.0),
         node("large", CPU=3.0),
@@ -35,26 +34,26 @@ def pool(monkeypatch) -> Any:
     return pool
 
 
-def test_ranks_go_to_a_node_that_holds_none_of_them_yet(pool):
+def test_ranks_prefer_a_node_without_ranks_of_the_pool(pool):
     assert pool._find_unused_node({"CPU": 0.1}, 10) == "large"
     pool._groups = ["large"]
-    assert pool._find_unused_node({"CPU": 0.1}, 10) == "small", "all of it, rounding aside"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) == "small", "the whole node, up to rounding"
     pool._groups = ["large", "small"]
-    assert pool._find_unused_node({"CPU": 0.1}, 10) is None, "then they share one"
+    assert pool._find_unused_node({"CPU": 0.1}, 10) is None, "no unused node is left"
 
 
-def test_a_node_has_room_for_all_that_a_rank_asks_for(pool):
+def test_node_needs_capacity_for_all_resources_of_a_rank(pool):
     assert pool._find_unused_node({"CPU": 0.25, "GPU": 1.0}, 2) == "gpu"
     assert pool._find_unused_node({"CPU": 0.25, "GPU": 1.0}, 3) is None
     assert pool._find_unused_node({"CPU": 4.0}, 1) is None
 
 
-def test_what_other_pools_hold_is_no_room(pool):
-    def reserved(state: str, bundle: dict[str, float], *places: str) -> dict[str, Any]:
+def test_resources_of_other_pools_are_not_available(pool):
+    def reserved(state: str, bundle: dict[str, float], *node_names: str) -> dict[str, Any]:
         return {
             "state": state,
-            "bundles": dict.fromkeys(range(len(places)), bundle),
-            "bundles_to_node_id": dict(enumerate(places)),
+            "bundles": dict.fromkeys(range(len(node_names)), bundle),
+            "bundles_to_node_id": dict(enumerate(node_names)),
         }
 
     pool.others["engines"] = reserved("CREATED", {"CPU": 1.5}, "large", "large")
@@ -63,7 +62,7 @@ def test_what_other_pools_hold_is_no_room(pool):
     assert pool._find_unused_node({"CPU": 0.1}, 10) == "large"
     pool.others["engines"] = reserved("CREATED", {"CPU": 0.1}, "large")
     assert pool._find_unused_node({"CPU": 0.1}, 10) == "small", (
-        "where nobody is, though it has less room"
+        "a node without ranks, though it has less capacity"
     )
     assert pool._find_unused_node({"CPU": 0.2}, 10) == "large"
     pool.others["engines"] = reserved("CREATED", {"CPU": 0.1, "GPU": 1.0}, "gpu")

@@ -1,6 +1,5 @@
-"""Worker groups on a real local Ray: dispatch, padding, errors, deadlines, death, colocation,
-process groups.
-"""
+"""Worker groups on a local Ray: dispatch, padding, errors, deadlines, death, colocation, process
+groups."""
 
 import asyncio
 import os
@@ -67,7 +66,7 @@ class Echo(Worker):
     def scale(self, data: DataProto, extra: int = 0) -> DataProto:
         data.batch["x"].mul_(self.factor).add_(
             extra
-        )  # in place: shipped tensors belong to the worker
+        )  # in place: received tensors belong to the worker
         rows = np.full(len(data), self.rank)
         padding = np.full(len(data), data.meta_info["padding_rows"])
         meta = {"metrics": {"rank": self.rank}, "temperature": data.meta_info.get("temperature")}
@@ -91,7 +90,7 @@ class Echo(Worker):
         return DataProto.from_dict({"y": data.batch["x"] * 2})
 
     @register(Dispatch.ONE_TO_ALL, blocking=False)
-    async def wait_for_the_lock(self, seconds: float) -> tuple[int, int]:
+    async def wait_for_lock(self, seconds: float) -> tuple[int, int]:
         self.lock = self.lock or asyncio.Lock()
         async with self.lock:
             await asyncio.sleep(seconds)
@@ -170,7 +169,7 @@ class Broken(Worker):
 
 @pytest.fixture(scope="module")
 def sockets_before():
-    """What the test process itself, or an earlier test in it, listens on."""
+    """Return the sockets on which the test process already listens."""
     return frozenset((psutil.Process().pid, port) for _, port in sockets(psutil.Process()))
 
 
@@ -197,22 +196,21 @@ def group(pool):
 
 
 @pytest.fixture
-def doomed(pool):
+def group_to_kill(pool):
     group = RayWorkerGroup(pool, RayClassWithInitArgs(Echo), call_timeout_s=30)
     yield group
     group.kill()
 
 
-def table(rows: int) -> DataProto:
+def make_table(rows: int) -> DataProto:
     return DataProto.from_dict(
         {"x": torch.arange(rows)}, {"uid": list(range(rows))}, {"temperature": 0.5}
     )
 
 
 def listening_addresses(before: frozenset = frozenset()) -> dict[int, set[str]]:
-    """Process id → IPs on which it accepts connections, less those ``before``, for this process and
-    all below it.
-    """
+    """Return process id → IPs on which this process and its descendants listen, without those in
+    ``before``."""
     addresses = {}
     for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
         addresses[process.pid] = {
@@ -238,19 +236,17 @@ def test_ray_listens_on_loopback_with_a_private_token(cluster, group, sockets_be
     assert token is not None and stat.S_IMODE(token.stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(cluster["session_dir"]).parent.parent.stat().st_mode) == 0o700
     addresses = listening_addresses(sockets_before)
-    assert all(
-        addresses[place["pid"]] for place in group.placement
-    )  # the workers are among those looked at
+    assert all(addresses[worker["pid"]] for worker in group.placement)  # the workers are included
     assert only_loopback(addresses)
 
 
-def test_init_ray_leaves_a_running_ray_alone(cluster):
+def test_init_ray_does_not_change_a_running_ray(cluster):
     assert init_ray() == {**cluster, "started": False}
     with pytest.raises(TypeError, check=mentions("num_cpu")):
         init_ray(num_cpu=3)
 
 
-def test_ranks_get_their_environment(group):
+def test_ranks_get_their_environment_variables(group):
     first, second = group.describe(note=[1])
     assert [first["RANK"], second["RANK"]] == ["0", "1"]
     assert [first["LOCAL_RANK"], second["LOCAL_RANK"]] == ["0", "1"]
@@ -262,7 +258,7 @@ def test_ranks_get_their_environment(group):
 
 @pytest.mark.parametrize("rows", [4, 5, 1])
 def test_tables_are_split_in_order_and_padding_is_removed(group, rows):
-    data = table(rows)
+    data = make_table(rows)
     out = group.scale(data, extra=1)
     assert out.batch["y"].tolist() == [2 * x + 101 for x in range(rows)]
     assert out.non_tensor_batch["rank"].tolist() == [
@@ -272,18 +268,18 @@ def test_tables_are_split_in_order_and_padding_is_removed(group, rows):
     assert data.batch["x"].tolist() == list(range(rows)) and data.meta_info == {"temperature": 0.5}
 
 
-def test_answers_without_rows_join_the_metrics_of_all_ranks(group):
-    answer = group.only_metrics(table(3)).meta_info["metrics"]
+def test_results_without_rows_join_the_metrics_of_all_ranks(group):
+    answer = group.only_metrics(make_table(3)).meta_info["metrics"]
     assert answer == {"rows": [2, 2], "rank": [0, 1], "rank_max": [0, 1], "rank_sum": [0, 1]}
     assert reduce_metrics(answer) == {"rows": 2.0, "rank": 0.5, "rank_max": 1.0, "rank_sum": 1.0}
     assert group.only_metrics(DataProto(meta_info={"a": 1})).meta_info["metrics"]["rows"] == [0, 0]
 
 
 def test_coroutine_methods_are_awaited_on_one_loop(group):
-    assert group.scaled_later(table(3)).batch["y"].tolist() == [0, 2, 4]
-    waiting = group.wait_for_the_lock(0.01)  # not blocking: a future
+    assert group.scaled_later(make_table(3)).batch["y"].tolist() == [0, 2, 4]
+    waiting = group.wait_for_lock(0.01)  # not blocking: a future
     assert waiting.get() == [(0, 1), (1, 1)]
-    assert group.wait_for_the_lock(0.0).get() == [(0, 2), (1, 2)]  # the lock of the first call
+    assert group.wait_for_lock(0.0).get() == [(0, 2), (1, 2)]  # the lock of the first call
     assert group.execute_all("unregistered_later") == ["hidden", "hidden"]
     with pytest.raises(ValueError, match="cannot do that later"):
         group.fail_later()
@@ -291,13 +287,13 @@ def test_coroutine_methods_are_awaited_on_one_loop(group):
         group.hang_later()
 
 
-def test_padding_that_cannot_be_told_apart_is_an_error(group):
-    assert len(group.half(table(4))) == 2
+def test_indistinguishable_padding_is_an_error(group):
+    assert len(group.half(make_table(4))) == 2
     with pytest.raises(ValueError, match="cannot be removed"):
-        group.half(table(5))
+        group.half(make_table(5))
 
 
-def test_lists_are_dealt_one_entry_per_rank(group):
+def test_lists_are_sent_one_entry_per_rank(group):
     assert group.add([1, 2], [10, 20]) == [11, 22]
     assert group.add(1, 10) == [11, 11]
     assert group.negate([3, 4]) == [-3, -4]
@@ -307,51 +303,51 @@ def test_lists_are_dealt_one_entry_per_rank(group):
         group.scale(3)
 
 
-def test_rank_zero_alone_answers(group):
+def test_rank_zero_methods_run_on_rank_zero_only(group):
     assert group.who() == 0 and group.who_too() == 0
     assert group.execute_rank_zero("unregistered") == "hidden"
     assert group.execute_all("unregistered") == ["hidden", "hidden"]
 
 
-def test_large_arguments_arrive_whole_on_every_rank(group):
+def test_large_arguments_arrive_complete_on_every_rank(group):
     big = np.arange(300_000, dtype=np.float32)
     assert [float(note["note"].sum()) for note in group.describe(note=big)] == [
         float(big.sum())
     ] * 2
 
 
-def test_non_blocking_calls_return_futures_that_other_calls_accept(group):
+def test_futures_can_be_arguments_of_other_calls(group):
     future = group.slow(0.5)
     assert isinstance(future, GroupFuture) and future.get() == [0, 1]
-    scaled = group.submit("scale", table(2))
+    scaled = group.submit("scale", make_table(2))
     assert group.submit("describe", note=scaled).get()[1]["note"].batch["y"].tolist() == [100, 102]
 
 
 def test_unknown_methods_name_the_nearest(group):
     with pytest.raises(AttributeError, check=suggests("scale")):
-        group.scael(table(2))
+        group.scael(make_table(2))
     with pytest.raises(AttributeError, check=mentions("unregistered")):
         group.submit("unregistered")
 
 
 def test_process_group_sums_over_ranks(group, sockets_before):
     group.init_process_group(backend="gloo", timeout_s=30)
-    group.init_process_group(backend="gloo")  # joined already
+    group.init_process_group(backend="gloo")  # the group exists already
     assert group.total(1) == [3.0, 3.0]
     assert only_loopback(
         listening_addresses(sockets_before)
-    )  # the rendezvous and the collectives, too
+    )  # including the rendezvous and the collectives
     with pytest.raises(RuntimeError, match=r"not mpi|not nccl"):
         group.init_process_group(backend="nccl")
 
 
-def test_an_exception_keeps_its_type_and_names_the_rank(group):
+def test_exception_keeps_its_type_and_names_the_rank(group):
     with pytest.raises(ValueError, match="cannot do that") as caught:
         group.fail_on(1)
     assert any("Echo[rank 1].fail_on" in note for note in caught.value.__notes__)
 
 
-def test_a_deadline_names_who_is_late(group):
+def test_timeout_names_the_late_rank(group):
     with pytest.raises(WorkerTimeoutError, check=mentions("0.3 s", "Echo[rank 1].hang")) as caught:
         group.hang()
     assert isinstance(caught.value, TimeoutError)
@@ -359,27 +355,27 @@ def test_a_deadline_names_who_is_late(group):
         group.slow(1).get(timeout_s=0.2)
 
 
-def test_a_death_is_told_before_the_other_ranks_answer(doomed):
+def test_death_is_reported_before_the_other_ranks_answer(group_to_kill):
     started = time.monotonic()
     with pytest.raises(WorkerDiedError, check=mentions("Echo[rank 1].die_on")):
-        doomed.die_on(1)
+        group_to_kill.die_on(1)
     assert time.monotonic() - started < 25  # rank 0 sleeps for 30 s
 
 
-def test_a_death_in_a_collective_is_told_as_the_cause(doomed):
-    doomed.init_process_group(backend="gloo", timeout_s=20)
+def test_death_in_a_collective_is_reported_as_the_cause(group_to_kill):
+    group_to_kill.init_process_group(backend="gloo", timeout_s=20)
     with pytest.raises(WorkerDiedError, check=mentions("rank 0")):
-        doomed.sum_after_death_of(0)
-    with pytest.raises(WorkerDiedError, check=mentions("rank 0")):  # and stays told
-        doomed.describe()
-    doomed.kill()
-    doomed.shutdown()
+        group_to_kill.sum_after_death_of(0)
+    with pytest.raises(WorkerDiedError, check=mentions("rank 0")):  # also in later calls
+        group_to_kill.describe()
+    group_to_kill.kill()
+    group_to_kill.shutdown()
     with pytest.raises(WorkerError):
-        doomed.who()
+        group_to_kill.who()
 
 
-def test_a_constructor_that_fails_gives_the_resources_back(pool):
-    for _ in range(2):  # with `group`, more than fit into the pool at once
+def test_failed_constructor_releases_the_resources(pool):
+    for _ in range(2):  # together with `group`, more than the pool holds at once
         with pytest.raises(RuntimeError, match="no such model") as caught:
             RayWorkerGroup(pool, RayClassWithInitArgs(Broken), start_timeout_s=30)
         assert any("Broken.__init__" in note for note in caught.value.__notes__)
@@ -394,8 +390,8 @@ def test_colocated_roles_share_processes_but_not_state(pool):
     }
     group = RayWorkerGroup(pool, create_colocated_worker_cls(roles), call_timeout_s=30)
     groups = group.spawn(roles)
-    assert groups["two"].scale(table(3)).batch["y"].tolist() == [0, 2, 4]
-    assert groups["three"].scale(table(3)).batch["y"].tolist() == [0, 3, 6]
+    assert groups["two"].scale(make_table(3)).batch["y"].tolist() == [0, 2, 4]
+    assert groups["three"].scale(make_table(3)).batch["y"].tolist() == [0, 3, 6]
     assert [d["pid"] for d in groups["two"].describe()] == [
         d["pid"] for d in groups["three"].describe()
     ]
@@ -408,15 +404,17 @@ def test_colocated_roles_share_processes_but_not_state(pool):
         groups["two"].who()
 
 
-def test_a_guest_shares_the_device_it_is_put_on(pool, monkeypatch):
-    assert pool.shared_actor_options(1)["scheduling_strategy"] == "SPREAD", "there is none to share"
+def test_shared_actor_is_placed_on_the_device_of_a_rank(pool, monkeypatch):
+    assert pool.shared_actor_options(1)["scheduling_strategy"] == "SPREAD", (
+        "there is no device to share"
+    )
     monkeypatch.setattr(pool, "_use_gpu", True)
     options = pool.shared_actor_options(1)
     assert options["num_gpus"] == 0.5 and options["num_cpus"] == 0.5
     assert options["scheduling_strategy"].placement_group_bundle_index == 1
 
 
-def test_a_second_driver_joins_the_cluster_by_its_address(cluster):
+def test_second_driver_joins_the_cluster_by_its_address(cluster):
     code = (
         "import ray\n"
         "from verl.single_controller.ray import init_ray\n"
@@ -425,12 +423,14 @@ def test_a_second_driver_joins_the_cluster_by_its_address(cluster):
         "assert ray.get(ray.remote(lambda: 7).remote(), timeout=60) == 7\n"
         "ray.shutdown()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_pool_that_cannot_be_granted_says_what_is_free():
+def test_pool_that_cannot_be_granted_lists_free_resources():
     with pytest.raises(WorkerTimeoutError, check=mentions("'greedy'", 64, "'CPU'")):
         RayResourcePool([64], name_prefix="greedy", timeout_s=0.5).reserve_slots()
     with pytest.raises(ValueError, check=mentions(1)):
@@ -447,7 +447,7 @@ def test_registrations_are_inherited_and_impossible_ones_refused():
         register(Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
 
 
-def test_shards_say_which_of_their_rows_are_padding():
-    calls, _ = plan_calls(Registration(Dispatch.DP_COMPUTE_PROTO), 4, (table(5),), {})
+def test_shards_say_which_rows_are_padding():
+    calls, _ = plan_calls(Registration(Dispatch.DP_COMPUTE_PROTO), 4, (make_table(5),), {})
     assert [args[0].meta_info["padding_rows"] for args, _ in calls] == [0, 0, 1, 2]
     assert [args[0].batch["x"].tolist() for args, _ in calls] == [[0, 1], [2, 3], [4, 0], [1, 2]]

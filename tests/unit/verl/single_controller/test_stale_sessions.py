@@ -1,4 +1,4 @@
-"""Session directories of Ray are removed when their Ray has ended, and only then."""
+"""Session directories of Ray are removed only after their Ray has ended."""
 
 import os
 import socket
@@ -15,26 +15,26 @@ from verl.single_controller.ray.local import KEPT_SESSIONS, remove_stale_session
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory with a short path, as the address of a socket needs it."""
+    """Return a directory with a short path, because the path of a socket is limited."""
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
         yield Path(path)
 
 
 @pytest.fixture
-def gone() -> int:
-    """The id of a process that has ended."""
+def ended_pid() -> int:
+    """Return the id of a process that has ended."""
     return int(subprocess.check_output([sys.executable, "-c", "import os; print(os.getpid())"]))
 
 
-def make(directory, start, pid):
+def make_session(directory, start, pid):
     session = directory / f"session_2026-01-{start:02}_00-00-00_000000_{pid}"
     (session / "sockets").mkdir(parents=True)
     (session / "logs").mkdir()
     return session
 
 
-def test_the_newest_that_ended_are_kept(directory, gone):
-    ended = [make(directory, day, gone) for day in range(1, 7)]
+def test_newest_ended_sessions_are_kept(directory, ended_pid):
+    ended = [make_session(directory, day, ended_pid) for day in range(1, 7)]
     others = [directory / "user", directory / "session_notes"]
     for other in others:
         other.mkdir()
@@ -45,14 +45,14 @@ def test_the_newest_that_ended_are_kept(directory, gone):
     remove_stale_sessions(directory / "nowhere")
 
 
-def test_what_runs_stays(directory, gone):
+def test_running_sessions_are_kept(directory, ended_pid):
     for day in range(11, 11 + KEPT_SESSIONS):
-        make(directory, day, gone)
-    running = make(directory, 1, os.getpid())
-    # In another container: its process is not seen, its Ray answers.
-    elsewhere = make(directory, 2, gone)
-    unnamed = make(directory, 3, "x")
-    ended = make(directory, 4, gone)
+        make_session(directory, day, ended_pid)
+    running = make_session(directory, 1, os.getpid())
+    # In another container: its process is not visible, and its Ray answers.
+    elsewhere = make_session(directory, 2, ended_pid)
+    unnamed = make_session(directory, 3, "x")
+    ended = make_session(directory, 4, ended_pid)
     with socket.socket(socket.AF_UNIX) as raylet:
         raylet.bind(str(elsewhere / "sockets" / "raylet"))
         raylet.listen()
@@ -60,8 +60,8 @@ def test_what_runs_stays(directory, gone):
     assert running.exists() and elsewhere.exists() and unnamed.exists() and not ended.exists()
 
 
-def test_sessions_of_others_stay(directory, gone, monkeypatch):
-    sessions = [make(directory, day, gone) for day in range(1, 7)]
+def test_sessions_of_other_users_are_kept(directory, ended_pid, monkeypatch):
+    sessions = [make_session(directory, day, ended_pid) for day in range(1, 7)]
     monkeypatch.setattr(os, "getuid", lambda: sessions[0].stat().st_uid + 1)
     remove_stale_sessions(directory)
     assert all(session.exists() for session in sessions)

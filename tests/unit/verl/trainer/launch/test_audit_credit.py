@@ -1,4 +1,4 @@
-"""Credit of estimators at audited turns, by hand: without levels, and in every form of RLVCR."""
+"""Credit of estimators at audited turns against numbers by hand, with and without levels."""
 
 import math
 
@@ -24,8 +24,8 @@ def make_point(traj_uid: str, step: int) -> AuditPoint:
     return AuditPoint(traj_uid, step, 1, True, ((1.0,), (0.0,)), {})
 
 
-def test_estimators_without_levels():
-    """Two plays of a group: both see "x" first, one of them wins. Tokens of two turns."""
+def test_credits_of_estimators_without_levels_by_hand():
+    """Two trajectories of a group with two turns each. Both start in "x", one has success."""
     mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0]])
     rewards = torch.zeros(2, 4)
     rewards[0, 3] = 1.0
@@ -87,20 +87,20 @@ def answer_requests(data: DataProto) -> DataProto:
     return DataProto.from_dict({"old_log_probs": zeros, "entropys": zeros.clone()}, answers)
 
 
-def script(request, prompt: str) -> str:
-    """Half of the plays win at level 2 with the shorter thought; the others lose at level 4."""
+def act_by_seed(request, prompt: str) -> str:
+    """Half of the trajectories succeed at level 2 with a short thought, the others fail at 4."""
     if request.stop == ("</think>", "<action>"):
         return "so</think>"
     position, target = map(int, PLACE.findall(prompt)[-1])
-    first = int(PLACE.findall(prompt)[0][0])
-    wins = request.seed % 2 if len(PLACE.findall(prompt)) == 1 else "<think>no" not in prompt
-    move = "right" if (target > position) == bool(wins) else "left"
-    level, thought = (2, "so " * (1 + first % 2)) if wins else (4, "no")
+    start = int(PLACE.findall(prompt)[0][0])
+    succeeds = request.seed % 2 if len(PLACE.findall(prompt)) == 1 else "<think>no" not in prompt
+    move = "right" if (target > position) == bool(succeeds) else "left"
+    level, thought = (2, "so " * (1 + start % 2)) if succeeds else (4, "no")
     action = f"{thought}</think><action>{move}</action>"
     return action if prompt.endswith("<think>") else f"<level>{level}</level><think>{action}"
 
 
-def test_every_form_of_rlvcr_by_hand():
+def test_credits_of_every_rlvcr_variant_by_hand():
     config = thinking_config(
         "append",
         n=8,
@@ -115,7 +115,7 @@ def test_every_form_of_rlvcr_by_hand():
     config.env.max_steps = 8
     config.env.kwargs = {"size": 6}
     tokenizer = make_tiny_tokenizer()
-    group, envs, _ = make_world(tokenizer, config, script, score=answer_requests)
+    group, envs, _ = make_world(tokenizer, config, act_by_seed, score=answer_requests)
     collector = TrajectoryCollector(config, tokenizer)
     try:
         data, scored, points = collector.audit_loop(envs.gen_batch(1, 2), group, envs)
@@ -157,22 +157,22 @@ def test_every_form_of_rlvcr_by_hand():
             "rlvcr_reweight": trajectory * factor,
             "copo": trajectory * (factor if trajectory > 0 else 1.0),
         }
-        found = {name: point.step_scores[name] for name in expected}
-        assert found == pytest.approx(expected, abs=1e-5)
+        actual = {name: point.step_scores[name] for name in expected}
+        assert actual == pytest.approx(expected, abs=1e-5)
         posterior = (joint / joint.sum() - pi) * trajectory
         assert point.scores["rlvcr_posterior"] == pytest.approx(tuple(posterior), abs=1e-6)
 
 
 def test_level_groups_charge_tokens_at_the_audited_turn():
-    """Successes at the same start with 1 and 3 thought tokens pay -1 and +1 with scale 1."""
+    """Successes from the same state with 1 and 3 thought tokens have prices -1 and +1."""
     config = thinking_config("append", n=8, audit_points=30, audit_plays=1)
     config.env.max_steps = 8
     config.env.kwargs = {"size": 6}
 
     def walk_with_thoughts(request, prompt: str) -> str:
-        said = script(request, prompt)
-        long = request.seed % 4 < 2 and "</level><think>" in said
-        return said.replace("<think>so", "<think>so so so") if long else said
+        reply = act_by_seed(request, prompt)
+        long = request.seed % 4 < 2 and "</level><think>" in reply
+        return reply.replace("<think>so", "<think>so so so") if long else reply
 
     tokenizer = make_tiny_tokenizer()
     group, envs, _ = make_world(tokenizer, config, walk_with_thoughts, score=answer_requests)
@@ -194,16 +194,16 @@ def test_level_groups_charge_tokens_at_the_audited_turn():
         )
         for anchor, record in zip(anchors, records, strict=True)
     ]
-    of_point = {(uid, step): (anchor, tokens) for uid, anchor, step, tokens, _ in turns}
+    turn_of_point = {(uid, step): (anchor, tokens) for uid, anchor, step, tokens, _ in turns}
     prices = []
     for point in points:
-        anchor, tokens = of_point[point.traj_uid, point.step]
+        anchor, tokens = turn_of_point[point.traj_uid, point.step]
         successes = [t for _, a, _, t, won in turns if won and a == anchor]
         others = [t for u, a, _, t, won in turns if won and a == anchor and u != point.traj_uid]
         price = 0.0
         if point.won and others:
             price = (tokens - np.mean(others)) / max(np.std(successes), 1.0)
         prices.append(-price)
-    found = [point.step_scores["level_groups"] for point in points]
-    assert found == pytest.approx(prices, abs=1e-6)
+    actual = [point.step_scores["level_groups"] for point in points]
+    assert actual == pytest.approx(prices, abs=1e-6)
     assert min(prices) < 0 < max(prices)

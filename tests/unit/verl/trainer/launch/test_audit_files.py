@@ -30,7 +30,7 @@ def test_recorded_trajectories_have_task_seed_and_actions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
+    ("line", "expected"),
     [
         ("{", "Invalid JSON"),
         ("[1]", "an object"),
@@ -42,15 +42,15 @@ def test_recorded_trajectories_have_task_seed_and_actions(tmp_path):
         ('{"task_id": "7", "seed": 3, "actions": [1]}', "actions.0: "),
     ],
 )
-def test_a_line_that_is_no_trajectory_is_named(tmp_path, line, named):
+def test_line_that_is_no_trajectory_is_named(tmp_path, line, expected):
     good = '{"task_id": "7", "seed": 3, "actions": ["a"]}'
     path = write_lines(tmp_path, good, line)
     with pytest.raises(ValueError, match="line 2") as caught:
         read_recorded_trajectories(path, TASKS)
-    assert named in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_a_file_without_trajectories_is_refused(tmp_path):
+def test_file_without_trajectories_is_refused(tmp_path):
     with pytest.raises(ValueError):
         read_recorded_trajectories(write_lines(tmp_path, ""), TASKS)
 
@@ -66,13 +66,13 @@ def test_a_file_without_trajectories_is_refused(tmp_path):
         '{"traj_uid": "b", "step": 2, "score": 2}',
     ],
 )
-def test_a_line_that_is_no_score_is_named(tmp_path, line):
+def test_line_that_is_no_score_is_named(tmp_path, line):
     path = write_lines(tmp_path, '{"traj_uid": "b", "step": 2, "score": 1}', line)
     with pytest.raises(ValueError, match="line 2"):
         read_external_scores(path)
 
 
-def test_scores_are_found_by_trajectory_or_task(tmp_path, caplog):
+def test_external_scores_match_by_trajectory_or_task(tmp_path, caplog):
     path = write_lines(
         tmp_path,
         '{"traj_uid": "a", "step": 2, "score": 0.5}',

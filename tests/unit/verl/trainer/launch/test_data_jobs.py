@@ -1,4 +1,4 @@
-"""A job that names data files plays their rows: in one step, graded by the function it names."""
+"""A job with data files uses their rows as tasks of one turn, graded by the function it names."""
 
 import json
 
@@ -20,19 +20,19 @@ PLACEHOLDER = "data.train_files=/root/data/verl-agent/text/train.parquet"
 
 
 def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
-    """The problems that ``inspect_calls`` finds."""
+    """Return the problems that ``inspect_calls`` finds."""
     return list(inspect_calls(cfg).problems)
 
 
-def config(*words):
-    return load_config("ppo_trainer", [POLICY, *words])
+def config(*overrides):
+    return load_config("ppo_trainer", [POLICY, *overrides])
 
 
-def problems(*words):
-    return find_problems(config(*words), check_files=False)
+def problems(*overrides):
+    return find_problems(config(*overrides), check_files=False)
 
 
-def test_what_the_job_says_of_its_files_reaches_the_environment():
+def test_data_keys_of_the_job_reach_the_environment():
     cfg = config(
         "data.train_files=[a.parquet,b.parquet]",
         "data.val_files=c.jsonl",
@@ -45,30 +45,30 @@ def test_what_the_job_says_of_its_files_reaches_the_environment():
         "+custom_reward_function.reward_kwargs.bonus=2",
         f"{GROUP}=5",
     )
-    played = cfg.env.dataset
+    dataset = cfg.env.dataset
     assert (cfg.env.env_name, cfg.env.max_steps, cfg.env.rollout.n) == ("dataset", 1, 5)
-    assert (played.train_files, played.val_files) == (["a.parquet", "b.parquet"], ["c.jsonl"])
-    assert (played.prompt_key, played.reward_fn_key) == ("question", "from")
-    assert (played.custom_cls.path, played.custom_cls.name) == ("rows.py", "Rows")
-    assert (played.reward.path, played.reward.name) == ("grade.py", "grade")
-    assert played.reward.reward_kwargs == {"bonus": 2}
+    assert (dataset.train_files, dataset.val_files) == (["a.parquet", "b.parquet"], ["c.jsonl"])
+    assert (dataset.prompt_key, dataset.reward_fn_key) == ("question", "from")
+    assert (dataset.custom_cls.path, dataset.custom_cls.name) == ("rows.py", "Rows")
+    assert (dataset.reward.path, dataset.reward.name) == ("grade.py", "grade")
+    assert dataset.reward.reward_kwargs == {"bonus": 2}
     assert cfg.env.val_tasks is None
     assert find_problems(cfg, check_files=False) == []
 
 
-def test_the_time_of_a_function_is_that_of_a_grader_where_it_is_set():
+def test_timeout_of_the_function_sets_the_grader_timeout():
     files, seconds = "data.train_files=a.jsonl", "custom_reward_function.timeout_s"
     assert config(files).env.dataset.grade_s == 10
     for value in (60, 30):
         cfg = config(files, f"{seconds}={value}")
         assert cfg.env.dataset.grade_s == value and find_problems(cfg, check_files=False) == []
-    (found,) = problems(files, f"{seconds}=60", "env.dataset.grade_s=5")
-    assert found.startswith(f"{seconds}=60.0: it contradicts env.dataset.grade_s=5.0")
+    (problem,) = problems(files, f"{seconds}=60", "env.dataset.grade_s=5")
+    assert problem.startswith(f"{seconds}=60.0: it contradicts env.dataset.grade_s=5.0")
 
 
-def test_where_no_files_are_named_the_default_is_played():
-    for words in ([], [PLACEHOLDER], ["env.env_name="]):
-        cfg = config(*words)
+def test_without_files_the_default_environment_is_used():
+    for overrides in ([], [PLACEHOLDER], ["env.env_name="]):
+        cfg = config(*overrides)
         assert (cfg.env.env_name, cfg.env.max_steps, cfg.env.val_tasks) == ("alfworld", 50, 128)
     explicit = config("env.env_name=dataset", PLACEHOLDER, "env.max_steps=2", "env.val_tasks=7")
     assert (explicit.env.dataset.train_files, explicit.env.max_steps) == ([], 2)
@@ -76,15 +76,15 @@ def test_where_no_files_are_named_the_default_is_played():
     assert config("env.env_name=reasoning_gym").env.max_steps == 1
 
 
-def test_a_dumped_config_is_read_as_it_was(tmp_path):
+def test_dumped_config_is_read_unchanged(tmp_path):
     cfg = config("data.train_files=a.jsonl", "env.dataset.prompt_key=q", "env.rollout.n=3")
     (tmp_path / "again.yaml").write_text(to_yaml(cfg))
-    again = load_config("again", config_path=str(tmp_path))
-    assert to_dict(again) == to_dict(cfg) and find_problems(again, check_files=False) == []
+    reloaded = load_config("again", config_path=str(tmp_path))
+    assert to_dict(reloaded) == to_dict(cfg) and find_problems(reloaded, check_files=False) == []
 
 
 @pytest.mark.parametrize(
-    "words, key, fix",
+    "overrides, key, fix",
     [
         (
             ["data.train_files=a.jsonl", "env.dataset.train_files=[b.jsonl]"],
@@ -117,25 +117,25 @@ def test_a_dumped_config_is_read_as_it_was(tmp_path):
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused(words, key, fix):
-    (found,) = problems(*words)
-    assert found.startswith(f"{key}: ") and f"fix: {fix}" in found
+def test_contradicting_keys_are_refused(overrides, key, fix):
+    (problem,) = problems(*overrides)
+    assert problem.startswith(f"{key}: ") and f"fix: {fix}" in problem
 
 
-def test_a_value_that_is_no_file_is_refused_as_a_value():
-    draft = read_config("ppo_trainer", [POLICY, "data.train_files=3", "env.dataset=4"])
-    assert any(found.startswith("data.train_files=3") for found in draft.problems)
+def test_value_of_wrong_type_is_refused_as_a_value():
+    parsed = read_config("ppo_trainer", [POLICY, "data.train_files=3", "env.dataset=4"])
+    assert any(problem.startswith("data.train_files=3") for problem in parsed.problems)
 
 
-def test_the_filter_of_prompts_is_noted_where_it_filters_nothing():
-    words = ["data.filter_overlong_prompts=true", "data.truncation=left"]
-    assert set(keys_without_effect(config(*words), "cpu")) >= {
+def test_prompt_filter_is_marked_where_it_has_no_effect():
+    overrides = ["data.filter_overlong_prompts=true", "data.truncation=left"]
+    assert set(keys_without_effect(config(*overrides), "cpu")) >= {
         "data.filter_overlong_prompts",
         "data.truncation",
     }
-    assert keys_without_effect(config("data.train_files=a.jsonl", words[0]), "cpu") == {}
-    # Its rows are told with the tools, and are neither left out nor cut.
-    tools = config("env.env_name=tools", "data.train_files=a.jsonl", *words)
+    assert keys_without_effect(config("data.train_files=a.jsonl", overrides[0]), "cpu") == {}
+    # Prompts of the tools environment include the tools, and are neither dropped nor truncated.
+    tools = config("env.env_name=tools", "data.train_files=a.jsonl", *overrides)
     assert set(keys_without_effect(tools, "cpu")) >= {
         "data.filter_overlong_prompts",
         "data.truncation",
@@ -143,13 +143,13 @@ def test_the_filter_of_prompts_is_noted_where_it_filters_nothing():
 
 
 @pytest.mark.parametrize("name", sorted(REGISTRY))
-def test_settings_say_whether_the_package_can_fit_its_prompts(name):
+def test_settings_declare_whether_the_package_can_fit_its_prompts(name):
     package = get_package(name)
     assert package.settings.fits_prompts == (package.task_text is not None)
 
 
 @pytest.mark.parametrize(
-    "words, name",
+    "overrides, name",
     [
         ([], "quickstart"),
         ([PLACEHOLDER], "quickstart"),
@@ -158,13 +158,13 @@ def test_settings_say_whether_the_package_can_fit_its_prompts(name):
         ([POLICY], "ppo_trainer"),
     ],
 )
-def test_a_command_that_names_files_starts_from_the_neutral_config(words, name):
-    assert main_ppo.choose_config_name(words) == name
+def test_command_with_data_files_starts_from_the_neutral_config(overrides, name):
+    assert main_ppo.choose_config_name(overrides) == name
 
 
 @pytest.fixture
 def job(tmp_path):
-    """Words of a job about one row, graded by ``grade.py``."""
+    """Return the overrides of a job with one row, graded by ``grade.py``."""
     row = {"prompt": "6 x 7?", "ground_truth": "42", "data_source": "sums"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     (tmp_path / "grade.py").write_text(
@@ -181,7 +181,7 @@ def job(tmp_path):
     ]
 
 
-def test_the_function_grades_answers_and_not_plays(job):
+def test_function_grades_answers_in_the_environment(job):
     cfg = config(*job, "custom_reward_function.name=ok")
     assert load_reward_manager(cfg).compute_score is None
     assert find_dry_run_problems(cfg) == []
@@ -190,42 +190,44 @@ def test_the_function_grades_answers_and_not_plays(job):
 @pytest.mark.parametrize(
     "name, why", [("crash", "RuntimeError: grader down"), ("nothing", "the grader returned 'None'")]
 )
-def test_a_grader_that_fails_is_found_before_the_start(job, name, why):
-    (found,) = find_dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
-    assert "a trial call on row dataset/train/0 failed" in found and why in found
-    assert found.startswith("custom_reward_function.path=")
+def test_failing_grader_is_found_before_the_start(job, name, why):
+    (problem,) = find_dry_run_problems(config(*job, f"custom_reward_function.name={name}"))
+    assert "a trial call on row dataset/train/0 failed" in problem and why in problem
+    assert problem.startswith("custom_reward_function.path=")
 
 
-def test_further_arguments_reach_the_function_of_plays_as_well(job):
-    words = ["env.env_name=number_line", job[1], "custom_reward_function.name=trajectory"]
-    cfg = config(*words, "+custom_reward_function.reward_kwargs.scale=3")
+def test_reward_kwargs_reach_the_function_that_scores_episodes(job):
+    overrides = ["env.env_name=number_line", job[1], "custom_reward_function.name=trajectory"]
+    cfg = config(*overrides, "+custom_reward_function.reward_kwargs.scale=3")
     score = load_reward_manager(cfg).compute_score
     assert score is not None and score(data_source="d", steps=[1, 2], extra_info={}) == 6
     with pytest.raises(TypeError, check=mentions("'scale'")):
-        load_reward_manager(config(*words))
+        load_reward_manager(config(*overrides))
 
 
 GDPO = "algorithm.adv_estimator=gdpo"
 
 
-def test_weights_join_several_rewards_and_gdpo_reads_the_same(job):
-    words = [*job, "custom_reward_function.name=parts", GDPO]
-    cfg = config(*words, "+reward_model.weights={accuracy: 1, format: 0.2}")
+def test_weights_combine_rewards_and_are_shared_with_gdpo(job):
+    overrides = [*job, "custom_reward_function.name=parts", GDPO]
+    cfg = config(*overrides, "+reward_model.weights={accuracy: 1, format: 0.2}")
     assert cfg.env.dataset.reward.weights == {"accuracy": 1.0, "format": 0.2}
     assert cfg.algorithm.gdpo_reward_keys == ["accuracy", "format"]
     assert cfg.algorithm.gdpo_reward_weights == [1.0, 0.2]
     assert find_dry_run_problems(cfg) == []
-    (found,) = find_dry_run_problems(config(*words[:-1], "+reward_model.weights={fromat: 1}"))
-    assert "names 'fromat', which it did not return; allowed: accuracy, format" in found
-    (found,) = find_dry_run_problems(config(*words[:-1]))
-    assert "or name the rewards of the dictionary in reward_model.weights" in found
-    own = config(*words, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}")
-    assert own.algorithm.gdpo_reward_weights == []
+    (problem,) = find_dry_run_problems(config(*overrides[:-1], "+reward_model.weights={fromat: 1}"))
+    assert "names 'fromat', which it did not return; allowed: accuracy, format" in problem
+    (problem,) = find_dry_run_problems(config(*overrides[:-1]))
+    assert "or name the rewards of the dictionary in reward_model.weights" in problem
+    explicit = config(
+        *overrides, "algorithm.gdpo_reward_keys=[format]", "+reward_model.weights={format: 2}"
+    )
+    assert explicit.algorithm.gdpo_reward_weights == []
 
 
 def test_weights_without_a_function_are_refused():
-    for words in ([], ["data.train_files=a.jsonl"], ["env.env_name=number_line"]):
-        (found,) = problems(*words, "+reward_model.weights={accuracy: 1}")
-        assert found.startswith("reward_model.weights={'accuracy': 1.0}: there is no function")
-    own = ["data.train_files=a.jsonl", "env.dataset.reward.path=g.py"]
-    assert problems(*own, "+reward_model.weights={accuracy: 1}") == []
+    for overrides in ([], ["data.train_files=a.jsonl"], ["env.env_name=number_line"]):
+        (problem,) = problems(*overrides, "+reward_model.weights={accuracy: 1}")
+        assert problem.startswith("reward_model.weights={'accuracy': 1.0}: there is no function")
+    with_function = ["data.train_files=a.jsonl", "env.dataset.reward.path=g.py"]
+    assert problems(*with_function, "+reward_model.weights={accuracy: 1}") == []

@@ -1,4 +1,4 @@
-"""The doctor sees what is missing, says what to do, and tries what it can."""
+"""The doctor reports missing requirements with a fix, and runs smoke tests."""
 
 import collections
 import io
@@ -17,23 +17,34 @@ from verl.trainer.launch.doctor.facts import FindingState, MachineFinding, colle
 Usage = collections.namedtuple("Usage", "total used free")
 
 
-def found(directory=Path()):
+def findings_by_name(directory=Path()):
     return {finding.name: finding for finding in collect_findings(directory)}
 
 
-def test_every_question_has_an_answer_and_this_machine_trains():
-    findings = found()
-    asked = {"Python", "torch", "ray", "vLLM", "CPU", "cores", "threads", "memory", "gloo", "NCCL"}
-    asked |= {"shared memory", "open files", "Java", "disk", "environments", "instructions"}
-    assert asked <= set(findings) and all(finding.value for finding in findings.values())
+def test_every_requirement_has_a_value_and_this_machine_can_train():
+    findings = findings_by_name()
+    required = {
+        "Python",
+        "torch",
+        "ray",
+        "vLLM",
+        "CPU",
+        "cores",
+        "threads",
+        "memory",
+        "gloo",
+        "NCCL",
+    }
+    required |= {"shared memory", "open files", "Java", "disk", "environments", "instructions"}
+    assert required <= set(findings) and all(finding.value for finding in findings.values())
     assert FindingState.MISSING not in {finding.state for finding in findings.values()}
     assert all(finding.fix for finding in findings.values() if finding.state is not FindingState.OK)
 
 
-def test_a_missing_library_is_missing_and_vllm_only_noted(monkeypatch):
-    lacking = ("tensordict", *facts.ENGINES)
-    monkeypatch.setattr(facts, "get_version", lambda name: None if name in lacking else "1.0")
-    findings = found()
+def test_missing_library_is_missing_and_missing_vllm_a_note(monkeypatch):
+    not_installed = ("tensordict", *facts.ENGINES)
+    monkeypatch.setattr(facts, "get_version", lambda name: None if name in not_installed else "1.0")
+    findings = findings_by_name()
     assert (
         findings["tensordict"].state is FindingState.MISSING
         and "pip install" in findings["tensordict"].fix
@@ -50,17 +61,17 @@ def test_a_missing_library_is_missing_and_vllm_only_noted(monkeypatch):
         ((3, 0), (3, 1), FindingState.MISSING),
     ],
 )
-def test_a_python_without_pinned_packages_is_missing(oldest, newest, state, monkeypatch):
+def test_python_without_pinned_packages_is_missing(oldest, newest, state, monkeypatch):
     monkeypatch.setattr(facts, "OLDEST_PYTHON", oldest)
     monkeypatch.setattr(facts, "NEWEST_PYTHON", newest)
-    assert found()["Python"].state is state
+    assert findings_by_name()["Python"].state is state
 
 
-def test_little_memory_files_and_disk_are_noted(monkeypatch):
+def test_little_memory_disk_and_few_open_files_are_notes(monkeypatch):
     usage = Usage(64 * 2**20, 0, 64 * 2**20)
     monkeypatch.setattr(facts.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(facts.resource, "getrlimit", lambda which: (256, 4096))
-    findings = found()
+    findings = findings_by_name()
     for name, fix in {
         "shared memory": "--shm-size",
         "disk": "1 to 3 GB",
@@ -70,34 +81,34 @@ def test_little_memory_files_and_disk_are_noted(monkeypatch):
     assert "0.1 GB" in findings["shared memory"].value
 
 
-def test_a_directory_that_cannot_be_written_is_missing(tmp_path):
-    finding = found(tmp_path / "not there")["disk"]
+def test_unwritable_directory_is_missing(tmp_path):
+    finding = findings_by_name(tmp_path / "not there")["disk"]
     assert finding.state is FindingState.MISSING and "No such file" in finding.value
 
 
-def test_no_java_names_who_needs_it(monkeypatch, tmp_path):
+def test_missing_java_names_the_environments_that_need_it(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    finding = found()["Java"]
+    finding = findings_by_name()["Java"]
     assert finding.state is FindingState.NOTE and "scienceworld" in finding.fix
 
 
-def test_no_limit_is_no_limit(monkeypatch):
-    endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(facts.resource, "getrlimit", lambda which: endless)
-    assert found()["open files"] == MachineFinding("open files", "unlimited")
+def test_unlimited_open_files_are_ok(monkeypatch):
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(facts.resource, "getrlimit", lambda which: unlimited)
+    assert findings_by_name()["open files"] == MachineFinding("open files", "unlimited")
 
 
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("note", 0), ("MISSING", 1)])
-def test_only_what_every_run_needs_changes_the_status(state, status):
+def test_only_missing_requirements_change_the_status(state, status):
     out = io.StringIO()
-    findings = [MachineFinding("[thing]", "x" * 200, FindingState(state), "mend it")]
+    findings = [MachineFinding("[thing]", "x" * 200, FindingState(state), "install it")]
     assert doctor.print_report(findings, Console(file=out)) == status
     lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 100 and "mend it" in out.getvalue() and "[thing]" in lines[0]
+    assert max(map(len, lines)) <= 100 and "install it" in out.getvalue() and "[thing]" in lines[0]
     assert ("until this is fixed: [thing]" in lines[-1]) == bool(status)
 
 
-def test_a_part_that_hangs_or_fails_is_a_finding():
+def test_hanging_or_failing_smoke_test_is_a_finding():
     (hung,) = smoke.run_smoke_tests(["environment"], deadline_s=0.01)
     assert hung.state is FindingState.MISSING and hung.value == "no result after 0.01 s"
     (failed,) = smoke.run_smoke_tests(["no such part"])
@@ -105,19 +116,19 @@ def test_a_part_that_hangs_or_fails_is_a_finding():
     assert failed.fix.endswith("python -m verl.trainer.launch.doctor.smoke no such part")
 
 
-def test_an_engine_and_the_trainer_are_tried():
+def test_smoke_test_runs_an_engine_and_the_trainer():
     (finding,) = smoke.run_smoke_tests(["engine and trainer"])
     assert finding.state is FindingState.OK and "1 step" in finding.value, finding
 
 
-def test_the_command_looks_without_torch_and_without_a_trial():
+def test_command_without_smoke_tests_needs_no_torch():
     code = "import sys, verl.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "verl.doctor", "--no-smoke"],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0 and "smoke" not in done.stdout, done.stderr
-    assert done.stdout.splitlines()[-1] == "all requirements are met"
+    assert result.returncode == 0 and "smoke" not in result.stdout, result.stderr
+    assert result.stdout.splitlines()[-1] == "all requirements are met"

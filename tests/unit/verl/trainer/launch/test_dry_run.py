@@ -1,4 +1,4 @@
-"""``--check``: everything up to starting, with reward, estimator and loss called once."""
+"""``--check``: all steps before the start, with one trial call of reward, estimator and loss."""
 
 import subprocess
 import sys
@@ -16,42 +16,42 @@ from verl.trainer.launch.dry_run import inspect_calls
 
 
 def find_dry_run_problems(cfg: PPOConfig) -> list[str]:
-    """The problems that ``inspect_calls`` finds."""
+    """Return the problems that ``inspect_calls`` finds."""
     return list(inspect_calls(cfg).problems)
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    place = tmp_path_factory.mktemp("check")
-    policy = make_tiny_policy(place / "policy")
+def overrides(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("check")
+    policy = make_tiny_policy(directory / "policy")
     return [
         f"actor_rollout_ref.model.path={policy}",
         "env.env_name=number_line",
-        f"trainer.default_local_dir={place}/run",
+        f"trainer.default_local_dir={directory}/run",
     ]
 
 
 @pytest.fixture
-def check(words, monkeypatch, capsys):
-    """Exit status and both outputs of ``--check``."""
+def check(overrides, monkeypatch, capsys):
+    """Return a function that runs ``--check`` and returns exit status and both outputs."""
     monkeypatch.setattr(main_ppo, "train", lambda cfg: pytest.fail("the run was started"))
 
-    def run(*more: str) -> tuple[int, str, str]:
-        status = main_ppo.main(["--check", *words, *more])
+    def run(*extra: str) -> tuple[int, str, str]:
+        status = main_ppo.main(["--check", *overrides, *extra])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
     return run
 
 
-def test_a_run_that_could_start_is_planned_and_not_started(check, words):
+def test_valid_run_is_planned_and_not_started(check, overrides):
     status, out, err = check()
     assert status == 0 and not err
     assert "trajectories" in out and "checked, nothing was started" in out
-    assert load_config("ppo_trainer", words).trainer.default_local_dir.endswith("/run")
+    assert load_config("ppo_trainer", overrides).trainer.default_local_dir.endswith("/run")
 
 
-def test_every_other_mistake_is_found_as_well(check):
+def test_all_mistakes_are_reported_together(check):
     status, out, err = check("data.max_prompt_length=9", "trainer.seed=one", "env.rollout.n=1")
     assert status == 2 and not out and err.count("  - ") == 2
     status, _, err = check("data.max_prompt_length=9")
@@ -59,8 +59,8 @@ def test_every_other_mistake_is_found_as_well(check):
 
 
 @pytest.mark.parametrize("name", AdvantageEstimator)
-def test_every_estimator_that_ships_takes_the_made_up_rows(words, name):
-    cfg = load_config("ppo_trainer", [*words, f"algorithm.adv_estimator={name}"])
+def test_every_shipped_estimator_accepts_the_trial_rows(overrides, name):
+    cfg = load_config("ppo_trainer", [*overrides, f"algorithm.adv_estimator={name}"])
     assert find_dry_run_problems(cfg) == []
 
 
@@ -72,7 +72,7 @@ def test_every_estimator_that_ships_takes_the_made_up_rows(words, name):
         ("return float('nan')", "nan"),
     ],
 )
-def test_a_reward_function_is_called_once(check, tmp_path, body, why):
+def test_reward_function_is_called_once(check, tmp_path, body, why):
     (tmp_path / "mine.py").write_text(f"def compute_score(data_source, steps, extra_info): {body}")
     key = f"custom_reward_function.path={tmp_path}/mine.py"
     status, _, err = check(key)
@@ -87,17 +87,17 @@ def test_a_reward_function_is_called_once(check, tmp_path, body, why):
         ("return token_level_rewards / 0, token_level_rewards", "advantages"),
     ],
 )
-def test_an_estimator_is_called_once(words, monkeypatch, body, why):
-    space: dict = {}
-    exec(f"def estimator(token_level_rewards): {body}", space)
+def test_estimator_is_called_once(overrides, monkeypatch, body, why):
+    namespace: dict = {}
+    exec(f"def estimator(token_level_rewards): {body}", namespace)
     monkeypatch.setattr(registry, "ADV_ESTIMATORS", dict(registry.ADV_ESTIMATORS))
-    registry.register_adv_est("of_this_test")(space["estimator"])
-    cfg = load_config("ppo_trainer", [*words, "algorithm.adv_estimator=of_this_test"])
-    (found,) = find_dry_run_problems(cfg)
-    assert found.startswith("algorithm.adv_estimator='of_this_test': ") and why in found
+    registry.register_adv_est("of_this_test")(namespace["estimator"])
+    cfg = load_config("ppo_trainer", [*overrides, "algorithm.adv_estimator=of_this_test"])
+    (problem,) = find_dry_run_problems(cfg)
+    assert problem.startswith("algorithm.adv_estimator='of_this_test': ") and why in problem
 
 
-def test_a_policy_loss_is_called_once(words, monkeypatch):
+def test_policy_loss_is_called_once(overrides, monkeypatch):
     monkeypatch.setattr(registry, "POLICY_LOSSES", dict(registry.POLICY_LOSSES))
 
     def loss(old_log_prob, log_prob, **_):
@@ -106,11 +106,13 @@ def test_a_policy_loss_is_called_once(words, monkeypatch):
 
     registry.register_policy_loss("of_this_test")(loss)
     key = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    (found,) = find_dry_run_problems(load_config("ppo_trainer", [*words, f"{key}=of_this_test"]))
-    assert found.startswith(f"{key}='of_this_test': on made-up rows it is -inf")
+    (problem,) = find_dry_run_problems(
+        load_config("ppo_trainer", [*overrides, f"{key}=of_this_test"])
+    )
+    assert problem.startswith(f"{key}='of_this_test': on made-up rows it is -inf")
 
 
-def test_a_check_starts_no_ray(words):
+def test_check_starts_no_ray(overrides):
     code = (
         "import sys\n"
         "from verl.trainer.main_ppo import main\n"
@@ -118,18 +120,21 @@ def test_a_check_starts_no_ray(words):
         "ray = sys.modules.get('ray')\n"
         "sys.exit(status or bool(ray and ray.is_initialized()))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, "--check", *words], capture_output=True, text=True, timeout=300
+    result = subprocess.run(
+        [sys.executable, "-c", code, "--check", *overrides],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_what_is_shown_does_not_look_like_approval(capsys):
+def test_shown_config_states_that_it_was_not_checked(capsys):
     assert main_ppo.main(["--cfg", "job", "env.rollout.n=1"]) == 0
     assert capsys.readouterr().out.startswith("# composed, not checked: use --check")
 
 
 @pytest.mark.parametrize("other", [["--cfg", "job"], ["--explain", "env.rollout.n"]])
-def test_check_is_not_passed_over_for_something_shown(check, other):
+def test_check_is_refused_together_with_options_that_show(check, other):
     status, out, err = check(*other)
     assert status == 2 and not out and "--cfg and --explain check nothing" in err

@@ -1,4 +1,4 @@
-"""Checkpoints become directories that transformers and peft load, with the trainer's log-probs."""
+"""Checkpoints are exported to directories that transformers and peft load, with equal log-probs."""
 
 from pathlib import Path
 
@@ -23,7 +23,8 @@ def policy(tmp_path_factory):
 
 
 def trained_run(config: ActorRolloutRefConfig, run: Path) -> tuple[Path, torch.Tensor]:
-    """A run directory with a checkpoint of a trained actor, and the log-probs of its weights."""
+    """Return the checkpoint of a trained actor in a run directory, and the log-probs of its
+    weights."""
     worker = ActorWorker(config, device="cpu")
     worker.init_model()
     data = random_rows()
@@ -50,54 +51,54 @@ def with_lora(path: Path) -> ActorRolloutRefConfig:
 
 @pytest.mark.parametrize("lora", [False, True])
 @pytest.mark.parametrize("role", ["", "actor"])
-def test_an_export_has_the_log_probs_of_the_trainer(policy, tmp_path, capsys, lora, role):
+def test_export_has_the_log_probs_of_the_trainer(policy, tmp_path, capsys, lora, role):
     config = with_lora(policy) if lora else policy_config(policy)
     checkpoint, expected = trained_run(config, tmp_path / "run")
     target = tmp_path / "exported"
     assert main_export.main([f"checkpoint={checkpoint / role}", f"target={target}"]) == 0
     assert capsys.readouterr().out == f"{target}\n"
-    found, _ = padded_scores(target, random_rows())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    actual, _ = padded_scores(target, random_rows())
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
     before, _ = padded_scores(policy, random_rows())
-    assert (before - expected).abs().max() > 1e-4  # training had moved them
+    assert (before - expected).abs().max() > 1e-4  # training changed the weights
     model = AutoModelForCausalLM.from_pretrained(target)
     assert model.config._attn_implementation == "sdpa" and model.config.use_cache
     assert AutoTokenizer.from_pretrained(target)("go to").input_ids
 
 
-def test_weights_are_written_in_the_dtype_that_is_asked_for(policy, tmp_path, capsys):
+def test_weights_are_written_in_the_requested_dtype(policy, tmp_path, capsys):
     checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
     written = {}
     for dtype in ("float32", "bfloat16"):
         target = tmp_path / dtype
-        words = [f"checkpoint={checkpoint}", f"target={target}", f"dtype={dtype}"]
-        assert main_export.main(words) == 0
+        arguments = [f"checkpoint={checkpoint}", f"target={target}", f"dtype={dtype}"]
+        assert main_export.main(arguments) == 0
         written[dtype] = load_file(target / "model.safetensors")
         assert {tensor.dtype for tensor in written[dtype].values()} == {getattr(torch, dtype)}
         assert AutoConfig.from_pretrained(target).dtype == getattr(torch, dtype)
     for name, tensor in written["float32"].items():
         torch.testing.assert_close(written["bfloat16"][name], tensor.bfloat16(), atol=0, rtol=0)
-    assert main_export.main([*words, "dtype=int8"]) == 2
+    assert main_export.main([*arguments, "dtype=int8"]) == 2
     assert "dtype=" in capsys.readouterr().err
 
 
-def test_adapters_alone_load_on_the_model_they_belong_to(policy, tmp_path):
+def test_exported_adapters_load_on_the_base_model(policy, tmp_path):
     peft = pytest.importorskip("peft")
     checkpoint, expected = trained_run(with_lora(policy), tmp_path / "run")
     target = tmp_path / "adapters"
-    words = [f"checkpoint={checkpoint}", f"target={target}", "lora=adapters"]
-    assert main_export.main(words) == 0
+    arguments = [f"checkpoint={checkpoint}", f"target={target}", "lora=adapters"]
+    assert main_export.main(arguments) == 0
     assert not (target / "model.safetensors").exists()
     base = AutoModelForCausalLM.from_pretrained(policy)
     peft.PeftModel.from_pretrained(base, target).merge_and_unload().save_pretrained(
         tmp_path / "joined"
     )
-    found, _ = padded_scores(tmp_path / "joined", random_rows())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    actual, _ = padded_scores(tmp_path / "joined", random_rows())
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "said"),
+    ("change", "arguments", "message"),
     [
         ("other", [], "do not fit the model"),
         ("torn", [], "SHA-256 differs"),
@@ -109,10 +110,10 @@ def test_adapters_alone_load_on_the_model_they_belong_to(policy, tmp_path):
         ("none", ["lorra=merged"], "did you mean lora"),
     ],
 )
-def test_what_cannot_be_exported_is_refused(policy, tmp_path, capsys, change, words, said):
+def test_invalid_export_is_refused(policy, tmp_path, capsys, change, arguments, message):
     checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
     if change == "other":
-        words = [f"model_path={make_tiny_policy(tmp_path / 'wide', hidden=64, layers=1)}"]
+        arguments = [f"model_path={make_tiny_policy(tmp_path / 'wide', hidden=64, layers=1)}"]
     if change == "torn":
         (shards,) = (checkpoint / "actor").glob("shard-*-00001-of-*")
         with shards.open("r+b") as file:
@@ -123,39 +124,40 @@ def test_what_cannot_be_exported_is_refused(policy, tmp_path, capsys, change, wo
     if change == "nameless":
         (tmp_path / "run" / "config.yaml").unlink()
     target = tmp_path / "exported"
-    assert main_export.main([f"checkpoint={checkpoint}", f"target={target}", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert main_export.main([f"checkpoint={checkpoint}", f"target={target}", *arguments]) == 2
+    assert message in capsys.readouterr().err
     assert not target.exists()
 
 
-def test_required_keys_and_help(capsys):
+def test_required_keys_are_named_and_help_is_shown(capsys):
     assert main_export.main(["lora=merged"]) == 2
-    said = capsys.readouterr().err
-    assert "checkpoint: required" in said and "target: required" in said
+    error_text = capsys.readouterr().err
+    assert "checkpoint: required" in error_text and "target: required" in error_text
     assert main_export.main(["--help"]) == 0
     assert "lora  (" in capsys.readouterr().out
 
 
-def test_an_export_deletes_nothing_that_it_did_not_write(policy, tmp_path, monkeypatch):
+def test_export_deletes_only_files_that_it_wrote(policy, tmp_path, monkeypatch):
     checkpoint, _ = trained_run(policy_config(policy), tmp_path / "run")
-    mine = tmp_path / "precious" / "sub" / "thesis.txt"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("mine")
+    user_file = tmp_path / "precious" / "sub" / "thesis.txt"
+    user_file.parent.mkdir(parents=True)
+    user_file.write_text("mine")
     monkeypatch.chdir(tmp_path / "precious")
-    places = {
-        "foreign": mine.parent.parent,
+    targets = {
+        "foreign": user_file.parent.parent,
         "the run": tmp_path / "run",
         "inside the run": checkpoint / "actor" / "exported",
         "above": tmp_path,
-        "a file": mine,
+        "a file": user_file,
         "here": Path(),
     }
-    for target in places.values():
+    for target in targets.values():
         assert main_export.main([f"checkpoint={checkpoint}", f"target={target}"]) == 2
-    assert mine.read_text() == "mine" and (checkpoint / "manifest.json").is_file()
-    asked = [f"checkpoint={checkpoint}", f"target={tmp_path / 'exported'}"]
-    assert main_export.main(asked) == main_export.main(asked) == 0  # its own may be replaced
+    assert user_file.read_text() == "mine" and (checkpoint / "manifest.json").is_file()
+    arguments = [f"checkpoint={checkpoint}", f"target={tmp_path / 'exported'}"]
+    # An earlier export may be replaced.
+    assert main_export.main(arguments) == main_export.main(arguments) == 0
     (tmp_path / "exported" / "notes.txt").write_text("mine")
-    assert main_export.main(asked) == 2
-    assert main_export.main([*asked, "overwrite=true"]) == 0
+    assert main_export.main(arguments) == 2
+    assert main_export.main([*arguments, "overwrite=true"]) == 0
     assert not (tmp_path / "exported" / "notes.txt").exists()

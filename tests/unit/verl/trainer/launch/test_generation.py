@@ -1,4 +1,4 @@
-"""``main_generation``: n answers for every prompt of a file, written beside it."""
+"""``main_generation`` writes n answers for every prompt of a file."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ROWS = [
 ]
 HANGING = """
 import sys, time
-from transformers import Qwen3ForCausalLM  # loading is no movement: what takes long comes before
+from transformers import Qwen3ForCausalLM  # loading gives no heartbeat, so slow imports come first
 from verl.trainer import main_generation
 from verl.utils import watchdog
 from verl.workers.rollout.hf import HFEngine
@@ -44,51 +44,51 @@ def write_jsonl(path, rows):
     return path
 
 
-def words(policy, path, *more: str) -> list[str]:
+def arguments_for(policy, path, *extra: str) -> list[str]:
     engine = ("rollout.name=hf", "rollout.dtype=float32", "rollout.num_threads=1")
     lengths = ("data.max_prompt_length=64", "data.max_response_length=8")
-    return [f"model.path={policy}", f"data.path={path}", *engine, *lengths, *more]
+    return [f"model.path={policy}", f"data.path={path}", *engine, *lengths, *extra]
 
 
-def test_answers_stand_beside_the_prompts(policy, tmp_path, capsys):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
-    assert main_generation.main(words(policy, path, "data.n_samples=3")) == 0
-    target = tmp_path / "asked.generated.jsonl"
+def test_answers_are_written_next_to_the_prompts(policy, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
+    assert main_generation.main(arguments_for(policy, path, "data.n_samples=3")) == 0
+    target = tmp_path / "prompts.generated.jsonl"
     assert capsys.readouterr().out == f"{target}\n"
-    found = list(read_rows(target))
-    assert [{k: row[k] for k in ("prompt", "id")} for row in found] == ROWS
-    assert [len(row["responses"]) for row in found] == [3, 3]
-    first = found[0]["responses"]
-    assert len(set(first)) == 3  # at temperature 1 a random policy says something else each time
+    rows = list(read_rows(target))
+    assert [{k: row[k] for k in ("prompt", "id")} for row in rows] == ROWS
+    assert [len(row["responses"]) for row in rows] == [3, 3]
+    first = rows[0]["responses"]
+    assert len(set(first)) == 3  # at temperature 1 a random policy gives different answers
     tokenizer = AutoTokenizer.from_pretrained(policy)
     assert all(1 <= len(tokenizer(text).input_ids) <= 12 for text in first)
-    # The same seed gives the same answers, another one others.
+    # The same seed gives the same answers, another seed gives others.
     again = ["data.n_samples=3", f"data.output_path={tmp_path / 'again.jsonl'}"]
-    assert main_generation.main(words(policy, path, *again)) == 0
-    assert list(read_rows(tmp_path / "again.jsonl")) == found
-    assert main_generation.main(words(policy, path, *again, "rollout.seed=1")) == 2
+    assert main_generation.main(arguments_for(policy, path, *again)) == 0
+    assert list(read_rows(tmp_path / "again.jsonl")) == rows
+    assert main_generation.main(arguments_for(policy, path, *again, "rollout.seed=1")) == 2
     replaced = [*again, "rollout.seed=1", "data.overwrite=true"]
-    assert main_generation.main(words(policy, path, *replaced)) == 0
-    assert list(read_rows(tmp_path / "again.jsonl")) != found
+    assert main_generation.main(arguments_for(policy, path, *replaced)) == 0
+    assert list(read_rows(tmp_path / "again.jsonl")) != rows
 
 
-def test_parquet_in_and_out_and_greedy(policy, tmp_path):
+def test_parquet_files_and_greedy_answers(policy, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
 
     rows = [{"question": "Where is the mug?"}, {"question": "Where is the egg?"}]
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "asked.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "prompts.parquet")
     options = ("data.prompt_key=question", "rollout.do_sample=false")
-    target = ("data.response_key=said",)
-    command = words(policy, tmp_path / "asked.parquet", *options, *target)
+    target = ("data.response_key=answers",)
+    command = arguments_for(policy, tmp_path / "prompts.parquet", *options, *target)
     assert main_generation.main(command) == 0
-    found = list(read_rows(tmp_path / "asked.generated.parquet"))
-    assert [row["question"] for row in found] == [row["question"] for row in rows]
-    assert all(len(row["said"]) == 1 for row in found)
+    generated = list(read_rows(tmp_path / "prompts.generated.parquet"))
+    assert [row["question"] for row in generated] == [row["question"] for row in rows]
+    assert all(len(row["answers"]) == 1 for row in generated)
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("extra", "message"),
     [
         (["data.prompt_key=question"], "row 0: column 'question' .* one of prompt, id"),
         (["data.max_prompt_length=4"], "row 0 has .* fix: set data.max_prompt_length="),
@@ -102,17 +102,17 @@ def test_parquet_in_and_out_and_greedy(policy, tmp_path):
         (["data.n_samples=2", "rollout.top_k=1"], "data.n_samples=2.*top_k=1"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(policy, tmp_path, capsys, more, said):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
-    assert main_generation.main(words(policy, path, *more)) == 2
+def test_invalid_generation_is_refused(policy, tmp_path, capsys, extra, message):
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
+    assert main_generation.main(arguments_for(policy, path, *extra)) == 2
     error = capsys.readouterr().err
 
-    assert re.search(said, error), error
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["asked.jsonl"]
+    assert re.search(message, error), error
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["prompts.jsonl"]
 
 
 @pytest.mark.parametrize(
-    ("row", "more", "key"),
+    ("row", "extra", "key"),
     [
         ({"prompt": 5}, [], "data.path="),
         ({"prompt": None}, [], "data.path="),
@@ -132,11 +132,11 @@ def test_what_cannot_be_answered_is_refused(policy, tmp_path, capsys, more, said
         ({"prompt": "what?"}, ["rollout.max_model_len=2"], "rollout.max_model_len"),
     ],
 )
-def test_mistakes_end_with_the_key_and_status_2(policy, tmp_path, capsys, row, more, key):
-    path = write_jsonl(tmp_path / "asked.jsonl", [row])
-    assert main_generation.main(words(policy, path, *more)) == 2
+def test_mistakes_are_refused_with_key_and_status_2(policy, tmp_path, capsys, row, extra, key):
+    path = write_jsonl(tmp_path / "prompts.jsonl", [row])
+    assert main_generation.main(arguments_for(policy, path, *extra)) == 2
     assert f"  - {key}" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["asked.jsonl"]
+    assert [file.name for file in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -149,59 +149,59 @@ def test_mistakes_end_with_the_key_and_status_2(policy, tmp_path, capsys, row, m
         ([{"prompt": "a", "n": 2**70}], "out.jsonl"),
     ],
 )
-def test_rows_that_differ_keep_all_columns(policy, tmp_path, capsys, rows, name):
-    path = write_jsonl(tmp_path / "asked.jsonl", rows)
+def test_rows_with_different_columns_keep_all_columns(policy, tmp_path, capsys, rows, name):
+    path = write_jsonl(tmp_path / "prompts.jsonl", rows)
     target = f"data.output_path={tmp_path / 'out.parquet'}"
-    assert main_generation.main(words(policy, path, target)) == 0
+    assert main_generation.main(arguments_for(policy, path, target)) == 0
     assert capsys.readouterr().out == f"{tmp_path / name}\n"
-    for found, row in zip(read_rows(tmp_path / name), rows, strict=True):
-        assert len(found.pop("responses")) == 1
-        # What a row lacks, and an object without keys, is null in a table.
-        assert {key: value or {} for key, value in found.items() if value or key in row} == row
-    assert {file.name for file in tmp_path.iterdir()} == {"asked.jsonl", name}
+    for written, row in zip(read_rows(tmp_path / name), rows, strict=True):
+        assert len(written.pop("responses")) == 1
+        # In a table, a missing value and an object without keys are null.
+        assert {key: value or {} for key, value in written.items() if value or key in row} == row
+    assert {file.name for file in tmp_path.iterdir()} == {"prompts.jsonl", name}
 
 
-def test_answers_of_a_generation_that_fails_are_kept(policy, tmp_path, monkeypatch):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+def test_answers_of_a_failed_generation_are_kept(policy, tmp_path, monkeypatch):
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     step = HFEngine.step
 
-    def then_fails(engine):
+    def step_then_fail(engine):
         results = step(engine)
         if results:
             patch.setattr(HFEngine, "has_work", lambda _: 1 / 0)
         return results
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(HFEngine, "step", then_fails)
-        main_generation.main(words(policy, path, "data.n_samples=2"))
-    kept = list(read_rows(tmp_path / "asked.generated.partial.jsonl"))
-    assert kept and all(set(answer) == {"row", "sample", "responses"} for answer in kept)
-    # Another try puts them aside.
-    assert main_generation.main(words(policy, path, "data.n_samples=2")) == 0
+        patch.setattr(HFEngine, "step", step_then_fail)
+        main_generation.main(arguments_for(policy, path, "data.n_samples=2"))
+    partial = list(read_rows(tmp_path / "prompts.generated.partial.jsonl"))
+    assert partial and all(set(answer) == {"row", "sample", "responses"} for answer in partial)
+    # Another run renames the partial file.
+    assert main_generation.main(arguments_for(policy, path, "data.n_samples=2")) == 0
     assert {file.name for file in tmp_path.iterdir()} == {
-        "asked.jsonl",
-        "asked.generated.jsonl",
-        "asked.generated.partial.1.jsonl",
+        "prompts.jsonl",
+        "prompts.generated.jsonl",
+        "prompts.generated.partial.1.jsonl",
     }
 
 
-def test_the_prompts_are_not_written_over(policy, tmp_path, capsys):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
-    assert main_generation.main(words(policy, path, f"data.output_path={path}")) == 2
+def test_prompts_file_is_never_overwritten(policy, tmp_path, capsys):
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
+    assert main_generation.main(arguments_for(policy, path, f"data.output_path={path}")) == 2
     assert "never overwritten" in capsys.readouterr().err
     assert list(read_rows(path)) == ROWS
 
 
-def test_an_engine_that_hangs_ends_the_command(policy, tmp_path):
-    path = write_jsonl(tmp_path / "asked.jsonl", ROWS)
+def test_hanging_engine_ends_the_command(policy, tmp_path):
+    path = write_jsonl(tmp_path / "prompts.jsonl", ROWS)
     module = tmp_path / "hanging.py"
     module.write_text(HANGING)
-    short = ("trainer.waiting_log_s=0.5", "trainer.stall_timeout_s=8")
-    command = [sys.executable, str(module), *words(policy, path, *short)]
+    timeouts = ("trainer.waiting_log_s=0.5", "trainer.stall_timeout_s=8")
+    command = [sys.executable, str(module), *arguments_for(policy, path, *timeouts)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environ)
-    assert ended.returncode == 1, ended.stderr
-    assert "Stalled: generation made no progress for " in ended.stderr
-    (stacks,) = (tmp_path / "asked.generated.logs").iterdir()
+    result = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environ)
+    assert result.returncode == 1, result.stderr
+    assert "Stalled: generation made no progress for " in result.stderr
+    (stacks,) = (tmp_path / "prompts.generated.logs").iterdir()
     assert "in hang" in stacks.read_text()
-    assert not (tmp_path / "asked.generated.jsonl").exists()
+    assert not (tmp_path / "prompts.generated.jsonl").exists()

@@ -1,4 +1,4 @@
-"""The composition root: which policy a run starts from, and how long its optimizers run."""
+"""Start of a run: the policy it starts from, and the number of optimizer steps."""
 
 import subprocess
 import sys
@@ -17,10 +17,10 @@ from verl.utils.stacks import STACKS_DIR
 from verl.utils.watchdog import Stalled
 
 
-def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_path, monkeypatch):
+def test_missing_policy_is_refused_and_not_replaced(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(
-        sft, "create_policy", lambda cfg: pytest.fail("no cold start was asked for")
+        sft, "create_policy", lambda cfg: pytest.fail("no cold start was requested")
     )
     for path in ("nobody/no-such-model", str(tmp_path / "nothing")):
         config = make_config()
@@ -29,7 +29,7 @@ def test_a_policy_that_is_nowhere_is_refused_and_not_replaced_by_another(tmp_pat
             launch.pin_models(config)
 
 
-def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypatch):
+def test_hub_name_resolves_to_its_cached_directory(tmp_path, monkeypatch):
     import huggingface_hub
 
     monkeypatch.setattr(
@@ -39,7 +39,7 @@ def test_a_hub_name_becomes_the_directory_of_its_cached_copy(tmp_path, monkeypat
     assert hub.model_directory(str(tmp_path)) == str(tmp_path)
 
 
-def test_a_cold_start_makes_a_policy_that_is_missing(tmp_path):
+def test_cold_start_is_needed_only_when_the_policy_is_missing(tmp_path):
     config = make_config()
     config.actor_rollout_ref.model.path = str(tmp_path / "policy")
     assert not launch.is_policy_missing(config)
@@ -49,7 +49,7 @@ def test_a_cold_start_makes_a_policy_that_is_missing(tmp_path):
     assert not launch.is_policy_missing(config)
 
 
-COLD = """
+COLD_START_SCRIPT = """
 import sys
 from verl.config.schema import SFTConfig
 from verl.trainer.launch import sft
@@ -64,26 +64,26 @@ sft.run_cold_start(SFTConfig())
 """
 
 
-def test_a_cold_start_answers_and_reports_to_the_run_that_it_is_for(tmp_path, monkeypatch):
+def test_cold_start_writes_stacks_and_heartbeats_for_its_run(tmp_path, monkeypatch):
     monkeypatch.setenv(STACKS_DIR, str(tmp_path))
-    subprocess.run([sys.executable, "-c", COLD], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", COLD_START_SCRIPT], check=True, timeout=120)
     assert {path.suffix for path in tmp_path.iterdir()} == {".txt", ".moved"}
     assert next(tmp_path.glob("*.txt")).read_text() == "cold start\n"
 
 
 @pytest.mark.parametrize("stage", ["tasks", "policy"])
-def test_what_comes_before_ray_is_watched(tmp_path, monkeypatch, stage):
+def test_stages_before_ray_are_watched(tmp_path, monkeypatch, stage):
     config = make_config()
     config.trainer.default_local_dir = str(tmp_path)
     config.trainer.stall_timeout_s = 0.1
-    stuck = {"tasks": "open_environments", "policy": "pin_models"}[stage]
+    hanging = {"tasks": "open_environments", "policy": "pin_models"}[stage]
     monkeypatch.setattr(launch, "open_environments", lambda _: (None, None))
-    monkeypatch.setattr(launch, stuck, lambda _: threading.Event().wait(60))
+    monkeypatch.setattr(launch, hanging, lambda _: threading.Event().wait(60))
     with pytest.raises(Stalled, match=f"^{stage} made no progress"):
         launch.run_ppo(config)
 
 
-def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
+def test_disabled_critic_needs_no_model(tmp_path):
     config = make_config()
     config.actor_rollout_ref.model.path, config.critic.model.path = (
         str(tmp_path),
@@ -96,7 +96,7 @@ def test_a_critic_that_nobody_asked_for_needs_no_model(tmp_path):
         launch.pin_models(config)
 
 
-def test_the_policy_has_no_optimizer_steps_while_only_the_critic_learns():
+def test_critic_warmup_reduces_the_actor_optimizer_steps():
     config = make_config()
     config.trainer.total_training_steps, config.trainer.critic_warmup = 10, 4
     actor, critic = config.actor_rollout_ref.actor, config.critic

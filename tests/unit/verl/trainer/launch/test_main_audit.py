@@ -1,4 +1,4 @@
-"""A credit audit's command line and what it leaves."""
+"""Command line of a credit audit, and the files and metrics it writes."""
 
 import json
 import math
@@ -23,7 +23,7 @@ POINT = AuditPoint(
     "a", 2, 3, True, ((0.0,), (1.0,), (1.0,), (0.0,)), {"logprob": (0.0, 1.0, 2.0, 3.0)}
 )
 UNKNOWN = (math.nan, math.nan, math.nan)
-FOUND = AuditResult(
+RESULT = AuditResult(
     points=7,
     plays=3,
     levels=((-0.5, -0.6, -0.4), (0.0, -0.1, 0.1), (0.5, 0.4, 0.6), (0.0, -0.1, 0.1)),
@@ -36,25 +36,29 @@ FOUND = AuditResult(
 )
 
 
-def test_a_run_directory_names_its_config_and_its_newest_policy(tmp_path):
+def test_run_directory_gives_the_config_and_the_newest_policy(tmp_path):
     (tmp_path / "config.yaml").write_text("env: {levels: true}\n")
-    words = build_audit_args([str(tmp_path), "trainer.seed=3"])
-    assert words[:4] == ["--config-path", str(tmp_path), "--config-name", "config"]
-    assert words[-2:] == ["trainer.resume_mode=disable", "trainer.seed=3"]
-    assert f"trainer.default_local_dir={tmp_path / 'audit'}" in words
+    arguments = build_audit_args([str(tmp_path), "trainer.seed=3"])
+    assert arguments[:4] == ["--config-path", str(tmp_path), "--config-name", "config"]
+    assert arguments[-2:] == ["trainer.resume_mode=disable", "trainer.seed=3"]
+    assert f"trainer.default_local_dir={tmp_path / 'audit'}" in arguments
     manager = CheckpointManager(tmp_path / "checkpoints")
     for step in (3, 12):
         manager.save(step, lambda path: (path / "weights").write_text("w"), {"global_step": step})
-    words = build_audit_args([str(tmp_path)])
-    assert words[-2] == "trainer.resume_mode=resume_path"
-    assert words[-1].startswith("trainer.resume_from_path=")
-    assert words[-1].endswith("global_step_12")
+    arguments = build_audit_args([str(tmp_path)])
+    assert arguments[-2] == "trainer.resume_mode=resume_path"
+    assert arguments[-1].startswith("trainer.resume_from_path=")
+    assert arguments[-1].endswith("global_step_12")
 
 
-def test_every_level_of_every_step_is_scored(tmp_path):
+def test_every_level_of_every_turn_is_scored(tmp_path):
     (tmp_path / "config.yaml").write_text("env: {levels: true}\n")
-    words = build_audit_args([str(tmp_path)])
-    keys = dict(word.removeprefix("algorithm.rlvcr.").split("=") for word in words if "=" in word)
+    arguments = build_audit_args([str(tmp_path)])
+    keys = dict(
+        argument.removeprefix("algorithm.rlvcr.").split("=")
+        for argument in arguments
+        if "=" in argument
+    )
     assert (keys["credit"], keys["alternatives"], keys["expand"]) == ("scored", "all", "all")
     assert (keys["step_fraction"], keys["permute"], keys["epsilon_levels"]) == (
         "1.0",
@@ -63,43 +67,47 @@ def test_every_level_of_every_step_is_scored(tmp_path):
     )
 
 
-def test_the_plan_says_what_the_audit_generates(tmp_path, capsys):
+def test_plan_states_what_the_audit_generates(tmp_path, capsys):
     policy = make_tiny_policy(tmp_path / "policy")
-    words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
-    words += ["algorithm.adv_estimator=rlvcr", "env.val_tasks=5", "env.rollout.n=3"]
-    words += ["actor_rollout_ref.rollout.name=hf"]
-    cfg = load_config("ppo_trainer", words)
+    arguments = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    arguments += ["algorithm.adv_estimator=rlvcr", "env.val_tasks=5", "env.rollout.n=3"]
+    arguments += ["actor_rollout_ref.rollout.name=hf"]
+    cfg = load_config("ppo_trainer", arguments)
     (tmp_path / "config.yaml").write_text(to_yaml(cfg))
-    words = ["algorithm.rlvcr.audit_points=7", "algorithm.rlvcr.audit_plays=2", "--check"]
-    assert main_audit.main([str(tmp_path), *words]) == 0
+    arguments = ["algorithm.rlvcr.audit_points=7", "algorithm.rlvcr.audit_plays=2", "--check"]
+    assert main_audit.main([str(tmp_path), *arguments]) == 0
     plan = capsys.readouterr().out
     assert "audit on number_line" in plan and "none: no training" in plan
     assert "5 validation tasks x 3 trajectories" in plan and "= 56 at most" in plan
     assert "in all" not in plan and "checkpoints every" not in plan
 
 
-@pytest.mark.parametrize("words", [[], ["--help"]])
-def test_without_a_run_directory_it_says_what_it_wants(words, capsys):
-    assert main_audit.main(words) == 0
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_without_a_run_directory_help_is_shown(arguments, capsys):
+    assert main_audit.main(arguments) == 0
     assert "verl.trainer.main_audit" in capsys.readouterr().out
 
 
-def test_another_directory_is_refused(tmp_path, capsys):
+def test_directory_without_config_is_refused(tmp_path, capsys):
     assert main_audit.main([str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert f"RUN_DIR='{tmp_path}'" in said and "config.yaml" in said and "fix:" in said
+    error_text = capsys.readouterr().err
+    assert (
+        f"RUN_DIR='{tmp_path}'" in error_text
+        and "config.yaml" in error_text
+        and "fix:" in error_text
+    )
 
 
-def check_audit(tmp_path, *words: str) -> int:
+def check_audit(tmp_path, *overrides: str) -> int:
     (tmp_path / "config.yaml").write_text("env: {env_name: number_line, levels: false}\n")
     policy = f"actor_rollout_ref.model.path={ROOT}/experiments/policies/relay"
     fixed = [policy, "actor_rollout_ref.rollout.name=hf", "env.rollout.n=2", "--check"]
-    return main_audit.main([str(tmp_path), *fixed, *words])
+    return main_audit.main([str(tmp_path), *fixed, *overrides])
 
 
-def test_without_levels_the_plan_names_actions(tmp_path, capsys):
-    words = ["audit_points=5", "audit_plays=2", "audit_actions=3"]
-    assert check_audit(tmp_path, *(f"algorithm.rlvcr.{word}" for word in words)) == 0
+def test_plan_of_an_audit_without_levels_names_actions(tmp_path, capsys):
+    settings = ["audit_points=5", "audit_plays=2", "audit_actions=3"]
+    assert check_audit(tmp_path, *(f"algorithm.rlvcr.{setting}" for setting in settings)) == 0
     assert "3 actions x 2 trajectories = 30 at most" in capsys.readouterr().out
 
 
@@ -111,14 +119,14 @@ def test_without_levels_the_plan_names_actions(tmp_path, capsys):
         ("audit_trajectories", '{"task_id": "number_line/0-1", "seed": 0, "actions": []}'),
     ],
 )
-def test_a_wrong_line_of_a_file_is_refused_before_the_start(tmp_path, capsys, key, line):
+def test_invalid_line_of_a_file_is_refused_before_the_start(tmp_path, capsys, key, line):
     file = tmp_path / "file.jsonl"
     file.write_text(f"\n{line}\n")
     assert check_audit(tmp_path, f"algorithm.rlvcr.{key}={file}") == 2
     assert f"{file}, line 2: " in capsys.readouterr().err
 
 
-def test_a_missing_file_is_refused(tmp_path, capsys):
+def test_missing_file_is_refused(tmp_path, capsys):
     assert check_audit(tmp_path, f"algorithm.rlvcr.audit_scores_file={tmp_path}/none.jsonl") == 2
     assert "none.jsonl" in capsys.readouterr().err
 
@@ -130,8 +138,8 @@ def test_recorded_trajectories_are_in_the_plan(tmp_path, capsys):
     assert "1 recorded trajectories" in capsys.readouterr().out
 
 
-def test_metrics_hold_what_is_known():
-    metrics = compute_audit_metrics(FOUND)
+def test_unknown_values_are_no_metrics():
+    metrics = compute_audit_metrics(RESULT)
     assert metrics["audit/points"] == 7.0 and metrics["audit/plays"] == 3.0
     assert metrics["audit/reliability"] == 0.75
     assert [metrics[f"audit/levels/level_3/effect{end}"] for end in ("", "_low", "_high")] == [
@@ -146,21 +154,21 @@ def test_metrics_hold_what_is_known():
     assert not [name for name in metrics if "gigpo" in name or "in_lost" in name]
 
 
-def test_tables_are_shown(capsys):
-    print_audit_tables(compute_audit_metrics(FOUND))
-    said = capsys.readouterr().out
-    assert "level 3" in said and "+0.500 (+0.400 to +0.600)" in said
-    assert "logprob" in said and "+0.40 (+0.30 to +0.50)" in said
+def test_tables_are_printed(capsys):
+    print_audit_tables(compute_audit_metrics(RESULT))
+    text = capsys.readouterr().out
+    assert "level 3" in text and "+0.500 (+0.400 to +0.600)" in text
+    assert "logprob" in text and "+0.40 (+0.30 to +0.50)" in text
 
 
-def test_every_point_is_kept(tmp_path):
-    kept = json.loads(write_points([POINT], FOUND, tmp_path).read_text())
-    assert kept["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
-    assert kept["audit"]["reliability"] == 0.75
+def test_every_point_is_written(tmp_path):
+    written = json.loads(write_points([POINT], RESULT, tmp_path).read_text())
+    assert written["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
+    assert written["audit"]["reliability"] == 0.75
 
 
-def test_the_report_finds_what_levels_earned(tmp_path):
+def test_report_loads_the_returns_of_levels(tmp_path):
     assert load_audit_returns(tmp_path) == {}
-    write_points([POINT], FOUND, tmp_path)
-    earned = load_audit_returns(tmp_path)[POINT.traj_uid, POINT.step]
-    assert [tuple(earned[level]) for level in (1, 2, 3, 4)] == list(POINT.returns)
+    write_points([POINT], RESULT, tmp_path)
+    returns = load_audit_returns(tmp_path)[POINT.traj_uid, POINT.step]
+    assert [tuple(returns[level]) for level in (1, 2, 3, 4)] == list(POINT.returns)

@@ -1,6 +1,5 @@
-"""What a cluster cannot hold is said by what Ray knows of its nodes, on a real Ray with pretended
-GPUs too.
-"""
+"""Placement problems of a cluster follow from Ray's list of nodes. Some tests use Ray with
+simulated GPUs."""
 
 import pytest
 import ray
@@ -39,11 +38,11 @@ def plan_of(cfg, device="cuda"):
     return RunPlan(cfg, device, engine_count(cfg, device))
 
 
-def said(cfg, *nodes, groups=3, cpus=1.0):
+def placement_problems(cfg, *nodes, groups=3, cpus=1.0):
     return list(find_placement_problems(cfg, nodes, groups, cpus))
 
 
-def test_auto_takes_the_gpus_of_the_cluster_and_not_those_of_the_driver():
+def test_auto_device_uses_the_gpus_of_the_cluster():
     assert choose_device("auto", [HEAD, GPU_NODE]) == "cuda"
     assert choose_device("auto", [HEAD]) == "cpu"
     assert choose_device("cpu", [GPU_NODE]) == "cpu" and choose_device("cuda", [HEAD]) == "cuda"
@@ -58,8 +57,8 @@ def test_auto_takes_the_gpus_of_the_cluster_and_not_those_of_the_driver():
         config(ranks=4, engines=None),
     ],
 )
-def test_what_fits_is_let_through(cfg):
-    assert said(cfg, HEAD, GPU_NODE) == []
+def test_fitting_placement_has_no_problem(cfg):
+    assert placement_problems(cfg, HEAD, GPU_NODE) == []
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_what_fits_is_let_through(cfg):
         (config(ranks=8), [HEAD, GPU_NODE], "trainer.n_gpus_per_node=8", "0"),
         (config(ranks=4, nnodes=2), [HEAD, GPU_NODE], "trainer.nnodes=2", "1"),
         (config(ranks=3, nnodes=2), [GPU_NODE, GPU_NODE], "", ""),
-        # 12 CPUs for four ranks, of which the node has 11
+        # four ranks need 12 CPUs, and the node has 11
         (config(ranks=4), [ClusterNode("thin", 11.0, 4.0)], "trainer.n_gpus_per_node=4", "12 CPUs"),
         (config(engines=3), [GPU_NODE], "actor_rollout_ref.rollout.num_workers=3", "2"),
         (
@@ -81,27 +80,27 @@ def test_what_fits_is_let_through(cfg):
         (config("cpu", ranks=20), [HEAD], "trainer.n_gpus_per_node=20", "60 CPUs"),
     ],
 )
-def test_what_does_not_fit_is_said_with_what_there_is(cfg, nodes, key, why):
-    found = said(cfg, *nodes)
+def test_misfit_is_refused_with_the_available_resources(cfg, nodes, key, why):
+    reported = placement_problems(cfg, *nodes)
     if not key:
-        assert found == []
+        assert reported == []
         return
-    (message,) = found
+    (message,) = reported
     assert message.startswith(f"{key}: ") and why in message and "; fix: " in message
 
 
-def test_what_only_gpus_can_do_is_refused_where_a_cluster_has_none():
+def test_gpu_features_are_refused_on_a_cluster_without_gpus():
     cfg = config()
     cfg.actor_rollout_ref.rollout.weight_transfer = "ipc"
     cfg.actor_rollout_ref.model.attn_implementation = "flex"
-    assert said(cfg, GPU_NODE) == []
-    attention, transfer = said(cfg, ClusterNode("no GPU", cpus=32.0, gpus=0.0))
+    assert placement_problems(cfg, GPU_NODE) == []
+    attention, transfer = placement_problems(cfg, ClusterNode("no GPU", cpus=32.0, gpus=0.0))
     assert attention.startswith("actor_rollout_ref.model.attn_implementation='flex': ")
     assert transfer.startswith("actor_rollout_ref.rollout.weight_transfer='ipc': ")
 
 
-def with_own(nodes, gpus, **more):
-    cfg = config(engines=None, **more)
+def config_with_engine_gpus(nodes, gpus, **options):
+    cfg = config(engines=None, **options)
     cfg.actor_rollout_ref.rollout.nnodes = nodes
     cfg.actor_rollout_ref.rollout.n_gpus_per_node = gpus
     return cfg
@@ -113,46 +112,65 @@ SMALL = ClusterNode("small", cpus=32.0, gpus=2.0)
 @pytest.mark.parametrize(
     ("cfg", "nodes", "key", "why"),
     [
-        (with_own(1, 2, ranks=2), [GPU_NODE], "", "both on one"),
-        (with_own(1, 4, ranks=2), [GPU_NODE, SMALL], "", "the larger pool goes to the larger node"),
-        (with_own(1, 2, ranks=4), [SMALL, GPU_NODE], "", "whichever that is"),
-        (with_own(2, 2, ranks=4), [SMALL, GPU_NODE], "rollout.nnodes=2", "1"),
+        (config_with_engine_gpus(1, 2, ranks=2), [GPU_NODE], "", "both on one node"),
         (
-            with_own(1, 3, ranks=2),
+            config_with_engine_gpus(1, 4, ranks=2),
+            [GPU_NODE, SMALL],
+            "",
+            "the larger pool goes to the larger node",
+        ),
+        (config_with_engine_gpus(1, 2, ranks=4), [SMALL, GPU_NODE], "", "in any order of nodes"),
+        (config_with_engine_gpus(2, 2, ranks=4), [SMALL, GPU_NODE], "rollout.nnodes=2", "1"),
+        (
+            config_with_engine_gpus(1, 3, ranks=2),
             [GPU_NODE],
             "trainer.nnodes=1",
             "only 0 fit in addition to the engines: big has 4",
         ),
         (
-            with_own(1, 2, ranks=3),
+            config_with_engine_gpus(1, 2, ranks=3),
             [GPU_NODE],
             "rollout.nnodes=1",
             "big",
         ),
-        (with_own(1, 5, ranks=3), [GPU_NODE], "rollout.n_gpus_per_node=5", "big has 4"),
-        (with_own(1, None, ranks=2), [SMALL], "rollout.nnodes=1", "0"),
+        (
+            config_with_engine_gpus(1, 5, ranks=3),
+            [GPU_NODE],
+            "rollout.n_gpus_per_node=5",
+            "big has 4",
+        ),
+        (config_with_engine_gpus(1, None, ranks=2), [SMALL], "rollout.nnodes=1", "0"),
         # 2 x 2 CPUs for the ranks of two groups, and one for each engine
-        (with_own(1, 2, ranks=2), [ClusterNode("thin", 6.0, 4.0)], "", ""),
-        (with_own(1, 2, ranks=2), [ClusterNode("thin", 5.0, 4.0)], "rollout.nnodes=1", "2 CPUs"),
-        # each on a node of its own, though both fit on the larger
-        (with_own(2, 2, ranks=2), [ClusterNode("wide", 32.0, 6.0), SMALL], "", ""),
+        (config_with_engine_gpus(1, 2, ranks=2), [ClusterNode("thin", 6.0, 4.0)], "", ""),
+        (
+            config_with_engine_gpus(1, 2, ranks=2),
+            [ClusterNode("thin", 5.0, 4.0)],
+            "rollout.nnodes=1",
+            "2 CPUs",
+        ),
+        # each on a separate node, although both fit on the larger one
+        (config_with_engine_gpus(2, 2, ranks=2), [ClusterNode("wide", 32.0, 6.0), SMALL], "", ""),
     ],
 )
-def test_engines_with_gpus_of_their_own_need_room_beside_the_ranks(cfg, nodes, key, why):
-    found = said(cfg, *nodes)
+def test_separate_engine_gpus_need_capacity_in_addition_to_ranks(cfg, nodes, key, why):
+    reported = placement_problems(cfg, *nodes)
     if not key:
-        assert found == [], why
+        assert reported == [], why
         return
-    (message,) = found
+    (message,) = reported
     assert key in message.split(": ")[0] and why in message
 
 
-def test_shares_of_cpus_add_up():
-    assert said(config("cpu", ranks=4), ClusterNode("small", 1.2, 0.0), cpus=0.1) == []
-    assert said(config("cpu", ranks=4), ClusterNode("small", 1.1, 0.0), cpus=0.1) != []
+def test_fractions_of_cpus_are_added_up():
+    assert (
+        placement_problems(config("cpu", ranks=4), ClusterNode("small", 1.2, 0.0), cpus=0.1) == []
+    )
+    assert (
+        placement_problems(config("cpu", ranks=4), ClusterNode("small", 1.1, 0.0), cpus=0.1) != []
+    )
 
 
-def test_nodes_are_those_that_live():
+def test_only_live_nodes_are_listed():
     described = [
         {"Alive": True, "NodeManagerHostname": "a", "Resources": {"CPU": 2.0, "GPU": 1.0}},
         {"Alive": False, "NodeManagerHostname": "b", "Resources": {"CPU": 2.0}},
@@ -164,55 +182,56 @@ def test_nodes_are_those_that_live():
     ]
 
 
-def test_engines_that_nobody_counted_are_one_per_gpu_or_one_per_node():
+def test_unset_engine_count_is_one_per_gpu_or_per_node():
     cfg = config(ranks=4, nnodes=2, engines=None)
     assert engine_count(cfg, "cuda") == 8
     assert engine_count(cfg, "cpu") == 2
     assert engine_count(config(ranks=4, engines=3), "cuda") == 3
 
 
-class Devices(RayResourcePool):
-    """Two nodes of four, that note who is put where."""
+class RecordingPool(RayResourcePool):
+    """Pool of two nodes with four devices each. It records the requested devices."""
 
     def __init__(self):
         super().__init__([4, 4])
-        self.given: list[int] = []
+        self.requested: list[int] = []
 
     def shared_actor_options(self, device):
-        self.given.append(device)
+        self.requested.append(device)
         return {}
 
     def query_device_ids(self):
         return [f"{node}:{device}" for node in "ab" for device in range(4)]
 
 
-class Started:
-    """In the place of a remote rollout worker's class: notes what workers are made with."""
+class RecordingWorkerClass:
+    """Replaces the class of remote rollout workers, and records their arguments."""
 
     def __init__(self):
-        self.made: list[dict] = []
+        self.created: list[dict] = []
 
     def options(self, **options):
         assert options == {"max_concurrency": 64}
         return self
 
     def remote(self, _config, _path, **arguments):
-        self.made.append(arguments)
+        self.created.append(arguments)
 
 
 @pytest.fixture
 def start(monkeypatch):
-    """Start the engines of a config; where they were put, and what they were made with."""
+    """Return a function that starts the engines of a config, and returns their devices and
+    arguments."""
 
     def run(cfg):
-        remote = Started()
+        remote = RecordingWorkerClass()
         monkeypatch.setattr(launch.ray, "remote", lambda _cls: remote)
-        pool = Devices()
+        pool = RecordingPool()
         pools = ResourcePoolManager(
             {}, {Role.Rollout: "pool"}, use_gpu=True, resource_pool_dict={"pool": pool}
         )
         launch.start_rollout_workers(plan_of(cfg), pools)
-        return pool.given, remote.made
+        return pool.requested, remote.created
 
     return run
 
@@ -220,61 +239,65 @@ def start(monkeypatch):
 @pytest.mark.parametrize(
     ("engines", "devices"), [(2, [0, 4]), (3, [0, 2, 5]), (None, [0, 1, 2, 3, 4, 5, 6, 7])]
 )
-def test_engines_are_spread_over_the_devices_and_so_over_the_nodes(start, engines, devices):
-    given, made = start(config("cuda", ranks=4, nnodes=2, engines=engines))
-    assert given == devices
-    seeds = [arguments["seed"] for arguments in made]
-    assert seeds == list(range(len(devices))), "every engine samples with a seed of its own"
-    assert all(arguments["devices"] == [] for arguments in made), "Ray gives each its own"
+def test_engines_are_distributed_over_devices_and_nodes(start, engines, devices):
+    requested, created = start(config("cuda", ranks=4, nnodes=2, engines=engines))
+    assert requested == devices
+    seeds = [arguments["seed"] for arguments in created]
+    assert seeds == list(range(len(devices))), "every engine has a different seed"
+    assert all(arguments["devices"] == [] for arguments in created), "Ray assigns the devices"
 
 
 @pytest.mark.parametrize(
     ("engines", "parallel", "first"),
     [(None, 2, [0, 2, 4, 6]), (None, 4, [0, 4]), (3, 2, [0, 2, 4]), (2, 2, [0, 4]), (1, 4, [0])],
 )
-def test_an_engine_gets_neighbouring_devices_of_one_node(start, engines, parallel, first):
-    given, made = start(config("cuda", ranks=4, nnodes=2, engines=engines, parallel=parallel))
-    assert given == first
-    every = Devices().query_device_ids()
-    assert [arguments["devices"] for arguments in made] == [
-        every[device : device + parallel] for device in first
+def test_engine_gets_adjacent_devices_of_one_node(start, engines, parallel, first):
+    requested, created = start(
+        config("cuda", ranks=4, nnodes=2, engines=engines, parallel=parallel)
+    )
+    assert requested == first
+    all_devices = RecordingPool().query_device_ids()
+    assert [arguments["devices"] for arguments in created] == [
+        all_devices[device : device + parallel] for device in first
     ]
-    assert all(len({name[0] for name in arguments["devices"]}) == 1 for arguments in made)
+    assert all(len({name[0] for name in arguments["devices"]}) == 1 for arguments in created)
 
 
-def test_engines_get_gpus_on_which_nothing_is_trained(monkeypatch):
-    """With pretended GPUs: two engines of two each, and two ranks of two groups."""
+def test_separate_engines_get_gpus_without_training_ranks(monkeypatch):
+    """Simulated GPUs: two engines with two each, and two ranks of two groups."""
 
-    class Seen:
-        """In the place of a rollout worker: the GPU that Ray gave it, and all that it is to use."""
+    class DeviceReporter:
+        """Replaces the rollout worker. Returns the GPU assigned by Ray, and all devices to use."""
 
         def __init__(self, *_: object, devices: list[str], **__: object) -> None:
             self.devices = devices
 
-        def where(self) -> tuple[str, list[str]]:
-            (own,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-            return own, self.devices
+        def report(self) -> tuple[str, list[str]]:
+            (assigned,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            return assigned, self.devices
 
     init_ray(num_cpus=16, num_gpus=6)
     try:
-        cfg = with_own(1, 4, ranks=2, parallel=2)
+        cfg = config_with_engine_gpus(1, 4, ranks=2, parallel=2)
         pools = launch.create_pools(cfg, "cuda", [Role.Actor, Role.Critic])
         assert not pools.share_pool(Role.Actor, Role.Rollout) and pools.share_pool(
             Role.Actor, Role.Critic
         )
         pools.reserve_pools()
-        trained = pools.get_resource_pool(Role.Actor)
-        played = pools.get_resource_pool(Role.Rollout)
-        assert trained.actor_resources() == {"num_cpus": 1.0, "num_gpus": 0.5}
-        assert played.actor_resources() == {"num_cpus": 1.0, "num_gpus": 1.0}
-        theirs = set(played.query_device_ids())
-        assert len(theirs) == 4 and not theirs & set(trained.query_device_ids())
-        monkeypatch.setattr(launch, "RolloutWorker", Seen)
+        training_pool = pools.get_resource_pool(Role.Actor)
+        engine_pool = pools.get_resource_pool(Role.Rollout)
+        assert training_pool.actor_resources() == {"num_cpus": 1.0, "num_gpus": 0.5}
+        assert engine_pool.actor_resources() == {"num_cpus": 1.0, "num_gpus": 1.0}
+        engine_devices = set(engine_pool.query_device_ids())
+        assert len(engine_devices) == 4 and not engine_devices & set(
+            training_pool.query_device_ids()
+        )
+        monkeypatch.setattr(launch, "RolloutWorker", DeviceReporter)
         engines = launch.start_rollout_workers(plan_of(cfg), pools)
-        found = ray.get([engine.where.remote() for engine in engines], timeout=120)
-        assert [devices[0] for _, devices in found] == [own for own, _ in found]
-        assert {device for _, devices in found for device in devices} == theirs
-        assert all(len(devices) == 2 for _, devices in found)
+        reports = ray.get([engine.report.remote() for engine in engines], timeout=120)
+        assert [devices[0] for _, devices in reports] == [assigned for assigned, _ in reports]
+        assert {device for _, devices in reports for device in devices} == engine_devices
+        assert all(len(devices) == 2 for _, devices in reports)
         for engine in engines:
             ray.kill(engine)
         pools.shutdown()
@@ -282,26 +305,28 @@ def test_engines_get_gpus_on_which_nothing_is_trained(monkeypatch):
         ray.shutdown()
 
 
-def test_the_devices_of_a_pool_are_those_that_ray_gives_to_its_guests():
-    """With pretended GPUs: the first half is taken, so that numbers and slots differ."""
+def test_device_ids_of_a_pool_match_those_of_shared_actors():
+    """Simulated GPUs: the first half is in use, so device numbers and slots differ."""
     init_ray(num_cpus=8, num_gpus=4)
     try:
         with (
-            RayResourcePool([2], use_gpu=True, name_prefix="taken") as taken,
+            RayResourcePool([2], use_gpu=True, name_prefix="used") as used,
             RayResourcePool([2], use_gpu=True, max_colocate_count=3, cpus_per_worker=0.5) as pool,
         ):
-            assert not set(taken.query_device_ids()) & set(pool.query_device_ids())
-            found = pool.query_device_ids()
-            own = ray.remote(lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"])
-            for slot, device in enumerate(found):
-                guest = own.options(**pool.shared_actor_options(slot)).remote()
-                assert ray.get(guest, timeout=60) == [device]
-            assert len(set(found)) == 2
+            assert not set(used.query_device_ids()) & set(pool.query_device_ids())
+            device_ids = pool.query_device_ids()
+            remote_gpu_ids = ray.remote(
+                lambda: ray.get_runtime_context().get_accelerator_ids()["GPU"]
+            )
+            for slot, device in enumerate(device_ids):
+                actor = remote_gpu_ids.options(**pool.shared_actor_options(slot)).remote()
+                assert ray.get(actor, timeout=60) == [device]
+            assert len(set(device_ids)) == 2
     finally:
         ray.shutdown()
 
 
-def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
+def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
     """PyTorch sees no GPU here, as on the head node of most clusters."""
     init_ray(num_cpus=8, num_gpus=2)
     try:
@@ -320,7 +345,7 @@ def test_on_a_ray_with_pretended_gpus_the_driver_takes_its_word_for_them():
 
 
 @pytest.mark.parametrize("key", ["use_kl_loss", "use_kl_in_reward"])
-def test_a_reference_lives_in_the_processes_of_the_actor(key):
+def test_reference_shares_the_processes_of_the_actor(key):
     cfg = config()
     assert [
         spec.role_names for spec in launch.build_worker_specs(plan_of(cfg, "cpu")).values()

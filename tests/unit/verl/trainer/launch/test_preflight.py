@@ -1,6 +1,5 @@
-"""Bad input is refused at start-up, before Ray, games or a cold start: exit status 2, key, value,
-allowed, fix.
-"""
+"""Invalid input is refused before Ray, games or a cold start, with status 2, key, value, allowed
+values and fix."""
 
 import sys
 from types import SimpleNamespace
@@ -33,28 +32,29 @@ RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
 
 
 def find_start_problems(cfg: PPOConfig) -> list[str]:
-    """The problems that ``inspect_start`` finds."""
+    """Return the problems that ``inspect_start`` finds."""
     return list(inspect_start(cfg).problems)
 
 
 @pytest.fixture(autouse=True)
 def policy(tmp_path):
-    """A policy in the directory that the tests change a file of."""
+    """Save a policy to the directory whose files the tests change."""
     return make_tiny_policy(tmp_path)
 
 
 @pytest.fixture
 def refuse(monkeypatch, capsys, tmp_path):
-    """Run ``main_ppo`` on overrides and return the single problem it names; nothing is started."""
+    """Return a function that runs ``main_ppo`` with overrides and returns the single problem it
+    names."""
 
     def start(cfg):
         raise AssertionError("the run was started")
 
     monkeypatch.setattr(main_ppo, "train", start)
 
-    def run(*words: str) -> str:
-        capsys.readouterr()  # a progress bar of what the test has saved
-        status = main_ppo.main([f"actor_rollout_ref.model.path={tmp_path}", *words])
+    def run(*overrides: str) -> str:
+        capsys.readouterr()  # discard the progress bar of saved models
+        status = main_ppo.main([f"actor_rollout_ref.model.path={tmp_path}", *overrides])
         out, problem = capsys.readouterr()
         assert status == 2 and not out
         _, *problems = problem.strip().splitlines()
@@ -99,7 +99,7 @@ def refuse(monkeypatch, capsys, tmp_path):
         ),
     ],
 )
-def test_an_unknown_choice_is_refused(refuse, key, value, choices, instead):
+def test_unknown_choice_is_refused(refuse, key, value, choices, instead):
     problem = refuse(*RLVCR, f"{key}={value}")
     assert (
         problem.startswith(f"{key}={value!r}")
@@ -108,12 +108,12 @@ def test_an_unknown_choice_is_refused(refuse, key, value, choices, instead):
     )
 
 
-def test_one_alternative_cannot_be_reweighted(refuse):
+def test_single_alternative_cannot_be_reweighted(refuse):
     problem = refuse(*RLVCR, "algorithm.rlvcr.alternatives=one", "algorithm.rlvcr.combine=reweight")
     assert problem.startswith("algorithm.rlvcr.alternatives='one'") and allowed(problem) == "all"
 
 
-def test_one_alternative_cannot_be_divided_by_its_spread(refuse):
+def test_single_alternative_cannot_be_divided_by_its_std(refuse):
     problem = refuse(
         *RLVCR, "algorithm.rlvcr.alternatives=one", "algorithm.rlvcr.mode=mean_std_norm"
     )
@@ -123,26 +123,26 @@ def test_one_alternative_cannot_be_divided_by_its_spread(refuse):
     ) and "algorithm.rlvcr.mode=mean_norm" in fix(problem)
 
 
-def test_a_level_that_is_none_is_refused(refuse):
+def test_prompt_of_an_unknown_level_is_refused(refuse):
     problem = refuse(*RLVCR, "algorithm.rlvcr.prompts.0=nothing")
     assert problem.startswith(
         "algorithm.rlvcr.prompts={'0': 'nothing'}"
     ) and "1, 2, 3, 4" in allowed(problem)
 
 
-def test_an_environment_that_asks_for_no_levels_is_refused(refuse, monkeypatch, policy):
+def test_environment_that_requests_no_levels_is_refused(refuse, monkeypatch, policy):
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     problem = refuse(*RLVCR)
     assert problem.startswith(
         "env.env_name='number_line': its prompts do not request thinking levels"
     )
     monkeypatch.undo()
-    words = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
-    cfg = load_config("ppo_trainer", words)
+    overrides = [f"actor_rollout_ref.model.path={policy}", "env.env_name=number_line"]
+    cfg = load_config("ppo_trainer", overrides)
     assert not cfg.env.levels and find_start_problems(cfg) == []
 
 
-def test_an_environment_that_cannot_be_imported_is_refused(refuse):
+def test_environment_that_cannot_be_imported_is_refused(refuse):
     assert "no module 'no_such_lab' can be imported" in refuse(
         RLVCR[0], "env.env_name='no_such_lab.grid:PACKAGE'"
     )
@@ -163,7 +163,7 @@ def save_merging_tokenizer(directory):
     merging.save_pretrained(directory)
 
 
-def test_a_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
+def test_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
     save_merging_tokenizer(tmp_path)
     problem = refuse(*RLVCR)
     assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': the tokenizer")
@@ -176,23 +176,23 @@ def test_a_tokenizer_that_merges_digit_and_tag_is_refused(refuse, tmp_path):
     )
 
 
-def test_the_tokenizer_a_cold_start_begins_with_is_looked_at(tmp_path):
-    words = [f"actor_rollout_ref.model.path={tmp_path}/made", "cold_start.enable=true", *RLVCR]
-    words += [f"cold_start.overrides=['model.path={tmp_path}']"]
+def test_start_tokenizer_of_a_cold_start_is_checked(tmp_path):
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}/made", "cold_start.enable=true", *RLVCR]
+    overrides += [f"cold_start.overrides=['model.path={tmp_path}']"]
     save_merging_tokenizer(tmp_path)
-    (problem,) = find_start_problems(load_config("ppo_trainer", words))
+    (problem,) = find_start_problems(load_config("ppo_trainer", overrides))
     assert (
         problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}'")
         and "level digit" in problem
     )
 
 
-def test_training_on_a_part_of_the_distribution_is_refused(refuse):
-    for name, value, whole in (("top_p", 0.9, 1.0), ("top_k", 50, -1)):
+def test_truncated_sampling_distribution_is_refused_for_training(refuse):
+    for name, value, neutral in (("top_p", 0.9, 1.0), ("top_k", 50, -1)):
         key = f"actor_rollout_ref.rollout.{name}"
         problem = refuse(*RLVCR, f"{key}={value}")
         assert problem.startswith(f"{key}={value}: ")
-        assert str(whole) in allowed(problem) and f"{key}={whole}" in fix(problem)
+        assert str(neutral) in allowed(problem) and f"{key}={neutral}" in fix(problem)
 
 
 SIZES: dict[str, Any] = {
@@ -207,29 +207,29 @@ def save_model(config, directory):
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
-def test_an_architecture_that_packed_rows_score_wrong_is_refused(refuse, tmp_path):
+def test_architecture_unsupported_by_packed_rows_is_refused(refuse, tmp_path):
     path = f"actor_rollout_ref.model.path='{tmp_path}'"
     Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]).save_pretrained(tmp_path)
     assert refuse(*RLVCR).startswith(f"{path}: lfm2: ")
     save_model(Qwen2Config(**SIZES), tmp_path)
-    words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
-    assert find_start_problems(load_config("ppo_trainer", words)) == []
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
+    assert find_start_problems(load_config("ppo_trainer", overrides)) == []
     key = "actor_rollout_ref.model.override_config"
     problem = refuse(*RLVCR, f"+{key}.hiden_size=64")
     assert problem.startswith(f"{key}.hiden_size=64: ") and suggestion(problem) == "hidden_size"
 
 
-def test_a_critic_is_looked_at_where_it_starts_from_another_model(refuse, tmp_path):
-    words = ["algorithm.adv_estimator=gae", f"critic.model.path={tmp_path}/critic"]
+def test_separate_critic_model_is_checked(refuse, tmp_path):
+    overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={tmp_path}/critic"]
     Gemma2Config(**SIZES).save_pretrained(tmp_path / "critic")
-    cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *words])
+    cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *overrides])
     problems = [problem for problem in find_start_problems(cfg) if "gemma2" in problem]
     assert len(problems) == 2  # both soft caps
     assert all(problem.startswith(f"critic.model.path='{tmp_path}/critic'") for problem in problems)
-    assert find_start_problems(load_config("ppo_trainer", [*words[1:], *RLVCR])) == []
+    assert find_start_problems(load_config("ppo_trainer", [*overrides[1:], *RLVCR])) == []
 
 
-def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
+def test_rows_longer_than_the_sliding_window_are_refused(refuse, tmp_path):
     MistralConfig(**SIZES, sliding_window=600).save_pretrained(tmp_path)
     lengths = ["data.max_prompt_length=300", "data.max_response_length=300"]
     alternatives = "algorithm.rlvcr.max_alternative_tokens=64"
@@ -240,20 +240,24 @@ def test_rows_that_a_window_would_cut_are_refused(refuse, tmp_path):
         and "664" in problem
         and "algorithm.rlvcr.max_alternative_tokens" in problem
     )
-    words = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
     save_model(MistralConfig(**SIZES, sliding_window=600), tmp_path)
-    assert find_start_problems(load_config("ppo_trainer", words)) == []
+    assert find_start_problems(load_config("ppo_trainer", overrides)) == []
 
 
-class Mute:
-    """An engine that does not say with which log-probs it sampled."""
+class EngineWithoutLogprobs:
+    """An engine that does not return log-probs."""
 
     gives_logprobs = False
 
 
-def test_an_engine_without_log_probs_is_refused(refuse, monkeypatch):
-    monkeypatch.setitem(sys.modules, "my_lab_engines", SimpleNamespace(Mute=Mute, Unsaid=object))
-    for name in ("my_lab_engines:Mute", "my_lab_engines:Unsaid"):
+def test_engine_without_log_probs_is_refused(refuse, monkeypatch):
+    monkeypatch.setitem(
+        sys.modules,
+        "my_lab_engines",
+        SimpleNamespace(EngineWithoutLogprobs=EngineWithoutLogprobs, Unsaid=object),
+    )
+    for name in ("my_lab_engines:EngineWithoutLogprobs", "my_lab_engines:Unsaid"):
         problem = refuse(*RLVCR, f"actor_rollout_ref.rollout.name={name}")
         assert problem.startswith(f"actor_rollout_ref.rollout.name='{name}': ")
         assert allowed(problem).startswith("vllm, hf")
@@ -262,67 +266,77 @@ def test_an_engine_without_log_probs_is_refused(refuse, monkeypatch):
     assert suggestion(problem) == "vllm" and "hf, module:Class, vllm" in allowed(problem)
 
 
-def test_an_engine_of_ones_own_is_made_by_its_place(monkeypatch):
-    made = []
+def test_user_engine_is_created_by_its_import_path(monkeypatch):
+    created = []
 
     def engine(config, path, **options):
-        made.append((config, path, options))
+        created.append((config, path, options))
         return "engine"
 
     monkeypatch.setitem(sys.modules, "my_lab_engines", SimpleNamespace(engine=engine))
     section = load_config("ppo_trainer").actor_rollout_ref.rollout
     assert create_engine("my_lab_engines:engine", section, "policy", seed=3) == "engine"
-    assert made[0][:2] == (section, "policy") and made[0][2]["seed"] == 3
+    assert created[0][:2] == (section, "policy") and created[0][2]["seed"] == 3
 
 
-def test_a_reward_that_cannot_be_given_is_refused(refuse, tmp_path):
+def test_invalid_reward_configuration_is_refused(refuse, tmp_path):
     problem = refuse(*RLVCR, "+reward_model.reward_kwargs.penalti=1")
     assert (
         problem.startswith("reward_model.reward_kwargs={'penalti': 1}: ") and "'penalti'" in problem
     )
     (tmp_path / "mine.py").write_text("def short(**_):\n    return 1.0\n")
-    mine = [f"custom_reward_function.path={tmp_path}/mine.py", "custom_reward_function.name=short"]
-    assert "did you mean 'short'?" in refuse(*RLVCR, mine[0], "custom_reward_function.name=shortt")
-    assert "exclude each other" in refuse(*RLVCR, *mine, "reward_model.reward_manager=step")
-    words = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *mine]
-    assert find_start_problems(load_config("ppo_trainer", words)) == []
+    function = [
+        f"custom_reward_function.path={tmp_path}/mine.py",
+        "custom_reward_function.name=short",
+    ]
+    assert "did you mean 'short'?" in refuse(
+        *RLVCR, function[0], "custom_reward_function.name=shortt"
+    )
+    assert "exclude each other" in refuse(*RLVCR, *function, "reward_model.reward_manager=step")
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR, *function]
+    assert find_start_problems(load_config("ppo_trainer", overrides)) == []
     (tmp_path / "mine.py").write_text("import no_such_module")
-    assert "no_such_module" in refuse(*RLVCR, *mine)
+    assert "no_such_module" in refuse(*RLVCR, *function)
 
 
-def test_an_evaluation_is_checked_the_same_way(monkeypatch, capsys, tmp_path):
+def test_evaluation_has_the_same_checks(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(main_eval, "run_evaluation", lambda cfg: pytest.fail("the run was started"))
     monkeypatch.setattr(number_line.NumberLinePrompts, "asks_for_levels", False)
     assert main_eval.main([f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]) == 2
     assert "request thinking levels" in capsys.readouterr().err
 
 
-def test_torn_files_of_a_model_are_refused(policy, capsys):
+def test_corrupt_model_files_are_refused(policy, capsys):
     path = f"actor_rollout_ref.model.path={policy}"
     for name, why in (("tokenizer.json", "cannot load its tokenizer"), ("config.json", "JSON")):
         (policy / name).write_text("{")
         assert main_ppo.main([path, *RLVCR]) == 2
-        said = capsys.readouterr().err.splitlines()[1]
-        assert said.startswith(f"  - actor_rollout_ref.model.path='{policy}': ") and why in said
+        error_line = capsys.readouterr().err.splitlines()[1]
+        assert (
+            error_line.startswith(f"  - actor_rollout_ref.model.path='{policy}': ")
+            and why in error_line
+        )
 
 
-def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
+def test_more_devices_than_available_are_refused(policy, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
+    overrides = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     for device in ("auto", "cuda"):
         cfg = load_config(
-            "ppo_trainer", [*words, f"trainer.device={device}", "trainer.n_gpus_per_node=3"]
+            "ppo_trainer", [*overrides, f"trainer.device={device}", "trainer.n_gpus_per_node=3"]
         )
-        (found,) = find_machine_problems(cfg)
-        assert found.startswith("trainer.n_gpus_per_node=3: this machine has 2; allowed: 2")
-    cfg = load_config("ppo_trainer", [*words, "trainer.device=cpu", "trainer.n_gpus_per_node=3"])
+        (problem,) = find_machine_problems(cfg)
+        assert problem.startswith("trainer.n_gpus_per_node=3: this machine has 2; allowed: 2")
+    cfg = load_config(
+        "ppo_trainer", [*overrides, "trainer.device=cpu", "trainer.n_gpus_per_node=3"]
+    )
     assert list(find_machine_problems(cfg)) == []
-    own = [*words, "trainer.device=cuda", "actor_rollout_ref.rollout.nnodes=1"]
-    assert list(find_machine_problems(load_config("ppo_trainer", own))) == []
-    cfg = load_config("ppo_trainer", [*own, "trainer.n_gpus_per_node=2"])
-    (found,) = find_machine_problems(cfg)
-    assert found.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "need 4 GPUs" in found
+    separate = [*overrides, "trainer.device=cuda", "actor_rollout_ref.rollout.nnodes=1"]
+    assert list(find_machine_problems(load_config("ppo_trainer", separate))) == []
+    cfg = load_config("ppo_trainer", [*separate, "trainer.n_gpus_per_node=2"])
+    (problem,) = find_machine_problems(cfg)
+    assert problem.startswith("actor_rollout_ref.rollout.nnodes=1: ") and "need 4 GPUs" in problem
 
 
 @pytest.mark.parametrize(
@@ -333,39 +347,42 @@ def test_more_devices_than_there_are_are_refused(policy, monkeypatch):
         ("ray://127.0.0.1:1", "cannot connect"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_refused(policy, address, why, monkeypatch):
-    words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
-    cfg = load_config("ppo_trainer", [*words, f"ray_init.address='{address}'"])
-    (found,) = find_machine_problems(cfg)
+def test_unreachable_cluster_is_refused(policy, address, why, monkeypatch):
+    overrides = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
+    cfg = load_config("ppo_trainer", [*overrides, f"ray_init.address='{address}'"])
+    (problem,) = find_machine_problems(cfg)
     assert (
-        found.startswith(f"ray_init.address={address!r}: {why}") and "fix: run `ray start" in found
+        problem.startswith(f"ray_init.address={address!r}: {why}")
+        and "fix: run `ray start" in problem
     )
     monkeypatch.setenv("RAY_ADDRESS", address)
-    (found,) = find_machine_problems(load_config("ppo_trainer", words))
-    assert found.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in found
+    (problem,) = find_machine_problems(load_config("ppo_trainer", overrides))
+    assert problem.startswith(f"RAY_ADDRESS={address!r}") and "unset RAY_ADDRESS" in problem
 
 
-def test_a_place_that_cannot_be_written_is_refused_and_one_that_can_is_left_alone(policy, tmp_path):
+def test_unwritable_directory_is_refused_and_none_is_created(policy, tmp_path):
     (tmp_path / "file").touch()
-    words = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
+    overrides = [f"actor_rollout_ref.model.path={policy}", *RLVCR]
     run = f"trainer.default_local_dir={tmp_path}/runs/new"
-    cfg = load_config("ppo_trainer", [*words, run, f"trainer.rollout_data_dir={tmp_path}/file/on"])
-    (found,) = find_machine_problems(cfg)
-    assert found.startswith(
+    cfg = load_config(
+        "ppo_trainer", [*overrides, run, f"trainer.rollout_data_dir={tmp_path}/file/on"]
+    )
+    (problem,) = find_machine_problems(cfg)
+    assert problem.startswith(
         f"trainer.rollout_data_dir='{tmp_path}/file/on': nothing can be written"
     )
     assert not (tmp_path / "runs").exists()
 
 
-def test_lora_modules_that_exist_are_taken(policy):
+def test_existing_lora_modules_are_accepted(policy):
     key = "actor_rollout_ref.model"
-    words = [f"{key}.path={policy}", *RLVCR, f"{key}.lora_rank=4"]
+    overrides = [f"{key}.path={policy}", *RLVCR, f"{key}.lora_rank=4"]
     for modules in ("all-linear", "q_proj", "[q_proj,mlp.up_proj]"):
         assert (
             find_start_problems(
-                load_config("ppo_trainer", [*words, f"{key}.target_modules={modules}"])
+                load_config("ppo_trainer", [*overrides, f"{key}.target_modules={modules}"])
             )
             == []
         )
-    cfg = load_config("ppo_trainer", [*words, f"{key}.target_modules=[q_proj,nothing,void]"])
+    cfg = load_config("ppo_trainer", [*overrides, f"{key}.target_modules=[q_proj,nothing,void]"])
     assert len(find_start_problems(cfg)) == 2

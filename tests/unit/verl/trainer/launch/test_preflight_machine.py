@@ -1,4 +1,5 @@
-"""What a machine lacks is said before anything starts: places, trackers, the token of Ray."""
+"""Requirements that the machine lacks are reported before the start: directories, trackers, Ray's
+token."""
 
 import fcntl
 from importlib import util
@@ -12,7 +13,7 @@ from verl.trainer.launch.extensions import load_config, read_config
 from verl.trainer.launch.preflight_machine import find_machine_problems
 
 PATH = "actor_rollout_ref.model.path=org/policy"
-PLACE = "trainer.default_local_dir"
+RUN_DIR_KEY = "trainer.default_local_dir"
 
 
 @pytest.fixture(autouse=True)
@@ -23,53 +24,53 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def problems(*words: str) -> list[str]:
-    return list(find_machine_problems(load_config("ppo_trainer", [PATH, *words])))
+def machine_problems(*overrides: str) -> list[str]:
+    return list(find_machine_problems(load_config("ppo_trainer", [PATH, *overrides])))
 
 
 @pytest.mark.parametrize("name", ["wandb", "comet_ml", "aim", "tensorboard", "swanlab", "mlflow"])
-def test_a_tracker_that_is_not_installed_is_a_problem(name, monkeypatch):
+def test_tracker_that_is_not_installed_is_a_problem(name, monkeypatch):
     monkeypatch.setattr(preflight_machine, "find_spec", lambda module: None)
-    (problem,) = problems(f"trainer.logger=[console,{name}]")
+    (problem,) = machine_problems(f"trainer.logger=[console,{name}]")
     assert problem.startswith("trainer.logger=") and "trainer.logger=[console]" in problem
     assert f"pip install {name.replace('_', '-')}" in problem
 
 
-def test_trackers_that_are_there_are_none(monkeypatch):
-    there = lambda module: util.find_spec("json") if module == "tensorboardX" else None  # noqa: E731
-    monkeypatch.setattr(preflight_machine, "find_spec", there)
-    assert not problems("trainer.logger=[console,file,tensorboard]")
+def test_installed_trackers_are_no_problem(monkeypatch):
+    find_installed = lambda module: util.find_spec("json") if module == "tensorboardX" else None  # noqa: E731
+    monkeypatch.setattr(preflight_machine, "find_spec", find_installed)
+    assert not machine_problems("trainer.logger=[console,file,tensorboard]")
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("HOME", "/proc/nohome"), ("RAY_AUTH_TOKEN_PATH", "/proc/nothing/token")],
 )
-def test_a_place_without_room_for_rays_token_is_named(variable, value, monkeypatch):
+def test_unwritable_directory_of_the_ray_token_is_named(variable, value, monkeypatch):
     monkeypatch.setenv(variable, value)
-    (problem,) = problems()
+    (problem,) = machine_problems()
     assert problem.startswith(f"{variable}={value!r}") and "RAY_AUTH_TOKEN_PATH=" in problem
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
-    assert not problems()
+    assert not machine_problems()
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "other user"])
-def test_a_squatted_directory_of_rays_sessions_is_named(kind, tmp_path, monkeypatch):
-    place = tmp_path / "verl-user"
-    monkeypatch.setattr(local, "PRIVATE_DIRECTORY", place)
-    assert not problems()
+def test_foreign_session_directory_of_ray_is_named(kind, tmp_path, monkeypatch):
+    directory = tmp_path / "verl-user"
+    monkeypatch.setattr(local, "PRIVATE_DIRECTORY", directory)
+    assert not machine_problems()
     if kind == "file":
-        place.touch()
+        directory.touch()
     elif kind == "link":
-        place.symlink_to(tmp_path / "nowhere")
+        directory.symlink_to(tmp_path / "nowhere")
     else:
-        place.mkdir()
-        monkeypatch.setattr(local.os, "getuid", lambda: place.stat().st_uid + 1)
-    (problem,) = problems()
-    assert problem.startswith(f"{place}: ")
+        directory.mkdir()
+        monkeypatch.setattr(local.os, "getuid", lambda: directory.stat().st_uid + 1)
+    (problem,) = machine_problems()
+    assert problem.startswith(f"{directory}: ")
 
 
-PLACES = (
+UNWRITABLE = (
     "/proc/x/y",
     "x" * 300,
     "a/" + "y" * 300 + "/b",
@@ -79,30 +80,30 @@ PLACES = (
 )
 
 
-def test_a_run_directory_that_cannot_be_made_is_a_problem(tmp_path):
+def test_run_directory_that_cannot_be_created_is_a_problem(tmp_path):
     (tmp_path / "file").touch()
     cfg = load_config("ppo_trainer", [PATH])
     for name in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
-        for place in PLACES:
-            setattr(cfg.trainer, name, place)
-            assert [found.partition("=")[0] for found in find_machine_problems(cfg)] == [
+        for directory in UNWRITABLE:
+            setattr(cfg.trainer, name, directory)
+            assert [problem.partition("=")[0] for problem in find_machine_problems(cfg)] == [
                 f"trainer.{name}"
-            ], place
+            ], directory
         setattr(cfg.trainer, name, str(tmp_path / "run"))
 
 
-def test_a_run_directory_that_another_run_holds_is_a_problem(tmp_path):
+def test_run_directory_locked_by_another_run_is_a_problem(tmp_path):
     lock = tmp_path / "run" / ".lock"
     lock.parent.mkdir()
     lock.write_text("4711\n")
-    assert not problems(f"{PLACE}={lock.parent}")
-    with lock.open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        (problem,) = problems(f"{PLACE}={lock.parent}")
-    assert problem.startswith(f"{PLACE}=") and "4711" in problem
+    assert not machine_problems(f"{RUN_DIR_KEY}={lock.parent}")
+    with lock.open() as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        (problem,) = machine_problems(f"{RUN_DIR_KEY}={lock.parent}")
+    assert problem.startswith(f"{RUN_DIR_KEY}=") and "4711" in problem
 
 
-def test_names_of_a_run_make_a_directory_below_runs():
+def test_run_names_must_form_a_directory_below_runs():
     cfg = load_config("ppo_trainer", [PATH])
     wrong = {
         "project_name": ("../../../etc", "..", "/absolute", "a//b", "", "  ", "a\nb", "a/../b"),
@@ -111,17 +112,17 @@ def test_names_of_a_run_make_a_directory_below_runs():
     for name, values in wrong.items():
         for value in values:
             setattr(cfg.trainer, name, value)
-            found = find_problems(cfg, check_files=False)
-            assert [each.partition("=")[0] for each in found] == [f"trainer.{name}"], value
+            reported = find_problems(cfg, check_files=False)
+            assert [problem.partition("=")[0] for problem in reported] == [f"trainer.{name}"], value
         for value in ("a/b", ".hidden", "mit Leerzeichen und ü"):
             setattr(cfg.trainer, name, value)
             assert not find_problems(cfg, check_files=False)
 
 
-def test_a_seed_is_one_that_every_generator_takes():
+def test_seed_must_fit_every_generator():
     keys = ("trainer.seed", "env.seed", "actor_rollout_ref.rollout.seed", "env.alfworld.seed")
     load_config("quickstart", [f"{key}={2**31 - 1}" for key in keys])
     for seed in (2**31, 2**80, -1):
-        draft = read_config("quickstart", [f"{key}={seed}" for key in keys])
-        found = {problem.partition("=")[0] for problem in draft.problems}
-        assert found == set(keys) and "<= 2147483647;" in draft.problems[0]
+        parsed = read_config("quickstart", [f"{key}={seed}" for key in keys])
+        keys_refused = {problem.partition("=")[0] for problem in parsed.problems}
+        assert keys_refused == set(keys) and "<= 2147483647;" in parsed.problems[0]

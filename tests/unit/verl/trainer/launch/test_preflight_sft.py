@@ -1,4 +1,5 @@
-"""What ``main_sft`` refuses before it makes anything: one error form, status 2, no traceback."""
+"""Mistakes that ``main_sft`` refuses before it creates files: one error form, status 2, no
+traceback."""
 
 import json
 
@@ -18,7 +19,7 @@ def policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"), hidden=32, layers=1)
 
 
-def sft_words(policy, tmp_path, *rows):
+def sft_arguments(policy, tmp_path, *rows):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
@@ -32,7 +33,7 @@ def sft_words(policy, tmp_path, *rows):
 
 
 @pytest.mark.parametrize(
-    "rows, more, key",
+    "rows, extra, key",
     [
         ([{"messages": EPISODE}, {"text": "a"}], [], "data.train_files="),
         ([{"messages": EPISODE[:1]}], [], "data.train_files="),
@@ -67,28 +68,26 @@ def sft_words(policy, tmp_path, *rows):
         ([{"messages": EPISODE}], ["data.val_files=[/nowhere.jsonl]"], "data.val_files="),
     ],
 )
-def test_mistakes_are_refused_before_the_run_directory_is_made(
-    policy, tmp_path, capsys, rows, more, key
+def test_mistakes_are_refused_before_the_run_directory_is_created(
+    policy, tmp_path, capsys, rows, extra, key
 ):
-    assert main_sft.main([*sft_words(policy, tmp_path, *rows), *more]) == 2
+    assert main_sft.main([*sft_arguments(policy, tmp_path, *rows), *extra]) == 2
     assert f"  - {key}" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_sound_rows_are_checked_and_nothing_is_made(policy, tmp_path):
+def test_check_of_valid_rows_creates_nothing(policy, tmp_path):
     tokens = {"input_ids": [5, 6], "loss_weights": [0.0, 1.0], "attention_mask": [1, 1]}
     rows = ({"messages": EPISODE}, {"messages": json.dumps(EPISODE)}, tokens)
-    assert main_sft.main(sft_words(policy, tmp_path, *rows)) == 0
+    assert main_sft.main(sft_arguments(policy, tmp_path, *rows)) == 0
     assert [file.name for file in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_a_directory_that_the_run_would_not_replace_is_refused_by_the_check(
-    policy, tmp_path, capsys
-):
+def test_check_refuses_a_directory_with_user_files(policy, tmp_path, capsys):
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "notes.txt").write_text("of the user")
-    words = sft_words(policy, tmp_path, {"messages": EPISODE})
-    assert main_sft.main(words) == 2
+    arguments = sft_arguments(policy, tmp_path, {"messages": EPISODE})
+    assert main_sft.main(arguments) == 2
     assert "  - model.save_path=" in capsys.readouterr().err
-    assert main_sft.main([*words, "model.overwrite=true"]) == 0
+    assert main_sft.main([*arguments, "model.overwrite=true"]) == 0
     assert (tmp_path / "made" / "notes.txt").exists()

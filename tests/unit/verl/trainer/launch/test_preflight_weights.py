@@ -1,4 +1,5 @@
-"""Every command refuses a damaged policy before anything is started: status 2, key, names, fix."""
+"""Every command refuses a damaged policy before the start, with status 2, key, tensor names and
+fix."""
 
 import json
 import shutil
@@ -22,37 +23,37 @@ POLICY = "actor_rollout_ref.model.path"
 
 
 def find_start_problems(cfg: PPOConfig) -> list[str]:
-    """The problems that ``inspect_start`` finds."""
+    """Return the problems that ``inspect_start`` finds."""
     return list(inspect_start(cfg).problems)
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def intact_policy(tmp_path_factory):
     return make_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
-def policy(sound, tmp_path):
-    return Path(shutil.copytree(sound, tmp_path / "policy"))
+def policy(intact_policy, tmp_path):
+    return Path(shutil.copytree(intact_policy, tmp_path / "policy"))
 
 
-def change(directory, name, value):
+def change_weight(directory, name, value):
     weights = load_file(directory / "model.safetensors")
     weights |= {name: value}
     save_file({n: t for n, t in weights.items() if t is not None}, directory / "model.safetensors")
 
 
-def lose_tokenizer(directory):
+def remove_tokenizer(directory):
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (directory / name).unlink(missing_ok=True)
 
 
 DAMAGE = {
-    "missing": (lambda d: change(d, QUERY, None), QUERY),
-    "unexpected": (lambda d: change(d, "odd.weight", torch.ones(2)), "odd.weight"),
-    "shape": (lambda d: change(d, QUERY, torch.ones(2)), QUERY),
-    "nan": (lambda d: change(d, QUERY, torch.full((64, 64), torch.nan)), QUERY),
-    "no tokenizer": (lose_tokenizer, "tokenizer"),
+    "missing": (lambda d: change_weight(d, QUERY, None), QUERY),
+    "unexpected": (lambda d: change_weight(d, "odd.weight", torch.ones(2)), "odd.weight"),
+    "shape": (lambda d: change_weight(d, QUERY, torch.ones(2)), QUERY),
+    "nan": (lambda d: change_weight(d, QUERY, torch.full((64, 64), torch.nan)), QUERY),
+    "no tokenizer": (remove_tokenizer, "tokenizer"),
     "tokenizer too large": (
         lambda d: make_tiny_tokenizer(450).save_pretrained(d),
         "400",
@@ -83,10 +84,12 @@ def commands(policy, tmp_path):
 
 @pytest.mark.parametrize("command", ["ppo", "eval", "sft", "generation"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_policy_is_refused(policy, tmp_path, capsys, monkeypatch, damage, command):
-    monkeypatch.setattr(generation, "create_engine", lambda *_, **__: pytest.fail("it was started"))
-    make, why = DAMAGE[damage]
-    make(policy)
+def test_damaged_policy_is_refused(policy, tmp_path, capsys, monkeypatch, damage, command):
+    monkeypatch.setattr(
+        generation, "create_engine", lambda *_, **__: pytest.fail("the engine was started")
+    )
+    damage_policy, why = DAMAGE[damage]
+    damage_policy(policy)
     key, run = commands(policy, tmp_path)[command]
     assert run() == 2
     problem = capsys.readouterr().err
@@ -94,16 +97,20 @@ def test_a_damaged_policy_is_refused(policy, tmp_path, capsys, monkeypatch, dama
     assert "; allowed: " in problem and "; fix: " in problem
 
 
-def test_critic_is_checked(policy, sound):
-    words = [f"{POLICY}={sound}", "env.env_name=number_line", "algorithm.adv_estimator=gae"]
-    cfg = load_config("ppo_trainer", [*words, f"critic.model.path={policy}"])
+def test_critic_weights_are_checked(policy, intact_policy):
+    overrides = [
+        f"{POLICY}={intact_policy}",
+        "env.env_name=number_line",
+        "algorithm.adv_estimator=gae",
+    ]
+    cfg = load_config("ppo_trainer", [*overrides, f"critic.model.path={policy}"])
     assert find_start_problems(cfg) == []
-    change(policy, QUERY, None)
+    change_weight(policy, QUERY, None)
     (problem,) = find_start_problems(cfg)
     assert problem.startswith(f"critic.model.path='{policy}': ") and QUERY in problem
 
 
-def put_reward_model(directory):
+def save_reward_model(directory):
     config = Qwen2Config(
         vocab_size=400,
         hidden_size=32,
@@ -128,27 +135,31 @@ def put_reward_model(directory):
         ("model.odd", torch.ones(2), "model.odd"),
     ],
 )
-def test_reward_model_is_checked(sound, tmp_path, name, value, why):
-    put_reward_model(tmp_path / "reward")
+def test_reward_model_weights_are_checked(intact_policy, tmp_path, name, value, why):
+    save_reward_model(tmp_path / "reward")
     path = "reward_model.model.path"
-    words = [f"{POLICY}={sound}", "env.env_name=number_line", "reward_model.enable=true"]
-    cfg = load_config("ppo_trainer", [*words, f"{path}={tmp_path / 'reward'}"])
+    overrides = [
+        f"{POLICY}={intact_policy}",
+        "env.env_name=number_line",
+        "reward_model.enable=true",
+    ]
+    cfg = load_config("ppo_trainer", [*overrides, f"{path}={tmp_path / 'reward'}"])
     assert find_start_problems(cfg) == []
-    change(tmp_path / "reward", name, value)
+    change_weight(tmp_path / "reward", name, value)
     (problem,) = find_start_problems(cfg)
     assert problem.startswith(f"{path}='{tmp_path / 'reward'}': ") and why in problem
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_another_tie_than_config_json_says_is_refused(tmp_path, tie):
+def test_tie_override_that_contradicts_config_json_is_refused(tmp_path, tie):
     policy = make_tiny_policy(tmp_path / "policy", tie=tie)
     key = "actor_rollout_ref.model.override_config"
-    words = [f"{POLICY}={policy}", "env.env_name=number_line"]
+    overrides = [f"{POLICY}={policy}", "env.env_name=number_line"]
     for value, count in ((tie, 0), (not tie, 1)):
         override = f"+{key}.tie_word_embeddings={value}"
-        found = find_start_problems(load_config("ppo_trainer", [*words, override]))
-        assert len(found) == count
-        assert all(text.startswith(f"{key}.tie_word_embeddings=") for text in found)
+        reported = find_start_problems(load_config("ppo_trainer", [*overrides, override]))
+        assert len(reported) == count
+        assert all(text.startswith(f"{key}.tie_word_embeddings=") for text in reported)
     sft = [f"model.path={policy}", "env.env_name=number_line"]
     override = f"+model.override_config.tie_word_embeddings={not tie}"
     (problem,) = find_sft_problems(load_config("sft_trainer", [*sft, override], SFTConfig))
@@ -156,7 +167,7 @@ def test_another_tie_than_config_json_says_is_refused(tmp_path, tie):
 
 
 @pytest.mark.parametrize(
-    ("modules", "problems"),
+    ("modules", "count"),
     [
         ("all-linear", 0),
         ("[q_proj,lm_head]", 1),
@@ -167,11 +178,13 @@ def test_another_tie_than_config_json_says_is_refused(tmp_path, tie):
         ("[q_porj,void]", 2),
     ],
 )
-def test_modules_that_lora_cannot_adapt_are_refused(sound, modules, problems):
+def test_modules_that_lora_cannot_adapt_are_refused(intact_policy, modules, count):
     model = "actor_rollout_ref.model"
-    words = [f"{POLICY}={sound}", "env.env_name=number_line", f"{model}.lora_rank=4"]
-    found = find_start_problems(
-        load_config("ppo_trainer", [*words, f"{model}.target_modules={modules}"])
+    overrides = [f"{POLICY}={intact_policy}", "env.env_name=number_line", f"{model}.lora_rank=4"]
+    reported = find_start_problems(
+        load_config("ppo_trainer", [*overrides, f"{model}.target_modules={modules}"])
     )
-    assert len(found) == problems
-    assert all(text.startswith(f"{model}.target_modules=") and "q_proj" in text for text in found)
+    assert len(reported) == count
+    assert all(
+        text.startswith(f"{model}.target_modules=") and "q_proj" in text for text in reported
+    )

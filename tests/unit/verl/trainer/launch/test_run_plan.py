@@ -1,6 +1,4 @@
-"""Paths and models are named so that a process in another directory, or on another node, finds
-them.
-"""
+"""Paths and models are named so that processes in other directories or on other nodes find them."""
 
 import socket
 from pathlib import Path
@@ -15,14 +13,14 @@ from verl.trainer.launch.preflight_machine import find_machine_problems
 from verl.trainer.launch.run_plan import collect_absolute_paths
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PLACE = "trainer.default_local_dir"
+RUN_DIR_KEY = "trainer.default_local_dir"
 
 
-def config(*words: str):
-    return load_config("ppo_trainer", ["actor_rollout_ref.model.path=owner/model", *words])
+def config(*overrides: str):
+    return load_config("ppo_trainer", ["actor_rollout_ref.model.path=owner/model", *overrides])
 
 
-def test_every_place_becomes_absolute_and_what_is_absolute_stays(tmp_path, monkeypatch):
+def test_relative_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/somebody")
     cfg = config(
@@ -43,7 +41,7 @@ def test_every_place_becomes_absolute_and_what_is_absolute_stays(tmp_path, monke
     )
 
 
-def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
+def test_data_files_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config("env.env_name=dataset", "env.dataset.train_files=[a.parquet,/b.parquet]")
     cfg = cfg.with_values(collect_absolute_paths(cfg))
@@ -61,7 +59,7 @@ def test_files_of_a_data_set_become_absolute(tmp_path, monkeypatch):
         ("gymnasium", "describe"),
     ],
 )
-def test_functions_of_environments_are_found_from_anywhere(name, key, tmp_path, monkeypatch):
+def test_function_files_of_environments_become_absolute(name, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config(f"env.env_name={name}", f"env.{name}.{key}.path=mine.py")
     cfg = cfg.with_values(collect_absolute_paths(cfg))
@@ -71,27 +69,27 @@ def test_functions_of_environments_are_found_from_anywhere(name, key, tmp_path, 
     assert cfg.env.kwargs == {key: {"path": f"{tmp_path}/mine.py"}}
 
 
-def test_tools_by_file_become_absolute_and_those_of_modules_stay(tmp_path, monkeypatch):
+def test_tool_files_become_absolute_and_modules_stay(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config("env.env_name=tools", "env.tools.functions=[my/tools.py:add,math:sqrt]")
     cfg = cfg.with_values(collect_absolute_paths(cfg))
     assert value_at_path(cfg, "env.tools.functions") == [f"{tmp_path}/my/tools.py:add", "math:sqrt"]
 
 
-def test_an_agent_by_file_becomes_absolute_and_its_tasks_by_module_stay(tmp_path, monkeypatch):
+def test_agent_file_becomes_absolute_and_task_module_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [
+    overrides = [
         "env.env_name=agent",
         "env.agent.path=my/agent.py:play",
         "env.agent.tasks=my.agent:all",
     ]
-    cfg = config(*words)
+    cfg = config(*overrides)
     cfg = cfg.with_values(collect_absolute_paths(cfg))
     assert value_at_path(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:play"
     assert value_at_path(cfg, "env.agent.tasks") == "my.agent:all"
 
 
-def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
+def test_paths_of_mixture_parts_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = config(
         "env.env_name=mixture",
@@ -107,50 +105,50 @@ def test_paths_of_parts_of_a_mixture_become_absolute(tmp_path, monkeypatch):
     assert value_at_path(cfg, "env.mixture.kwargs") == {"gymnasium": gymnasium}
 
 
-@pytest.mark.parametrize("how", ["config", "environment"])
-def test_a_relative_run_directory_is_refused_on_a_cluster_that_answers(how, monkeypatch):
+@pytest.mark.parametrize("source", ["config", "environment"])
+def test_relative_run_directory_is_refused_on_a_cluster(source, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    words = ["env.env_name=number_line"]
-    assert list(find_machine_problems(config(*words))) == []
+    overrides = ["env.env_name=number_line"]
+    assert list(find_machine_problems(config(*overrides))) == []
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
-        if how == "environment":
+        if source == "environment":
             monkeypatch.setenv("RAY_ADDRESS", address)
         else:
-            words.append(f"ray_init.address='{address}'")
-        (found,) = find_machine_problems(config(*words))
-        assert found.startswith(PLACE) and f"the cluster at {address}" in found
-        assert f"{PLACE}={Path.cwd()}/runs" in found
-        assert list(find_machine_problems(config(*words, f"{PLACE}=/tmp/run"))) == []
+            overrides.append(f"ray_init.address='{address}'")
+        (problem,) = find_machine_problems(config(*overrides))
+        assert problem.startswith(RUN_DIR_KEY) and f"the cluster at {address}" in problem
+        assert f"{RUN_DIR_KEY}={Path.cwd()}/runs" in problem
+        assert list(find_machine_problems(config(*overrides, f"{RUN_DIR_KEY}=/tmp/run"))) == []
 
 
-def test_a_hub_name_is_told_to_workers_with_its_commit(tmp_path, monkeypatch):
+def test_hub_name_is_pinned_to_its_commit_for_workers(tmp_path, monkeypatch):
     import huggingface_hub
 
-    asked = []
+    downloads = []
 
     def snapshot(name, revision, allow_patterns):
-        asked.append((name, revision))
-        place = tmp_path / name.replace("/", "--") / "snapshots" / (revision or COMMIT)
-        place.mkdir(parents=True, exist_ok=True)
-        return str(place)
+        downloads.append((name, revision))
+        directory = tmp_path / name.replace("/", "--") / "snapshots" / (revision or COMMIT)
+        directory.mkdir(parents=True, exist_ok=True)
+        return str(directory)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     monkeypatch.chdir(tmp_path)
     assert hub.pin_revision("owner/model") == f"owner/model@{COMMIT}"
-    # what a worker on another node makes of it
+    # a worker on another node resolves it to the snapshot
     assert str(hub.model_directory_or_none(f"owner/model@{COMMIT}")).endswith(f"snapshots/{COMMIT}")
-    assert asked == [("owner/model", None), ("owner/model", COMMIT)]
+    assert downloads == [("owner/model", None), ("owner/model", COMMIT)]
     (tmp_path / "policy").mkdir()
     assert hub.pin_revision("policy") == str(tmp_path / "policy")
     assert hub.model_directory_or_none(None) is None
 
 
-def test_a_revision_is_no_local_path():
+def test_model_revision_is_no_local_path():
     for path in ("owner/model@main", f"owner/model@{COMMIT}", "model@refs/pr/3"):
-        words = ["env.env_name=number_line", f"actor_rollout_ref.model.path='{path}'"]
-        assert find_problems(load_config("ppo_trainer", words)) == []
-    words[-1] = "actor_rollout_ref.model.path=a/b/c@main"
+        overrides = ["env.env_name=number_line", f"actor_rollout_ref.model.path='{path}'"]
+        assert find_problems(load_config("ppo_trainer", overrides)) == []
+    overrides[-1] = "actor_rollout_ref.model.path=a/b/c@main"
     assert any(
-        "no such directory" in text for text in find_problems(load_config("ppo_trainer", words))
+        "no such directory" in text for text in find_problems(load_config("ppo_trainer", overrides))
     )

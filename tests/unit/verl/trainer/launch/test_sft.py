@@ -1,6 +1,4 @@
-"""Supervised training: rows as a rollout would write them, batches, the loop, and the directory it
-leaves.
-"""
+"""Supervised training: encoding of rows, batches, the training loop, and the saved policy."""
 
 import json
 import re
@@ -84,54 +82,57 @@ def trainer_of(policy, rows, batches, **options):
     )
 
 
-def test_an_episode_is_written_as_a_rollout_would(bridge):
-    """Prompt, turns and bridges are the ledger's; the agent's words and ends of turn weigh 1, all
-    others less.
-    """
+def test_episode_is_encoded_like_a_rollout(bridge):
+    """Prompt, turns and bridges equal those of the ledger. The agent's text and end-of-turn tokens
+    have weight 1, all others less."""
     row = encode_episode(bridge, EPISODE, 0.25, 512)
     assert row is not None
     expected = bridge.first_prompt(EPISODE[:1])
     weights = []
     weights += [0.25] * len(expected)
-    for said, heard in ((EPISODE[1], EPISODE[2]), (EPISODE[3], None)):
-        spoken = list(bridge.encode_text(said["content"]))
-        expected, weights = expected + spoken, weights + [1.0] * len(spoken)
-        if heard:
-            # The end of turn was not sampled: it is in the bridge.
-            link = bridge.make_bridge(spoken, heard["content"])
+    for reply, answer in ((EPISODE[1], EPISODE[2]), (EPISODE[3], None)):
+        reply_ids = list(bridge.encode_text(reply["content"]))
+        expected, weights = expected + reply_ids, weights + [1.0] * len(reply_ids)
+        if answer:
+            # The end of turn was not sampled, so it is in the bridge.
+            link = bridge.make_bridge(reply_ids, answer["content"])
             expected += [*link.before, *link.observation, *link.after]
             weights += [1.0] + [0.25] * (len(link) - 1)
     assert row.input_ids == (*expected, bridge.end_of_turn_id)
     assert row.loss_weights == (*weights, 1.0)
 
 
-def test_weights_of_messages_replace_those_of_their_roles(bridge):
+def test_message_weights_replace_role_weights(bridge):
     plain = encode_episode(bridge, EPISODE, 0.25, 512)
-    own = [0.0, 0.0, 1.0, None]
-    weighed = [m if w is None else {**m, "weight": w} for m, w in zip(EPISODE, own, strict=True)]
-    row = encode_episode(bridge, weighed, 0.25, 512)
+    message_weights = [0.0, 0.0, 1.0, None]
+    weighted = [
+        m if w is None else {**m, "weight": w}
+        for m, w in zip(EPISODE, message_weights, strict=True)
+    ]
+    row = encode_episode(bridge, weighted, 0.25, 512)
     assert plain is not None and row is not None and row.input_ids == plain.input_ids
-    said = len(bridge.encode_text(EPISODE[1]["content"])) + 1  # with its end of turn
+    first_reply = len(bridge.encode_text(EPISODE[1]["content"])) + 1  # with its end of turn
     start = len(bridge.first_prompt(EPISODE[:1]))
-    last = len(bridge.encode_text(EPISODE[3]["content"])) + 1
-    heard = len(row) - start - said - last
-    expected = [0.0] * (start + said) + [1.0] * (heard + last)
+    last_reply = len(bridge.encode_text(EPISODE[3]["content"])) + 1
+    answer = len(row) - start - first_reply - last_reply
+    expected = [0.0] * (start + first_reply) + [1.0] * (answer + last_reply)
     assert list(row.loss_weights) == expected
-    assert encode_episode(bridge, weighed, 0.25, start + said) is None  # nothing left to learn
+    # No token to train on is left.
+    assert encode_episode(bridge, weighted, 0.25, start + first_reply) is None
 
 
-def test_long_episodes_are_cut_after_a_whole_turn(bridge):
+def test_long_episode_is_truncated_after_a_whole_turn(bridge):
     whole = encode_episode(bridge, EPISODE, 0.5, 512)
     assert whole is not None
-    cut = encode_episode(bridge, EPISODE, 0.5, len(whole) - 1)
-    assert cut is not None
-    assert cut.input_ids == whole.input_ids[: len(cut)]
-    assert len(cut) < len(whole) and cut.input_ids[-1] == bridge.end_of_turn_id
-    assert bridge.tokenizer.decode(cut.input_ids).endswith("take mug</action><|im_end|>")
+    truncated = encode_episode(bridge, EPISODE, 0.5, len(whole) - 1)
+    assert truncated is not None
+    assert truncated.input_ids == whole.input_ids[: len(truncated)]
+    assert len(truncated) < len(whole) and truncated.input_ids[-1] == bridge.end_of_turn_id
+    assert bridge.tokenizer.decode(truncated.input_ids).endswith("take mug</action><|im_end|>")
     assert encode_episode(bridge, EPISODE, 0.5, 10) is None
 
 
-def test_episodes_that_are_no_conversation_are_refused(bridge):
+def test_episode_that_is_no_conversation_is_refused(bridge):
     with pytest.raises(ValueError, check=mentions("prompt")):
         encode_episode(bridge, EPISODE[1:], 0.5, 512)
     with pytest.raises(ValueError, check=mentions("assistant", "user")):
@@ -150,7 +151,7 @@ TALK = [
 @pytest.mark.parametrize("template", ["chatml", "bos", "system in the first", "trims", "parts"])
 @pytest.mark.parametrize("kind", ["bytes", "first", "always", "unigram", "llama", "llama, legacy"])
 def test_rows_have_the_tokens_of_the_template(kind, template):
-    """A policy learns what it will be shown and what it will say."""
+    """Training tokens equal the tokens of the rendered conversation."""
     tokenizer = chat_tokenizer(kind, template)
     bridge = ChatBridge(tokenizer)
     row = encode_episode(bridge, TALK, 0.0, 4096)
@@ -160,9 +161,9 @@ def test_rows_have_the_tokens_of_the_template(kind, template):
     assert list(row.input_ids) == whole[: len(row)]
     assert row.input_ids[-1] == bridge.end_of_turn_id and len(whole) - len(row) < 3
     pairs = zip(row.input_ids, row.loss_weights, strict=True)
-    said = tokenizer.decode([token for token, weight in pairs if weight == 1])
+    trained_text = tokenizer.decode([token for token, weight in pairs if weight == 1])
     end = tokenizer.decode([bridge.end_of_turn_id])
-    assert [part.strip() for part in said.split(end)] == ["go north", "look", ""]
+    assert [part.strip() for part in trained_text.split(end)] == ["go north", "look", ""]
 
 
 @pytest.mark.parametrize(
@@ -174,13 +175,13 @@ def test_rows_have_the_tokens_of_the_template(kind, template):
         ("system in the last", TALK),
     ],
 )
-def test_episodes_that_no_prompt_would_ask_for_are_refused(template, messages):
+def test_episode_that_no_prompt_can_produce_is_refused(template, messages):
     cfg = load_config("sft_trainer", [], SFTConfig)
     with pytest.raises(ConfigError):
         make_rows(cfg, [{"messages": messages}], chat_tokenizer("bytes", template))
 
 
-def test_batches_hold_about_the_tokens_asked_for():
+def test_batches_have_about_the_requested_tokens():
     lengths = [7 + (13 * i) % 50 for i in range(200)]
     plan = plan_batches(lengths, 256, epochs=2, total_steps=None, seed=0)
     sizes = [sum(lengths[row] for row in batch) for batch in plan]
@@ -195,10 +196,10 @@ def test_batches_hold_about_the_tokens_asked_for():
     assert plan_batches([500, 3], 256, 1, None, 0, shuffle=False) == [
         [0],
         [1],
-    ]  # a long row goes alone
+    ]  # a long row is a batch alone
 
 
-def test_the_loss_is_the_weighted_mean(policy):
+def test_loss_is_the_weighted_mean(policy):
     rows = rows_of([9, 14, 5])
     metrics = trainer_of(policy, rows, [[0, 1, 2]]).train_step([0, 1, 2])
     model, total, weight = (
@@ -217,17 +218,17 @@ def test_the_loss_is_the_weighted_mean(policy):
     assert metrics["train/loss"] == pytest.approx(float(total / weight), abs=1e-5)
 
 
-def test_the_weight_of_a_first_token_changes_no_number_of_a_step(policy):
-    """Nothing predicts it: neither loss nor the size of the gradient may count its weight."""
-    found = []
+def test_weight_of_a_first_token_has_no_effect(policy):
+    """No token predicts it, so neither the loss nor the gradient norm counts its weight."""
+    measured = []
     for first in (0.0, 5.0):
         rows = [
             replace(row, loss_weights=(first, *row.loss_weights[1:])) for row in rows_of([9, 5])
         ]
         trainer = trainer_of(policy, rows, [[0, 1]])
         metrics = trainer.train_step([0, 1])
-        found.append((metrics["train/loss"], metrics["train/grad_norm"]))
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+        measured.append((metrics["train/loss"], metrics["train/grad_norm"]))
+    assert measured[0] == pytest.approx(measured[1], rel=1e-6)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     total = torch.zeros(())
     for row in rows_of([9, 5]):
@@ -237,20 +238,20 @@ def test_the_weight_of_a_first_token_changes_no_number_of_a_step(policy):
     weight = sum(sum(row.loss_weights[1:]) for row in rows_of([9, 5]))
     (total / weight).backward()
     norm = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
-    assert found[0][1] == pytest.approx(norm**0.5, rel=1e-4)
+    assert measured[0][1] == pytest.approx(norm**0.5, rel=1e-4)
 
 
 def test_micro_batches_do_not_change_a_step(policy):
-    rows, after = rows_of([9, 14, 5, 20, 11]), []
+    rows, measured = rows_of([9, 14, 5, 20, 11]), []
     for max_tokens in (1000, 20):
         trainer = trainer_of(policy, rows, [[0, 1, 2, 3, 4]], max_tokens=max_tokens)
         metrics = trainer.train_step([0, 1, 2, 3, 4])
-        after.append((metrics["train/loss"], metrics["train/grad_norm"]))
-    assert after[0] == pytest.approx(after[1], rel=1e-5)
+        measured.append((metrics["train/loss"], metrics["train/grad_norm"]))
+    assert measured[0] == pytest.approx(measured[1], rel=1e-5)
 
 
 def test_training_lowers_the_held_out_loss(policy):
-    """Rows that count upwards: the next token is learnable, and learnt."""
+    """Rows count upwards, so the next token can be predicted."""
     rows = [SFTRow(tuple(range(start, start + 20)), (1.0,) * 20) for start in range(10, 60)]
     records = []
     batches = plan_batches([20] * 40, 100, epochs=6, total_steps=None, seed=0)
@@ -261,7 +262,7 @@ def test_training_lowers_the_held_out_loss(policy):
     assert losses[len(batches)] < 0.5 * losses[0]
 
 
-def test_resumed_training_ends_where_uninterrupted_training_does(policy, tmp_path):
+def test_resumed_training_equals_uninterrupted_training(policy, tmp_path):
     rows = rows_of([10] * 12)
     batches = plan_batches([10] * 12, 20, epochs=1, total_steps=None, seed=0)
     checkpoints = CheckpointManager(tmp_path)
@@ -278,14 +279,14 @@ def test_resumed_training_ends_where_uninterrupted_training_does(policy, tmp_pat
         torch.testing.assert_close(tensor, expected[name], atol=0, rtol=0)
 
 
-def test_hold_out_shares_no_task():
+def test_held_out_episodes_share_no_task_with_training():
     records = [{"task_id": str(i // 3)} for i in range(10)]
     train, held_out = split_held_out(records, 2)
     assert len(held_out) == 2 and len(train) == 6
     assert not {r["task_id"] for r in train} & {r["task_id"] for r in held_out}
 
 
-def test_broken_rows_and_files_are_refused(tmp_path):
+def test_invalid_rows_and_files_are_refused(tmp_path):
     for ids, weights in (((1, 2, 3), (1.0,)), ((1,), (1.0,)), ((1, 2), (1.0, 0.0))):
         with pytest.raises(ValueError):
             SFTRow(ids, weights)
@@ -296,18 +297,18 @@ def test_broken_rows_and_files_are_refused(tmp_path):
         list(read_rows(tmp_path / "rows.csv"))
 
 
-def test_the_policy_directory_is_replaced_whole(policy, tmp_path, monkeypatch):
+def test_policy_directory_is_replaced_as_a_whole(policy, tmp_path, monkeypatch):
     target, tokenizer = tmp_path / "policy", AutoTokenizer.from_pretrained(policy)
     target.mkdir()
     (target / "older").touch()
     lm = load_causal_lm(policy)
     weights = {name: p.detach() for name, p in lm.named_parameters()}
 
-    def fails(*_args, **_kwargs):
+    def fail_to_save(*_args, **_kwargs):
         raise OSError("disk full")
 
-    with monkeypatch.context() as broken:
-        broken.setattr(type(tokenizer), "save_pretrained", fails)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tokenizer), "save_pretrained", fail_to_save)
         with pytest.raises(OSError, match="disk full"):
             save_policy(lm, weights, tokenizer, target, overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["policy"] and (target / "older").exists()
@@ -321,10 +322,9 @@ def test_the_policy_directory_is_replaced_whole(policy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_run_sft_makes_a_policy_from_files(policy, tmp_path, new):
-    """From messages (a new policy and tokenizer) and from token ids (a given policy) to a directory
-    that loads.
-    """
+def test_run_sft_creates_a_policy_from_files(policy, tmp_path, new):
+    """Train from messages (new policy and tokenizer) and from token ids (given policy), and load
+    the saved directory."""
     cfg = SFTConfig()
     cfg.env.env_name = "alfworld"
     cfg.trainer.default_local_dir, cfg.model.save_path = (
@@ -371,7 +371,7 @@ def test_run_sft_makes_a_policy_from_files(policy, tmp_path, new):
     assert float(-(weights * log_probs).sum() / weights.sum()) == pytest.approx(after, abs=1e-4)
 
 
-def test_a_supervised_run_that_stands_still_is_ended(tmp_path, monkeypatch):
+def test_stalled_supervised_run_is_ended(tmp_path, monkeypatch):
     cfg = SFTConfig()
     cfg.trainer.default_local_dir = str(tmp_path)
     cfg.trainer.stall_timeout_s = 0.1
@@ -381,7 +381,7 @@ def test_a_supervised_run_that_stands_still_is_ended(tmp_path, monkeypatch):
     assert list((tmp_path / "logs").glob("stacks-*.txt"))
 
 
-def test_steps_are_movement_where_nothing_is_shown(tmp_path):
+def test_steps_are_heartbeats_without_a_logger(tmp_path):
     cfg = SFTConfig()
     cfg.trainer.logger = []
     before = count_heartbeats()
@@ -391,8 +391,8 @@ def test_steps_are_movement_where_nothing_is_shown(tmp_path):
     assert count_heartbeats() == before + 2
 
 
-def number_line_config(tmp_path, *words):
-    """Few demonstrations of the number line, written below ``tmp_path``."""
+def number_line_config(tmp_path, *overrides):
+    """Return a config with few demonstrations of the number line, written below ``tmp_path``."""
     return load_config(
         "sft_trainer",
         [
@@ -402,13 +402,13 @@ def number_line_config(tmp_path, *words):
             "data.val_episodes=6",
             "data.num_workers=1",
             f"data.data_dir={tmp_path}",
-            *words,
+            *overrides,
         ],
         SFTConfig,
     )
 
 
-def test_whoever_has_an_expert_is_imitated(tmp_path):
+def test_demonstrations_come_from_the_expert_of_the_environment(tmp_path):
     train, held_out = load_records(number_line_config(tmp_path))
     assert len(held_out) == 6 and 12 <= len(train) <= 30
     assert not {r["task_id"] for r in train} & {r["task_id"] for r in held_out}
@@ -416,47 +416,47 @@ def test_whoever_has_an_expert_is_imitated(tmp_path):
 
 
 @pytest.mark.parametrize(("levels", "drawn"), [("[1,4]", {1, 4}), ("[]", {None})])
-def test_levels_are_those_asked_for(tmp_path, levels, drawn):
+def test_demonstrations_have_the_requested_levels(tmp_path, levels, drawn):
     train, _ = load_records(number_line_config(tmp_path, f"data.levels={levels}"))
     assert {level for record in train for level in record["levels"]} == drawn
-    said = train[0]["messages"][-1]["content"]
-    assert said.startswith("<level>") == bool(drawn - {None})
+    reply = train[0]["messages"][-1]["content"]
+    assert reply.startswith("<level>") == bool(drawn - {None})
 
 
-def test_an_environment_without_expert_is_told_who_has_one(tmp_path):
+def test_environment_without_expert_is_refused_with_alternatives(tmp_path):
     cfg = number_line_config(tmp_path, "env.env_name=shop")
     with pytest.raises(ConfigError, check=mentions("'shop'", "number_line", "data.train_files")):
         check_expert(cfg)
 
 
-def test_needed_levels_are_asked_of_experts_that_tell_them(tmp_path):
+def test_needed_levels_require_an_expert_that_knows_them(tmp_path):
     cfg = number_line_config(tmp_path, "data.needed_level_share=0.5")
-    said = r"data\.needed_level_share=0\.5.*'number_line'"
-    with pytest.raises(ConfigError, match=said):
+    message = r"data\.needed_level_share=0\.5.*'number_line'"
+    with pytest.raises(ConfigError, match=message):
         check_expert(cfg)
     check_expert(number_line_config(tmp_path, "env.env_name=relay", "data.needed_level_share=0.5"))
 
 
-def test_steps_are_rows_of_their_own_with_window_history(tmp_path):
+def test_window_history_makes_a_row_per_turn(tmp_path):
     episodes, _ = load_records(number_line_config(tmp_path, "data.val_episodes=0"))
-    words = ["data.val_episodes=0", "data.history=window", "env.history_length=1"]
-    steps, _ = load_records(number_line_config(tmp_path, *words))
-    assert len(steps) == sum(len(episode["levels"]) for episode in episodes)
+    overrides = ["data.val_episodes=0", "data.history=window", "env.history_length=1"]
+    turns, _ = load_records(number_line_config(tmp_path, *overrides))
+    assert len(turns) == sum(len(episode["levels"]) for episode in episodes)
     assert all(
-        [m["role"] for m in step["messages"]][-2:] == ["user", "assistant"] for step in steps
+        [m["role"] for m in turn["messages"]][-2:] == ["user", "assistant"] for turn in turns
     )
     first = episodes[0]
-    mine = steps[: len(first["levels"])]
-    assert [step["levels"] for step in mine] == [[level] for level in first["levels"]]
-    # The same answers; each prompt shows the step before, and no thought of it.
-    said = [m["content"] for m in first["messages"] if m["role"] == "assistant"]
-    assert [step["messages"][-1]["content"] for step in mine] == said
-    action = re.findall(r"<action>(.*)</action>", said[0])[0]
-    assert action in mine[1]["messages"][-2]["content"]
-    assert "<think>" not in mine[1]["messages"][-2]["content"]
+    first_turns = turns[: len(first["levels"])]
+    assert [turn["levels"] for turn in first_turns] == [[level] for level in first["levels"]]
+    # The replies are the same. Each prompt shows the turn before, without its thought.
+    replies = [m["content"] for m in first["messages"] if m["role"] == "assistant"]
+    assert [turn["messages"][-1]["content"] for turn in first_turns] == replies
+    action = re.findall(r"<action>(.*)</action>", replies[0])[0]
+    assert action in first_turns[1]["messages"][-2]["content"]
+    assert "<think>" not in first_turns[1]["messages"][-2]["content"]
 
 
-def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
+def test_environment_symbols_are_single_tokens_of_a_new_policy(tmp_path):
     cfg = number_line_config(
         tmp_path, "env.env_name=relay", "model.new.hidden_size=8", "model.new.head_dim=8"
     )
@@ -465,7 +465,7 @@ def test_symbols_of_an_environment_are_single_tokens_of_a_new_policy(tmp_path):
     assert [tokenizer.decode([one]) for one in ids] == ["d", "+3", " a>b", " j>c"]
 
 
-def test_a_policy_that_becomes_infinite_is_not_saved(policy, tmp_path):
+def test_policy_with_infinite_weights_is_not_saved(policy, tmp_path):
     rows, batches = rows_of([9, 14]), [[0, 1]] * 4
     checkpoints = CheckpointManager(tmp_path, max_to_keep=1)
     trainer = trainer_of(policy, rows, batches, save_freq=1, checkpoints=checkpoints)
@@ -475,7 +475,7 @@ def test_a_policy_that_becomes_infinite_is_not_saved(policy, tmp_path):
         steps.append(record.step)
         if record.step == 2:
             optim: Any = trainer.engine.optim
-            optim.lr = torch.inf  # no config can say so
+            optim.lr = torch.inf  # the config refuses an infinite value
 
     with pytest.raises(NonFiniteWeights):
         trainer.fit(on_step)

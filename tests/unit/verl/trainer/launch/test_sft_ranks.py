@@ -1,4 +1,5 @@
-"""Supervised training on two gloo ranks takes the steps of one; packed rows are rows apart."""
+"""Supervised training on two gloo ranks equals training on one, and packed rows equal separate
+rows."""
 
 import json
 from pathlib import Path
@@ -40,51 +41,54 @@ def row_of(length: int, seed: int) -> SFTRow:
 # ---- packing ------------------------------------------------------------------------------------
 
 
-def loss_of(policy: Path, rows: list[SFTRow], max_tokens: int) -> tuple[dict, torch.Tensor]:
-    """Metrics of a step on ``rows``, and the gradient of the embedding before it."""
+def train_and_get_gradient(
+    policy: Path, rows: list[SFTRow], max_tokens: int
+) -> tuple[dict, torch.Tensor]:
+    """Return the metrics of a step on ``rows``, and the embedding gradient before the update."""
     optim = OptimConfig(lr=0.0, total_training_steps=1)
     engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu", optim=optim)
     trainer = SFTTrainer(engine, rows, [list(range(len(rows)))], max_tokens=max_tokens)
-    seen: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
     step = engine.step
 
-    def noted():
+    def step_and_record():
         lm: Any = engine.module.lm
         gradient = lm.get_input_embeddings().weight.grad
-        seen.append(gradient.full_tensor().clone())
+        gradients.append(gradient.full_tensor().clone())
         return step()
 
-    engine.step = noted
-    return trainer.train_step(range(len(rows))), seen[0]
+    engine.step = step_and_record
+    return trainer.train_step(range(len(rows))), gradients[0]
 
 
-def test_rows_packed_into_one_sequence_have_the_loss_of_rows_alone(policy):
+def test_packed_rows_have_the_loss_of_separate_rows(policy):
     rows = [row_of(length, seed) for seed, length in enumerate(LENGTHS)]
-    packed, gradient = loss_of(policy, rows, max_tokens=1000)
-    alone, expected = loss_of(policy, rows, max_tokens=1)  # a pass for every row
+    packed, gradient = train_and_get_gradient(policy, rows, max_tokens=1000)
+    # One pass for every row.
+    separate, expected = train_and_get_gradient(policy, rows, max_tokens=1)
     for name in ("train/loss", "train/agent_loss", "train/grad_norm"):
-        assert packed[name] == pytest.approx(alone[name], rel=1e-5)
+        assert packed[name] == pytest.approx(separate[name], rel=1e-5)
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_packed_rows_do_not_see_each_other(policy):
+def test_packed_rows_do_not_attend_to_each_other(policy):
     engine = TrainEngine(PolicyModel(load_causal_lm(policy)), device="cpu")
     trainer = SFTTrainer(engine, [], [])
-    kept = row_of(12, 1)
+    row = row_of(12, 1)
     losses = []
     for neighbour in (row_of(20, 2), row_of(20, 3)):
-        beside, alone = LossSums(), LossSums()
+        both, single = LossSums(), LossSums()
         with torch.no_grad():
-            trainer._sum_losses([neighbour, kept], beside)
-            trainer._sum_losses([neighbour], alone)
-        losses.append(beside["loss"] - alone["loss"])
+            trainer._sum_losses([neighbour, row], both)
+            trainer._sum_losses([neighbour], single)
+        losses.append(both["loss"] - single["loss"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 # ---- several devices ----------------------------------------------------------------------------
 
 
-def test_rows_are_dealt_by_their_tokens():
+def test_rows_are_assigned_to_ranks_by_tokens():
     assert assign_rows(LENGTHS, 1) == [list(range(len(LENGTHS)))]
     shares = assign_rows(LENGTHS, 3)
     assert sorted(row for share in shares for row in share) == list(range(len(LENGTHS)))
@@ -93,19 +97,19 @@ def test_rows_are_dealt_by_their_tokens():
     assert assign_rows([4, 9], 3) == [[1], [0], []]
 
 
-def sft(directory: Path, policy: Path, ranks: int, *more: str) -> Path:
-    """The policy that a supervised run makes of rows in ``directory`` on ``ranks`` ranks."""
+def run_supervised(directory: Path, policy: Path, ranks: int, *more: str) -> Path:
+    """Train on rows in ``directory`` with ``ranks`` ranks, and return the saved policy."""
     rows = [row_of(length, seed) for seed, length in enumerate(LENGTHS)]
     lines = [
         json.dumps({"input_ids": row.input_ids, "loss_weights": row.loss_weights}) for row in rows
     ]
     (directory / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    words = [
+    overrides = [
         f"model.path={policy}",
         f"model.save_path={directory / f'made-{ranks}'}",
         f"data.train_files=[{directory / 'rows.jsonl'}]",
         f"data.val_files=[{directory / 'rows.jsonl'}]",
-        # Two to five rows: the last batch of an epoch may have fewer than there are ranks.
+        # A batch has two to five rows. The last batch of an epoch may have fewer rows than ranks.
         "data.tokens_per_batch=60",
         "data.max_length=64",
         "data.max_token_len_per_gpu=64",
@@ -118,55 +122,55 @@ def sft(directory: Path, policy: Path, ranks: int, *more: str) -> Path:
         "trainer.num_threads=1",
         "trainer.save_freq=2",
     ]
-    return run_sft(load_config("sft_trainer", [*words, *more], SFTConfig))
+    return run_sft(load_config("sft_trainer", [*overrides, *more], SFTConfig))
 
 
-def history(run: Path) -> list[dict]:
+def read_history(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.timeout(600)  # three trainings, one of them in two new processes
-def test_two_ranks_make_the_policy_of_one(policy, tmp_path):
-    made = {ranks: sft(tmp_path, policy, ranks) for ranks in (1, 2)}
-    alone, pair = (history(tmp_path / f"run-{ranks}") for ranks in (1, 2))
-    assert [line["step"] for line in pair] == [line["step"] for line in alone]
-    for one, two in zip(alone, pair, strict=True):
+def test_two_ranks_train_the_policy_of_one_rank(policy, tmp_path):
+    policies = {ranks: run_supervised(tmp_path, policy, ranks) for ranks in (1, 2)}
+    one_rank, two_ranks = (read_history(tmp_path / f"run-{ranks}") for ranks in (1, 2))
+    assert [line["step"] for line in two_ranks] == [line["step"] for line in one_rank]
+    for one, two in zip(one_rank, two_ranks, strict=True):
         for name in ("train/loss", "train/agent_loss", "train/grad_norm", "val/loss"):
             assert (name in one) == (name in two)
             if name in one:
                 assert one[name] == pytest.approx(two[name], rel=1e-3), (one["step"], name)
-    assert pair[-1]["val/loss"] < pair[0]["val/loss"]
-    one, two = (AutoModelForCausalLM.from_pretrained(made[ranks]) for ranks in (1, 2))
+    assert two_ranks[-1]["val/loss"] < two_ranks[0]["val/loss"]
+    one, two = (AutoModelForCausalLM.from_pretrained(policies[ranks]) for ranks in (1, 2))
     start = AutoModelForCausalLM.from_pretrained(policy)
     for (name, mine), other, before in zip(
         one.named_parameters(), two.parameters(), start.parameters(), strict=True
     ):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-3, msg=name)
         assert not torch.equal(mine, before), name
-    # Both ranks wrote into one checkpoint, which verifies, and from which either number goes on.
+    # Both ranks wrote one checkpoint. It verifies, and one rank can resume from it.
     newest = CheckpointManager(tmp_path / "run-2" / "checkpoints").find_latest_valid()
     assert newest is not None
     assert {"rng_rank0.safetensors", "rng_rank1.safetensors"} <= {f.name for f in newest.iterdir()}
     (tmp_path / "more").mkdir()
-    further = ("trainer.total_epochs=3", "trainer.resume_mode=resume_path")
-    sft(tmp_path / "more", policy, 1, *further, f"trainer.resume_from_path={newest}")
-    assert history(tmp_path / "more" / "run-1")[0]["step"] == alone[-1]["step"] + 1
+    overrides = ("trainer.total_epochs=3", "trainer.resume_mode=resume_path")
+    run_supervised(tmp_path / "more", policy, 1, *overrides, f"trainer.resume_from_path={newest}")
+    assert read_history(tmp_path / "more" / "run-1")[0]["step"] == one_rank[-1]["step"] + 1
 
 
 def test_several_machines_are_refused():
     with pytest.raises(ConfigError) as refused:
         load_config("sft_trainer", ["trainer.nnodes=2"], SFTConfig)
-    (said,) = refused.value.problems
-    assert said.startswith("trainer.nnodes=2")
+    (problem,) = refused.value.problems
+    assert problem.startswith("trainer.nnodes=2")
     cfg = load_config("sft_trainer", ["trainer.n_gpus_per_node=2"], SFTConfig)
     assert not [p for p in find_problems(cfg) if "n_gpus_per_node" in p]
 
 
-def test_a_cold_start_takes_the_gpus_there_are(monkeypatch):
-    asked = {"auto": 3, "cpu": 3}
-    for gpus, found in [(0, asked), (1, {"auto": 1, "cpu": 3}), (8, asked)]:
+def test_cold_start_uses_the_available_gpus(monkeypatch):
+    requested = {"auto": 3, "cpu": 3}
+    for gpus, expected in [(0, requested), (1, {"auto": 1, "cpu": 3}), (8, requested)]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpus=gpus: gpus > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
-        for device, ranks in found.items():
-            words = ["trainer.n_gpus_per_node=3", f"trainer.device={device}"]
-            assert count_local_ranks(load_config("sft_trainer", words, SFTConfig)) == ranks
+        for device, ranks in expected.items():
+            overrides = ["trainer.n_gpus_per_node=3", f"trainer.device={device}"]
+            assert count_local_ranks(load_config("sft_trainer", overrides, SFTConfig)) == ranks

@@ -1,6 +1,5 @@
-"""Weights of a rollout correction and the KL coefficient, in plain numbers: every key, and
-statistics over trajectories where they are not those over rows.
-"""
+"""Weights of a rollout correction and the KL coefficient against plain arithmetic, for every key,
+and with statistics over trajectories that differ from those over rows."""
 
 import math
 from typing import Any
@@ -15,9 +14,9 @@ from verl.records import CORRECTION_WEIGHTS
 from verl.trainer.launch.run_plan import count_optimizer_steps
 from verl.trainer.ppo.credit import apply_kl_penalty, correct_rollout
 
-# Ratios of trainer's over engine's probability; the first two rows are one trajectory.
+# Ratios of the trainer's to the engine's probability. The first two rows are one trajectory.
 RATIOS = [[1.5, 0.4, 1.1], [1.3, 0.9, None], [0.2, 3.0, 1.7], [0.8, 0.95, 0.9]]
-NAMES = ["a", "a", "b", "c"]
+TRAJECTORY_IDS = ["a", "a", "b", "c"]
 BASE: dict[str, Any] = {
     "rollout_is": "token",
     "rollout_is_threshold": 1.4,
@@ -44,18 +43,22 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def right(s: dict[str, Any]) -> list[list[float]]:
-    """[B, R] weights."""
-    found = []
+def expected_weights(s: dict[str, Any]) -> list[list[float]]:
+    """Return the weights [B, R]."""
+    rows = []
     for row, ratios in enumerate(RATIOS):
-        whole = [row]
+        sequence = [row]
         if s["row_weight"] == "trajectory":
-            whole = [other for other, name in enumerate(NAMES) if name == NAMES[row]]
-        told = [ratio for other in whole for ratio in RATIOS[other] if ratio is not None]
-        product = math.prod(told)
-        of = {"sequence": product, "geometric": product ** (1 / len(told))}
-        least = s["rollout_rs_threshold_lower"]
-        least = 1 / s["rollout_rs_threshold"] if least is None else least
+            sequence = [
+                other for other, name in enumerate(TRAJECTORY_IDS) if name == TRAJECTORY_IDS[row]
+            ]
+        sequence_ratios = [
+            ratio for other in sequence for ratio in RATIOS[other] if ratio is not None
+        ]
+        product = math.prod(sequence_ratios)
+        by_level = {"sequence": product, "geometric": product ** (1 / len(sequence_ratios))}
+        lower = s["rollout_rs_threshold_lower"]
+        lower = 1 / s["rollout_rs_threshold"] if lower is None else lower
         weights = []
         for ratio in ratios:
             if ratio is None:
@@ -63,23 +66,23 @@ def right(s: dict[str, Any]) -> list[list[float]]:
                 continue
             weight = 1.0
             if s["rollout_is"]:
-                weight = min(of.get(s["rollout_is"], ratio), s["rollout_is_threshold"])
-            judged = of.get(s["rollout_rs"], ratio)
-            if s["rollout_rs"] and not least <= judged <= s["rollout_rs_threshold"]:
+                weight = min(by_level.get(s["rollout_is"], ratio), s["rollout_is_threshold"])
+            tested = by_level.get(s["rollout_rs"], ratio)
+            if s["rollout_rs"] and not lower <= tested <= s["rollout_rs_threshold"]:
                 weight = 0.0
             weights.append(weight)
-        found.append(weights)
-    return found
+        rows.append(weights)
+    return rows
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_weights_are_what_the_keys_say(change):
+def test_weights_follow_every_key(change):
     settings = BASE | change
     config = load_config()
     for key, value in settings.items():
         section = config.algorithm if key == "row_weight" else config.algorithm.rollout_correction
         if value is None and key == "rollout_rs_threshold_lower":
-            value = 1 / settings["rollout_rs_threshold"]  # as the configuration fills it in
+            value = 1 / settings["rollout_rs_threshold"]  # the configuration derives this value
         setattr(section, key, value)
     mask = torch.tensor([[ratio is not None for ratio in row] for row in RATIOS])
     ratios = torch.tensor([[1.0 if ratio is None else ratio for ratio in row] for row in RATIOS])
@@ -89,16 +92,18 @@ def test_weights_are_what_the_keys_say(change):
         "rollout_log_probs": engine,
         "response_mask": mask.long(),
     }
-    batch = DataProto.from_dict(tensors, {"traj_uid": NAMES})
+    batch = DataProto.from_dict(tensors, {"traj_uid": TRAJECTORY_IDS})
     correct_rollout(batch, config)
-    torch.testing.assert_close(batch.batch[CORRECTION_WEIGHTS], torch.tensor(right(settings)))
+    torch.testing.assert_close(
+        batch.batch[CORRECTION_WEIGHTS], torch.tensor(expected_weights(settings))
+    )
     for key in change:
-        assert right(settings | {key: BASE[key]}) != right(settings), key
+        assert expected_weights(settings | {key: BASE[key]}) != expected_weights(settings), key
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_the_kl_coefficient_moves_by_trajectories(rows):
-    """One trajectory of one or two rows of equal KL is one sample."""
+def test_kl_coefficient_is_updated_by_trajectories(rows):
+    """One trajectory is one sample, whether it has one row or two rows of equal KL."""
     controller = get_kl_controller("adaptive", 0.5, horizon=10, target_kl=0.1)
     tensors = {
         "response_mask": torch.ones(rows, 2, dtype=torch.long),
@@ -112,7 +117,7 @@ def test_the_kl_coefficient_moves_by_trajectories(rows):
 
 
 @pytest.mark.parametrize(
-    ("words", "actor", "critic"),
+    ("overrides", "actor", "critic"),
     [
         ([], 12 * 2 * 3, 12 * 4 * 5),
         (["trainer.critic_warmup=4"], 8 * 2 * 3, 12 * 4 * 5),
@@ -122,7 +127,7 @@ def test_the_kl_coefficient_moves_by_trajectories(rows):
         (["critic.optim.total_training_steps=9"], 12 * 2 * 3, 9),
     ],
 )
-def test_a_schedule_is_as_long_as_all_epochs_of_all_iterations(words, actor, critic):
+def test_schedule_length_counts_all_optimizer_steps(overrides, actor, critic):
     base = [
         "data.train_batch_size=8",
         "trainer.total_epochs=3",
@@ -132,8 +137,8 @@ def test_a_schedule_is_as_long_as_all_epochs_of_all_iterations(words, actor, cri
         "critic.ppo_mini_batches=4",
         "critic.ppo_epochs=5",
     ]
-    config = load_config("ppo_trainer", [*base, *words])
-    # Four batches of an epoch.
+    config = load_config("ppo_trainer", [*base, *overrides])
+    # Four batches per epoch.
     config = config.with_values(count_optimizer_steps(config, train_tasks=35))
     optims = config.actor_rollout_ref.actor.optim, config.critic.optim
     assert tuple(optim.total_training_steps for optim in optims) == (actor, critic)

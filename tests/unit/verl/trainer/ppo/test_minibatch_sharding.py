@@ -1,4 +1,4 @@
-"""Rows go to ranks so that none waits long for another; nothing changes but who computes them."""
+"""Rows are assigned to ranks so that ranks finish together. The results do not depend on it."""
 
 import numpy as np
 import pytest
@@ -30,24 +30,24 @@ from verl.workers.update import epoch_mini_batches
 TO_RANKS = Registration(Dispatch.DP_COMPUTE_PROTO)
 
 
-def numbered(rows: int) -> DataProto:
+def numbered_rows(rows: int) -> DataProto:
     return DataProto.from_dict(
         {"x": torch.arange(rows)}, {"name": [f"row {i}" for i in range(rows)]}
     )
 
 
 def call_on(ranks: int, data: DataProto) -> tuple[list[DataProto], DataProto]:
-    """What each rank gets of ``data``, and the joined answers of ranks that double ``x``."""
+    """Return the shard of each rank of ``data``, and the joined results ``2 * x`` of ranks."""
     calls, collect = plan_calls(TO_RANKS, ranks, (data,), {})
     shards = [args[0] for args, _ in calls]
     return shards, collect([DataProto.from_dict({"y": 2 * shard.batch["x"]}) for shard in shards])
 
 
-# ---------------------------------------------------------------- spreading
+# ---------------------------------------------------------------- partition
 
 
-def test_rows_are_spread_by_what_they_cost():
-    # Differencing ends at 14 and 16, longest first at 13 and 17.
+def test_rows_are_partitioned_by_their_cost():
+    # Differencing gives 14 and 16; longest first gives 13 and 17.
     assert sorted(partition_rows([8, 7, 6, 5, 4], 2)) == [[0, 2], [1, 3, 4]]
     parts = partition_rows([5, 0, 9], 5)
     assert sorted(map(len, parts)) == [0, 0, 1, 1, 1] and partition_rows([], 2) == [[], []]
@@ -55,42 +55,42 @@ def test_rows_are_spread_by_what_they_cost():
 
 @pytest.mark.parametrize("case", [c for c in balance.CASES if c.steps < 8], ids=str)
 def test_updates_are_efficient_at_8_64_and_1024_ranks(case):
-    before, now, best = balance.measure_efficiency(case)
-    assert now >= 0.95 and before < 0.65 and best >= now
+    unbalanced, balanced, bound = balance.measure_efficiency(case)
+    assert balanced >= 0.95 and unbalanced < 0.65 and bound >= balanced
 
 
-def test_where_ranks_outnumber_long_rows_the_longest_row_decides():
-    before, now, best = balance.measure_efficiency(balance.BalanceCase(1024, 10240, 8))
-    assert before < 0.25 and now > 0.99 * best and best < 0.85
+def test_longest_row_limits_efficiency_with_many_ranks():
+    unbalanced, balanced, bound = balance.measure_efficiency(balance.BalanceCase(1024, 10240, 8))
+    assert unbalanced < 0.25 and balanced > 0.99 * bound and bound < 0.85
 
 
 # ---------------------------------------------------------------- dispatch
 
 
-def test_every_rank_gets_the_rows_that_are_its_own():
-    shards, answer = call_on(3, reorder_by_rank(numbered(4), [[2, 0], [], [1, 3]]))
+def test_every_rank_gets_its_assigned_rows():
+    shards, result = call_on(3, reorder_by_rank(numbered_rows(4), [[2, 0], [], [1, 3]]))
     assert [shard.batch["x"].tolist() for shard in shards] == [[2, 0], [2], [1, 3]]
     assert [shard.meta_info["padding_rows"] for shard in shards] == [0, 1, 0]
     assert not any(ROWS_PER_RANK in shard.meta_info for shard in shards)
-    assert answer.batch["y"].tolist() == [4, 0, 2, 6]
+    assert result.batch["y"].tolist() == [4, 0, 2, 6]
 
 
 @pytest.mark.parametrize("counts", [[2, 3], [4], [5, -1], [1, 1, 2]])
-def test_counts_that_do_not_fit_are_refused(counts):
-    data = numbered(4)
+def test_row_counts_that_do_not_match_are_refused(counts):
+    data = numbered_rows(4)
     data.meta_info[ROWS_PER_RANK] = counts
     with pytest.raises(ValueError, check=mentions(4, 2)):
         call_on(2, data)
 
 
-def test_an_answer_of_too_few_rows_is_refused():
-    _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered(4), [[0], [1, 2, 3]]),), {})
+def test_result_with_too_few_rows_is_refused():
+    _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered_rows(4), [[0], [1, 2, 3]]),), {})
     with pytest.raises(ValueError, check=mentions(1, 3)):
-        collect([numbered(1), numbered(1)])
+        collect([numbered_rows(1), numbered_rows(1)])
 
 
-def test_figures_without_rows_are_joined():
-    _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered(2), [[0, 1], []]),), {})
+def test_metrics_without_rows_are_joined():
+    _, collect = plan_calls(TO_RANKS, 2, (reorder_by_rank(numbered_rows(2), [[0, 1], []]),), {})
     joined = collect([DataProto(meta_info={"metrics": {"n": rank}}) for rank in range(2)])
     assert set(joined.meta_info) == {"metrics"} and len(joined.meta_info["metrics"]["n"]) == 2
 
@@ -100,42 +100,44 @@ def test_figures_without_rows_are_joined():
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("balanced", [True, False])
-def test_answers_come_back_in_the_order_of_the_rows(ranks, balanced):
+def test_results_are_returned_in_the_order_of_the_rows(ranks, balanced):
     data = random_rows(rows=7)
     data.batch["x"] = torch.arange(7)
-    seen = []
+    shards_seen = []
 
-    def call(given: DataProto) -> DataProto:
-        shards, answer = call_on(ranks, given)
-        seen.extend(shards)
-        return answer
+    def call(rows: DataProto) -> DataProto:
+        shards, result = call_on(ranks, rows)
+        shards_seen.extend(shards)
+        return result
 
-    answer = score_on_ranks(call, data, ranks, balanced)
-    assert answer.batch["y"].tolist() == [2 * row for row in range(7)] and len(seen) == ranks
+    result = score_on_ranks(call, data, ranks, balanced)
+    assert result.batch["y"].tolist() == [2 * row for row in range(7)] and len(shards_seen) == ranks
 
 
-def test_branches_count_as_tokens():
+def test_branch_tokens_count_as_row_tokens():
     data = add_branches(random_rows(rows=4))
-    plain = random_rows(rows=4).batch["attention_mask"].sum(-1).tolist()
-    asked = [sum(len(b.token_ids) for b in row) for row in data.non_tensor_batch["branches"]]
-    assert sum(asked) > 0
-    assert count_row_tokens(data) == [own + more for own, more in zip(plain, asked, strict=True)]
+    row_tokens = random_rows(rows=4).batch["attention_mask"].sum(-1).tolist()
+    branch_tokens = [
+        sum(len(b.token_ids) for b in row) for row in data.non_tensor_batch["branches"]
+    ]
+    assert sum(branch_tokens) > 0
+    assert count_row_tokens(data) == [a + b for a, b in zip(row_tokens, branch_tokens, strict=True)]
 
 
-def test_a_row_with_many_branches_gets_a_rank_for_itself():
+def test_row_with_many_branch_tokens_gets_a_rank_alone():
     data = random_rows(rows=4)
     long = type("Long", (), {"token_ids": [0] * 5000})
     data.non_tensor_batch["branches"] = object_array([[], [long], [], []])
     data.batch["x"] = torch.arange(4)
-    found = []
+    rows_by_rank = []
 
-    def call(given: DataProto) -> DataProto:
-        shards, answer = call_on(2, given)
-        found.extend(sorted(shard.batch["x"].tolist()) for shard in shards)
-        return answer
+    def call(rows: DataProto) -> DataProto:
+        shards, result = call_on(2, rows)
+        rows_by_rank.extend(sorted(shard.batch["x"].tolist()) for shard in shards)
+        return result
 
     score_on_ranks(call, data, 2)
-    assert sorted(found) == [[0, 2, 3], [1]]
+    assert sorted(rows_by_rank) == [[0, 2, 3], [1]]
 
 
 # ---------------------------------------------------------------- updates
@@ -147,7 +149,7 @@ def update_rows(rows: int = 24) -> DataProto:
     return data
 
 
-def test_an_update_is_dealt_mini_batch_by_mini_batch():
+def test_update_is_sharded_by_mini_batch():
     trainer, *_ = make_fake_run()
     config = trainer.config
     actor = config.actor_rollout_ref.actor
@@ -159,7 +161,7 @@ def test_an_update_is_dealt_mini_batch_by_mini_batch():
     assert sum(counts) == len(data) == len(sent)
     seed = ("update_actor", config.trainer.seed, 5)
     parts = epoch_mini_batches(sent, actor, 0, *seed)
-    # The same trajectories make the same steps, whoever has them.
+    # Every assignment of rows to ranks gives the same mini-batches.
     names = [sorted(sent.non_tensor_batch["traj_uid"][part]) for part in parts]
     plain = epoch_mini_batches(data, actor, 0, *seed)
     assert names == [sorted(data.non_tensor_batch["traj_uid"][part]) for part in plain]
@@ -173,19 +175,19 @@ def test_an_update_is_dealt_mini_batch_by_mini_batch():
     assert all(max(load) - min(load) <= longest for load in loads)
 
 
-def test_rows_without_a_gradient_cost_nothing():
+def test_rows_without_a_gradient_have_no_cost():
     trainer, *_ = make_fake_run()
     config = trainer.config
     config.actor_rollout_ref.actor.ppo_mini_batches = 1
     data = update_rows(8)
-    data.batch["advantages"][2:] = 0.0  # two rows are left, one for each rank
+    data.batch["advantages"][2:] = 0.0  # two rows remain, one for each rank
     sent = shard_minibatches(data, config, "actor", 1, 2)
     counts = sent.meta_info[ROWS_PER_RANK]
-    learnt = (sent.batch["advantages"] != 0).any(-1)
-    assert [int(part.sum()) for part in learnt.split(counts)] == [1, 1]
+    trained = (sent.batch["advantages"] != 0).any(-1)
+    assert [int(part.sum()) for part in trained.split(counts)] == [1, 1]
 
 
-def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
+def test_unread_columns_are_not_sent_and_single_rank_keeps_order():
     trainer, *_ = make_fake_run()
     data = update_rows()
     for unread in UNREAD_COLUMNS:
@@ -198,22 +200,22 @@ def test_texts_stay_with_the_driver_and_one_rank_gets_rows_as_they_come():
     assert ROWS_PER_RANK not in shard_minibatches(data, trainer.config, "actor", 1, 2).meta_info
 
 
-def test_chosen_steps_are_traced_on_chosen_ranks():
+def test_profiled_steps_are_traced_on_selected_ranks():
     trainer, *_ = make_fake_run()
     section = trainer.config.trainer
     section.profile_steps = [2, 5]
     section.profile_ranks = [0, 3]
     section.default_local_dir = "/somewhere/run"
     data = update_rows()
-    orders = {
+    requests = {
         step: shard_minibatches(data, trainer.config, "actor", step, ranks).meta_info.get(PROFILE)
         for step, ranks in ((1, 4), (2, 4), (5, 1))
     }
     expected = {step: ProfileRequest("/somewhere/run/profile", (0, 3), step) for step in (2, 5)}
-    assert orders == expected | {1: None}
+    assert requests == expected | {1: None}
     assert PROFILE not in data.meta_info
 
 
-def test_a_mini_batch_of_fewer_rows_than_ranks_leaves_some_without():
+def test_mini_batch_with_fewer_rows_than_ranks_leaves_empty_ranks():
     shares = split_mini_batches([[3, 1], [0, 2]], [1, 1, 1, 1], 3)
     assert sorted(row for share in shares for row in share) == [0, 1, 2, 3] and [] in shares

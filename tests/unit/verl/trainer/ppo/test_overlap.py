@@ -1,4 +1,4 @@
-"""One-step overlap: the order of stages, and the weights that generate each batch."""
+"""One-step overlap: order of stages, and the weights that generate each batch."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.helpers.trainer_fakes import (
 )
 from verl.protocol import DataProto
 
-PATIENCE_S = 20.0
+DEADLINE_S = 20.0
 
 
 class MeetingCollector(Collector):
@@ -25,7 +25,7 @@ class MeetingCollector(Collector):
     def __init__(self, calls: list[Any], updating: threading.Event) -> None:
         super().__init__(calls)
         self.updating = updating
-        self.playing = threading.Event()
+        self.generating = threading.Event()
 
     def multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
@@ -33,10 +33,10 @@ class MeetingCollector(Collector):
         step = gen_batch.meta_info["global_step"]
         self.calls.append(("play", step))
         if step > 1:
-            self.playing.set()
-            assert self.updating.wait(PATIENCE_S)
+            self.generating.set()
+            assert self.updating.wait(DEADLINE_S)
             self.updating.clear()
-        self.calls.append(("played", step))
+        self.calls.append(("generated", step))
         version = max(0.0, step - 2.0)
         names = ("rollout/policy_version", "rollout/policy_version_min")
         return played_rows({"metrics": dict.fromkeys(names, version)})
@@ -49,65 +49,71 @@ def overlapping_run(steps: int = 3) -> tuple[Any, list[Any], Any]:
     trainer.collector = collector
     update = trainer.workers.actor_group.update_actor
 
-    def update_while_playing(data: DataProto) -> DataProto:
+    def update_while_generating(data: DataProto) -> DataProto:
         if trainer.global_step < steps:
-            # Neither can go on without the other: they must run at the same time.
-            assert collector.playing.wait(PATIENCE_S)
-            collector.playing.clear()
+            # The rollout and the update wait for each other, so the test passes only if they
+            # overlap.
+            assert collector.generating.wait(DEADLINE_S)
+            collector.generating.clear()
             updating.set()
         return update(data)
 
     score = trainer.score
 
-    def score_and_note(batch: DataProto) -> DataProto:
+    def score_and_record(batch: DataProto) -> DataProto:
         calls.append(("scored", trainer.global_step))
         return score(batch)
 
-    trainer.workers.actor_group.update_actor = update_while_playing
-    trainer.score = score_and_note
+    trainer.workers.actor_group.update_actor = update_while_generating
+    trainer.score = score_and_record
     return trainer, calls, journal
 
 
-def test_the_next_batch_is_played_while_the_last_one_is_learned_from():
+def test_next_batch_is_generated_during_the_update():
     trainer, calls, _ = overlapping_run()
     trainer.fit()
     assert [call for call in calls if call[0] == "play"] == [("play", 1), ("play", 2), ("play", 3)]
-    assert "sleep" not in calls  # engines that play keep their memory
+    assert "sleep" not in calls  # engines that generate keep their memory
 
 
-def test_weights_change_when_nothing_is_generated_and_rows_are_scored_after_it():
+def test_weights_change_after_the_rollout_and_before_scoring():
     trainer, calls, _ = overlapping_run()
     trainer.fit()
-    at = {call: n for n, call in enumerate(calls) if isinstance(call, tuple)}
+    position = {call: n for n, call in enumerate(calls) if isinstance(call, tuple)}
     for step in (1, 2):
-        ahead = step + 1
-        assert at["play", ahead] < at["played", ahead] < at["sync", step] < at["scored", ahead]
+        next_step = step + 1
+        assert (
+            position["play", next_step]
+            < position["generated", next_step]
+            < position["sync", step]
+            < position["scored", next_step]
+        )
 
 
-def test_staleness_counts_the_updates_in_between():
+def test_staleness_counts_the_updates_since_the_weights():
     trainer, _, journal = overlapping_run()
     trainer.fit()
     stale = [journal.metrics[step]["training/staleness"] for step in (1, 2, 3)]
     assert stale == [0.0, 1.0, 1.0]
 
 
-def test_what_breaks_while_playing_ahead_ends_the_run():
+def test_error_in_a_prefetched_rollout_ends_the_run():
     trainer, _, _ = overlapping_run()
-    trainer.collector.playing.set()
-    breaking: Any = trainer.collector
+    trainer.collector.generating.set()
+    collector: Any = trainer.collector
 
-    def break_later(gen_batch: DataProto, *_: Any, **__: Any) -> DataProto:
+    def fail_later(gen_batch: DataProto, *_: Any, **__: Any) -> DataProto:
         if gen_batch.meta_info["global_step"] > 1:
             raise RuntimeError("no environment is left")
         return played_rows()
 
-    breaking.multi_turn_loop = break_later
+    collector.multi_turn_loop = fail_later
     with pytest.raises(RuntimeError, match="no environment is left"):
         trainer.fit()
     assert trainer.global_step == 2
 
 
-def test_without_overlap_nothing_is_played_ahead():
+def test_without_overlap_no_batch_is_prefetched():
     trainer, calls, _ = make_fake_run(steps=2)
     trainer.fit()
     assert calls.index(("play", 2)) > calls.index(("sync", 1))
@@ -115,7 +121,7 @@ def test_without_overlap_nothing_is_played_ahead():
 
 
 class LeavingCollector(Collector):
-    """Leaves a group under way at every step."""
+    """Leaves a group in flight at every step."""
 
     def multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
@@ -124,8 +130,8 @@ class LeavingCollector(Collector):
         return played_rows()
 
 
-class KeepingCheckpoints(Checkpoints):
-    """Keeps the state of every step."""
+class RecordingCheckpoints(Checkpoints):
+    """Records the state of every step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,17 +142,17 @@ class KeepingCheckpoints(Checkpoints):
         return super().save(step, writer, state)
 
 
-def test_a_checkpoint_names_the_groups_that_go_on():
-    """Those of before the batch that is played ahead: it is played again after a resume."""
-    checkpoints = KeepingCheckpoints()
+def test_checkpoint_names_the_groups_in_flight():
+    """These are the groups before the prefetched batch, which is generated again after a resume."""
+    checkpoints = RecordingCheckpoints()
     trainer, calls, _ = make_fake_run(checkpoints, steps=3, overlap="one_step")
     trainer.config.trainer.save_freq = 2
     trainer.collector = LeavingCollector(calls)
     trainer.fit()
-    under_way = {
+    in_flight = {
         step: state["collector"]["under_way"] for step, state in checkpoints.states.items()
     }
-    assert under_way == {2: ["left by 2"], 3: ["left by 3"]}
+    assert in_flight == {2: ["left by 2"], 3: ["left by 3"]}
     resumed, _, _ = make_fake_run(Checkpoints(Path("global_step_2"), checkpoints.states[2]))
     assert resumed.resume()
     assert resumed.collector.state() == {"under_way": ["left by 2"]}

@@ -1,6 +1,4 @@
-"""The recipe on a scripted engine: what a step adds to the batch, what it asks of whom, and in
-which order.
-"""
+"""The trainer with a scripted engine: columns added by a step, and the order of calls."""
 
 import logging
 from pathlib import Path
@@ -51,14 +49,14 @@ def tokenizer():
 
 
 class Run(NamedTuple):
-    """A trainer on a scripted engine, and two of those it was handed."""
+    """A trainer with a scripted engine, its workers and its collector."""
 
     trainer: RayPPOTrainer[EnvironmentManagerBase]
     workers: Workers
     collector: TrajectoryCollector
 
-    def scored(self) -> DataProto:
-        """The batch of one step up to its rewards."""
+    def batch_with_rewards(self) -> DataProto:
+        """Return the batch of one step with rewards."""
         trainer = self.trainer
         trainer.global_step += 1
         try:
@@ -67,9 +65,9 @@ class Run(NamedTuple):
         finally:
             self.collector.close()
 
-    def credited(self) -> DataProto:
-        """The batch of one step up to its advantages."""
-        return self.trainer.compute_advantages(self.scored())
+    def batch_with_advantages(self) -> DataProto:
+        """Return the batch of one step with advantages."""
+        return self.trainer.compute_advantages(self.batch_with_rewards())
 
 
 def make_run(tokenizer, config, script=None) -> Run:
@@ -91,20 +89,20 @@ def make_run(tokenizer, config, script=None) -> Run:
     return Run(trainer, workers, collector)
 
 
-def test_every_column_that_checks_promise_is_there_when_the_estimator_runs(tokenizer):
+def test_promised_columns_exist_before_the_estimator_runs(tokenizer):
     config = make_config(n=2)
     config.data.train_batch_size = 2
-    batch = make_run(tokenizer, config).scored()
+    batch = make_run(tokenizer, config).batch_with_rewards()
     assert set(COLUMNS) <= set(batch.keys())
-    there = {column for column, how in batch_columns(config).items() if not how}
-    assert there == {"entropys", "reward_baselines"}, (
-        "the others need a critic, a reference or thinking credit"
+    absent = {column for column, how in batch_columns(config).items() if not how}
+    assert absent == {"entropys", "reward_baselines"}, (
+        "the others need a critic, a reference or the thinking advantage"
     )
 
 
 @pytest.mark.parametrize("history", ["append", "window"])
-def test_estimators_find_their_columns_and_settings(tokenizer, history, tmp_path):
-    """One step up to its rewards, and every estimator of played rows on them."""
+def test_estimators_get_their_columns_and_settings(tokenizer, history, tmp_path):
+    """Run every estimator of several rewards or graphs on the rewards of one step."""
     (tmp_path / "parts.py").write_text(
         "def two(data_source, steps, extra_info):\n"
         "    return {'score': extra_info['episode_reward'], 'steps': -float(len(steps))}\n"
@@ -114,7 +112,7 @@ def test_estimators_find_their_columns_and_settings(tokenizer, history, tmp_path
     config.custom_reward_function.path = str(tmp_path / "parts.py")
     config.custom_reward_function.name = "two"
     config.algorithm.gdpo_reward_keys = ["score", "steps"]
-    batch = make_run(tokenizer, config).scored()
+    batch = make_run(tokenizer, config).batch_with_rewards()
     for name in ("grpo_passk", "gdpo", "graphgpo", "hgpo"):
         config.algorithm.adv_estimator = name
         advantages = compute_advantage(batch, config).batch["advantages"]
@@ -122,33 +120,35 @@ def test_estimators_find_their_columns_and_settings(tokenizer, history, tmp_path
         assert not advantages[batch.batch["response_mask"] == 0].any()
 
 
-def test_names_that_job_code_imports_from_the_trainer():
+def test_trainer_module_exports_names_of_job_code():
     names = {"RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty"}
     assert set(ray_trainer.__all__) == names | {"compute_advantage"}
     assert all(hasattr(ray_trainer, name) for name in names)
 
 
-def test_an_epoch_of_training_plays_every_task_once(tokenizer, monkeypatch):
+def test_epoch_of_training_uses_every_task_once(tokenizer, monkeypatch):
     config = make_config(n=1)
     trainer, _, collector = make_run(tokenizer, config)
     tasks = len(trainer.envs.task_list)
     config.data.train_batch_size = tasks // 3
-    asked = []
+    task_ids = []
 
-    def write_down(batch: DataProto, *_: object, **__: object) -> DataProto:
-        asked.extend(batch.non_tensor_batch["task_id"])
+    def record_tasks(batch: DataProto, *_: object, **__: object) -> DataProto:
+        task_ids.extend(batch.non_tensor_batch["task_id"])
         return batch
 
-    monkeypatch.setattr(collector, "multi_turn_loop", write_down)
+    monkeypatch.setattr(collector, "multi_turn_loop", record_tasks)
     for _ in range(3):
         trainer.global_step += 1
         trainer.collect()
-    assert len(set(asked)) == len(asked) == 3 * (tasks // 3)
+    assert len(set(task_ids)) == len(task_ids) == 3 * (tasks // 3)
 
 
-def kl_rows(cut: bool) -> DataProto:
-    """An episode of four sampled tokens as one row, or as two rows of two."""
-    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]) if cut else torch.ones(1, 4, dtype=torch.long)
+def kl_rows(split: bool) -> DataProto:
+    """Return an episode of four sampled tokens as one row, or as two rows of two."""
+    mask = (
+        torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]) if split else torch.ones(1, 4, dtype=torch.long)
+    )
     divergence = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).expand(len(mask), 4)
     scores = torch.zeros(mask.shape).index_put(
         (torch.arange(len(mask)), find_last_selected(mask)[1]), torch.tensor(1.0)
@@ -158,12 +158,12 @@ def kl_rows(cut: bool) -> DataProto:
     return DataProto.from_dict(tensors, {"traj_uid": object_array(["a"] * len(mask))})
 
 
-def test_the_kl_in_the_reward_does_not_depend_on_how_an_episode_is_cut():
+def test_kl_in_reward_does_not_depend_on_the_rows_of_an_episode():
     rewards = {}
-    for cut in (False, True):
+    for split in (False, True):
         controller = AdaptiveKLController(0.1, target_kl=0.1, horizon=10)
-        data, _ = apply_kl_penalty(kl_rows(cut), controller)
-        rewards[cut] = data.batch["token_level_rewards"]
+        data, _ = apply_kl_penalty(kl_rows(split), controller)
+        rewards[split] = data.batch["token_level_rewards"]
         assert controller.value == pytest.approx(0.1 * (1 + 0.2 / 10))  # one episode
     assert rewards[False].sum(-1).tolist() == pytest.approx([0.9])
     assert rewards[True].sum(-1).tolist() == pytest.approx([0.9, 0.9])
@@ -171,20 +171,20 @@ def test_the_kl_in_the_reward_does_not_depend_on_how_an_episode_is_cut():
     assert rewards[True][0].tolist() == pytest.approx([-0.01, 1 - 0.02 - 0.07, 0, 0])
 
 
-def test_the_kl_is_reported_per_token_and_with_the_coefficient_that_was_paid():
-    """Rows of one token, of two and of none; the reference differs by 0.2, and by 0.1 twice."""
+def test_kl_is_reported_per_token_with_the_coefficient_in_use():
+    """Rows of one, two and no sampled tokens. The reference differs by 0.2, and by 0.1 twice."""
     mask = torch.tensor([[1, 0], [1, 1], [0, 0]])
     old = torch.tensor([[0.2, 9.0], [0.1, 0.1], [9.0, 9.0]])
     tensors = {"response_mask": mask, "token_level_scores": torch.zeros(3, 2)}
     tensors |= {"old_log_probs": old, "ref_log_prob": torch.zeros(3, 2)}
     data = DataProto.from_dict(tensors, {"traj_uid": object_array(["a", "b", "c"])})
     controller = AdaptiveKLController(0.5, target_kl=0.01, horizon=10)
-    _, measured = apply_kl_penalty(data, controller)
-    assert measured == {
+    _, metrics = apply_kl_penalty(data, controller)
+    assert metrics == {
         "actor/reward_kl_penalty": pytest.approx((0.2 + 0.1 + 0.0) / 3),
         "actor/reward_kl_penalty_coeff": 0.5,
     }
-    # Limited to 0.2 times the steps over the horizon: three episodes in ten.
+    # The change is limited to 0.2 times the samples over the horizon: three episodes of ten.
     assert controller.value == pytest.approx(0.5 * (1 + 0.2 * 3 / 10))
     apply_kl_penalty(data, FixedKLController(0.5), "mse")
     rewards = data.batch["token_level_rewards"].tolist()
@@ -193,67 +193,66 @@ def test_the_kl_is_reported_per_token_and_with_the_coefficient_that_was_paid():
     assert rewards[2] == [0, 0]
 
 
-def one_estimator(monkeypatch, **inputs: str) -> list[dict[str, object]]:
-    """Makes every name stand for an estimator that reads ``inputs``; what its two functions were
-    handed.
-    """
-    handed: list[dict[str, object]] = []
+def replace_estimators(monkeypatch, **inputs: str) -> list[dict[str, object]]:
+    """Replace every estimator by one that reads ``inputs``. Return the arguments of its two
+    functions."""
+    received: list[dict[str, object]] = []
 
     def estimate(**arguments: object) -> tuple[torch.Tensor, torch.Tensor]:
-        handed.append(arguments)
+        received.append(arguments)
         return torch.ones(4, 3), torch.full((4, 3), 2.0)
 
     def measure(
         advantages: torch.Tensor, returns: torch.Tensor, **arguments: object
     ) -> dict[str, float]:
-        handed.append(arguments)
+        received.append(arguments)
         return {"advantage": advantages.mean().item(), "return": returns.mean().item()}
 
     params = {"discount": "algorithm.gamma"}
     estimator = RegisteredEstimator(estimate, inputs, params, measure, compares_group=False)
     monkeypatch.setattr(credit, "get_adv_estimator_fn", lambda _: estimator)
-    return handed
+    return received
 
 
-def test_an_estimator_is_handed_what_it_declares(monkeypatch):
+def test_estimator_receives_what_it_declares(monkeypatch):
     config = make_config()
     config.algorithm.gamma = 0.75
-    handed = one_estimator(
+    received = replace_estimators(
         monkeypatch, mask="response_mask?", group="uid", other="values?", index="traj_uid"
     )
     data = compute_advantage(played_rows({"metrics": {"before": 1.0}}), config)
-    assert [sorted(arguments) for arguments in handed] == [
+    assert [sorted(arguments) for arguments in received] == [
         ["discount", "group", "index", "mask"],
         ["group", "index", "mask"],
     ]
-    assert handed[0]["discount"] == 0.75
-    assert handed[0]["group"] is data.non_tensor_batch["uid"]
-    assert handed[0]["mask"] is data.batch["response_mask"]
+    assert received[0]["discount"] == 0.75
+    assert received[0]["group"] is data.non_tensor_batch["uid"]
+    assert received[0]["mask"] is data.batch["response_mask"]
     assert data.batch["advantages"].sum() == 12 and data.batch["returns"].sum() == 24
     assert data.meta_info["metrics"] == {"before": 1.0, "advantage": 1.0, "return": 2.0}
     fresh = compute_advantage(played_rows(), config)
     assert fresh.meta_info["metrics"] == {"advantage": 1.0, "return": 2.0}
 
 
-def test_what_an_estimator_measured_joins_the_metrics_of_the_step(monkeypatch):
+def test_estimator_metrics_are_added_to_the_step(monkeypatch):
     trainer, *_ = make_fake_run()
-    one_estimator(monkeypatch, mask="response_mask")
+    replace_estimators(monkeypatch, mask="response_mask")
     batch = trainer.compute_advantages(trainer.compute_rewards(trainer.score(played_rows())))
     assert trainer.metrics["advantage"] == 1.0 and trainer.metrics["return"] == 2.0
     assert "metrics" not in batch.meta_info
 
 
-def test_an_estimator_without_its_columns_is_refused(monkeypatch):
+def test_estimator_without_its_columns_is_refused(monkeypatch):
     config = make_config()
-    handed = one_estimator(monkeypatch, mask="response_mask", value="values")
+    received = replace_estimators(monkeypatch, mask="response_mask", value="values")
     with pytest.raises(KeyError, check=mentions("'gigpo'", "['values']")):
         config.algorithm.adv_estimator = "gigpo"
         compute_advantage(played_rows(), config)
-    assert handed == []
+    assert received == []
 
 
-def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
-    """Sampled plays of the policy walk off and lose; greedy ones reach the target."""
+def test_remax_compares_with_a_greedy_trajectory_of_the_task(tokenizer):
+    """Sampled trajectories have no success; greedy ones reach the target."""
 
     def script(request, prompt: str) -> str:
         return f"<action>{walk(prompt) if request.temperature == 0 else 'stay'}</action>"
@@ -262,7 +261,7 @@ def test_remax_compares_with_a_greedy_play_of_the_same_task(tokenizer):
     config.data.train_batch_size = 3
     config.algorithm.adv_estimator = "remax"
     run = make_run(tokenizer, config, script)
-    batch = run.credited()
+    batch = run.batch_with_advantages()
     assert len(batch) == 6 and batch.batch["reward_baselines"].tolist() == [1.0] * 6
     assert run.trainer.metrics["episode/greedy_reward"] == 1.0
     sampled = batch.batch["response_mask"].bool()
@@ -279,15 +278,15 @@ def test_engines_sleep_between_rollout_and_weight_sync():
     assert engine_events == ["wake", ("sync", 0), ("play", 1), "sleep", "wake", ("sync", 1)]
 
 
-def test_engines_are_woken_before_they_get_weights(monkeypatch):
-    called = []
+def test_engines_are_woken_before_weights_are_sent(monkeypatch):
+    engine_calls_made = []
 
     class Method:
         def __init__(self, name: str) -> None:
             self.name = name
 
         def remote(self, *args) -> str:
-            called.append((self.name, *args))
+            engine_calls_made.append((self.name, *args))
             return self.name
 
     class Engine:
@@ -298,8 +297,8 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
         def call_for_refs(self, method: str, /, *_: object) -> list[str]:
             return [f"{method} of rank 0", f"{method} of rank 1"]
 
-    sketch = WeightFingerprints({"w": 2}, {"w": 1})
-    answers = {"update_weights": {"w": 1}, "weight_fingerprints of rank 0": sketch}
+    fingerprints = WeightFingerprints({"w": 2}, {"w": 1})
+    answers = {"update_weights": {"w": 1}, "weight_fingerprints of rank 0": fingerprints}
     for module in (resources, engine_calls):
         monkeypatch.setattr(
             module, "gather_results", lambda refs, *_: [answers.get(r, r) for r in refs]
@@ -307,38 +306,41 @@ def test_engines_are_woken_before_they_get_weights(monkeypatch):
     workers = resources.TrainingWorkers(Actor([], "actor"), [Engine(), Engine()])
     weights = "export_weights of rank 0"
     workers.sync_weights(3)
-    assert called == [("update_weights", weights, 3)] * 2
-    called.clear()
+    assert engine_calls_made == [("update_weights", weights, 3)] * 2
+    engine_calls_made.clear()
     workers.sleep_engines()
-    workers.sleep_engines()  # asleep already
+    workers.sleep_engines()  # no effect: they sleep already
     workers.wake_engines()
     workers.sync_weights(4)
-    assert called == [
+    assert engine_calls_made == [
         *[("sleep", 2)] * 2,
         *[("wake", "weights")] * 2,
         *[("update_weights", weights, 4)] * 2,
         *[("wake", "kv_cache")] * 2,
     ]
-    called.clear()
+    engine_calls_made.clear()
     workers.sync_weights(5)
-    assert called == [("update_weights", weights, 5)] * 2, "who is awake needs no waking"
+    assert engine_calls_made == [("update_weights", weights, 5)] * 2, "no second wake call"
 
 
-def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monkeypatch):
-    called = []
+def test_device_weights_are_sent_after_weight_memory_before_caches(monkeypatch):
+    calls = []
 
     class Engine:
         def __getattr__(self, name: str) -> Any:
-            remote = lambda *args: called.append((name, *args))  # noqa: E731
+            remote = lambda *args: calls.append((name, *args))  # noqa: E731
             return SimpleNamespace(remote=remote)
 
     class Actor(Group):
         def call_for_refs(self, method: str, /, *args: object) -> list[Any]:
-            called.append((method, *args))
-            answers = {"send_weights": [[{"w": 1}], []], "weight_fingerprints": [sketch, None]}
+            calls.append((method, *args))
+            answers = {
+                "send_weights": [[{"w": 1}], []],
+                "weight_fingerprints": [fingerprints, None],
+            }
             return answers[method]
 
-    sketch = WeightFingerprints({"w": 2}, {"w": 1})
+    fingerprints = WeightFingerprints({"w": 2}, {"w": 1})
     for module in (resources, engine_calls):
         monkeypatch.setattr(module, "gather_results", lambda refs, *_: list(refs))
     engine = Engine()
@@ -346,29 +348,31 @@ def test_weights_from_devices_come_when_there_is_room_and_before_the_caches(monk
     workers.sleep_engines()
     workers.wake_engines()
     workers.sync_weights(4)
-    assert called == [
+    assert calls == [
         ("sleep", 2),
         ("wake", "weights"),
         ("send_weights", [engine], 4),
         ("wake", "kv_cache"),
         ("weight_fingerprints",),
     ]
-    sketch = WeightFingerprints({"w": 2}, {"w": 7})
+    fingerprints = WeightFingerprints({"w": 2}, {"w": 7})
     with pytest.raises(WeightSyncError, check=mentions("worker 0", "version 5")):
         workers.sync_weights(5)
-    called.clear()
-    sketch = WeightFingerprints({"w": 2}, {"w": 1})
-    apart = resources.TrainingWorkers(
+    calls.clear()
+    fingerprints = WeightFingerprints({"w": 2}, {"w": 1})
+    separate = resources.TrainingWorkers(
         Actor([], "actor"), [engine], weight_transfer="nccl", engines_sleep=False
     )
-    apart.sleep_engines()
-    apart.wake_engines()
-    apart.sync_weights(6)
-    assert called == [("send_weights", [engine], 6), ("weight_fingerprints",)], "they stay awake"
+    separate.sleep_engines()
+    separate.wake_engines()
+    separate.sync_weights(6)
+    assert calls == [("send_weights", [engine], 6), ("weight_fingerprints",)], (
+        "engines with separate GPUs stay awake"
+    )
 
 
-def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):
-    """Rank 0 of each holds a whole model meanwhile."""
+def test_groups_load_one_after_another(monkeypatch):
+    """Rank 0 of each group holds a whole model while it loads."""
     calls: list[tuple[str, str]] = []
 
     class Loading(Group):
@@ -397,10 +401,10 @@ def test_a_group_loads_once_those_before_it_have_loaded(monkeypatch):
     assert workers.critic_group is not None and not workers.has_reference
 
 
-# ---------------------------------------------------------------- the run around the steps
+# ---------------------------------------------------------------- the loop of a run
 
 
-def test_one_step_asks_for_everything_in_this_order():
+def test_one_step_makes_all_calls_in_order():
     trainer, calls, journal = make_fake_run(steps=1, with_critic=True)
     trainer.fit()
     assert calls == [
@@ -423,19 +427,19 @@ def test_one_step_asks_for_everything_in_this_order():
     assert metrics["training/global_step"] == 1.0 and metrics["training/epoch"] == 0.0
     assert metrics["actor/loss"] == metrics["critic/loss"] == 1.5 and metrics["lr"] == 0.5
     assert metrics["timing_s/env"] == 1.0 and metrics["rollout/aborted"] == 0.0
-    timed = {"step", "gen", "sleep", "values", "reward", "adv", "update_critic", "update_actor"}
-    assert {f"timing_s/{name}" for name in timed} <= set(metrics)
+    stages = {"step", "gen", "sleep", "values", "reward", "adv", "update_critic", "update_actor"}
+    assert {f"timing_s/{name}" for name in stages} <= set(metrics)
 
 
-@pytest.mark.parametrize(("warmup", "moved_at"), [(0, [1, 2, 3]), (1, [2, 3]), (2, [3]), (3, [])])
-def test_the_actor_moves_once_the_critic_has_had_its_warmup(warmup, moved_at):
+@pytest.mark.parametrize(("warmup", "updated_at"), [(0, [1, 2, 3]), (1, [2, 3]), (2, [3]), (3, [])])
+def test_actor_is_updated_after_the_critic_warmup(warmup, updated_at):
     trainer, calls, _ = make_fake_run(steps=3, with_critic=True)
     trainer.config.trainer.critic_warmup = warmup
     trainer.fit()
     updates = [call for call in calls if call in ("update_critic", "update_actor")]
     expected = []
     for step in (1, 2, 3):
-        expected += ["update_critic"] + ["update_actor"] * (step in moved_at)
+        expected += ["update_critic"] + ["update_actor"] * (step in updated_at)
     assert updates == expected
 
 
@@ -443,8 +447,8 @@ def test_the_actor_moves_once_the_critic_has_had_its_warmup(warmup, moved_at):
     ("row_weight", "shares"),
     [("row", [1, 1, 1, 1]), ("trajectory", [3 / 4, 1 / 4, 2 / 5, 3 / 5])],
 )
-def test_both_updates_know_what_part_of_a_sequence_a_row_is(row_weight, shares):
-    """Rows of 3 and 1, and of 2 and 3 sampled tokens make up two trajectories."""
+def test_both_updates_receive_the_share_of_each_row(row_weight, shares):
+    """Rows of 3 and 1, and of 2 and 3 sampled tokens, form two trajectories."""
     trainer, *_ = make_fake_run(with_critic=True)
     trainer.config.algorithm.row_weight = row_weight
     trainer.global_step = 1
@@ -458,14 +462,14 @@ def test_both_updates_know_what_part_of_a_sequence_a_row_is(row_weight, shares):
     assert critic.shares == actor.shares == pytest.approx(shares)
 
 
-def test_without_a_critic_nothing_of_it_is_done():
+def test_without_a_critic_none_of_its_stages_run():
     trainer, calls, journal = make_fake_run(steps=1)
     trainer.fit()
     assert "update_critic" not in calls and "values" not in calls
     assert not [name for name in journal.metrics[1] if name.startswith("critic/loss")]
 
 
-def test_a_policy_is_measured_before_its_first_step_only_where_asked():
+def test_val_before_train_validates_before_the_first_step():
     trainer, calls, journal = make_fake_run(steps=1)
     trainer.config.trainer.val_before_train = True
     trainer.prepare_and_validate()
@@ -480,7 +484,7 @@ def test_a_policy_is_measured_before_its_first_step_only_where_asked():
     assert journal.metrics[0]["val/success_rate"] == 0.5 and journal.metrics[0]["val/tasks"] == 2
 
 
-def test_a_measurement_alone_trains_nothing():
+def test_val_only_trains_nothing():
     trainer, calls, _ = make_fake_run(steps=3)
     trainer.config.trainer.val_only = True
     trainer.fit()
@@ -488,21 +492,21 @@ def test_a_measurement_alone_trains_nothing():
     assert calls[-2:] == [("log", 0), "finish"]
 
 
-def resumable(**state) -> Checkpoints:
-    known = {"global_step": 2, "kl_coef": 0.7, "panel": "panel of today"}
-    return Checkpoints(Path("global_step_2"), known | state)
+def resumable_checkpoints(**state) -> Checkpoints:
+    saved = {"global_step": 2, "kl_coef": 0.7, "panel": "panel of today"}
+    return Checkpoints(Path("global_step_2"), saved | state)
 
 
-def test_a_run_continues_where_its_newest_checkpoint_was_written():
-    trainer, calls, journal = make_fake_run(resumable(), steps=3)
+def test_run_continues_from_its_newest_checkpoint():
+    trainer, calls, journal = make_fake_run(resumable_checkpoints(), steps=3)
     trainer.config.trainer.val_before_train = True
     trainer.fit()
     assert calls[:4] == [("load", Path("global_step_2")), ("open", 2, 3), "wake", ("sync", 2)]
-    assert calls[4] == ("play", 3), "the policy has been measured by the run that is continued"
+    assert calls[4] == ("play", 3), "the continued run has validated the policy"
     assert list(journal.metrics) == [3]
 
 
-def test_the_coefficient_of_the_kl_is_controlled_as_configured(tokenizer):
+def test_kl_coefficient_is_controlled_as_configured(tokenizer):
     config = make_config()
     config.algorithm.kl_ctrl.type = "adaptive"
     config.algorithm.kl_ctrl.kl_coef = 0.25
@@ -516,8 +520,8 @@ def test_the_coefficient_of_the_kl_is_controlled_as_configured(tokenizer):
 
 
 @pytest.mark.parametrize(("kind", "value"), [("adaptive", 0.7), ("fixed", 0.001)])
-def test_only_a_coefficient_that_adapts_is_restored(kind, value):
-    trainer, *_ = make_fake_run(resumable())
+def test_only_an_adaptive_kl_coefficient_is_restored(kind, value):
+    trainer, *_ = make_fake_run(resumable_checkpoints())
     trainer.config.algorithm.kl_ctrl.type = kind
     trainer.kl_ctrl.value = 0.001
     assert trainer.resume() is True
@@ -527,15 +531,15 @@ def test_only_a_coefficient_that_adapts_is_restored(kind, value):
 @pytest.mark.parametrize(
     ("state", "warned"), [({}, False), ({"panel": "another"}, True), ({"panel": None}, True)]
 )
-def test_another_panel_than_the_checkpoints_is_named(state, warned, caplog):
-    trainer, *_ = make_fake_run(resumable(**state))
+def test_other_validation_set_than_the_checkpoint_s_is_warned_of(state, warned, caplog):
+    trainer, *_ = make_fake_run(resumable_checkpoints(**state))
     with caplog.at_level(logging.WARNING):
         trainer.resume()
     assert ("global_step_2" in caplog.text) is warned
 
 
-def test_where_a_run_continues_from(tmp_path):
-    trainer, *_ = make_fake_run(resumable())
+def test_resume_mode_decides_the_checkpoint(tmp_path):
+    trainer, *_ = make_fake_run(resumable_checkpoints())
     settings = trainer.config.trainer
     assert trainer.find_checkpoint() == Path("global_step_2")
     settings.resume_mode = "disable"
@@ -548,7 +552,7 @@ def test_where_a_run_continues_from(tmp_path):
         trainer.find_checkpoint()
 
 
-def test_validating_and_saving_keep_their_rhythm_and_end_with_the_run():
+def test_validation_and_saving_follow_their_frequencies():
     trainer, calls, journal = make_fake_run(steps=5)
     trainer.config.trainer.test_freq = 2
     trainer.config.trainer.save_freq = 3
@@ -556,20 +560,24 @@ def test_validating_and_saving_keep_their_rhythm_and_end_with_the_run():
     assert [call[1] for call in calls if call[0] == "panel"] == [2, 4, 5]
     saved = [call[1] for call in calls if call[0] == "save"]
     assert saved == [Path("global_step_3"), Path("global_step_5")]
-    assert [step for step, found in journal.metrics.items() if "val/tasks" in found] == [2, 4, 5]
-    # ten tasks, two a step
-    epochs = [found["training/epoch"] for found in journal.metrics.values()]
+    assert [step for step, metrics in journal.metrics.items() if "val/tasks" in metrics] == [
+        2,
+        4,
+        5,
+    ]
+    # ten tasks, two per step
+    epochs = [metrics["training/epoch"] for metrics in journal.metrics.values()]
     assert epochs == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
 
 
-def test_a_step_is_on_record_before_its_checkpoint():
+def test_step_is_recorded_before_its_checkpoint():
     checkpoints = Checkpoints()
     trainer, calls, _ = make_fake_run(checkpoints, steps=1)
     trainer.config.trainer.test_freq = 1
     trainer.config.trainer.save_freq = 1
     trainer.fit()
-    after = calls[calls.index(("rollouts", 1)) :]
-    assert after == [
+    tail = calls[calls.index(("rollouts", 1)) :]
+    assert tail == [
         ("rollouts", 1),
         ("panel", 1),
         ("panel rollouts", 1),
@@ -587,66 +595,68 @@ def test_a_step_is_on_record_before_its_checkpoint():
     }
 
 
-def test_rows_are_ordered_so_that_every_rank_gets_as_many_tokens():
+def test_rows_are_ordered_to_balance_tokens_over_ranks():
     """Rows of 5, 5, 3 and 4 tokens: 8 for one of two ranks, 9 for the other."""
     trainer, *_ = make_fake_run()
     workers: Any = trainer.workers
     lengths = [5, 5, 3, 4]
 
-    def balanced() -> list[int]:
+    def row_lengths() -> list[int]:
         batch = trainer.score(played_rows()[np.array([0, 3, 1, 2])])
         return batch.batch["attention_mask"].sum(-1).tolist()
 
-    for ranks, asked in ((1, True), (2, False), (5, True)):
+    for ranks, balance in ((1, True), (2, False), (5, True)):
         workers.data_parallel_size = ranks
-        trainer.config.trainer.balance_batch = asked
-        assert balanced() == lengths
+        trainer.config.trainer.balance_batch = balance
+        assert row_lengths() == lengths
     workers.data_parallel_size = 2
-    found = balanced()
-    assert sorted([sum(found[:2]), sum(found[2:])]) == [8, 9]
-    # As many ranks as rows: a row each.
+    ordered = row_lengths()
+    assert sorted([sum(ordered[:2]), sum(ordered[2:])]) == [8, 9]
+    # As many ranks as rows: one row each.
     workers.data_parallel_size = 4
-    found = balanced()
-    assert sorted(found) == sorted(lengths) and found != lengths
+    ordered = row_lengths()
+    assert sorted(ordered) == sorted(lengths) and ordered != lengths
 
 
 @pytest.mark.parametrize(("ranks", "equal"), [(2, True), (3, False)])
-def test_ranks_get_as_many_rows_where_that_is_possible(monkeypatch, ranks, equal):
-    asked = []
+def test_ranks_get_equal_row_counts_if_possible(monkeypatch, ranks, equal):
+    partition_calls = []
 
-    def split(lengths: list[int], k_partitions: int, equal_size: bool = False) -> list[list[int]]:
-        asked.append((lengths, k_partitions, equal_size))
+    def partition(
+        lengths: list[int], k_partitions: int, equal_size: bool = False
+    ) -> list[list[int]]:
+        partition_calls.append((lengths, k_partitions, equal_size))
         return [[2, 1], [3, 0]]
 
-    monkeypatch.setattr(minibatch_sharding, "get_seqlen_balanced_partitions", split)
+    monkeypatch.setattr(minibatch_sharding, "get_seqlen_balanced_partitions", partition)
     trainer, *_ = make_fake_run()
     workers: Any = trainer.workers
     workers.data_parallel_size = ranks
     trainer.config.trainer.balance_batch = True
     batch = trainer.score(played_rows())
-    assert asked == [([5, 3, 4, 5], ranks, equal)]
+    assert partition_calls == [([5, 3, 4, 5], ranks, equal)]
     assert batch.batch["attention_mask"].sum(-1).tolist() == [4, 3, 5, 5]
 
 
 def group_tasks() -> dict[str, list]:
-    """Two groups of two, as ``played_rows`` has them."""
+    """Return two groups of two, as in ``played_rows``."""
     uids = list(played_rows().non_tensor_batch["uid"])
     return {"member": [0, 1, 0, 1], "task": ["a", "b", "c", "d"], "uid": uids}
 
 
-def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
+def test_baseline_is_the_greedy_return_of_the_first_group_member(monkeypatch):
     trainer, *_ = make_fake_run()
     tasks = DataProto.from_dict({}, group_tasks())
-    handed = []
+    received = []
 
-    def play(first: DataProto, *others: object) -> DataProto:
-        handed.append((first.non_tensor_batch["task"].tolist(), others))
+    def generate(first: DataProto, *others: object) -> DataProto:
+        received.append((first.non_tensor_batch["task"].tolist(), others))
         return played_rows()[np.array([0, 2])]
 
-    monkeypatch.setattr(trainer.collector, "greedy_loop", play)
+    monkeypatch.setattr(trainer.collector, "greedy_loop", generate)
     batch = played_rows()
     batch = trainer.add_baselines(tasks, batch)
-    assert handed == [(["a", "c"], (trainer.engines, trainer.envs))]
+    assert received == [(["a", "c"], (trainer.engines, trainer.envs))]
     assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert batch.meta_info["metrics"] == {
         "episode/greedy_reward": 0.5,
@@ -654,50 +664,50 @@ def test_baselines_are_what_the_first_member_of_every_group_earns(monkeypatch):
     }
 
 
-@pytest.mark.parametrize("breaks", [1, 2])
-def test_a_greedy_play_that_broke_is_no_baseline(monkeypatch, breaks):
-    """It is played once more; where that breaks too, its group is left out."""
+@pytest.mark.parametrize("failures", [1, 2])
+def test_failed_greedy_trajectory_is_no_baseline(monkeypatch, failures):
+    """It is generated a second time. If that fails too, its group is dropped."""
     trainer, *_ = make_fake_run()
-    asked = []
+    requested_tasks = []
 
-    def play(tasks: DataProto, *_: object) -> DataProto:
-        asked.append(tasks.non_tensor_batch["task"].tolist())
+    def generate(tasks: DataProto, *_: object) -> DataProto:
+        requested_tasks.append(tasks.non_tensor_batch["task"].tolist())
         greedy = played_rows()[np.array([0, 2])]
-        if len(asked) > 1:
+        if len(requested_tasks) > 1:
             greedy = greedy[np.array([1])]
-        greedy.non_tensor_batch["aborted"][-1] = len(asked) <= breaks
+        greedy.non_tensor_batch["aborted"][-1] = len(requested_tasks) <= failures
         return greedy
 
-    monkeypatch.setattr(trainer.collector, "greedy_loop", play)
+    monkeypatch.setattr(trainer.collector, "greedy_loop", generate)
     tasks = DataProto.from_dict({}, group_tasks())
     batch = trainer.add_baselines(tasks, played_rows())
-    assert asked == [["a", "c"], ["c"]]
+    assert requested_tasks == [["a", "c"], ["c"]]
     assert (
-        batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0][: 4 if breaks < 2 else 2]
+        batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0][: 4 if failures < 2 else 2]
     )
-    assert batch.meta_info["metrics"]["rollout/left_out_without_greedy"] == breaks - 1
+    assert batch.meta_info["metrics"]["rollout/left_out_without_greedy"] == failures - 1
 
 
-def test_without_any_greedy_play_there_is_no_batch(monkeypatch):
+def test_without_any_greedy_trajectory_an_error_is_raised(monkeypatch):
     trainer, *_ = make_fake_run()
-    broken = played_rows()[np.array([0, 2])]
-    broken.non_tensor_batch["aborted"][:] = True
-    monkeypatch.setattr(trainer.collector, "greedy_loop", lambda *_: broken)
+    failed = played_rows()[np.array([0, 2])]
+    failed.non_tensor_batch["aborted"][:] = True
+    monkeypatch.setattr(trainer.collector, "greedy_loop", lambda *_: failed)
     with pytest.raises(RuntimeError):
         tasks = DataProto.from_dict({}, group_tasks())
         trainer.add_baselines(tasks, played_rows())
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
-    """Where all tasks broke, others were played, and baselines are theirs."""
+def test_collect_removes_metrics_timing_and_tasks_from_the_batch(monkeypatch, replaced):
+    """If all tasks failed, other tasks replaced them, and baselines are for those."""
     trainer, *_ = make_fake_run()
     trainer.global_step = 3
     others = DataProto(meta_info={"others": True})
-    asked = []
+    requests = []
 
-    def play(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
-        asked.append(tasks)
+    def generate(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
+        requests.append(tasks)
         assert is_train and args == (RolloutGroup(trainer.workers.rollout_workers), trainer.envs)
         extra: dict[str, Any] = {"tasks": others} if replaced else {}
         return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
@@ -708,32 +718,32 @@ def test_what_comes_with_the_rows_is_taken_out(monkeypatch, replaced):
         compared.append(tasks)
         return batch
 
-    monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", generate)
     monkeypatch.setattr(ray_trainer, "uses_greedy_baseline", lambda _: True)
     monkeypatch.setattr(trainer, "add_baselines", compare)
     batch = trainer.collect()
-    assert asked[0].meta_info == {"global_step": 3, "tasks asked for": 2}
-    assert compared[0] is (others if replaced else asked[0])
+    assert requests[0].meta_info == {"global_step": 3, "tasks asked for": 2}
+    assert compared[0] is (others if replaced else requests[0])
     assert batch.meta_info == {"global_step": 3}
     assert trainer.metrics == {"rollout/aborted": 0.0}
     assert trainer.clock.seconds["env"] == 2.0
 
 
-def test_a_panel_is_played_as_validation(monkeypatch):
+def test_validation_set_is_generated_with_validation_settings(monkeypatch):
     trainer, *_ = make_fake_run()
-    handed = []
+    received = []
 
-    def play(*args: object, is_train: bool) -> DataProto:
-        handed.append((args[1:], is_train))
+    def generate(*args: object, is_train: bool) -> DataProto:
+        received.append((args[1:], is_train))
         return played_rows()
 
-    monkeypatch.setattr(trainer.collector, "multi_turn_loop", play)
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", generate)
     trainer.validate()
-    assert handed == [((trainer.engines, trainer.val_envs), False)]
+    assert received == [((trainer.engines, trainer.val_envs), False)]
 
 
 class ScoringWorkers(Workers):
-    """Workers with a reference; entropies count the columns up from 1."""
+    """Workers with a reference. Entropies count the columns from 1."""
 
     has_reference = True
 
@@ -752,7 +762,7 @@ class ScoringWorkers(Workers):
         return {"engine/requests": 4.0}
 
 
-def test_a_step_with_a_reference_pays_for_its_divergence():
+def test_step_with_a_reference_subtracts_the_kl_from_rewards():
     trainer, _, journal = make_fake_run(steps=1)
     workers: Any = ScoringWorkers()
     trainer.workers = workers
@@ -761,31 +771,31 @@ def test_a_step_with_a_reference_pays_for_its_divergence():
     trainer.config.algorithm.use_kl_in_reward = True
     trainer.config.algorithm.kl_penalty = "mse"
     trainer.kl_ctrl = FixedKLController(2.0)
-    seen = []
+    batches = []
     advantages = trainer.compute_advantages
-    trainer.compute_advantages = lambda batch: seen.append(batch) or advantages(batch)
+    trainer.compute_advantages = lambda batch: batches.append(batch) or advantages(batch)
     trainer.config.trainer.test_freq = 1
     trainer.config.trainer.save_freq = 1
     trainer.fit()
     assert ("log_prob", 0.75) in workers.calls and ("ref", 0.75) in workers.calls
-    (batch,) = seen
+    (batch,) = batches
     assert batch.meta_info["global_step"] == 1
     assert batch.batch["token_level_scores"].sum(-1).tolist() == [1, 1, 0, 0]
-    # A trajectory of 4 tokens and one of 5; a token costs 2 * 0.5**2 / 2.
-    paid = batch.batch["token_level_scores"] - batch.batch["token_level_rewards"]
-    assert paid.sum(-1).tolist() == pytest.approx([1.0, 1.0, 1.25, 1.25])
+    # Trajectories of 4 and 5 tokens. Each token costs 2 * 0.5**2 / 2.
+    penalty = batch.batch["token_level_scores"] - batch.batch["token_level_rewards"]
+    assert penalty.sum(-1).tolist() == pytest.approx([1.0, 1.0, 1.25, 1.25])
     assert batch.non_tensor_batch["step_rewards"].tolist() == [[1.0], [1.0], [0.0], [0.0]]
     metrics = journal.metrics[1]
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.125)
-    # Sampled columns: 1 2 3, 1, 1 2, 1 2 3.
+    # Entropies of the sampled columns: 1 2 3, 1, 1 2, 1 2 3.
     assert metrics["actor/entropy"] == pytest.approx(16 / 9)
     drift = 1 - np.exp(-0.5)
     assert metrics["training/rollout_probs_diff_mean"] == pytest.approx(drift)
     assert metrics["engine/requests"] == 4.0 and metrics["critic/score/mean"] == 0.5
     assert metrics["perf/total_num_tokens"] == 17.0
     assert metrics["perf/time_per_step"] == metrics["timing_s/step"]
-    timed = {name.removeprefix("timing_s/") for name in metrics if name.startswith("timing_s/")}
-    assert timed == {
+    stages = {name.removeprefix("timing_s/") for name in metrics if name.startswith("timing_s/")}
+    assert stages == {
         "adv",
         "env",
         "gen",
@@ -802,30 +812,30 @@ def test_a_step_with_a_reference_pays_for_its_divergence():
 
 
 class AnsweringCollector(Collector):
-    """Collector whose method turns the number of answers into a column and a metric."""
+    """Collector that converts the number of answers to a column and a metric."""
 
     def read_answers(self, data: DataProto) -> DataProto:
         names = ("branches", "spans", "branch_scores", "span_scores")
         _, _, branches, spans = map(data.non_tensor_batch.pop, names)
-        answers = [len(own) + len(others) for own, others in zip(branches, spans, strict=True)]
+        answers = [len(branch) + len(span) for branch, span in zip(branches, spans, strict=True)]
         data.batch["answers"] = torch.tensor(answers)
         data.meta_info["metrics"] = {"method/answers": float(sum(answers))}
         return data
 
 
 class AnsweringWorkers(ScoringWorkers):
-    """Workers that return the questions as answers."""
+    """Workers that return the requests as answers."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
         answer = super().compute_log_prob(data)
         for name in ("branch", "span"):
-            questions = {"branch": "branches", "span": "spans"}[name]
-            answer.non_tensor_batch[f"{name}_scores"] = data.non_tensor_batch[questions]
+            requests = {"branch": "branches", "span": "spans"}[name]
+            answer.non_tensor_batch[f"{name}_scores"] = data.non_tensor_batch[requests]
         return answer
 
 
 @pytest.mark.parametrize("bypass", [False, True])
-def test_score_answers_the_questions_of_the_rows(bypass):
+def test_score_answers_the_requests_of_the_rows(bypass):
     trainer, calls, _ = make_fake_run()
     trainer.collector = AnsweringCollector(calls)
     workers: Any = AnsweringWorkers()
@@ -838,52 +848,52 @@ def test_score_answers_the_questions_of_the_rows(bypass):
     assert batch.batch["answers"].tolist() == [2, 2, 0, 1]
     assert "branches" not in batch.non_tensor_batch
     assert trainer.metrics["method/answers"] == 5.0 and trainer.metrics["actor/entropy"] > 0
-    # The engine's log-probs are the old ones where the config says so; questions are asked anyway.
+    # With bypass_mode the engine's log-probs are the old ones. Requests are answered in both cases.
     assert batch.batch["old_log_probs"][0, 0] == (0.0 if bypass else -0.5)
     assert set(trainer.clock.seconds) == {"scoring"}
 
 
-def test_the_engine_s_log_probs_can_be_the_old_ones():
+def test_bypass_mode_uses_the_engine_log_probs_as_old_ones():
     trainer, calls, _ = make_fake_run()
     trainer.config.algorithm.rollout_correction.bypass_mode = True
     workers: Any = ScoringWorkers()
     trainer.workers = workers
     batch = played_rows()
     batch.batch["rollout_log_probs"] -= 0.75
-    found = trainer.score(batch)
-    assert (found.batch["old_log_probs"] == -0.75).all()
+    batch = trainer.score(batch)
+    assert (batch.batch["old_log_probs"] == -0.75).all()
     assert ("log_prob", 1.0) not in calls and "old_log_prob" not in trainer.clock.seconds
     assert not [key for key in trainer.metrics if key.startswith(("rollout_corr", "actor/entropy"))]
-    assert CORRECTION_WEIGHTS not in found.tensor_keys()
+    assert CORRECTION_WEIGHTS not in batch.tensor_keys()
 
 
-def test_rows_are_weighed_by_the_trainer_s_over_the_engine_s_probability():
+def test_rows_are_weighted_by_trainer_over_engine_probability():
     trainer, *_ = make_fake_run()
     workers: Any = ScoringWorkers()
     trainer.workers = workers
-    found = trainer.score(played_rows())
-    mask = found.batch["response_mask"]
-    assert torch.allclose(found.batch[CORRECTION_WEIGHTS], np.exp(-0.5) * mask.float())
+    batch = trainer.score(played_rows())
+    mask = batch.batch["response_mask"]
+    assert torch.allclose(batch.batch[CORRECTION_WEIGHTS], np.exp(-0.5) * mask.float())
     assert trainer.metrics["rollout_corr/kl"] == pytest.approx(0.5)
     trainer.config.algorithm.rollout_correction.rollout_is = None
     assert CORRECTION_WEIGHTS not in trainer.score(played_rows()).tensor_keys()
 
 
-def test_a_run_without_a_number_of_steps_counts_epochs():
+def test_run_without_a_step_limit_counts_epochs():
     trainer, *_ = make_fake_run()
     trainer.config.trainer.total_training_steps = None
     trainer.config.trainer.total_epochs = 3
-    assert trainer.total_steps == 15, "ten tasks, two a step"
+    assert trainer.total_steps == 15, "ten tasks, two per step"
 
 
-def test_a_checkpoint_without_a_panel_is_not_compared(caplog):
-    known = {"global_step": 2, "kl_coef": 0.7}
-    trainer, *_ = make_fake_run(Checkpoints(Path("global_step_2"), known))
+def test_checkpoint_without_a_validation_set_is_not_compared(caplog):
+    saved = {"global_step": 2, "kl_coef": 0.7}
+    trainer, *_ = make_fake_run(Checkpoints(Path("global_step_2"), saved))
     assert trainer.resume()
     assert [line for line in caplog.records if line.levelname != "INFO"] == []
 
 
-def test_a_frequency_of_zero_is_never():
+def test_frequency_of_zero_means_never():
     trainer, calls, _ = make_fake_run(steps=2)
     trainer.config.trainer.test_freq = 0
     trainer.config.trainer.save_freq = 0
@@ -901,7 +911,7 @@ def test_only_numbers_are_metrics():
     assert drained == expected and {type(value) for value in drained.values()} == {float}
 
 
-def test_metrics_are_handed_over_once():
+def test_metrics_are_drained_once():
     trainer, *_ = make_fake_run()
     trainer.global_step = 7
     trainer.metrics = {"a": 1.0}

@@ -1,6 +1,5 @@
-"""Who comes first where engines and training ranks share GPUs: nobody measures what another one is
-about to take.
-"""
+"""Start order of engines and training ranks on shared GPUs: no process measures memory that another
+is about to allocate."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +12,11 @@ from verl.trainer.ppo.resources import ResourcePoolManager, Role, TrainingWorker
 
 
 class Loading(Group):
-    """A group that notes when it is there, when it begins to load, and when it has loaded."""
+    """A group that records its creation, and the start and end of loading."""
 
-    def __init__(self, heard: list[Any], name: str) -> None:
-        super().__init__(heard, name)
-        self.calls.append(f"{name} is there")
+    def __init__(self, events: list[Any], name: str) -> None:
+        super().__init__(events, name)
+        self.calls.append(f"{name} created")
 
     def submit(self, method: str, *_args: Any, **_kwargs: Any) -> Any:
         self.calls.append(f"{self.name}: {method}")
@@ -29,81 +28,83 @@ class Loading(Group):
 
 @pytest.fixture
 def start(monkeypatch):
-    """Start an actor, a reference and an engine; what happened, and the workers."""
+    """Start an actor, a reference and an engine. Return the events and the workers."""
 
     def run(
         use_gpu: bool, shared: bool = False, engines: str = "pool"
     ) -> tuple[list[Any], TrainingWorkers]:
-        heard: list[Any] = []
+        events: list[Any] = []
         monkeypatch.setattr(
-            resources, "call_engines", lambda _engines, *call: heard.append(("engine", *call))
+            resources, "call_engines", lambda _engines, *call: events.append(("engine", *call))
         )
         monkeypatch.setattr(
             resources,
             "RayWorkerGroup",
-            lambda _pool, _spec, name_prefix: Loading(heard, name_prefix),
+            lambda _pool, _spec, name_prefix: Loading(events, name_prefix),
         )
         roles = (Role.Actor,) if shared else (Role.Actor, Role.RefPolicy)
         pool: Any = None
-        places = dict.fromkeys(roles, "pool") | {Role.Rollout: engines}
-        pools = ResourcePoolManager({}, places, use_gpu, resource_pool_dict={"pool": pool})
-        housed = ["actor", "ref"] if shared else []
-        specs: Any = dict.fromkeys(roles, SimpleNamespace(role_names=housed))
-        return heard, TrainingWorkers.start(specs, pools, ["engine"])
+        pool_names = dict.fromkeys(roles, "pool") | {Role.Rollout: engines}
+        pools = ResourcePoolManager({}, pool_names, use_gpu, resource_pool_dict={"pool": pool})
+        role_names = ["actor", "ref"] if shared else []
+        specs: Any = dict.fromkeys(roles, SimpleNamespace(role_names=role_names))
+        return events, TrainingWorkers.start(specs, pools, ["engine"])
 
     return run
 
 
-def test_on_gpus_engines_measure_alone_and_groups_load_one_after_another(start):
-    heard, workers = start(use_gpu=True)
-    assert heard == [
+def test_on_shared_gpus_engines_start_first_and_groups_in_turn(start):
+    events, workers = start(use_gpu=True)
+    assert events == [
         ("engine", "wait_until_ready"),
         ("engine", "sleep", 2),
-        "actor is there",
-        "ref is there",
+        "actor created",
+        "ref created",
         "actor: init_model",
         "actor: loaded",
         "ref: init_model",
         "ref: loaded",
         ("engine", "wait_until_ready"),
     ]
-    heard.clear()
+    events.clear()
     workers._wake_part("weights")
-    assert heard == [("engine", "wake", "weights")], "the first weights wake them"
+    assert events == [("engine", "wake", "weights")], "the first weights wake the engines"
 
 
-def test_engines_on_gpus_of_their_own_load_while_the_groups_do_and_never_sleep(start):
-    heard, workers = start(use_gpu=True, engines="their own")
-    assert heard[:2] == ["actor is there", "ref is there"] and heard[-1] == (
+def test_engines_on_separate_gpus_never_sleep(start):
+    events, workers = start(use_gpu=True, engines="separate")
+    assert events[:2] == ["actor created", "ref created"] and events[-1] == (
         "engine",
         "wait_until_ready",
     )
-    heard.clear()
+    events.clear()
     workers.sleep_engines()
     workers._wake_part("weights")
-    assert heard == []
+    assert events == []
 
 
-def test_on_cpus_engines_load_while_the_groups_do(start):
-    heard, workers = start(use_gpu=False)
-    assert heard == [
-        "actor is there",
-        "ref is there",
+def test_on_cpus_engines_start_while_the_groups_load(start):
+    events, workers = start(use_gpu=False)
+    assert events == [
+        "actor created",
+        "ref created",
         "actor: init_model",
         "actor: loaded",
         "ref: init_model",
         "ref: loaded",
         ("engine", "wait_until_ready"),
     ]
-    heard.clear()
+    events.clear()
     workers._wake_part("weights")
-    assert heard == []
+    assert events == []
 
 
 def test_actor_and_reference_may_share_processes(start):
-    heard, workers = start(use_gpu=False, shared=True)
-    assert heard[:3] == ["actor is there", "actor is there", "ref is there"], "a group of two roles"
-    assert heard[3:] == [
+    events, workers = start(use_gpu=False, shared=True)
+    assert events[:3] == ["actor created", "actor created", "ref created"], (
+        "one group with two roles"
+    )
+    assert events[3:] == [
         "actor: init_model",
         "actor: loaded",
         "ref: init_model",

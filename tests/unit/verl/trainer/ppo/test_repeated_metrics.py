@@ -1,4 +1,4 @@
-"""A panel whose tasks are played several times is measured by pass@k, best@k and maj@k."""
+"""A validation set with several trajectories per task is measured by pass@k, best@k and maj@k."""
 
 from types import SimpleNamespace
 
@@ -15,11 +15,11 @@ from verl.trainer.ppo.metrics import (
     find_graded_rows,
 )
 
-# Task, trajectory, won, return, actions of the row's steps by number.
-PLAYS = [
+# Task, trajectory, won, return, actions by the number of the turn.
+TRAJECTORIES = [
     ("t", "a", True, 1.0, {0: "look", 1: "open"}),
     ("t", "b", False, 0.0, {1: "leave"}),
-    ("t", "b", False, 0.0, {0: "look"}),  # an earlier step of it, in a later row
+    ("t", "b", False, 0.0, {0: "look"}),  # an earlier turn of b, in a later row
     ("t", "c", True, 0.5, {0: "open"}),
     ("u", "d", False, 0.0, {0: "x"}),
     ("u", "e", False, -1.0, {}),
@@ -27,18 +27,18 @@ PLAYS = [
 ]
 
 
-def panel(plays) -> DataProto:
+def make_batch(rows) -> DataProto:
     names = ("uid", "traj_uid", "won", "episode_rewards")
-    columns = {name: [play[i] for play in plays] for i, name in enumerate(names)}
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
     columns["steps"] = [
-        [SimpleNamespace(step=step, action=action) for step, action in play[4].items()]
-        for play in plays
+        [SimpleNamespace(step=step, action=action) for step, action in row[4].items()]
+        for row in rows
     ]
     return DataProto.from_dict({}, columns)
 
 
-def test_tasks_of_three_plays_by_hand():
-    batch = panel(PLAYS)
+def test_tasks_with_three_trajectories_by_hand():
+    batch = make_batch(TRAJECTORIES)
     assert collect_last_actions(batch) == {
         "a": "open",
         "b": "leave",
@@ -46,8 +46,8 @@ def test_tasks_of_three_plays_by_hand():
         "d": "x",
         "f": "x",
     }
-    found = compute_repeated_metrics(batch, find_first_rows(batch))
-    assert found == pytest.approx(
+    metrics = compute_repeated_metrics(batch, find_first_rows(batch))
+    assert metrics == pytest.approx(
         {
             "val/pass@1": (2 / 3 + 0) / 2,
             "val/best@1": (0.5 - 1 / 3) / 2,
@@ -62,13 +62,13 @@ def test_tasks_of_three_plays_by_hand():
     )
 
 
-def test_tasks_that_were_played_once_say_nothing_of_it():
-    batch = panel([PLAYS[0], PLAYS[4]])
+def test_single_trajectories_give_no_repeated_metrics():
+    batch = make_batch([TRAJECTORIES[0], TRAJECTORIES[4]])
     assert compute_repeated_metrics(batch, find_first_rows(batch)) == {}
 
 
-def test_failed_plays_are_no_samples_and_votes_are_answers():
-    batch = panel(
+def test_failed_trajectories_are_no_samples_and_votes_are_answers():
+    batch = make_batch(
         [
             ("t", "a", True, 1.0, {0: "so \\boxed{0.5}"}),
             ("t", "b", True, 1.0, {0: "I say 1/2"}),
@@ -84,16 +84,16 @@ def test_failed_plays_are_no_samples_and_votes_are_answers():
     columns = batch.non_tensor_batch
     columns["aborted"] = np.isin(columns["traj_uid"].astype(str), ["d", "i"])
     columns["answer"] = object_array(["1/2", "1/2", "7", None, "7", None, "8", None, None])
-    found = compute_repeated_metrics(batch, find_graded_rows(batch))
-    # Of t: a and b agree. Of u: nobody agrees with anybody; an empty answer is none.
-    assert found["val/pass@1"] == pytest.approx((2 / 3 + 1 / 4) / 2)
-    assert found["val/maj@4"] == pytest.approx(1 / 4) and found["val/tasks@4"] == 1.0
-    assert found["val/maj@2"] == pytest.approx(((1 + 0.5 + 0.5) / 3 + 3 / 6 * 0.5) / 2)
-    assert found["val/pass@2"] == pytest.approx((1 + 0.5) / 2) and "val/tasks@2" not in found
+    metrics = compute_repeated_metrics(batch, find_graded_rows(batch))
+    # Task t: a and b agree. Task u: no answers agree, and an empty answer is no vote.
+    assert metrics["val/pass@1"] == pytest.approx((2 / 3 + 1 / 4) / 2)
+    assert metrics["val/maj@4"] == pytest.approx(1 / 4) and metrics["val/tasks@4"] == 1.0
+    assert metrics["val/maj@2"] == pytest.approx(((1 + 0.5 + 0.5) / 3 + 3 / 6 * 0.5) / 2)
+    assert metrics["val/pass@2"] == pytest.approx((1 + 0.5) / 2) and "val/tasks@2" not in metrics
 
 
-def test_failed_plays_are_in_no_rate():
-    batch = panel([PLAYS[0], PLAYS[1], PLAYS[3], PLAYS[4]])
+def test_failed_trajectories_are_in_no_rate():
+    batch = make_batch([TRAJECTORIES[0], TRAJECTORIES[1], TRAJECTORIES[3], TRAJECTORIES[4]])
     columns = batch.non_tensor_batch
     columns["aborted"] = np.array([False, True, False, True])
     columns["data_source"] = np.array(["x", "x", "x", "y"])
@@ -101,12 +101,12 @@ def test_failed_plays_are_in_no_rate():
     columns["reward_parts"] = object_array([{"a": 1.0}, {"a": 9.0}, {"a": 3.0}, {}])
     columns["anchor_obs"] = object_array([[], [], [], []])
     batch.batch["response_mask"] = torch.tensor([[1, 1], [1, 0], [1, 0], [1, 1]])
-    found = compute_validation_metrics(batch)
-    assert found["val/success_rate"] == 1.0 and found["val/x/success_rate"] == 1.0
+    metrics = compute_validation_metrics(batch)
+    assert metrics["val/success_rate"] == 1.0 and metrics["val/x/success_rate"] == 1.0
     counts = ("tasks", "trajectories", "graded", "aborted", "x/graded", "reward/a/graded")
-    assert [found[f"val/{name}"] for name in counts] == [2, 4, 2, 2, 2, 2]
-    assert found["val/episode_length"] == 1.5 == found["val/tokens_per_episode"]
-    assert found["val/reward/a/mean"] == 2.0 and "val/y/success_rate" not in found
+    assert [metrics[f"val/{name}"] for name in counts] == [2, 4, 2, 2, 2, 2]
+    assert metrics["val/episode_length"] == 1.5 == metrics["val/tokens_per_episode"]
+    assert metrics["val/reward/a/mean"] == 2.0 and "val/y/success_rate" not in metrics
     columns["aborted"][:] = True
-    found = compute_validation_metrics(batch)
-    assert found["val/aborted"] == 4 and not [name for name in found if "success" in name]
+    metrics = compute_validation_metrics(batch)
+    assert metrics["val/aborted"] == 4 and not [name for name in metrics if "success" in name]

@@ -1,4 +1,4 @@
-"""What the trainer hands to others and keeps for itself, between the verbs of a step."""
+"""Calls of the trainer to other parts, and its state between the verbs of a step."""
 
 from typing import Any
 
@@ -9,24 +9,24 @@ from verl.protocol import DataProto
 from verl.trainer.ppo import ray_trainer
 
 
-def weighed_rows() -> DataProto:
+def rows_with_shares() -> DataProto:
     batch = played_rows()
     batch.batch["row_shares"] = torch.ones(ROWS)
     return batch
 
 
-def test_a_trainer_starts_with_nothing_under_way():
+def test_new_trainer_has_nothing_in_flight():
     trainer, _, _ = make_fake_run()
     assert trainer.collector_state == {} and trainer.prefetched is None
     assert trainer.has_new_weights is False and trainer.uses_overlap is False
 
 
-def test_the_configuration_says_whether_plays_overlap():
+def test_configuration_decides_overlap():
     trainer, _, _ = make_fake_run(overlap="one_step")
     assert trainer.uses_overlap is True
 
 
-def test_the_trainer_asks_for_changed_weights_after_an_update_and_only_then():
+def test_changed_weights_are_requested_only_after_an_update():
     trainer, calls, _ = make_fake_run()
     actor: Any = trainer.workers.actor_group
     metrics = {"actor/optimizer_steps": 1.0, "actor/lr": 0.1}
@@ -50,12 +50,12 @@ def test_updates_are_sharded_by_role_and_step(monkeypatch):
     monkeypatch.setattr(ray_trainer, "shard_minibatches", shard)
     trainer, _, _ = make_fake_run(with_critic=True)
     trainer.global_step = 3
-    trainer.update_critic(weighed_rows())
-    trainer.update_actor(weighed_rows())
+    trainer.update_critic(rows_with_shares())
+    trainer.update_actor(rows_with_shares())
     assert sharded == [(trainer.config, "critic", 3, 1), (trainer.config, "actor", 3, 1)]
 
 
-def test_playing_keeps_what_was_measured_before():
+def test_collect_keeps_earlier_metrics():
     trainer, _, _ = make_fake_run()
     trainer.global_step = 1
     trainer.metrics = {"val/success_rate": 0.5}
@@ -64,16 +64,16 @@ def test_playing_keeps_what_was_measured_before():
     assert trainer.metrics["rollout/aborted"] == 0.0
 
 
-def test_greedy_trajectories_are_added_to_the_rows_of_the_same_tasks(monkeypatch):
+def test_greedy_baselines_are_added_for_the_same_tasks(monkeypatch):
     trainer, _, _ = make_fake_run()
     trainer.config.algorithm.adv_estimator = "remax"
-    asked = []
+    baseline_calls = []
 
     def compare(*arguments):
-        asked.append(arguments)
+        baseline_calls.append(arguments)
         return arguments[1]
 
     monkeypatch.setattr(trainer, "add_baselines", compare)
     batch = trainer.generate_rows(1)
-    ((tasks, rows),) = asked
+    ((tasks, rows),) = baseline_calls
     assert tasks.meta_info["tasks asked for"] == 2 and rows is batch

@@ -1,4 +1,4 @@
-"""What is played is what the configuration names, or the plan, the log and the report say so."""
+"""The environment in use is the configured one, or plan, log and report name the stand-in."""
 
 import json
 
@@ -15,7 +15,7 @@ PATH = "actor_rollout_ref.model.path=org/policy"
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("overrides", "expected"),
     [
         (["env.env_name=Webshop"], "WebShop"),
         (["env.env_name=webshop", "env.webshop.products=100"], "100 generated products"),
@@ -33,13 +33,13 @@ PATH = "actor_rollout_ref.model.path=org/policy"
         (["env.env_name='no.such.place:PACKAGE'"], ""),
     ],
 )
-def test_a_stand_in_is_named(words, said, monkeypatch):
+def test_stand_in_is_named(overrides, expected, monkeypatch):
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    cfg = load_config("ppo_trainer", [PATH, *words])
+    cfg = load_config("ppo_trainer", [PATH, *overrides])
     text = make_plan(cfg, {"cores": 1}).format_text()
-    assert said in describe_stand_in(cfg) and bool(said) == bool(describe_stand_in(cfg)) == (
-        "stand-in" in text
-    )
+    assert expected in describe_stand_in(cfg) and bool(expected) == bool(
+        describe_stand_in(cfg)
+    ) == ("stand-in" in text)
 
 
 def test_official_games_are_no_stand_in(monkeypatch, tmp_path):
@@ -49,7 +49,7 @@ def test_official_games_are_no_stand_in(monkeypatch, tmp_path):
     )
 
 
-def test_a_run_keeps_what_was_played_in_its_facts_and_report(tmp_path):
+def test_run_stores_the_stand_in_in_facts_and_report(tmp_path):
     cfg = load_config("ppo_trainer", [PATH, "env.env_name=webshop"])
     with RunDirectory(tmp_path).open(cfg, {}, describe_stand_in(cfg)):
         facts = json.loads((tmp_path / "env.json").read_text())
@@ -58,7 +58,7 @@ def test_a_run_keeps_what_was_played_in_its_facts_and_report(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "refused"),
+    ("overrides", "refused"),
     [
         (["env.env_name=frozen_lake", "env.sokoban.mode=text"], ["env.sokoban.mode"]),
         (["env.env_name=frozen_lake", "env.sokoban={mode: text}"], ["env.sokoban"]),
@@ -78,20 +78,20 @@ def test_a_run_keeps_what_was_played_in_its_facts_and_report(tmp_path):
         (["env.env_name=mixture", "env.sokoban.mode=text"], ["env.sokoban.mode"]),
     ],
 )
-def test_a_section_of_another_environment_is_refused(words, refused):
-    found = read_config("ppo_trainer", [PATH, *words]).unused_keys
-    assert [problem.partition("=")[0] for problem in found] == refused
-    if "my_alf" in words[0]:
-        assert "env.kwargs.train_games=" in found[0]
+def test_section_of_another_environment_is_refused(overrides, refused):
+    unused = read_config("ppo_trainer", [PATH, *overrides]).unused_keys
+    assert [problem.partition("=")[0] for problem in unused] == refused
+    if "my_alf" in overrides[0]:
+        assert "env.kwargs.train_games=" in unused[0]
 
 
-def test_so_is_one_in_a_file_of_the_callers_but_not_in_one_that_ships(tmp_path):
+def test_unused_section_is_refused_in_user_files_only(tmp_path):
     assert not read_config("quickstart", ["env.env_name=number_line"]).unused_keys
     text = "defaults: [ppo_trainer, _self_]\nenv: {env_name: number_line, sokoban: {mode: text}}\n"
     (tmp_path / "mine.yaml").write_text(text)
-    (found,) = read_config("mine", config_path=str(tmp_path)).unused_keys
-    assert found.startswith("env.sokoban.mode='text'")
-    # A run has stored what its start was composed of.
+    (problem,) = read_config("mine", config_path=str(tmp_path)).unused_keys
+    assert problem.startswith("env.sokoban.mode='text'")
+    # A run directory stores the composed config, so unused sections are accepted there.
     (tmp_path / "config.yaml").write_text(text)
     (tmp_path / "env.json").write_text("{}")
     assert not read_config("config", config_path=str(tmp_path)).unused_keys
