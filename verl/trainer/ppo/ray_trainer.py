@@ -214,15 +214,17 @@ class RayPPOTrainer(Generic[TasksT]):
         self.clock.add_seconds(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         self.metrics |= M.compute_staleness(self.metrics, self.global_step)
-        self.metrics["actor/price_multiplier"] = batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
-        # The next batch gets the new multiplier: prices of this one are already in its columns.
-        self.price_controller.update(self.metrics.get("episode/success_rate", 0.0))
+        if self.price_controller.tolerance is not None:
+            self.metrics["actor/price_multiplier"] = batch.meta_info[PRICE_MULTIPLIER]
+            # The next batch gets the new multiplier: prices of this one are already in its columns.
+            self.price_controller.update(self.metrics["episode/success_rate"])
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
         """Generate the rows of the tasks of ``step``, possibly with requests for ``score``."""
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
-        tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
+        if self.price_controller.tolerance is not None:
+            tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
         # The collector returns other tasks if all those of the step failed.

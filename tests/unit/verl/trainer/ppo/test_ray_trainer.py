@@ -27,13 +27,14 @@ from tests.helpers.trainer_fakes import (
 from verl.algos import (
     AdaptiveKLController,
     FixedKLController,
+    PriceController,
     find_missing_inputs,
     get_adv_estimator_fn,
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
 from verl.config.registered_names import COLUMNS, batch_columns
 from verl.protocol import DataProto, object_array
-from verl.records import CORRECTION_WEIGHTS, WeightFingerprints
+from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.trainer.ppo import credit, minibatch_sharding, ray_trainer, resources
 from verl.trainer.ppo.interfaces import RolloutGroup
@@ -590,6 +591,7 @@ def test_step_is_recorded_before_its_checkpoint():
     assert checkpoints.state == {
         "global_step": 1,
         "kl_coef": kl_coef,
+        "price": {"multiplier": 1.0, "average": None, "best": 0.0},
         "panel": "panel of today",
         "collector": {"under_way": []},
     }
@@ -920,3 +922,23 @@ def test_metrics_are_drained_once():
     drained = trainer.drain_metrics()
     assert set(drained) == {"a", "timing_s/step", "training/global_step"} and drained["a"] == 1.0
     assert trainer.drain_metrics() == {"training/global_step": 7.0}
+
+
+def test_price_multiplier_of_a_batch_follows_earlier_batches(monkeypatch):
+    """Success stays at 0.5, so the multiplier grows by 0.1 per batch, from 0."""
+    trainer, *_ = make_fake_run()
+    trainer.price_controller = PriceController(tolerance=2.0)
+    multipliers = []
+
+    def generate(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
+        multipliers.append(tasks.meta_info[PRICE_MULTIPLIER])
+        rows = played_rows({"metrics": {"episode/success_rate": 0.5}})
+        rows.meta_info[PRICE_MULTIPLIER] = tasks.meta_info[PRICE_MULTIPLIER]
+        return rows
+
+    monkeypatch.setattr(trainer.collector, "multi_turn_loop", generate)
+    logged = []
+    for _ in range(3):
+        trainer.collect()
+        logged.append(trainer.metrics["actor/price_multiplier"])
+    assert multipliers == logged == pytest.approx([0.0, 0.1, 0.2])
