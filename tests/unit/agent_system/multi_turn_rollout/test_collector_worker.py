@@ -201,7 +201,7 @@ class FakeGeneration:
         self.expanded: list[tuple[str, int]] = []
         monkeypatch.setattr(collector_worker, "TrajectoryGenerator", self.make_generator)
         monkeypatch.setattr(
-            collector_worker, "generate_alternative_thinking_levels", self.record_turn
+            collector_worker, "generate_group_alternatives", self.record_trajectories
         )
         self.returns = returns
         self.failed = failed
@@ -209,6 +209,7 @@ class FakeGeneration:
     def make_generator(self, _context, spec):
         new_trajectory = trajectory(spec.index)
         new_trajectory.reward = self.returns[spec.index]
+        new_trajectory.won = new_trajectory.reward == 1.0
         turns: Any = [SimpleNamespace(step=0), SimpleNamespace(step=1)]
         new_trajectory.turns = turns
         if spec.index in self.failed:
@@ -219,9 +220,9 @@ class FakeGeneration:
 
         return SimpleNamespace(generate_trajectory=generate)
 
-    async def record_turn(self, context, new_trajectory, turn) -> None:
+    async def record_trajectories(self, context, trajectories) -> None:
         assert context is not None
-        self.expanded.append((new_trajectory.spec.index, turn.step))
+        self.expanded += [(t.spec.index, turn.step) for t in trajectories for turn in t.turns]
 
 
 EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -234,11 +235,13 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
         ("mixed_groups", (1.0, 1.0), []),
         # The generators have already sampled the alternatives.
         ("all", (0.0, 1.0), []),
+        ("successes", (0.0, 1.0), EVERY_TURN[2:]),
+        ("successes", (1.0, 1.0), EVERY_TURN),
     ],
 )
-def test_mixed_groups_get_alternatives(world, monkeypatch, expand, returns, expanded):
+def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand, returns, expanded):
     generation = FakeGeneration(monkeypatch, returns)
-    settings = SimpleNamespace(alternatives=SimpleNamespace(expand=expand))
+    settings = SimpleNamespace(alternatives=AlternativeSettings(expand=expand))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
     group = world.runner.run(
         world.worker._generate_group(SimpleNamespace(settings=settings), specs)
@@ -251,7 +254,7 @@ def test_mixed_groups_get_alternatives(world, monkeypatch, expand, returns, expa
 def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expanded):
     generation = FakeGeneration(monkeypatch, (0.0, 1.0, 0.5), failed=(2,))
     world.config.env.on_abort = on_abort
-    settings = SimpleNamespace(alternatives=SimpleNamespace(expand="mixed_groups"))
+    settings = SimpleNamespace(alternatives=AlternativeSettings(expand="mixed_groups"))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == expanded
