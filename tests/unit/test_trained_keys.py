@@ -58,7 +58,7 @@ FILES: dict[str, dict[str, list[str]]] = {
         ],
     },
     "agent_system/reward_manager/test_reward_manager.py": {
-        "test_invalid_actions_of_every_row_cost_the_whole_trajectory": [
+        "test_invalid_actions_reduce_the_outcome_of_all_rows": [
             f"{ACTOR}.use_invalid_action_penalty",
             f"{ACTOR}.invalid_action_penalty_coef",
         ],
@@ -74,25 +74,25 @@ FILES: dict[str, dict[str, list[str]]] = {
         "test_the_engine_s_log_probs_can_be_the_old_ones": [f"{CORRECTION}.bypass_mode"],
     },
     "rlvcr/test_credit_by_hand.py": {
-        "test_permuted_credit_is_that_of_other_rows": [f"{RLVCR}.permute"],
+        "test_permuted_credit_comes_from_other_rows": [f"{RLVCR}.permute"],
     },
     "agent_system/multi_turn_rollout/test_executed_credit.py": {
-        "test_a_share_of_the_turns_is_executed": [f"{RLVCR}.executed_share"],
+        "test_executed_share_selects_the_turns": [f"{RLVCR}.executed_share"],
     },
     "rlvcr/test_scoring.py": {
         "test_shared_thoughts_are_sampled_once_for_equal_prompts": [f"{RLVCR}.share_thoughts"],
     },
     "rlvcr/test_alternatives.py": {
-        "test_the_thought_is_told_the_action_only_where_asked_for": [f"{RLVCR}.action_blind"],
-        "test_mixed_groups_only": [f"{RLVCR}.expand"],
-        "test_step_fraction_draws_steps": [f"{RLVCR}.step_fraction"],
-        "test_settings_of_thoughts_are_those_of_the_method": [f"{RLVCR}.max_alternative_tokens"],
+        "test_prompt_holds_the_action_only_if_action_blind_is_false": [f"{RLVCR}.action_blind"],
+        "test_mixed_groups_get_alternatives": [f"{RLVCR}.expand"],
+        "test_step_fraction_draws_turns": [f"{RLVCR}.step_fraction"],
+        "test_alternative_settings_are_read_from_the_config": [f"{RLVCR}.max_alternative_tokens"],
     },
     "rlvcr/test_forced_levels.py": {
         "test_levels_are_drawn_uniformly_and_repeatably": [f"{RLVCR}.epsilon_levels"],
     },
     "rlvcr/test_level_prompts.py": {
-        "test_a_text_from_the_command_line_is_in_the_first_prompt": [f"{RLVCR}.prompts"],
+        "test_level_text_from_the_command_line_is_in_the_prompt": [f"{RLVCR}.prompts"],
     },
 }
 TESTS = [key for tests in FILES.values() for keys in tests.values() for key in keys]
