@@ -184,7 +184,7 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> 
     if not kept_tokens or not dropped_tokens:
         return "" if dropped_tokens else text
     first_dropped, last_dropped = dropped_tokens[0], dropped_tokens[-1]
-    # Each token of a character in several tokens has the whole span of the character.
+    # If a character is split over several tokens, the span of each is the whole character.
     begin = min(spans[first_dropped - 1][1], spans[first_dropped][0]) if first_dropped else 0
     end = spans[last_dropped][1] if last_dropped < len(spans) - 1 else len(text)
     while _continues_character(text, begin):

@@ -237,7 +237,7 @@ class TrajectoryCollector:
                 gen_batch, actor_rollout_wg, envs, thinking=has_levels
             )
         if self.codec is not None:
-            # Again with the level digits, which posterior credit needs.
+            # Replace the requests by ones with the level digits, which posterior credit needs.
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))

@@ -118,7 +118,7 @@ class StepTable:
 
 
 def _header_lines(columns: Iterable[tuple[str, int]]) -> list[str]:
-    """Return the header lines: the labels of ``columns``, one word per line, aligned below."""
+    """Return the header lines: the labels of ``columns``, one word per line, bottom-aligned."""
     stacks = [reversed(BREAK.split(label)) for label, _ in columns]
     widths = [width for _, width in columns]
     lines = [

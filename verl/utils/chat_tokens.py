@@ -115,7 +115,10 @@ class ChatTokens:
         return self.encode(text, inside=True)
 
     def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
-        """Return the ids of a marked text; with ``inside`` it continues another text."""
+        """Return the ids of a text with markers of control tokens.
+
+        With ``inside`` the text is tokenized as the continuation of another one.
+        """
         if CUT not in marked:
             unmarked = MARKED.sub(self._get_control_text, marked)
             token_ids = (

@@ -35,7 +35,7 @@ def kill_descendants(pid: int, owner: str) -> None:
     Those whose environment has ``VERL_WORKER_TREE=owner`` are found even after ``pid`` has ended.
     """
     for _ in range(MAX_SEARCHES):
-        descendants = set(_find_below(pid)) | set(_find_owned(owner))
+        descendants = set(_find_descendants(pid)) | set(_find_owned(owner))
         descendants -= {pid, os.getpid()}
         if not descendants:
             return
@@ -55,7 +55,7 @@ def _list_processes() -> Iterator[tuple[int, int]]:
                 yield int(folder.name), int(parent)
 
 
-def _find_below(pid: int) -> Iterator[int]:
+def _find_descendants(pid: int) -> Iterator[int]:
     parents = dict(_list_processes())
     for process in parents:
         ancestor = process

@@ -82,7 +82,10 @@ def get_process_kind(process: psutil.Process) -> str:
 
 
 def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """Return a row per kind of process: medians of the second, sixth and last tenth, by measure."""
+    """Return one row per kind of process.
+
+    It has the median of each measure over the second, sixth and last tenth of the run.
+    """
     # Use only measurements with all kinds of processes: they do not start and end together.
     num_kinds = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == num_kinds]

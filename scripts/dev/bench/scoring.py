@@ -199,7 +199,8 @@ def measure_passes(
 ) -> tuple[DataProto, dict[str, ScoringCost], float]:
     """Return a batch, the costs of the three passes on it, and the largest score difference.
 
-    The difference is between the shared and the naive scores.
+    The passes are: rows only, rows with branches in one forward, and one forward per branch. The
+    difference is between the scores of the latter two.
     """
     data = make_batch(context, args)
     unbranched_data = data.select(list(data.batch.keys()), [])

@@ -43,7 +43,7 @@ class ValSamplingConfig(Section):
 class RolloutConfig(Section):
     """Rollout workers and their engines.
 
-    Each rollout worker is a Ray actor with one engine. Training samples from all tokens.
+    Each rollout worker is a Ray actor with one engine. Training uses no top_k and no top_p.
     """
 
     mode: Annotated[Literal["async", "sync"], Unused("engines are always asynchronous", VERL)] = (

@@ -6,8 +6,8 @@ from typing import Any
 
 MASK = "***"
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET_PARTS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
-_SECRET_PARTS |= {"credentials", "apikey"}
+_SECRET_NAME_PARTS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
+_SECRET_NAME_PARTS |= {"credentials", "apikey"}
 _KEYS = {"api", "access", "private", "secret", "auth", "account", "service", "encryption"}
 _SPECIAL_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
@@ -23,7 +23,7 @@ def is_secret_name(name: str) -> bool:
     Examples: API_KEY, hf_token, dbPassword; not prompt_key, tokenizer, max_tokens or pad_token.
     """
     name_words = [name_word.lower() for name_word in _PART.findall(name)]
-    if not name_words or _SECRET_PARTS & set(name_words):
+    if not name_words or _SECRET_NAME_PARTS & set(name_words):
         return bool(name_words)
     preceding_word = name_words[-2] if len(name_words) > 1 else ""
     if name_words[-1] == "token":

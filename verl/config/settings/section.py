@@ -136,7 +136,7 @@ class RunsCode:
     only_import_paths: bool = False
 
     def names_code(self, value: object) -> bool:
-        """Return True if ``value`` of this key names code."""
+        """Return True if ``value`` of this key is a file or an import path of code."""
         return ":" in str(value) if self.only_import_paths else bool(value)
 
 

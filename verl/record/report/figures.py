@@ -1,4 +1,4 @@
-"""Charts and key figures of a report: those of the framework and those of contributions.
+"""Charts and key figures of a report: those of the framework and those that other packages add.
 
 A chart without logged metrics is omitted.
 """
