@@ -25,7 +25,7 @@ CHECKSUMS = "SHA256SUMS"  # file of a policy shipped with the package, for `sha2
 
 
 def is_local(path: str) -> bool:
-    """Return True if ``path`` can only be a directory: a hub name has the form owner/name@revision."""
+    """Return True if ``path`` can only be a directory. A hub name is owner/name@revision."""
     return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
 
