@@ -42,6 +42,16 @@ class RowTurn:
         return not self.num_forced and self.parsed.level_span is not None
 
     @property
+    def has_level_alternatives(self) -> bool:
+        """True if the policy chose the level, and thoughts at other levels were requested."""
+        return self.samples_level and self.alternatives is not None
+
+    def digit_spans(self, offset: int) -> list[tuple[int, int]]:
+        """Return the range of the sampled level digit, shifted by ``offset``; empty without one."""
+        # The digit is the first range of a turn whose level was not forced.
+        return self.credit_spans(offset)[:1] if self.samples_level else []
+
+    @property
     def digit_position(self) -> int:
         """Index of the level digit in ``token_ids``. Raises ``ValueError`` without one."""
         if self.parsed.level_span is None:
@@ -112,7 +122,7 @@ def build_queries(
         spans.append([_build_span(step) for step in parsed_turns])
         branches.append([branch for step in parsed_turns for branch in _build_branches(step)])
         for step in parsed_turns if digit_ids else []:
-            if step.samples_level and step.alternatives is not None:
+            if step.has_level_alternatives:
                 spans[-1].append(_build_digit_span(step))
                 branches[-1] += _build_digit_branches(step, digit_ids)
     return object_array(branches), object_array(spans)

@@ -95,8 +95,9 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     ``data`` has the columns of ``add_score_requests`` and, from the training workers,
     ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
     ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
-    ``thinking_reweight`` and ``thinking_executed``, all [B, R]. Scores are added to the turn
-    records, metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
+    ``thinking_reweight``, ``thinking_executed`` and ``thinking_group_price``, all [B, R]. Posterior
+    credit adds the columns of ``verl.records.Choice``. Scores are added to the turn records,
+    metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = _with_price(method_settings(config.algorithm), multiplier)
@@ -178,9 +179,8 @@ def _add_posterior_credit(
     ``prices`` [S, 4] are in units of the advantage. Level digits without alternative thoughts have
     no posterior; they get the trajectory advantage.
     """
-    has_posterior = torch.tensor(
-        [step.samples_level and step.alternatives is not None for step in table.turns]
-    ) & (table.chosen >= 0)
+    has_posterior = torch.tensor([step.has_level_alternatives for step in table.turns])
+    has_posterior = has_posterior & (table.chosen >= 0)
     posterior = compute_level_posterior(
         table.level_log_probs, table.action_log_probs, table.is_valid
     ) * has_posterior.unsqueeze(-1)
@@ -188,7 +188,7 @@ def _add_posterior_credit(
         prices = subtract_expected_price(prices, table.level_log_probs, table.is_valid)
     offsets = _response_offsets(data, table.row_indices, table.turns)
     digits = [
-        step.credit_spans(offset)[:1] if flag else []
+        step.digit_spans(offset) if flag else []
         for step, offset, flag in zip(table.turns, offsets, has_posterior.tolist(), strict=True)
     ]
     columns = {
@@ -257,15 +257,11 @@ def add_group_prices(
         [columns["traj_uid"][row] for row in row_indices],
     )
     prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_prices(tokens)
-    first = [
-        1 if rlvcr.credit == "posterior" and step.samples_level and step.alternatives else 0
-        for step in turns
-    ]
     offsets = _response_offsets(data, row_indices, turns)
-    spans = [
-        step.credit_spans(offset, rlvcr.credit_end)[start:]
-        for step, offset, start in zip(turns, offsets, first, strict=True)
-    ]
+    spans = []
+    for step, offset in zip(turns, offsets, strict=True):
+        has_posterior = rlvcr.credit == "posterior" and step.has_level_alternatives
+        spans.append(step.credit_spans(offset, rlvcr.credit_end)[1 if has_posterior else 0 :])
     data.batch[GROUP_PRICE_COLUMN] = _scatter_to_tokens(data, row_indices, spans, -prices.float())
     data.meta_info.setdefault("metrics", {}).update(
         {
@@ -287,11 +283,7 @@ def add_level_entropy_bonus(
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]
     offsets = _response_offsets(data, row_indices, turns)
-    # The first token range that ``credit_spans`` returns is the sampled level digit.
-    digit_spans = [
-        [] if step.num_forced else step.credit_spans(offset)[:1]
-        for step, offset in zip(turns, offsets, strict=True)
-    ]
+    digit_spans = [step.digit_spans(offset) for step, offset in zip(turns, offsets, strict=True)]
     mask = _scatter_to_tokens(data, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
