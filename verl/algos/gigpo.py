@@ -165,11 +165,15 @@ def add_step_advantages(
     steps: Steps,
     step_ids: TokenIndex,
     response_mask: TokenMask,
-) -> PerToken:
-    """Return token advantages ``[B, R]``: the row's plus ``weight`` times that of the step."""
+) -> tuple[PerToken, PerToken]:
+    """Return advantages and returns ``[B, R]``: the row's plus ``weight`` times that of the step.
+
+    Both are the same tensor.
+    """
     advantages = spread(per_row, response_mask)
     step_advantages = broadcast_to_step_tokens(per_step, steps, step_ids) * response_mask.float()
-    return advantages + weight * step_advantages.to(advantages.device)
+    combined = advantages + weight * step_advantages.to(advantages.device)
+    return combined, combined
 
 
 @register_adv_est(
@@ -209,17 +213,14 @@ def compute_gigpo_outcome_advantage(
     tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
-    scores = token_level_rewards.double().sum(-1)
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     if enable_similarity:
         steps = steps._replace(state=merge_similar_states(steps.state, similarity_thresh))
     returns = compute_discounted_step_returns(steps, gamma)
     per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
-    combined = add_step_advantages(
-        per_row, per_step, step_advantage_w, steps, step_ids, response_mask
-    )
-    return combined, combined
+    scores = token_level_rewards.double().sum(-1)
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
 
 
 def build_contexts(steps: Steps, length: int) -> list[Hashable]:
@@ -284,12 +285,9 @@ def compute_hgpo_outcome_advantage(
     tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
-    scores = token_level_rewards.double().sum(-1)
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     returns = compute_discounted_step_returns(steps, gamma)
     per_step = compute_hierarchical_advantages(returns, steps, context, alpha, by_std, epsilon)
-    combined = add_step_advantages(
-        per_row, per_step, step_advantage_w, steps, step_ids, response_mask
-    )
-    return combined, combined
+    scores = token_level_rewards.double().sum(-1)
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)

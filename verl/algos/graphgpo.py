@@ -120,13 +120,10 @@ def compute_graphgpo_outcome_advantage(
     in a state that occurs once. ``returns`` is the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
-    scores = token_level_rewards.double().sum(-1)
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
     names = zip(index, traj_index, won, strict=True)
     returns = compute_graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
     per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
-    combined = add_step_advantages(
-        per_row, per_step, step_advantage_w, steps, step_ids, response_mask
-    )
-    return combined, combined
+    scores = token_level_rewards.double().sum(-1)
+    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+    return add_step_advantages(per_row, per_step, step_advantage_w, steps, step_ids, response_mask)
