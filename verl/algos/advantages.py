@@ -245,9 +245,8 @@ def compute_grpo_passk_outcome_advantage(
 
     Without it, the maximum of the group would be lower by this difference.
     ``norm_adv_by_std_in_grpo`` divides by the group's sample standard deviation plus ``epsilon``.
-    If the two best returns are equal, and in a
-    group of one, all advantages are 0. Example: returns (3, 1, 0) give (2, 0, 0) before the
-    division.
+    All advantages are 0 in a group of one, and if the two best returns are equal. Example: returns
+    (3, 1, 0) give (2, 0, 0) before the division.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
