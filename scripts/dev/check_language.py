@@ -305,7 +305,8 @@ def _describe_definition(node: ast.AST) -> str:
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (file, text) of every item that a blind reader may get, by kind.
 
-    A docstring stands below its signature, a comment among the lines around it.
+    A docstring stands below its signature, a comment among the lines around it, and an identifier
+    beside the line that defines it first.
     """
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):
@@ -319,8 +320,9 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
             row = token.start[0] - 1
             if not DIRECTIVE.match(token.string):
                 items["comments"].append((file, "\n".join(lines[max(0, row - 1) : row + 4])))
-        names = [name for name in defined_names(tree) if len(name) > 1 and name[:2] != "__"]
-        items["identifiers"] += [(file, name) for name in names if name not in ("self", "cls")]
+        for name, line in defined_names(tree).items():
+            if len(name) > 1 and name[:2] != "__" and name not in ("self", "cls"):
+                items["identifiers"].append((file, f"{name}\n    {lines[line - 1].strip()}"))
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for paragraph in text.split("\n\n"):

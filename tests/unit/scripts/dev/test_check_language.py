@@ -183,12 +183,9 @@ def test_each_kind_is_collected(tmp_path):
         "def count_rows(rows, cls=None)\nReturn the number of rows.",
     ]
     assert [text.splitlines()[1] for _, text in items["comments"]] == ["LIMIT = 3  # rows at most"]
-    assert sorted(text for _, text in items["identifiers"]) == [
-        "LIMIT",
-        "count_rows",
-        "rows",
-        "total",
-    ]
+    identifiers = [text.splitlines() for _, text in items["identifiers"]]
+    assert sorted(name for name, _ in identifiers) == ["LIMIT", "count_rows", "rows", "total"]
+    assert ["LIMIT", "    LIMIT = 3  # rows at most"] in identifiers
     assert items["sentences"] == [("README.md", "This sentence has exactly six words.")]
 
 
