@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.settings import method_settings
-from tests.helpers.play import Group, make_config
+from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
 from verl.names import History

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from verl.names import RolloutOverlap
 from verl.protocol import DataProto, object_array
 from verl.records import WrittenFiles

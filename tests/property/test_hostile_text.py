@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent_system.tokens.bridge import CUT, ChatBridge
 from tests.helpers.tiny_model import SPECIAL, TAGS
-from tests.helpers.tokenizers_of_kinds import END_TURN, KINDS, TOOLS, of_kind
+from tests.helpers.tokenizer_cases import END_TURN, KINDS, TOOLS, of_kind
 
 MARKS = [*SPECIAL, *TAGS, *TOOLS, END_TURN, "<unk>"]
 WIDE = str.maketrans("<>|/", "\uff1c\uff1e\uff5c\uff0f")

@@ -1,4 +1,4 @@
-"""Measure memory, threads and open files of every process of a run over many small steps.
+"""Measure private and shared memory, threads and open files of every process over many steps.
 
     python -m scripts.dev.bench.growth --iterations 1000
 
@@ -23,7 +23,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
 PERIOD_S = 5.0
-MEASURES = ("rss_mib", "threads", "files")
+MEASURES = ("private_mib", "shared_mib", "threads", "files")
 # One measurement: kind of process -> name in MEASURES -> sum over the processes of this kind.
 Sample = dict[str, dict[str, float]]
 
@@ -66,7 +66,9 @@ def sample_processes(driver: psutil.Process) -> Sample:
         try:
             with process.oneshot():
                 process_kind = "driver" if process == driver else get_process_kind(process)
-                sums[process_kind]["rss_mib"] += process.memory_info().rss / 2**20
+                memory = process.memory_info()
+                sums[process_kind]["private_mib"] += (memory.rss - memory.shared) / 2**20
+                sums[process_kind]["shared_mib"] += memory.shared / 2**20
                 sums[process_kind]["threads"] += process.num_threads()
                 sums[process_kind]["files"] += process.num_fds()
         except psutil.Error:

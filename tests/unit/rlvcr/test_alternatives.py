@@ -10,7 +10,7 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler, AlternativeSettings
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
-from tests.helpers.play import make_config, make_world, walking_policy
+from tests.helpers.number_line_world import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed

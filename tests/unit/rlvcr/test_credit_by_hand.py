@@ -17,8 +17,8 @@ from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
-from tests.helpers.play import make_config
-from tests.helpers.thinking_plays import score_rows
+from tests.helpers.number_line_world import make_config
+from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import SegmentScore
 from verl.trainer.ppo.credit import compute_advantage

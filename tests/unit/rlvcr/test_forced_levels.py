@@ -16,9 +16,9 @@ from agent_system.multi_turn_rollout.trajectory_generator import TrajectoryGener
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import method_settings
-from tests.helpers.play import make_world
+from tests.helpers.number_line_world import make_world
 from tests.helpers.policy_rows import actor_of, policy_config
-from tests.helpers.thinking_plays import (
+from tests.helpers.thinking_trajectories import (
     Reference,
     collect,
     real_tokens,

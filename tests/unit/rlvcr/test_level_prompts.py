@@ -11,7 +11,7 @@ from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
 from rlvcr.settings import method_settings
-from tests.helpers.play import make_world
+from tests.helpers.number_line_world import make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import load_config

@@ -18,7 +18,7 @@ from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.settings import method_settings
 from tests.helpers.policy_rows import actor_of
-from tests.helpers.thinking_plays import (
+from tests.helpers.thinking_trajectories import (
     ACTIONS,
     STEPS,
     Reference,

@@ -21,8 +21,8 @@ from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
 from rlvcr.settings import method_settings
-from tests.helpers.play import make_config
-from tests.helpers.thinking_plays import score_rows
+from tests.helpers.number_line_world import make_config
+from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import Choice, SegmentScore
 from verl.utils.seeds import derive_seed

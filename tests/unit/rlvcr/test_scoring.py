@@ -14,7 +14,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.scoring import RowTurn, ScoredTurns, build_queries, build_score_table
 from rlvcr.settings import method_settings
 from tests.helpers.naive_scorer import NaiveScorer
-from tests.helpers.play import make_config, make_world, walk
+from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.names import History
 from verl.records import SegmentScore, Span

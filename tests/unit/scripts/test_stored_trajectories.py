@@ -8,8 +8,8 @@ import yaml
 
 from scripts import export_plays, reverify
 from tests.helpers.refusals import mentions
+from tests.helpers.solvability import follow_script, play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from tests.helpers.winning import plan, play_episodes
 from verl.record.rollout_log import rollout_lines
 from verl.utils import jsonl
 
@@ -20,7 +20,7 @@ def store_trajectories(path, env_name, history, split="train", **section):
     """Write a run directory with trajectories of ``env_name``, as a run does."""
 
     def wander(task):
-        return plan(itertools.cycle(["right", "down", "fly"]))
+        return follow_script(itertools.cycle(["right", "down", "fly"]))
 
     data = play_episodes(
         env_name,

@@ -6,7 +6,7 @@ from agent_system.endpoint.dialogues import Dialogues
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
-from tests.helpers.said import Said
+from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 
@@ -44,7 +44,7 @@ def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
     prompt = list(first.conversation.ledger.token_ids)
-    first.add_reply(Said(sampled), 0, ["the apple"])
+    first.add_reply(ScriptedTurn(sampled), 0, ["the apple"])
     continued = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
     assert continued is first
     between = bridge.make_bridge(sampled, "two")
@@ -69,7 +69,7 @@ def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
-    first.add_reply(Said([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     token_ids = list(first.conversation.ledger.token_ids)
     fork = dialogues.open(messages, 1)
     assert fork is not None and fork is not first and fork.number == 1
@@ -85,7 +85,7 @@ def test_each_quotation_of_a_reply_continues_once(bridge):
         dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
         first = dialogues.open([user("one")], 0)
         assert first is not None
-        first.add_reply(Said([5, 6]), 0, ["said", "said</action>"])
+        first.add_reply(ScriptedTurn([5, 6]), 0, ["said", "said</action>"])
         more = [user("one"), reply(quoted), user("two")]
         assert dialogues.open(more, 1) is first
         # The next reply is awaited, so the same request again starts a new dialogue.
@@ -96,7 +96,7 @@ def test_no_dialogue_continues_without_extension(bridge):
     dialogues = Dialogues(bridge, NO_LIMITS, extends=False)
     first = dialogues.open([user("one")], 0)
     assert first is not None
-    first.add_reply(Said([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     assert dialogues.open([user("one"), reply("said"), user("two")], 1) is not first
     assert len(dialogues.ledgers) == 2
 
@@ -105,7 +105,7 @@ def test_turn_that_does_not_fit_changes_nothing(bridge):
     dialogues = Dialogues(bridge, TokenLimits(prompt=40, response=32, turn=8), extends=True)
     first = dialogues.open([user("one")], 0)
     assert first is not None
-    first.add_reply(Said([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     token_ids = list(first.conversation.ledger.token_ids)
     assert dialogues.open([user("one"), reply("said"), user("word " * 30)], 1) is None
     assert dialogues.open([user("word " * 90)], 1) is None

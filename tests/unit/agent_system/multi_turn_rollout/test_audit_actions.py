@@ -19,7 +19,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from rlvcr.research.audit import audit_scores
 from rlvcr.settings import method_settings
-from tests.helpers.play import PLACE, make_config, make_world, walk
+from tests.helpers.number_line_world import PLACE, make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto
 from verl.utils.commands import UsageError

@@ -14,8 +14,8 @@ import torch
 from agent_system.multi_turn_rollout import audit_rollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import audit_scores
-from tests.helpers.play import PLACE, make_world, walk
-from tests.helpers.thinking_plays import thinking_config
+from tests.helpers.number_line_world import PLACE, make_world, walk
+from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto, object_array
 from verl.records import SegmentScore

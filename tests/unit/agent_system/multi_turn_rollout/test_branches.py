@@ -16,8 +16,8 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from rlvcr.levels import LevelCodec
 from rlvcr.research.executed import choose_executed_level
-from tests.helpers.play import make_world, walk
-from tests.helpers.thinking_plays import thinking_config
+from tests.helpers.number_line_world import make_world, walk
+from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
 both = pytest.mark.parametrize("history", ["append", "window"])

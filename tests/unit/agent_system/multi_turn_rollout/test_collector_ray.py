@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout import collector_group
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.play import Group, make_config, make_world, walking_policy
+from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.single_controller.base import WorkerDiedError

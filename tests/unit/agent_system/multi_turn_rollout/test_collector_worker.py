@@ -17,7 +17,7 @@ from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectori
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from rlvcr.alternatives import AlternativeSettings
-from tests.helpers.play import make_config, walking_policy
+from tests.helpers.number_line_world import make_config, walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer

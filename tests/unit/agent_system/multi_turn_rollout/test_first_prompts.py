@@ -5,8 +5,8 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.multi_turn_rollout.first_prompts import check_first_tokens
 from agent_system.tokens.probe import Verdict, probe_template
-from tests.helpers.chat_kinds import TOKENIZERS, chat_tokenizer
-from tests.helpers.play import make_config
+from tests.helpers.chat_tokenizers import TOKENIZERS, chat_tokenizer
+from tests.helpers.number_line_world import make_config
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 

@@ -10,7 +10,7 @@ from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight, PartialRollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
-from tests.helpers.play import make_config, make_world
+from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 

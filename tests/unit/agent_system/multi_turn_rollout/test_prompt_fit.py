@@ -14,8 +14,8 @@ from agent_system.multi_turn_rollout.first_prompts import (
     fit_prompts,
     measure_first_prompts,
 )
-from tests.helpers.chat_kinds import TOKENIZERS
-from tests.helpers.play import make_config
+from tests.helpers.chat_tokenizers import TOKENIZERS
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 

@@ -21,7 +21,7 @@ from agent_system.reward_manager.managers import (
     register,
     with_time_limit,
 )
-from tests.helpers.play import make_config, make_world, walking_policy
+from tests.helpers.number_line_world import make_config, make_world, walking_policy
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage

@@ -10,7 +10,7 @@ import pytest
 from agent_system.tokens import probe
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import Verdict, probe_template
-from tests.helpers.chat_kinds import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
+from tests.helpers.chat_tokenizers import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.chat_tokens import TextEncoder
 

@@ -10,7 +10,7 @@ from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.conversation import TokenConversation, TokenLimits, append_user_text
 from agent_system.tokens.ledger import SegmentKind
 from tests.helpers.refusals import mentions
-from tests.helpers.said import Said
+from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 
@@ -46,7 +46,7 @@ def test_conversation_is_prompt_turn_and_bridge():
     prompt = bridge.first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
     assert conversation.prompt_ids == prompt
     sampled = [5, 6, 7]
-    segment = conversation.add_turn(Said(sampled), 0)
+    segment = conversation.add_turn(ScriptedTurn(sampled), 0)
     assert (segment.start, segment.end_position) == (len(prompt), len(prompt) + 3)
     assert conversation.add_observation("You are at 2.", 1)
     between = bridge.make_bridge(sampled, "You are at 2.")
@@ -70,7 +70,7 @@ def test_sampled_end_of_turn_is_not_repeated():
     for sampled in ([5, end], [5, 6]):
         conversation = TokenConversation(bridge)
         assert conversation.add_observation("a", 0)
-        conversation.add_turn(Said(sampled), 0)
+        conversation.add_turn(ScriptedTurn(sampled), 0)
         assert conversation.add_observation("b", 1)
         lengths.append(len(conversation.ledger))
     assert lengths == [lengths[1] - 1, lengths[1]]
@@ -79,7 +79,7 @@ def test_sampled_end_of_turn_is_not_repeated():
 def test_turn_is_stored_as_sampled():
     conversation = make_conversation()
     conversation.add_observation("ab", 0, episode=1)
-    turn = Said([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
+    turn = ScriptedTurn([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
     segment = conversation.add_turn(turn, 3, episode=2)
     assert (segment.ids, segment.logprobs) == ((9, 8), (-0.1, -0.2))
     assert (segment.turn, segment.episode) == (3, 2)
@@ -87,7 +87,7 @@ def test_turn_is_stored_as_sampled():
     assert not segment.retokenized
     assert conversation.ledger.all_segments[0].episode == 1
     with pytest.raises(ValueError, check=mentions(2, 1)):
-        conversation.add_turn(Said([1, 2], [-0.1]), 4)
+        conversation.add_turn(ScriptedTurn([1, 2], [-0.1]), 4)
 
 
 def test_turn_of_text_is_marked_as_retokenized():
@@ -105,7 +105,7 @@ def test_forced_prefix_is_in_the_turn_and_not_trained():
     conversation = make_conversation()
     conversation.add_observation("ab", 0)
     conversation.add_forced_prefix([70, 71], 2, episode=3)
-    conversation.add_turn(Said([72]), 2)
+    conversation.add_turn(ScriptedTurn([72]), 2)
     assert conversation.prompt_ids == [97, 98, 70, 71, 72]
     assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
     assert list_segments(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
@@ -124,7 +124,7 @@ def test_prompt_ids_are_a_copy():
 def test_observation_has_its_turn_and_episode():
     conversation = make_conversation()
     conversation.add_observation("a", 4, episode=2)
-    conversation.add_turn(Said([1]), 4, episode=2)
+    conversation.add_turn(ScriptedTurn([1]), 4, episode=2)
     conversation.add_observation("b", 5, episode=3)
     segments = [s for s in conversation.ledger.all_segments if s.kind is not SegmentKind.AGENT]
     assert [(s.turn, s.episode) for s in segments] == [(4, 2), (5, 3)]
@@ -134,7 +134,7 @@ def test_default_episode_is_the_first():
     conversation = make_conversation()
     conversation.add_observation("a", 0)
     conversation.add_forced_prefix([70], 0)
-    conversation.add_turn(Said([1]), 0)
+    conversation.add_turn(ScriptedTurn([1]), 0)
     conversation.add_observation("b", 1)
     conversation.add_text_turn("c", 1)
     assert [s.episode for s in conversation.ledger.all_segments] == [0] * 5
@@ -174,7 +174,7 @@ def test_first_prompt_and_a_turn_must_fit(limits, fits):
 def test_later_turn_must_fit_after_its_observation(limits, fits):
     conversation = make_conversation(**limits)
     assert conversation.add_observation("abc", 0)
-    conversation.add_turn(Said([1, 2]), 0)
+    conversation.add_turn(ScriptedTurn([1, 2]), 0)
     assert conversation.add_observation("defg", 1) is fits
     assert len(conversation.ledger) == (9 if fits else 5), "nothing is added if it does not fit"
 
@@ -184,7 +184,7 @@ def test_forced_prefix_counts_as_response_in_every_turn():
         conversation = make_conversation(response=response, turn=2)
         assert conversation.add_observation("abcdef", 0)
         conversation.add_forced_prefix([70, 71, 72], 0)
-        conversation.add_turn(Said([1]), 0)
+        conversation.add_turn(ScriptedTurn([1]), 0)
         assert conversation.add_observation("x", 1) is fits
 
 
@@ -217,7 +217,7 @@ def test_no_turn_begins_that_could_exceed_a_limit(texts, turns, prompt, response
         if not is_added:
             assert len(conversation.ledger) == before
             return
-        conversation.add_turn(Said(turns[number][:turn]), number)
+        conversation.add_turn(ScriptedTurn(turns[number][:turn]), number)
         assert len(conversation.ledger) <= total
         assert len(conversation.ledger) - first <= response
 

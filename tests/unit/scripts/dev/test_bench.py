@@ -12,7 +12,7 @@ import torch
 from agent_system.multi_turn_rollout.packing import pack_rows
 from scripts.dev.bench import collector, exactness, overlap, rlvcr_step, scoring
 from scripts.dev.bench.workload import Workload
-from tests.helpers.play import walking_policy
+from tests.helpers.number_line_world import walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer

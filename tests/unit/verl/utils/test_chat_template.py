@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge
-from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
+from tests.helpers.chat_tokenizers import BOS, END, EOS, chat_tokenizer
 from verl.utils.chat_template import find_end_ids
 
 PAD = "<|pad|>"

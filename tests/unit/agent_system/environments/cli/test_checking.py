@@ -23,7 +23,7 @@ from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.tasks import select_validation_set
 
-PACKAGE_PATH = "tests.helpers.doubtful_envs:PACKAGE"
+PACKAGE_PATH = "tests.helpers.unreliable_envs:PACKAGE"
 TASKS, STEPS = 3, 14
 POLICIES = ["oracle", "random", "empty", "repeating", "injecting"]
 
@@ -76,7 +76,7 @@ def test_each_fault_is_reported(fault, expected):
 
 def test_missing_expert_is_an_open_question_and_no_problem():
     findings = check_environment(
-        "tests.helpers.doubtful_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
+        "tests.helpers.unreliable_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
     )
     assert findings.problems == [] and any(
         "gold_path" in sentence for sentence in findings.open_questions

@@ -12,10 +12,10 @@ from agent_system.environments.manager import make_envs
 from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import TaskSchedule, interleave_parts, weighted_round
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
-from tests.helpers.gold import GOLD
-from tests.helpers.play import make_config
+from tests.helpers.expert_policies import GOLD
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import plan, play_episodes
+from tests.helpers.solvability import follow_script, play_episodes
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 
@@ -106,11 +106,11 @@ def test_task_limit_is_divided_by_weight():
 
 def solve_line(task):
     direction = "right" if task["target"] > task["start"] else "left"
-    return plan([direction] * abs(task["target"] - task["start"]))
+    return follow_script([direction] * abs(task["target"] - task["start"]))
 
 
 def solve_tools(task):
-    return plan([f"<answer>{task['ground_truth']}</answer>"])
+    return follow_script([f"<answer>{task['ground_truth']}</answer>"])
 
 
 def make_policy(task):

@@ -24,9 +24,9 @@ from agent_system.environments.env_package.scienceworld.settings import (
     split_variations,
 )
 from agent_system.environments.manager import make_envs
-from tests.helpers.library_gold import gold
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import gold
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -42,12 +42,16 @@ def env():
 
 def test_gold_path_succeeds_through_the_collector(env):
     names = ["find-living-thing", "lifespan-shortest-lived"]
-    data = wins("scienceworld", gold(env), groups=2, n=2, levels=True, task_names=names)
+    data = collect_successes(
+        "scienceworld", gold(env), groups=2, n=2, levels=True, task_names=names
+    )
     assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
 
 
 def test_gold_path_solves_a_validation_task_with_window_prompts(env):
-    data = wins("scienceworld", gold(env), groups=1, n=1, history="window", split="val", **QUICK)
+    data = collect_successes(
+        "scienceworld", gold(env), groups=1, n=1, history="window", split="val", **QUICK
+    )
     assert {source for source in data.non_tensor_batch["data_source"]} == {
         "scienceworld/lifespan-shortest-lived"
     }

@@ -23,10 +23,10 @@ from agent_system.environments.env_package.search.retrieval import (
     RetrievalError,
 )
 from agent_system.environments.env_package.search.world import build_world
-from tests.helpers.gold import GOLD
-from tests.helpers.play import make_config
+from tests.helpers.expert_policies import GOLD
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import play_episodes
+from tests.helpers.solvability import play_episodes
 from verl.utils.message_rows import BadRow
 
 read = PACKAGE.read_settings

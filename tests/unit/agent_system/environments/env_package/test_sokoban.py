@@ -9,11 +9,11 @@ from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.levels import MOVES, canonical_level
 from agent_system.environments.env_package.sokoban.package import PACKAGE, SokobanEnv, list_tasks
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.gold import push_the_boxes
-from tests.helpers.play import make_config
+from tests.helpers.expert_policies import push_the_boxes
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
+from tests.helpers.solvability import play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from tests.helpers.winning import play_episodes
 
 read = PACKAGE.read_settings
 

@@ -30,9 +30,9 @@ from agent_system.environments.env_package.textarena.package import (
 )
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from tests.helpers.library_gold import TEXTARENA
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import TEXTARENA
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -46,7 +46,9 @@ SMALL = {"train_games": 12, "val_games": 4}
 )
 @pytest.mark.parametrize("game", GAMES)
 def test_game_is_solved_through_the_collector(game, history, levels):
-    data = wins("textarena", TEXTARENA[game], history=history, levels=levels, game=game, **SMALL)
+    data = collect_successes(
+        "textarena", TEXTARENA[game], history=history, levels=levels, game=game, **SMALL
+    )
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 

@@ -24,9 +24,9 @@ from agent_system.environments.env_package.textworld.package import (
 )
 from agent_system.environments.env_package.textworld.store import DamagedStore
 from agent_system.environments.manager import make_envs
-from tests.helpers.library_gold import gold
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import gold
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -62,7 +62,7 @@ def section(data_dir):
 )
 def test_walkthrough_succeeds_through_the_collector(section, game, history, levels):
     env = TextWorldEnv(read(section(game)))
-    data = wins(
+    data = collect_successes(
         "textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game)
     )
     env.close()
@@ -71,7 +71,7 @@ def test_walkthrough_succeeds_through_the_collector(section, game, history, leve
 
 def test_walkthrough_solves_the_validation_game(section):
     env = TextWorldEnv(read(section()))
-    wins("textworld", gold(env), groups=1, n=2, split="val", **section())
+    collect_successes("textworld", gold(env), groups=1, n=2, split="val", **section())
     env.close()
 
 

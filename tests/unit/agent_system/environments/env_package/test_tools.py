@@ -22,9 +22,9 @@ from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEn
 from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import plan, wins
+from tests.helpers.solvability import collect_successes, follow_script
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -41,7 +41,7 @@ def make_policy(task):
     extra = task["extra_info"]
     lookups = [format_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
     compute = format_call("calculator", expression=extra["sum"])
-    return plan(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
+    return follow_script(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
 
 
 def start_episode(section, split="train"):
@@ -56,7 +56,7 @@ def read_results(observation):
 
 @pytest.mark.parametrize(("history", "levels"), [("append", False), ("window", True)])
 def test_example_is_solved_through_the_collector(history, levels):
-    data = wins("tools", make_policy, history=history, levels=levels, **SMALL)
+    data = collect_successes("tools", make_policy, history=history, levels=levels, **SMALL)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 

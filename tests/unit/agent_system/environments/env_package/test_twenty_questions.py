@@ -26,7 +26,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import mentions, suggests
-from tests.helpers.winning import wins
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -411,7 +411,7 @@ def make_policy(task):
 @pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
 @pytest.mark.parametrize("history", ["append", "window"])
 def test_scripted_policy_succeeds_through_the_collector(history, levels):
-    data = wins(
+    data = collect_successes(
         "twenty_questions", make_policy, groups=3, n=2, history=history, levels=levels, max_steps=20
     )
     assert data.non_tensor_batch["episode_lengths"].max() > 3

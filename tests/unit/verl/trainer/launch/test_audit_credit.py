@@ -11,8 +11,8 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import AuditPoint
 from rlvcr.score_table import DIGIT_LABEL
 from rlvcr.settings import method_settings
-from tests.helpers.play import PLACE, make_world
-from tests.helpers.thinking_plays import thinking_config
+from tests.helpers.number_line_world import PLACE, make_world
+from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import default_config
 from verl.protocol import DataProto, object_array

@@ -13,9 +13,9 @@ from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from tests.helpers.play import Group, make_config, walk
+from tests.helpers.number_line_world import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
-from tests.helpers.thinking_plays import steps_of
+from tests.helpers.thinking_trajectories import steps_of
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.trainer.launch.level_comparison import compare_levels, print_level_tables
 from verl.utils.waits import Stopwatch

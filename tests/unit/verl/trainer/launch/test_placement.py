@@ -4,7 +4,7 @@ simulated GPUs."""
 import pytest
 import ray
 
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
 from verl.config.derive import engine_count
 from verl.config.settings import ConfigError

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
-from tests.helpers.chat_kinds import chat_tokenizer
+from tests.helpers.chat_tokenizers import chat_tokenizer
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config

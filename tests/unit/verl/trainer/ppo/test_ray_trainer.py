@@ -12,7 +12,7 @@ import torch
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
-from tests.helpers.play import make_config, make_world, walk
+from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import (

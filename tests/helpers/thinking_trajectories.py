@@ -20,7 +20,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.records import SCORE_KEYS, ThinkingTurnRecord, ThoughtContext
 from rlvcr.scoring import add_level_entropy_bonus, add_score_requests, add_thinking_columns
 from rlvcr.settings import method_settings
-from tests.helpers.play import PLACE, make_config, make_world
+from tests.helpers.number_line_world import PLACE, make_config, make_world
 from verl.names import History
 from verl.protocol import DataProto
 
