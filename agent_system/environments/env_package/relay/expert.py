@@ -71,7 +71,7 @@ def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
-def demonstration_key(settings: RelaySettings) -> list[Any]:
+def make_demonstration_key(settings: RelaySettings) -> list[Any]:
     """Return all settings that change a demonstration, which are all except ``doors``."""
     return [
         NAME,
@@ -104,7 +104,7 @@ def list_token_symbols(settings: RelaySettings) -> list[str]:
 EXPERT = Expert(
     RelayExpert,
     tasks=list_demonstration_tasks,
-    key=demonstration_key,
+    key=make_demonstration_key,
     symbols=list_token_symbols,
     keeps_unsuccessful=True,
     names_needed_level=lambda _: True,  # by the number of arrows of a door

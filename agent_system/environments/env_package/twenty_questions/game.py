@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
-from agent_system.environments.env_package.dataset.answers import without_thoughts
+from agent_system.environments.env_package.dataset.answers import remove_thoughts
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
     Gamemaster,
     gamemaster_prompt,
@@ -53,7 +53,7 @@ def read_move(text: str) -> Move:
     The last ``[word]`` is a guess. Without one the text is a question.
     """
     # A move in a thought does not count, even if the thought has no closing tag.
-    text = without_thoughts(text)
+    text = remove_thoughts(text)
     tagged = _TAGGED.findall(text)
     content = (tagged[-1] if tagged else text).strip()
     guesses = _GUESS.findall(content)
