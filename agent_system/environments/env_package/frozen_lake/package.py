@@ -82,8 +82,8 @@ class FrozenLakeText:
         return divmod(int(self._gym_env.s), len(self._map_rows))
 
     def _list_possible_moves(self) -> list[str]:
-        # On slippery ice all moves are possible: the agent may slip sideways, so its cell can change
-        # even if the move itself would leave the lake.
+        # On slippery ice all moves are possible. The agent may slip sideways, so it may change
+        # its cell even if the move itself would leave the lake.
         if self.settings.slippery:
             return list(MOVES)
         row, column = self._get_agent_cell()

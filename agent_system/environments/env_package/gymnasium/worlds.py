@@ -78,7 +78,8 @@ def make_gym_env(settings: GymnasiumSettings) -> Any:
     if not isinstance(gym_env.action_space, gymnasium.spaces.Discrete):
         raise NoTextVersion(
             f"env.{NAME}.env_id={env_id!r}: its actions are {gym_env.action_space}; "
-            f"allowed: discrete actions; fix: env.{NAME}.env_id=Taxi-v4, or use a wrapper that makes them discrete"
+            f"allowed: discrete actions; fix: env.{NAME}.env_id=Taxi-v4, "
+            "or use a wrapper that makes them discrete"
         )
     return gym_env
 
@@ -106,7 +107,8 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
     if len(action_names) != action_count or first_action_number != 0:
         raise NoTextVersion(
             f"env.{NAME}.actions={list(action_names)!r}: {settings.env_id} has "
-            f"{action_count} actions, counted from {first_action_number}; allowed: {action_count} names, counted from 0; "
+            f"{action_count} actions, counted from "
+            f"{first_action_number}; allowed: {action_count} names, counted from 0; "
             f"fix: env.{NAME}.actions=[{','.join(f'a{n}' for n in range(action_count))}]"
         )
     base_description = known_description or TextDescription(
@@ -121,7 +123,8 @@ def make_description(settings: GymnasiumSettings) -> TextDescription:
     if describe_function is _describe_as_numbers and not _is_describable(observation_space):
         raise NoTextVersion(
             f"env.{NAME}.env_id={settings.env_id!r}: its observations are "
-            f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, or a function that describes them; "
+            f"{observation_space}; allowed: at most {MAX_VECTOR_SIZE} numbers, "
+            f"or a function that describes them; "
             f"fix: env.{NAME}.describe.path=FILE"
         )
     rules = base_description.rules if settings.rules is None else settings.rules
