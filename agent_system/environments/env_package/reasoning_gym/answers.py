@@ -129,8 +129,8 @@ def _rewrite_arithmetic(answer: str, _entry: Entry) -> str:
 
 
 def _rewrite_algebra(answer: str, entry: Entry) -> str:
-    # The grader differentiates the answer. It would therefore accept the ``Integral`` of the question
-    # itself. Allow this function only in the answer of the generator.
+    # The grader differentiates the answer, so it would accept the ``Integral`` of the question as
+    # answer. Allow this function only in the answer of the generator.
     is_generator_answer = answer.strip() == str(entry.get("answer", "")).strip()
     return ast.unparse(
         formulas.parse_formula(

@@ -26,8 +26,8 @@ NAME = "scienceworld"
 UNKNOWN_ACTION_REPLY = "No known action matches that input."
 # The environment refuses this command: the simulator would plan the whole solution, for 30 s.
 REFUSED_COMMAND = "reset task"
-# Observations list objects in the order of Java hash sets. Their hashes are random by default, so the
-# order is random. With the same hash for all objects, a set keeps its insertion order.
+# Observations list objects in the order of Java hash sets. By default the hashes are random,
+# and so is the order. With the same hash for all objects, a set keeps its insertion order.
 STABLE_ORDER_JVM_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:+UnlockExperimentalVMOptions",
@@ -50,8 +50,8 @@ class ScienceWorldEnv:
     and the last reward is negative.
     """
 
-    # Steps are slow, so several worker processes run in parallel. The JVM ends with its worker, even
-    # if it hangs.
+    # Steps are slow, so several worker processes run in parallel. A JVM that hangs ends with its
+    # worker.
     placement = "process"
 
     def __init__(self, settings: ScienceWorldSettings) -> None:
@@ -95,7 +95,10 @@ class ScienceWorldEnv:
         return observation, reward, done, observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``. This ends the current episode and takes up to a minute."""
+        """Return actions that solve ``task``.
+
+        This ends the current episode and takes up to a minute.
+        """
         self._load_task(task, computes_gold_path=True)
         return list(self._server.getGoldActionSequence())
 
@@ -115,8 +118,8 @@ class ScienceWorldEnv:
         # Reading the surroundings and the inventory takes no turn in the simulation.
         surroundings = self._server.freeActionLook()
         inventory = self._server.freeActionInventory()
-        # The score is part of the state: some steps give a reward only once, and change nothing else
-        # that can be observed.
+        # The score is part of the state: some steps change only the score, and are rewarded only
+        # once.
         anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:

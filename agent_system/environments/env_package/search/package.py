@@ -77,7 +77,7 @@ class SearchEnv:
         return self._make_observation(message), reward, True, info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``: searches for the required documents, then the answer."""
+        """Return actions that solve ``task``: searches for its documents, then the answer."""
         search_actions = [f"search[{title}]" for title in task.get("support", ())]
         return [*search_actions, f"answer[{task['answers'][0]}]"]
 

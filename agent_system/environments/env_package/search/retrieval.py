@@ -25,7 +25,7 @@ def _load_passages_and_index() -> tuple[list[Passage], KeywordIndex]:
 
 
 class LocalRetriever:
-    """BM25 search in the documents of module ``world``. A process has one index for all instances."""
+    """BM25 search in the documents of module ``world``. Instances in a process share an index."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """Return the ``topk`` best passages for ``query``, best first."""
@@ -51,8 +51,8 @@ class RemoteRetriever:
     def search(self, query: str, topk: int) -> list[Passage]:
         reply = self._post_with_retries({"queries": [query], "topk": topk, "return_scores": True})
         try:
-            # Servers that ignore ``return_scores`` return documents without the key ``document``. Some
-            # servers return more than ``topk`` passages, so cut the list.
+            # Servers that ignore ``return_scores`` return documents without the key ``document``.
+            # Some servers return more than ``topk`` passages, so cut the list.
             return [
                 _parse_passage(item.get("document", item)["contents"])
                 for item in reply["result"][0]

@@ -52,7 +52,7 @@ def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
 
     The fields of an entity may contain only entities of kinds that come earlier in ``tables``.
     """
-    # All kinds use the same random generator. A change of one kind therefore changes the entities of
+    # All kinds share one random generator. A change of one kind therefore changes the entities of
     # all later kinds.
     rng = random.Random(derive_seed("search", "world"))
     word_lists = tables["words"]
@@ -109,7 +109,7 @@ def _format_value(value: Any) -> str:
 def _make_question(
     entity: Entity, question_template: str, path: str, aliases: dict[str, list[str]]
 ) -> dict[str, Any]:
-    # The last value on the path is the answer. The documents of all entities before it are required.
+    # The last value on the path is the answer. The documents of all values before it are required.
     *path_values, answer = _follow_path(entity, path)
     answer_templates = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {

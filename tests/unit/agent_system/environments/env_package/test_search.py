@@ -232,8 +232,8 @@ def serve(*replies):
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(retrieval, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(retrieval, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(retrieval, "FIRST_RETRY_WAIT_S", 0.001)
+    monkeypatch.setattr(retrieval, "MAX_RETRY_WAIT_S", 0.01)
 
 
 def make_reply(*contents):
