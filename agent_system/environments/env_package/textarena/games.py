@@ -1,8 +1,8 @@
 """Games of TextArena: four puzzles, and all other games by name.
 
-The four puzzles (``GAMES``) have their own settings in ``env.textarena``. They need no download, have
-many different starts, and are deterministic after the start. All other games are used as TextArena
-registers them, without its wrappers. ``games.yaml`` contains facts about them.
+The four puzzles (``GAMES``) have their own settings in ``env.textarena``. They need no download,
+have many different starts, and are deterministic after the start. All other games are used as
+TextArena registers them, without its wrappers. ``games.yaml`` contains facts about them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from verl.config.settings.example_moves import did_you_mean
+
+from verl.config.settings.hints import did_you_mean
 
 RAW_SUFFIX = "-raw"  # suffix of TextArena's names for games without wrappers
 _TABLES = yaml.safe_load(Path(__file__).with_name("games.yaml").read_text(encoding="utf-8"))

@@ -1,8 +1,8 @@
 """TextArena: games for one, and games for two against a random or user-provided opponent.
 
-A task is the start of a game. In games for two, the policy moves first in every second task. For the
-four puzzles, a hash of the start determines the split: one start in four belongs to validation. For
-other games, the splits use different seeds. All randomness after the start, including that of
+A task is the start of a game. In games for two, the policy moves first in every second task. For
+the four puzzles, a hash of the start determines the split: one start in four belongs to
+validation. For other games, the splits use different seeds. All randomness after the start, including that of
 the opponent, depends on the environment seed.
 """
 
@@ -137,7 +137,7 @@ class TextArenaEnv:
 
     @contextlib.contextmanager
     def _use_game_random_state(self) -> Iterator[None]:
-        """Set Python's global random generator to the state of this game, and restore it afterwards.
+        """Set Python's global random generator to the state of this game for a ``with`` block.
 
         TextArena seeds and uses the global generator. The game and all other code must not affect
         the random numbers of each other.

@@ -10,7 +10,7 @@ from verl.config.settings import PositiveInt
 
 
 class TextArenaSettings(EnvSettings):
-    """Choice of the game and its parameters. The parameters of games that are not chosen are ignored."""
+    """Choice of the game and its parameters. Parameters of all other games have no effect."""
 
     variant_key: ClassVar[str] = "game"
 

@@ -18,7 +18,7 @@ Game = Literal[
     "simonsays",
     "peckingorder",
 ]
-PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
+PARAMETER_PATTERN = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 
 
 class TextWorldExpressSettings(EnvSettings):
@@ -41,10 +41,11 @@ class TextWorldExpressSettings(EnvSettings):
 
     @field_validator("params")
     @classmethod
-    def _are_numbers(cls, params: str) -> str:
-        for pair in params.split(","):  # the library ignores pairs that it cannot read
-            if not PARAM.fullmatch(pair):
+    def _check_params(cls, params: str) -> str:
+        for name_and_value in params.split(","):  # check here: the library ignores invalid pairs
+            if not PARAMETER_PATTERN.fullmatch(name_and_value):
                 raise ValueError(
-                    f"{pair!r} is not name=integer; allowed: name=integer,...; fix: numLocations=4"
+                    f"{name_and_value!r} is not name=integer; allowed: name=integer,...; "
+                    "fix: numLocations=4"
                 )
         return params
