@@ -105,7 +105,9 @@ def write_demonstrations(
             word = words[episode_number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, episode_number))
-            expert = TwentyQuestionsExpert(words, rng, careless=0.5, hasty=0.1)
+            expert = TwentyQuestionsExpert(
+                words, rng, random_question_share=0.5, early_guess_probability=0.1
+            )
             episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
             won = episode.run(expert, LevelSampler((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}

@@ -1,9 +1,9 @@
 """TextArena: games for one, and games for two against a random or user-provided opponent.
 
 A task is the start of a game. In games for two, the policy moves first in every second task. For
-the four puzzles, a hash of the start determines the split: one start in four belongs to
-validation. For other games, the splits use different seeds. All randomness after the start, including that of
-the opponent, depends on the environment seed.
+the four puzzles, a hash of the start determines the split: one start in four belongs to validation.
+For other games, the splits use different seeds. After the start, all randomness depends on the
+environment seed, also that of the opponent.
 """
 
 import contextlib

@@ -170,8 +170,8 @@ class TextWorldExpressEnv:
         )
 
     def _make_observation(self, state: dict[str, Any], text: str) -> Observation:
-        # Sort the actions, because their order is random. Equal actions on objects with the same name
-        # occur several times.
+        # Sort the actions, because their order is random. Remove duplicates, which occur
+        # if several objects have the same name.
         self._possible_actions = sorted(set(state["validActions"]))
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(
