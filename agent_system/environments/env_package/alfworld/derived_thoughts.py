@@ -106,16 +106,20 @@ class DerivedThoughtsExpert(AlfworldExpert):
         they go to a receptacle where one was seen, or else to one that was not visited.
         """
         candidates = self._list_seen_objects(object_class)
-        names = [name for name, receptacle in candidates if receptacle == self.location]
-        if names:
-            actions = tuple(action_template.format(name, self.location) for name in names)
+        object_names = [
+            object_name for object_name, receptacle in candidates if receptacle == self.location
+        ]
+        if object_names:
+            actions = tuple(
+                action_template.format(object_name, self.location) for object_name in object_names
+            )
             return RightActions("take" if self.held_object is None else "use", actions)
         if candidates:
             receptacles = dict.fromkeys(receptacle for _, receptacle in candidates)
             return RightActions(
                 "return", tuple(f"go to {receptacle}" for receptacle in receptacles)
             )
-        # If all receptacles were visited without success, going to any other one is right.
+        # If the object is in no receptacle that was visited, go to any receptacle to be searched.
         return RightActions(
             "search" if self.seen_contents else "begin",
             tuple(f"go to {receptacle}" for receptacle in self._list_search_receptacles()),
@@ -129,10 +133,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
         If the agent is at such a receptacle, this is ``action_template`` with its name. Otherwise
         these are the moves to all such receptacles.
         """
-        targets = self._list_target_receptacles(receptacle_class)
-        if self.location in targets:
+        target_receptacles = self._list_target_receptacles(receptacle_class)
+        if self.location in target_receptacles:
             return RightActions(kind, (action_template.format(self.location),))
-        return RightActions("bring", tuple(f"go to {target}" for target in targets))
+        return RightActions("bring", tuple(f"go to {target}" for target in target_receptacles))
 
     def _list_target_receptacles(self, receptacle_class: str) -> list[str]:
         """Return the names of the receptacles of ``receptacle_class``.
@@ -158,9 +162,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
         first observation. Within a receptacle, object numbers descend, as in the engine's text.
         """
 
-        def get_sort_key(candidate: tuple[str, str]) -> tuple[bool, int, int]:
-            name, receptacle = candidate
-            object_number = int(name.rsplit(" ", 1)[1])
+        def get_sort_key(object_and_receptacle: tuple[str, str]) -> tuple[bool, int, int]:
+            object_name, receptacle = object_and_receptacle
+            object_number = int(object_name.rsplit(" ", 1)[1])
             return (
                 receptacle != self.location,
                 self.room_receptacles.index(receptacle),
@@ -175,7 +179,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
             return Decision(self.rng.choice(right_actions.actions))
         return Decision(right_actions.actions[0])
 
-    # Sentences of the thoughts
+    # Sentences of the thoughts, one for each level from 2 to 4
 
     def _describe_held_object(self) -> str:
         held_text = f"hold {self.held_object or 'nothing'}"
@@ -184,8 +188,11 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _describe_target(self) -> str:
         if self.held_object is not None and not self.goal.lamp_class:
             # The object must be brought to the tool first, then to the target receptacle.
-            targets = self._list_target_receptacles(self.needed_tool or self.goal.receptacle_class)
-            return f"to {self.location if self.location in targets else targets[0]}"
+            target_receptacles = self._list_target_receptacles(
+                self.needed_tool or self.goal.receptacle_class
+            )
+            is_at_target = self.location in target_receptacles
+            return f"to {self.location if is_at_target else target_receptacles[0]}"
         object_class = self.goal.object_class if self.held_object is None else self.goal.lamp_class
         for name, receptacle in self._list_seen_objects(object_class):
             return f"{name} in {receptacle}"

@@ -77,7 +77,7 @@ class Engine:
     def list_facts(self, predicates: frozenset[str]) -> list[str]:
         """Return the current facts of ``predicates``, sorted, such as ``opened drawer 1``."""
         # Facts name objects by symbols such as ``mug_bar__plus_01_dot_20``. Use the readable names.
-        readable_names = self._env._names
+        readable_names = self._env._readable_names
         return sorted(
             " ".join(
                 [fact.name, *(readable_names[variable.name].strip() for variable in fact.arguments)]
@@ -120,10 +120,12 @@ class MemoPddlEnv(PddlEnv):
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
         name_converter = Demangler(game_infos=self._entity_infos, shuffle=False)
-        infos: dict[str, Any] = self._entity_infos
-        for info in infos.values():
-            info.name = name_converter.demangle_alfred_name(info.id)
-        self._names = {key: info.name for key, info in self._entity_infos.items()}
+        entity_infos: dict[str, Any] = self._entity_infos
+        for entity_info in entity_infos.values():
+            entity_info.name = name_converter.demangle_alfred_name(entity_info.id)
+        self._readable_names = {
+            key: entity_info.name for key, entity_info in self._entity_infos.items()
+        }
         self._commands: dict[int, str] = {}
 
     def reset(self):
@@ -165,7 +167,7 @@ class MemoPddlEnv(PddlEnv):
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._make_context(action.mapping)
         )
-        self._commands[action.id] = template.format(**self._names)
+        self._commands[action.id] = template.format(**self._readable_names)
         return self._commands[action.id]
 
 
@@ -200,12 +202,14 @@ class MemoState(PddlState):
         return self._facts, self._vars_by_name, self._vars_by_type, self._var_counts
 
     def _restore_state(self, start_state: tuple) -> None:
-        # Copy the four containers: the running state changes them in place.
-        facts, by_name, by_type, counts = start_state
+        # Copy the containers of the start state, because the running state changes them in place.
+        facts, variables_by_name, variables_by_type, variable_counts = start_state
         self._facts = defaultdict(set, {key: value.copy() for key, value in facts.items()})
-        self._vars_by_name = by_name.copy()
-        self._vars_by_type = defaultdict(set, {key: value.copy() for key, value in by_type.items()})
-        self._var_counts = counts.copy()
+        self._vars_by_name = variables_by_name.copy()
+        self._vars_by_type = defaultdict(
+            set, {key: value.copy() for key, value in variables_by_type.items()}
+        )
+        self._var_counts = variable_counts.copy()
 
     def all_applicable_actions(self) -> list:
         """Return one action per distinct operator name, in the library's order."""
@@ -226,12 +230,12 @@ class MemoState(PddlState):
         return actions
 
     def _read_operator(self, operator_id: int) -> tuple[str, Any]:
-        """Return name with arguments, and action, of an operator.
+        """Return the name with arguments and the action of an operator.
 
         Both are cached, because they do not depend on the state.
         """
-        label = self._operators[operator_id].name
-        name, *arguments = label.split()
+        operator_text = self._operators[operator_id].name
+        name, *arguments = operator_text.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
         action.id = operator_id
         action.mapping = {
@@ -241,5 +245,5 @@ class MemoState(PddlState):
             for (parameter, var_type), argument in zip(self._actions[name], arguments, strict=False)
         }
         action.feedback_rule = self._logic.actions[name].feedback_rule
-        self._operator_cache[operator_id] = (label, action)
+        self._operator_cache[operator_id] = (operator_text, action)
         return self._operator_cache[operator_id]

@@ -29,7 +29,7 @@ _TASK_SENTENCE_PATTERNS = {
     "cool": r"(?:put a cool|cool some) (?P<object>\w+) (?:and put it )?in (?P<place>\w+)",
     "pick": r"put (?:a|some) (?P<object>\w+) (?:in|on) (?P<place>\w+)",
 }
-# Receptacle classes for invalid actions: the expert goes to one that the room does not have.
+# Receptacle classes for invalid actions, such as going to one that the room does not have.
 _FURNITURE_CLASSES = (
     *("bed", "cabinet", "countertop", "desk", "drawer", "dresser"),
     *("fridge", "shelf", "sidetable", "toilet"),
@@ -99,7 +99,7 @@ class AlfworldExpert:
                 action.startswith("go to ")
                 and action.removeprefix("go to ") in self.room_receptacles
             ):
-                # The agent is already at this location: several receptacles can share one.
+                # The move failed because the agent is already there: receptacles can share a location.
                 self.location = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]
@@ -130,7 +130,7 @@ class AlfworldExpert:
                 _OBJECT_NAME_PATTERN.findall(text.split("you see", 1)[1])
             )
 
-    # Decisions without noise
+    # Methods that choose the right action
 
     def _choose_action(self) -> Decision:
         location = self.location
@@ -260,7 +260,7 @@ class AlfworldExpert:
             tried_text = f"took from {self.origin_receptacle}"
         return Decision(action, situation, tried_text, plan)
 
-    # Noise
+    # Methods that draw a wrong action as noise
 
     def _draw_useless_action(self, decision: Decision) -> Decision:
         """Return a random valid action that does not advance the task."""

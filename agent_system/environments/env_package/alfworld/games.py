@@ -102,8 +102,12 @@ def draw_room(
     tool_class, property_name = TOOLS_AND_PROPERTIES.get(task_type, ("", ""))
     receptacles = draw_receptacles(floor_plan, tool_class, rng.randint(*settings.receptacles), rng)
     needs_lamp = task_type == "light"
-    lamps = [lamp for lamp in layout.LAMP_CLASSES if needs_lamp and lamp in floor_plan.classes]
-    if receptacles is None or (needs_lamp and not lamps):
+    lamp_classes = [
+        lamp_class
+        for lamp_class in layout.LAMP_CLASSES
+        if needs_lamp and lamp_class in floor_plan.classes
+    ]
+    if receptacles is None or (needs_lamp and not lamp_classes):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
     receptacle_classes = sorted({receptacle.cls for receptacle in receptacles})
@@ -112,7 +116,7 @@ def draw_room(
         layout.LAMP_CLASSES
     )
     object_classes = []
-    goals = []
+    possible_goals = []
     for cls in floor_plan.classes:
         containers = [
             container for container in receptacle_classes if layout.can_contain(container, cls)
@@ -123,14 +127,18 @@ def draw_room(
         if property_name and cls not in constants.VAL_ACTION_OBJECTS[property_name]:
             continue
         if needs_lamp:
-            goals.append((cls, ""))
+            possible_goals.append((cls, ""))
         elif len(containers) > 1:
             # With a single container, the object could start only in the target receptacle.
-            goals += [(cls, container) for container in containers if container != tool_class]
-    if not goals:
+            possible_goals += [
+                (cls, container) for container in containers if container != tool_class
+            ]
+    if not possible_goals:
         return None
-    object_class, receptacle_class = rng.choice(goals)
-    goal = TaskGoal(task_type, object_class, receptacle_class, rng.choice(lamps) if lamps else "")
+    object_class, receptacle_class = rng.choice(possible_goals)
+    goal = TaskGoal(
+        task_type, object_class, receptacle_class, rng.choice(lamp_classes) if lamp_classes else ""
+    )
     other_count = rng.randint(*settings.objects)
     scene_objects = draw_objects(receptacles, object_classes, goal, other_count, rng)
     return Room(floor_plan.number, receptacles, scene_objects), goal
@@ -154,7 +162,7 @@ def draw_receptacles(
         )
         if first_tool is None:
             return None
-        # The tool comes first, so that cutting the list to ``count`` keeps it.
+        # Move the tool to the front, so that it is among the first ``count`` receptacles.
         shuffled_receptacles.insert(0, first_tool)
     receptacles_by_location: dict[str, Receptacle] = {}
     for receptacle in shuffled_receptacles:
@@ -254,11 +262,13 @@ def write_problem(room: Room, goal_pddl: str) -> str:
     lines += [f"{encode_symbol(location)} - location" for location in locations]
     lines += [")", "(:init", "(= (total-cost) 0)"]
     for receptacle in room.receptacles:
-        symbol = encode_symbol(receptacle.id)
-        lines.append(f"(receptacleType {symbol} {receptacle.cls}Type)")
-        lines.append(f"(receptacleAtLocation {symbol} {encode_symbol(receptacle.location)})")
+        receptacle_symbol = encode_symbol(receptacle.id)
+        lines.append(f"(receptacleType {receptacle_symbol} {receptacle.cls}Type)")
+        lines.append(
+            f"(receptacleAtLocation {receptacle_symbol} {encode_symbol(receptacle.location)})"
+        )
         if receptacle.cls in layout.load_constants().OPENABLE_CLASS_SET:
-            lines.append(f"(openable {symbol})")
+            lines.append(f"(openable {receptacle_symbol})")
     for receptacle_cls in receptacle_classes:
         possible_classes = [
             cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)
@@ -280,7 +290,7 @@ def encode_symbol(object_id: str) -> str:
 
 
 def _list_object_facts(scene_object: SceneObject) -> list[str]:
-    symbol = encode_symbol(scene_object.id)
+    object_symbol = encode_symbol(scene_object.id)
     classes_by_property = layout.load_constants().VAL_ACTION_OBJECTS
     # Lamps can be switched on but not taken. Other objects can be taken.
     use_predicate = "toggleable" if scene_object.cls in layout.LAMP_CLASSES else "pickupable"
@@ -290,10 +300,10 @@ def _list_object_facts(scene_object: SceneObject) -> list[str]:
         if scene_object.cls in classes_by_property[property_name]
     ]
     return [
-        f"(objectType {symbol} {scene_object.cls}Type)",
-        f"(inReceptacle {symbol} {encode_symbol(scene_object.receptacle.id)})",
-        f"(objectAtLocation {symbol} {encode_symbol(scene_object.receptacle.location)})",
-        *(f"({predicate} {symbol})" for predicate in (use_predicate, *property_predicates)),
+        f"(objectType {object_symbol} {scene_object.cls}Type)",
+        f"(inReceptacle {object_symbol} {encode_symbol(scene_object.receptacle.id)})",
+        f"(objectAtLocation {object_symbol} {encode_symbol(scene_object.receptacle.location)})",
+        *(f"({predicate} {object_symbol})" for predicate in (use_predicate, *property_predicates)),
     ]
 
 

@@ -33,7 +33,7 @@ ELF_HEADER = b"\x7fELF\x02\x01"
 PT_LOAD = 1
 
 
-# Library
+# Planner library
 
 
 def load_planner() -> Any:
@@ -80,7 +80,7 @@ def strip_debug_info(library: bytes) -> bytes:
     return bytes(stripped_library)
 
 
-# Translations
+# Translations of PDDL problems
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ def normalize_words(text: str) -> str:
 
     ``text`` must be normalised. The result is in lower case, without hyphens and leading article.
 
-    >>> fold_words("The  Eiffel-Tower")
+    >>> normalize_words("The  Eiffel-Tower")
     'eiffel tower'
     """
     words = re.sub(r"(?<=\w)-(?=\w)", " ", text.casefold()).split()

@@ -39,7 +39,7 @@ _LAYOUT_COMMANDS = {
 def is_formula_too_large(formula: str) -> bool:
     """Return True if powers, factorials, numbers or brackets of ``formula`` exceed the limits.
 
-    >>> is_too_large("10^{10^{10}}!"), is_too_large("e^{2x}")
+    >>> is_formula_too_large("10^{10^{10}}!"), is_formula_too_large("e^{2x}")
     (True, False)
     """
     if _LONG_NUMBER.search(formula) or _NESTED_FUNCTIONS.search(formula) or "!!" in formula:

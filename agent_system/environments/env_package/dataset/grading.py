@@ -86,7 +86,7 @@ def read_grade(
     rewards. Values that are not numbers are ignored. Raises ``NoGrade`` for NaN and infinity, for
     a missing score, and for an ``acc`` other than true, false, 0 and 1.
 
-    >>> read_grade({"score": 0.5, "acc": 1}, "task").parts
+    >>> read_grade({"score": 0.5, "acc": 1}, "task").rewards
     {'score': 0.5, 'acc': 1.0}
     """
     rewards = returned_value if isinstance(returned_value, Mapping) else {"score": returned_value}

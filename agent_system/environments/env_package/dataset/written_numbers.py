@@ -113,9 +113,11 @@ def is_same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
     )
 
 
-def _are_equal_or_close(first: Fraction, second: Fraction, are_exact: bool) -> bool:
-    return first == second or (
-        not are_exact and abs(first - second) <= RELATIVE_TOLERANCE * max(abs(first), abs(second))
+def _are_equal_or_close(first_value: Fraction, second_value: Fraction, are_exact: bool) -> bool:
+    return first_value == second_value or (
+        not are_exact
+        and abs(first_value - second_value)
+        <= RELATIVE_TOLERANCE * max(abs(first_value), abs(second_value))
     )
 
 
@@ -174,11 +176,11 @@ def _read_unit(text_after_number: str, currency_sign: str) -> tuple[int, str] | 
 
 def _normalize_unit(text: str, is_after_space: bool) -> str | None:
     unit = UNIT_NAMES.get(text.casefold()) or UNIT_NAMES.get(text.casefold().rstrip("s"))
-    letters = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
+    letter_words = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
     if unit is not None and (is_after_space or not re.fullmatch(r"[a-zA-Z]", text)):
         return unit
     # A single letter is a variable, and a word such as "pi" is a factor. Neither is a unit.
-    if not letters or len(letters[0]) == 1 or _NON_UNIT_WORDS.intersection(letters):
+    if not letter_words or len(letter_words[0]) == 1 or _NON_UNIT_WORDS.intersection(letter_words):
         return None
     if len(_UNIT_PART.sub("", text)) or re.match(r"[\d^/-]", text):
         return None

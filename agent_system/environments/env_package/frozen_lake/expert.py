@@ -65,8 +65,8 @@ class LakeExpert:
         )
 
     def _list_safe_moves(self, cell: Cell) -> Iterator[tuple[str, Cell]]:
-        for move, (down, right) in MOVES.items():
-            next_cell = (cell[0] + down, cell[1] + right)
+        for move, (row_offset, column_offset) in MOVES.items():
+            next_cell = (cell[0] + row_offset, cell[1] + column_offset)
             # Treat cells outside the lake as holes, so that no path enters them.
             if self.signs_by_cell.get(next_cell, HOLE_SIGN) != HOLE_SIGN:
                 yield move, next_cell

@@ -90,8 +90,8 @@ class FrozenLakeText:
         indices = range(len(self._map_rows))
         return [
             move
-            for move, (down, right) in MOVES.items()
-            if row + down in indices and column + right in indices
+            for move, (row_offset, column_offset) in MOVES.items()
+            if row + row_offset in indices and column + column_offset in indices
         ]
 
     def _make_observation(self, message: str) -> Observation:
@@ -145,14 +145,14 @@ def _draw_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
     size = settings.size
     # Draw again if no path leads to the goal. With the bounds of ``frozen`` this is rare.
     while True:
-        board = [
+        rows_of_signs = [
             ["F" if rng.random() < settings.frozen else "H" for _ in range(size)]
             for _ in range(size)
         ]
-        board[0][0] = "S"
-        board[-1][-1] = "G"
-        if rules.is_valid(board, size):
-            return tuple(map("".join, board))
+        rows_of_signs[0][0] = "S"
+        rows_of_signs[-1][-1] = "G"
+        if rules.is_valid(rows_of_signs, size):
+            return tuple(map("".join, rows_of_signs))
 
 
 PACKAGE = EnvPackage(

@@ -40,8 +40,8 @@ def shorten_observation(text: str) -> str:
     if position is None:
         return text
     neighbour_texts = []
-    for direction, (down, right) in MOVES.items():
-        sign = cells.get((position[0] + down, position[1] + right))
+    for direction, (row_offset, column_offset) in MOVES.items():
+        sign = cells.get((position[0] + row_offset, position[1] + column_offset))
         neighbour_texts.append(
             f"{direction} {'edge' if sign is None else _CELL_NAMES.get(sign, 'ice')}"
         )

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
-_WEIGHTED_PART_PATTERN = re.compile(
-    r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?"
-)  # NAME=WEIGHT
+# NAME=WEIGHT
+_WEIGHTED_PART_PATTERN = re.compile(r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?")
 
 
 class MixtureSettings(EnvSettings):

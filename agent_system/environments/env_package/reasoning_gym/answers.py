@@ -20,10 +20,10 @@ from agent_system.reward_manager.scores import ROUNDING
 Entry = Mapping[str, Any]
 AnswerReader = Callable[[str, Entry], str | None]
 ALGEBRA_FUNCTIONS = {
-    f"{arc}{name}{hyperbolic}"
-    for arc in ("", "a")
+    f"{arc_prefix}{name}{hyperbolic_suffix}"
+    for arc_prefix in ("", "a")
     for name in ("sin", "cos", "tan", "sec", "csc", "cot")
-    for hyperbolic in ("", "h")
+    for hyperbolic_suffix in ("", "h")
 } | {"exp", "log", "ln", "sqrt", "Abs"}
 ALGEBRA_NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
 PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # tolerance of the grader of ``coin_flip``
@@ -37,9 +37,8 @@ NON_FINITE_NUMBER = re.compile(
 )
 _POSITION_BETWEEN_DIGITS = re.compile(r"(?<=\d)(?=\d)")
 _SPACE_BETWEEN_DIGITS = re.compile(r"(?<=\d) (?=\d)")
-_INTRODUCTION = re.compile(
-    r"^[^:\n]{20,}:\s*"
-)  # such as "State the final answer to the following problem: "
+# Introduction of a question, such as "State the final answer to the following problem: ".
+_INTRODUCTION = re.compile(r"^[^:\n]{20,}:\s*")
 FINITE_NUMBER_PATTERN = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?", re.IGNORECASE)
 
 

@@ -92,12 +92,14 @@ def list_token_symbols(settings: RelaySettings) -> list[str]:
     follows a space in prompts or thoughts includes this space.
     """
     places = string.ascii_lowercase[: settings.places]
-    counts = range(1, settings.hops[-1] + 1)
-    arrows = [f" {tail}>{head}" for tail, head in permutations(places, 2)]
-    questions = [f"+{number}" for number in (0, *counts)]
+    arrow_counts = range(1, settings.hops[-1] + 1)
+    arrows = [f" {start_place}>{end_place}" for start_place, end_place in permutations(places, 2)]
+    questions = [f"+{number}" for number in (0, *arrow_counts)]
     # A thought begins with step 1, so no space precedes this step.
     steps = [
-        f"{' ' if number > 1 else ''}{number}={place}" for number in counts for place in places
+        f"{' ' if number > 1 else ''}{number}={place}"
+        for number in arrow_counts
+        for place in places
     ]
     return [*arrows, *questions, *steps]
 

@@ -123,8 +123,10 @@ class ScienceWorldEnv:
         anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
-            combinations = json.loads(self._server.getValidActionObjectCombinationsJSON())
-            valid_actions = {combination["action"] for combination in combinations["validActions"]}
+            action_combinations = json.loads(self._server.getValidActionObjectCombinationsJSON())
+            valid_actions = {
+                combination["action"] for combination in action_combinations["validActions"]
+            }
             info["admissible_actions"] = sorted(valid_actions - {REFUSED_COMMAND})
         return Observation(text.strip(), anchor=anchor, info=info)
 

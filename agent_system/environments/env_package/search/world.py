@@ -15,9 +15,8 @@ from typing import Any
 from verl.utils.seeds import derive_seed
 
 TABLES_FILE = Path(__file__).with_name("world.json")
-Entity = dict[
-    str, Any
-]  # "name" and the fields of its kind; the value of a field may be another entity
+# Keys: ``name`` and the fields of the kind. The value of a field may be another entity.
+Entity = dict[str, Any]
 
 
 @lru_cache(maxsize=1)

@@ -40,8 +40,11 @@ def make_catalogue(product_count: int) -> dict[str, Product]:
 @lru_cache(maxsize=4)
 def _build_index(product_count: int) -> tuple[list[Product], KeywordIndex]:
     products = list(make_catalogue(product_count).values())
-    texts = [" ".join([p.title, *p.attributes, *p.options["color"]]) for p in products]
-    return products, KeywordIndex(texts)
+    product_texts = [
+        " ".join([product.title, *product.attributes, *product.options["color"]])
+        for product in products
+    ]
+    return products, KeywordIndex(product_texts)
 
 
 def find_products(product_count: int, query: str, max_results: int) -> list[Product]:

@@ -10,7 +10,8 @@ agent. For each box that is not on a target it lists:
 
 from agent_system.environments.env_package.sokoban.levels import MOVES, Cell, shift_cell
 
-_FREE_SIGNS = "_.@+"  # signs of cells for a box; the agent leaves its cell before
+# Signs of cells into which a box can be pushed. The agent's own cell counts, because it moves away.
+_FREE_SIGNS = "_.@+"
 
 
 def describe_with_map(text: str) -> str:
@@ -107,7 +108,7 @@ def _is_free(signs_by_cell: dict[Cell, str], cell: Cell) -> bool:
 
 
 def describe_offset(start: Cell, end: Cell) -> str:
-    """Return the offset from ``start`` to ``end``: ``2 up 1 left``, or ``agent_cell`` if equal."""
+    """Return the offset from ``start`` to ``end``: ``2 up 1 left``, or ``here`` if equal."""
     rows_down = end[0] - start[0]
     columns_right = end[1] - start[1]
     offset_parts = []

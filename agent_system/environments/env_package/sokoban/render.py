@@ -26,7 +26,7 @@ def render_text(level: str) -> str:
 
 
 def render_image(level: str, tile_size: int) -> np.ndarray:
-    """Return the level as RGB image, uint8 [rows * tile, columns * tile, 3]."""
+    """Return the level as RGB image, uint8 [rows * tile_size, columns * tile_size, 3]."""
     tile_images = {sign: _draw_tile(sign, tile_size) for sign in set(level) - {"\n"}}
     return np.concatenate(
         [
@@ -38,7 +38,7 @@ def render_image(level: str, tile_size: int) -> np.ndarray:
 
 
 def _draw_tile(sign: str, tile_size: int) -> np.ndarray:
-    """Return the image of one cell, uint8 [size, size, 3].
+    """Return the image of one cell, uint8 [tile_size, tile_size, 3].
 
     Walls and floor are plain, a target is a diamond, a box is a square with an edge, and the agent
     is a disc.

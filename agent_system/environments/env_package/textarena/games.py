@@ -43,13 +43,19 @@ class Game:
 
 def _list_guesses(game: Any) -> list[str]:
     return [
-        str(n) for n in range(game.min_number, game.max_number + 1) if n not in game.guessed_numbers
+        str(number)
+        for number in range(game.min_number, game.max_number + 1)
+        if number not in game.guessed_numbers
     ]
 
 
 def _list_directions(game: Any) -> list[str]:
     row, column = game.state.game_state["player_pos"]
-    board_cells = {(r, c) for r in range(game.size) for c in range(game.size)}
+    board_cells = {
+        (board_row, board_column)
+        for board_row in range(game.size)
+        for board_column in range(game.size)
+    }
     return [
         name
         for name, (row_offset, column_offset) in game.actions.items()

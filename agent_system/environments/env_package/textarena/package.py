@@ -44,9 +44,8 @@ class TextArenaEnv:
     after a violation of the rules.
     """
 
-    placement = (
-        "inline"  # for the four puzzles; ``TextArenaSettings`` runs other games in a process
-    )
+    # For the four puzzles. ``TextArenaSettings`` runs all other games in a process.
+    placement = "inline"
 
     def __init__(self, settings: TextArenaSettings) -> None:
         import textarena

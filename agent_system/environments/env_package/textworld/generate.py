@@ -72,20 +72,22 @@ def make_games(
     A split has fewer games than ``counts_by_split`` requests if the settings allow only few games.
     """
     hashes: dict[str, list[str]] = {}
-    write = functools.partial(write_game, spec=spec, folder=folder)
+    write_numbered_game = functools.partial(write_game, spec=spec, folder=folder)
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         # Validation comes first. If there are too few games, only training has fewer.
         for split, count in counts_by_split.items():
             used_hashes = {
                 game_hash for split_hashes in hashes.values() for game_hash in split_hashes
             }
-            hashes[split] = _write_distinct_games(pool, write, split, count, used_hashes)
+            hashes[split] = _write_distinct_games(
+                pool, write_numbered_game, split, count, used_hashes
+            )
     return hashes
 
 
 def _write_distinct_games(
     pool: Pool,
-    write: Callable[[tuple[str, int]], str],
+    write_numbered_game: Callable[[tuple[str, int]], str],
     split: str,
     count: int,
     excluded_hashes: Collection[str],
@@ -101,7 +103,7 @@ def _write_distinct_games(
             (split, game_number) for game_number in range(first_number, first_number + count)
         ]
         # Use chunks of 1: a game takes half a second, and larger chunks would leave processes idle.
-        drawn_hashes = pool.map(write, splits_and_numbers, chunksize=1)
+        drawn_hashes = pool.map(write_numbered_game, splits_and_numbers, chunksize=1)
         hashes |= dict.fromkeys(
             game_hash for game_hash in drawn_hashes if game_hash not in excluded_hashes
         )

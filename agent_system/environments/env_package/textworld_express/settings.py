@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings
 
-Game = Literal[
+GameName = Literal[
     "cookingworld",
     "coin",
     "twc",
@@ -26,7 +26,7 @@ class TextWorldExpressSettings(EnvSettings):
 
     variant_key: ClassVar[str] = "game"
 
-    game: Game = "coin"
+    game: GameName = "coin"
     """kind of game"""
     params: str = ""
     """parameters of the game, such as numLocations=4,includeDoors=0; others keep their defaults"""

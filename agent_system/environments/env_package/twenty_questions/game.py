@@ -127,9 +127,11 @@ def split_words(split: str, words: Sequence[str] | None = None) -> list[str]:
             f"words={words} are too few; allowed: at least two words, one to train on and one to "
             "hold out; fix: add words to env.twenty_questions.words"
         )
-    hashes = {word: derive_seed("twenty questions", word) for word in words}
-    words_by_hash = sorted(words, key=hashes.__getitem__)
-    val_words = {word for word in words if hashes[word] % VAL_DIVISOR == 0} or {words_by_hash[0]}
+    hashes_by_word = {word: derive_seed("twenty questions", word) for word in words}
+    words_by_hash = sorted(words, key=hashes_by_word.__getitem__)
+    val_words = {word for word in words if hashes_by_word[word] % VAL_DIVISOR == 0} or {
+        words_by_hash[0]
+    }
     if len(val_words) == len(words):
         val_words.remove(words_by_hash[-1])
     return [word for word in words if (word in val_words) == (split == "val")]

@@ -93,17 +93,17 @@ class EmbeddedGamemaster:
 
     def __call__(self, prompt: str) -> str:
         """Answer a prompt of ``gamemaster_prompt``. Raises ``GamemasterError`` for other texts."""
-        fields = _PROMPT_FIELDS_PATTERN.search(prompt)
-        if fields is None:
+        prompt_fields = _PROMPT_FIELDS_PATTERN.search(prompt)
+        if prompt_fields is None:
             raise GamemasterError(
                 "the embedded gamemaster accepts only prompts made by gamemaster_prompt()"
             )
-        if fields["word"] not in load_knowledge().things:
+        if prompt_fields["word"] not in load_knowledge().things:
             raise GamemasterError(
-                f"the embedded gamemaster does not know the word {fields['word']!r}; allowed: "
-                "words of knowledge.txt"
+                f"the embedded gamemaster does not know the word {prompt_fields['word']!r}; "
+                "allowed: words of knowledge.txt"
             )
-        return answer_question(fields["word"], fields["question"])
+        return answer_question(prompt_fields["word"], prompt_fields["question"])
 
 
 def normalize_question(text: str) -> str:
@@ -149,9 +149,9 @@ def _answer_size(size: int, normalized_question: str) -> Answer | None:
     match = _COMPARISON_PATTERN.search(normalized_question)
     if not match:
         return None
-    table = load_knowledge()
-    other_thing = table.things.get(match[2])
-    other_size = other_thing.size if other_thing else table.sizes.get(match[2])
+    knowledge = load_knowledge()
+    other_thing = knowledge.things.get(match[2])
+    other_size = other_thing.size if other_thing else knowledge.sizes.get(match[2])
     if other_size is None or other_size == size:
         return Answer.UNKNOWN
     return Answer.YES if (size < other_size) == (match[1] in _SMALLER_WORDS) else Answer.NO
@@ -165,13 +165,13 @@ def _answer_attributes(word: str, normalized_question: str) -> Answer:
     Otherwise return "I don't know" if one answer is that, or if there is none. Otherwise return the
     opposite of the decisive answer.
     """
-    table = load_knowledge()
+    knowledge = load_knowledge()
     pattern, names_by_phrase = _make_phrase_pattern()
     answers = []
     for phrase in pattern.findall(normalized_question):
         name = names_by_phrase[phrase]
-        if name in table.attributes:
-            answers.append(table.get_answer(word, name))
+        if name in knowledge.attributes:
+            answers.append(knowledge.get_answer(word, name))
         else:
             answers.append(Answer.YES if name == word else Answer.NO)
     decisive_answer = Answer.YES if re.search(r"\bor\b", normalized_question) else Answer.NO
@@ -187,10 +187,10 @@ def _answer_attributes(word: str, normalized_question: str) -> Answer:
 @cache
 def _make_phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
     """Return a pattern of all phrases, and a dict from phrases to attributes or things."""
-    table = load_knowledge()
-    names_by_phrase = {normalize_question(thing): thing for thing in table.things}
+    knowledge = load_knowledge()
+    names_by_phrase = {normalize_question(thing): thing for thing in knowledge.things}
     # If a phrase names a thing and an attribute, it means the attribute.
-    for attribute in table.attributes.values():
+    for attribute in knowledge.attributes.values():
         names_by_phrase |= {
             normalize_question(phrase): attribute.name for phrase in attribute.phrases
         }

@@ -24,10 +24,10 @@ class _RetryableError(Exception):
 class OpenAIGamemaster:
     """Gamemaster that queries ``POST {base_url}/chat/completions`` of a server, for example vLLM.
 
-    The API key is read from the environment variable ``api_key_env``. If this variable is not
-    set, no key is sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors,
-    timeouts and the status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses. There
-    are at most ``attempts`` requests. A call raises ``GamemasterError`` if no request gets an answer.
+    The API key is read from the environment variable ``api_key_env``. If this variable is not set,
+    no key is sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors, timeouts
+    and the status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses. There are at
+    most ``attempts`` requests. A call raises ``GamemasterError`` if no request gets an answer.
     """
 
     remote = True
@@ -54,10 +54,8 @@ class OpenAIGamemaster:
             self._client = httpx.Client(
                 timeout=timeout_s, headers=headers, trust_env=trusts_proxies(self.url)
             )
-        except (
-            ImportError,
-            ValueError,
-        ) as error:  # httpx cannot use the proxy of the environment variables
+        # httpx raises these errors if it cannot use the proxy of the environment variables.
+        except (ImportError, ValueError) as error:
             raise GamemasterError(f"{self.url}{describe_proxy(self.url)}: {error}") from error
         self._retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
