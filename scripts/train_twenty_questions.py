@@ -94,7 +94,8 @@ def write_demonstrations(
 
     The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
     "content": ...}, ...]}``, with the messages of ``TwentyQuestionsEnv``. Games without success are
-    included. The expert is careless and hasty, so that reinforcement learning can improve on it.
+    included. The expert asks random questions and guesses early, so that reinforcement learning can
+    improve on it.
     """
     words = sorted(words)
     settings = PACKAGE.settings(max_steps=max_steps)

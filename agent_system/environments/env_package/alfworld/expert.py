@@ -99,7 +99,7 @@ class AlfworldExpert:
                 action.startswith("go to ")
                 and action.removeprefix("go to ") in self.room_receptacles
             ):
-                # The move failed because the agent is already there: receptacles can share a location.
+                # The move failed because several receptacles can share a location.
                 self.location = action.removeprefix("go to ")
             return
         verb = action.split(" ", 1)[0]

@@ -49,7 +49,7 @@ class SceneObject:
     """Object of a room: id, class name, and the receptacle that contains it at the start."""
 
     id: str
-    cls: str
+    class_name: str
     receptacle: Receptacle
 
 
@@ -73,7 +73,7 @@ def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[st
     task_type = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so game 700 can be generated without the games before it.
     rng = random.Random(derive_seed("alfworld", GENERATOR_VERSION, settings.seed, split, index))
-    scene_numbers = layout.list_scenes(TASK_TYPES[task_type], held_out=split == "val")
+    scene_numbers = layout.list_scenes(TASK_TYPES[task_type], is_validation=split == "val")
     for _ in range(MAX_DRAWS):
         floor_plan = layout.load_floor_plan(rng.choice(scene_numbers))
         room_and_goal = draw_room(floor_plan, task_type, settings, rng)
@@ -110,28 +110,30 @@ def draw_room(
     if receptacles is None or (needs_lamp and not lamp_classes):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
-    receptacle_classes = sorted({receptacle.cls for receptacle in receptacles})
+    receptacle_classes = sorted({receptacle.class_name for receptacle in receptacles})
     constants = layout.load_constants()
     fixed_classes = constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET | set(
         layout.LAMP_CLASSES
     )
     object_classes = []
     possible_goals = []
-    for cls in floor_plan.classes:
+    for class_name in floor_plan.classes:
         containers = [
-            container for container in receptacle_classes if layout.can_contain(container, cls)
+            container
+            for container in receptacle_classes
+            if layout.can_contain(container, class_name)
         ]
-        if cls in fixed_classes or not containers:
+        if class_name in fixed_classes or not containers:
             continue
-        object_classes.append(cls)
-        if property_name and cls not in constants.VAL_ACTION_OBJECTS[property_name]:
+        object_classes.append(class_name)
+        if property_name and class_name not in constants.VAL_ACTION_OBJECTS[property_name]:
             continue
         if needs_lamp:
-            possible_goals.append((cls, ""))
+            possible_goals.append((class_name, ""))
         elif len(containers) > 1:
             # With a single container, the object could start only in the target receptacle.
             possible_goals += [
-                (cls, container) for container in containers if container != tool_class
+                (class_name, container) for container in containers if container != tool_class
             ]
     if not possible_goals:
         return None
@@ -157,7 +159,11 @@ def draw_receptacles(
     rng.shuffle(shuffled_receptacles)
     if tool_class:
         first_tool = next(
-            (receptacle for receptacle in shuffled_receptacles if receptacle.cls == tool_class),
+            (
+                receptacle
+                for receptacle in shuffled_receptacles
+                if receptacle.class_name == tool_class
+            ),
             None,
         )
         if first_tool is None:
@@ -184,34 +190,36 @@ def draw_objects(
     target_count = 2 if goal.task_type == "two" else 1
     # With a probability of 1/3 the room has one more target object than the task needs.
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))
-    other_classes = [cls for cls in object_classes if cls != goal.object_class]
+    other_classes = [class_name for class_name in object_classes if class_name != goal.object_class]
     rng.shuffle(other_classes)
     scene_objects = []
-    for cls in target_classes + other_classes[:other_count]:
+    for class_name in target_classes + other_classes[:other_count]:
         possible_receptacles = [
             receptacle
             for receptacle in receptacles
-            if layout.can_contain(receptacle.cls, cls)
-            and (cls, receptacle.cls) != (goal.object_class, goal.receptacle_class)
+            if layout.can_contain(receptacle.class_name, class_name)
+            and (class_name, receptacle.class_name) != (goal.object_class, goal.receptacle_class)
         ]
         scene_objects.append(
-            SceneObject(_draw_object_id(cls, rng), cls, rng.choice(possible_receptacles))
+            SceneObject(
+                _draw_object_id(class_name, rng), class_name, rng.choice(possible_receptacles)
+            )
         )
     if goal.lamp_class:
         lamp_id = _draw_object_id(goal.lamp_class, rng)
         lamp_receptacles = [
             receptacle
             for receptacle in receptacles
-            if receptacle.cls in layout.LAMP_FURNITURE_CLASSES
+            if receptacle.class_name in layout.LAMP_FURNITURE_CLASSES
         ]
         receptacle = rng.choice(lamp_receptacles or receptacles)
         scene_objects.append(SceneObject(lamp_id, goal.lamp_class, receptacle))
     return tuple(scene_objects)
 
 
-def _draw_object_id(cls: str, rng: random.Random) -> str:
+def _draw_object_id(class_name: str, rng: random.Random) -> str:
     # ALFRED's ids consist of class and position. Random positions make the ids distinct.
-    return "|".join([cls, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
+    return "|".join([class_name, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
 def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
@@ -251,29 +259,34 @@ def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
 def write_problem(room: Room, goal_pddl: str) -> str:
     """Return the PDDL problem of a room. The text ``goal_pddl`` contains its last bracket."""
     # Sorted because the text is hashed: the order of a set differs between processes.
-    receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
-    object_classes = sorted({scene_object.cls for scene_object in room.objects})
+    receptacle_classes = sorted({receptacle.class_name for receptacle in room.receptacles})
+    object_classes = sorted({scene_object.class_name for scene_object in room.objects})
     locations = sorted({receptacle.location for receptacle in room.receptacles} | {START_LOCATION})
     lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
-    lines += [f"{cls}Type - otype" for cls in object_classes]
-    lines += [f"{cls}Type - rtype" for cls in receptacle_classes]
+    lines += [f"{class_name}Type - otype" for class_name in object_classes]
+    lines += [f"{class_name}Type - rtype" for class_name in receptacle_classes]
     lines += [f"{encode_symbol(scene_object.id)} - object" for scene_object in room.objects]
     lines += [f"{encode_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles]
     lines += [f"{encode_symbol(location)} - location" for location in locations]
     lines += [")", "(:init", "(= (total-cost) 0)"]
     for receptacle in room.receptacles:
         receptacle_symbol = encode_symbol(receptacle.id)
-        lines.append(f"(receptacleType {receptacle_symbol} {receptacle.cls}Type)")
+        lines.append(f"(receptacleType {receptacle_symbol} {receptacle.class_name}Type)")
         lines.append(
             f"(receptacleAtLocation {receptacle_symbol} {encode_symbol(receptacle.location)})"
         )
-        if receptacle.cls in layout.load_constants().OPENABLE_CLASS_SET:
+        if receptacle.class_name in layout.load_constants().OPENABLE_CLASS_SET:
             lines.append(f"(openable {receptacle_symbol})")
-    for receptacle_cls in receptacle_classes:
+    for receptacle_class in receptacle_classes:
         possible_classes = [
-            cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)
+            class_name
+            for class_name in object_classes
+            if layout.can_contain(receptacle_class, class_name)
         ]
-        lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in possible_classes]
+        lines += [
+            f"(canContain {receptacle_class}Type {class_name}Type)"
+            for class_name in possible_classes
+        ]
     for scene_object in room.objects:
         lines += _list_object_facts(scene_object)
     lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal_pddl.strip()]
@@ -293,14 +306,14 @@ def _list_object_facts(scene_object: SceneObject) -> list[str]:
     object_symbol = encode_symbol(scene_object.id)
     classes_by_property = layout.load_constants().VAL_ACTION_OBJECTS
     # Lamps can be switched on but not taken. Other objects can be taken.
-    use_predicate = "toggleable" if scene_object.cls in layout.LAMP_CLASSES else "pickupable"
+    use_predicate = "toggleable" if scene_object.class_name in layout.LAMP_CLASSES else "pickupable"
     property_predicates = [
         predicate
         for property_name, predicate in PREDICATES_BY_PROPERTY.items()
-        if scene_object.cls in classes_by_property[property_name]
+        if scene_object.class_name in classes_by_property[property_name]
     ]
     return [
-        f"(objectType {object_symbol} {scene_object.cls}Type)",
+        f"(objectType {object_symbol} {scene_object.class_name}Type)",
         f"(inReceptacle {object_symbol} {encode_symbol(scene_object.receptacle.id)})",
         f"(objectAtLocation {object_symbol} {encode_symbol(scene_object.receptacle.location)})",
         *(f"({predicate} {object_symbol})" for predicate in (use_predicate, *property_predicates)),

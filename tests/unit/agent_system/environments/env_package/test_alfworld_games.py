@@ -100,13 +100,15 @@ def test_target_never_starts_at_its_goal_and_places_are_distinct():
     for number in range(60):
         kind = ALL_KINDS[number % 6]
         rng = random.Random(number)
-        scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], held_out=False))
+        scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], is_validation=False))
         room_and_goal = games.draw_room(layout.load_floor_plan(scene), kind, settings, rng)
         if room_and_goal is None:
             continue
         room, goal = room_and_goal
         target_places = [
-            thing.receptacle.cls for thing in room.objects if thing.cls == goal.object_class
+            thing.receptacle.class_name
+            for thing in room.objects
+            if thing.class_name == goal.object_class
         ]
         assert goal.receptacle_class not in target_places
         assert len(target_places) >= (2 if kind == "two" else 1)
