@@ -94,7 +94,8 @@ def write_demonstrations(
 
     The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
     "content": ...}, ...]}``, with the messages of ``TwentyQuestionsEnv``. Games without success are
-    included. The expert is careless and hasty, so that reinforcement learning can improve on it.
+    included. The expert asks random questions and guesses early, so that reinforcement learning can
+    improve on it.
     """
     words = sorted(words)
     settings = PACKAGE.settings(max_steps=max_steps)
@@ -105,7 +106,9 @@ def write_demonstrations(
             word = words[episode_number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, episode_number))
-            expert = TwentyQuestionsExpert(words, rng, careless=0.5, hasty=0.1)
+            expert = TwentyQuestionsExpert(
+                words, rng, random_question_share=0.5, early_guess_probability=0.1
+            )
             episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
             won = episode.run(expert, LevelSampler((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}

@@ -5,7 +5,10 @@ engine.
 import pytest
 
 from agent_system.environments.env_package.alfworld.package import PACKAGE as ALFWORLD
-from agent_system.environments.env_package.number_line.package import LEVEL_TEXTS, LEVELS
+from agent_system.environments.env_package.number_line.package import (
+    LEVEL_TEXTS,
+    LEVELS_ANSWER_FORMAT,
+)
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
 from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
@@ -47,7 +50,7 @@ def first_prompt(overrides, is_train):
 @pytest.mark.parametrize("is_train", [True, False])
 def test_level_text_from_the_command_line_is_in_the_prompt(history, is_train):
     prompt = first_prompt([*OVERRIDES, f"env.history={history}"], is_train)
-    expected = LEVELS.format(
+    expected = LEVELS_ANSWER_FORMAT.format(
         LEVEL_TEXTS[1], "say {where} the mug is.", LEVEL_TEXTS[3], "plan for a desk."
     )
     assert prompt.count(expected) == 1
@@ -55,7 +58,9 @@ def test_level_text_from_the_command_line_is_in_the_prompt(history, is_train):
 
 
 def test_default_level_texts_are_in_the_prompt():
-    assert LEVELS.format(*LEVEL_TEXTS.values()) in first_prompt(OVERRIDES[:-2], is_train=True)
+    assert LEVELS_ANSWER_FORMAT.format(*LEVEL_TEXTS.values()) in first_prompt(
+        OVERRIDES[:-2], is_train=True
+    )
 
 
 def test_prompt_without_levels_has_no_level_texts():

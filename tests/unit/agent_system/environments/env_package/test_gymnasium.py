@@ -11,7 +11,7 @@ pytest.importorskip("minigrid")
 from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
 from agent_system.environments.env_package.gymnasium.worlds import (
     NoTextVersion,
-    known_ids,
+    list_env_ids,
     make_description,
 )
 from agent_system.environments.env_registry import env_settings
@@ -29,12 +29,12 @@ def make_table_policy(section):
     def policy(task):
         env = GymnasiumEnv(read(section))
         env.reset(task, 0)
-        world = env.world.unwrapped
-        paths = {int(world.s): []}
-        queue = [int(world.s)]
+        gym_env = env.gym_env.unwrapped
+        paths = {int(gym_env.s): []}
+        queue = [int(gym_env.s)]
         for position in queue:  # breadth-first search: the list grows during the loop
             for name, number in env.action_numbers.items():
-                (_, next_position, env_reward, is_end) = world.P[position][number][0]
+                (_, next_position, env_reward, is_end) = gym_env.P[position][number][0]
                 path = [*paths[position], name]
                 if is_end and (env.description.success_condition == "end" or env_reward > 0):
                     return follow_script(path)
@@ -53,7 +53,7 @@ def make_bot_policy(section):
     def policy(task):
         env = GymnasiumEnv(read(section))
         env.reset(task, 0)
-        bot = BabyAIBot(env.world)
+        bot = BabyAIBot(env.gym_env)
         actions = []
         done = False
         while not done:
@@ -233,7 +233,7 @@ def test_environment_without_a_text_version_is_refused(section, pattern):
 
 
 def test_variant_name_sets_env_id_and_many_are_listed():
-    names = known_ids()
+    names = list_env_ids()
     assert len(names) == len(set(names)) > 150 and "BabyAI-GoToLocal-v0" in names
     settings = env_settings(make_config("gymnasium/Blackjack-v1", kwargs={}).env)
     assert getattr(settings, "env_id", None) == "Blackjack-v1"

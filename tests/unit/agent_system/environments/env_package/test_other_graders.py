@@ -8,7 +8,7 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.comparison import answer_key
 from agent_system.environments.env_package.dataset.grading import NoGrade, read_grade
-from agent_system.environments.env_package.search.package import exact_match
+from agent_system.environments.env_package.search.package import is_exact_match
 from agent_system.environments.env_package.twenty_questions.game import read_move
 from agent_system.environments.pool import wire as pool_wire
 from agent_system.reward_manager.scores import is_full
@@ -62,7 +62,7 @@ def test_won_must_be_a_truth_value(won):
     ],
 )
 def test_search_compares_whole_answers(given, truth, is_right):
-    assert exact_match(given, [truth]) is is_right
+    assert is_exact_match(given, [truth]) is is_right
 
 
 @pytest.mark.parametrize(

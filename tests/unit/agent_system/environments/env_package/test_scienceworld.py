@@ -19,9 +19,9 @@ from agent_system.environments.env_package.scienceworld.package import (
     list_tasks,
 )
 from agent_system.environments.env_package.scienceworld.settings import (
-    VARIATIONS,
+    VARIATION_COUNTS,
     Simplification,
-    split_variations,
+    get_variations,
 )
 from agent_system.environments.manager import make_envs
 from tests.helpers.library_expert_policies import gold
@@ -58,14 +58,16 @@ def test_gold_path_solves_a_validation_task_with_window_prompts(env):
 
 
 def test_variations_and_splits_equal_those_of_the_simulator(env):
-    assert sorted(env._server.getTaskNames()) == sorted(VARIATIONS)
-    assert {name: env._server.getTaskMaxVariations(name) for name in VARIATIONS} == VARIATIONS
-    assert sum(VARIATIONS.values()) == 7207
+    assert sorted(env._server.getTaskNames()) == sorted(VARIATION_COUNTS)
+    assert {
+        name: env._server.getTaskMaxVariations(name) for name in VARIATION_COUNTS
+    } == VARIATION_COUNTS
+    assert sum(VARIATION_COUNTS.values()) == 7207
     for name in ("boil", "identify-life-stages-2", "lifespan-shortest-lived"):  # 30, 10 and 125
         env.reset({"name": name, "variation": 0})
         for part, java_name in (("train", "Train"), ("dev", "Dev"), ("test", "Test")):
             assert list(getattr(env._server, f"getVariations{java_name}")()) == list(
-                split_variations(name, part)
+                get_variations(name, part)
             )
     assert set(env._server.getPossibleSimplifications().split(", ")) | {"", "easy"} == set(
         get_args(Simplification)
@@ -89,8 +91,8 @@ def test_splits_are_complete_and_stable():
 def test_train_and_dev_variations_are_different_worlds(env):
     """Each pair starts alike, and the other rooms differ."""
     for train, dev in ((21, 201), (30, 150)):
-        assert train in split_variations("find-living-thing", "train")
-        assert dev in split_variations("find-living-thing", "dev")
+        assert train in get_variations("find-living-thing", "train")
+        assert dev in get_variations("find-living-thing", "dev")
         (start, *rooms), (other_start, *other_rooms) = (
             observe_rooms(env, variation) for variation in (train, dev)
         )

@@ -13,7 +13,7 @@ if shutil.which("java") is None:
 
 from agent_system.environments.env_package.textworld_express import package
 from agent_system.environments.env_package.textworld_express.package import (
-    FOLDS,
+    GAME_NUMBERS_BY_FOLD,
     PACKAGE,
     TextWorldExpressEnv,
     list_tasks,
@@ -125,7 +125,8 @@ def test_default_config_has_no_duplicate_games(env):
     contents = [read_world(env, task) for task in train[:150] + val[:150]]
     assert len(set(contents)) == len(contents)
     whole_fold = [
-        read_world(env, {**train[0], "number": number}) for number in FOLDS["train"][:150]
+        read_world(env, {**train[0], "number": number})
+        for number in GAME_NUMBERS_BY_FOLD["train"][:150]
     ]
     assert len(set(whole_fold)) < len(
         whole_fold

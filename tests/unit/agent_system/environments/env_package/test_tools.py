@@ -12,8 +12,8 @@ import pytest
 
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
-    BadCall,
     Call,
+    MalformedCall,
     format_call,
     parse_call,
     project_calls,
@@ -88,7 +88,7 @@ def test_parallel_calls_keep_order_and_errors_are_observations():
     )
     observation, reward, done, info = env.step(action)
     results = read_results(observation)
-    price = example.item_table()["lamp"]["price"]
+    price = example.draw_item_table()["lamp"]["price"]
     assert results[0] == {"name": "lookup", "result": price}
     assert "no 'dragon' on the shelf" in results[1]["error"]
     assert results[2]["error"].startswith("arguments of lookup: field")
@@ -159,7 +159,7 @@ def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
     ],
 )
 def test_text_that_is_no_call_is_refused(text, pattern):
-    with pytest.raises(BadCall, match=pattern):
+    with pytest.raises(MalformedCall, match=pattern):
         parse_call(text)
 
 
@@ -181,7 +181,9 @@ def test_schema_follows_the_signature():
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
     assert tool.run(tool.validate_arguments({"count": 1, "names": ["a"]})) == "1 ['a'] False"
-    with pytest.raises(BadCall, match=r"arguments of sample: .*count: Field required.*more: Extra"):
+    with pytest.raises(
+        MalformedCall, match=r"arguments of sample: .*count: Field required.*more: Extra"
+    ):
         tool.validate_arguments({"more": 1})
 
 

@@ -60,7 +60,7 @@ def test_every_attribute_question_is_parsed_and_splits_the_words():
 
 def test_implied_attributes_hold():
     table = load_knowledge()
-    assert {"mammal", "animal", "living"} <= table.things["dog"].holds
+    assert {"mammal", "animal", "living"} <= table.things["dog"].true_attributes
     assert table.get_answer("dog", "animal") == YES and table.get_answer("car", "animal") == NO
 
 
@@ -266,9 +266,9 @@ def apply_moves(*moves: str, solution: str = "dog", max_steps: int = 20):
 
 def test_right_guess_succeeds_and_wrong_guess_ends_the_game():
     state, reward, done, info = apply_moves("Is it alive?", "[dog]")
-    assert (reward, done, info["won"], state["reply"]) == (1.0, True, True, game.RIGHT)
+    assert (reward, done, info["won"], state["reply"]) == (1.0, True, True, game.RIGHT_REPLY)
     state, reward, done, info = apply_moves("[cat]")
-    assert (reward, done, info["won"], state["reply"]) == (0.0, True, False, game.WRONG)
+    assert (reward, done, info["won"], state["reply"]) == (0.0, True, False, game.WRONG_REPLY)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_word_without_brackets_is_a_question():
 def test_empty_move_costs_a_turn_and_is_invalid(move):
     state, reward, done, info = apply_moves(move)
     assert (reward, done, info["is_action_valid"]) == (0.0, False, False)
-    assert state["reply"] == f"{game.MALFORMED} 19 left."
+    assert state["reply"] == f"{game.MALFORMED_REPLY} 19 left."
 
 
 def test_last_turn_ends_the_game():
@@ -311,11 +311,11 @@ def test_game_texts_hold_no_secret_word():
     texts = [
         prompts.system(False),
         prompts.system(True),
-        game.OPENING.format(clues="", left=20),
-        game.RIGHT,
-        game.WRONG,
+        game.OPENING_REPLY.format(clues="", left=20),
+        game.RIGHT_REPLY,
+        game.WRONG_REPLY,
     ]
-    texts += [game.MALFORMED, *Answer]
+    texts += [game.MALFORMED_REPLY, *Answer]
     for text in texts:
         assert not words & set(re.findall(r"[a-z]+", text.lower())), text
 
