@@ -106,7 +106,7 @@ def write_demonstrations(
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, episode_number))
             expert = TwentyQuestionsExpert(words, rng, careless=0.5, hasty=0.1)
-            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
+            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_for_levels=False)
             won = episode.run(expert, LevelSampler((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")

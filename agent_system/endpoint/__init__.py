@@ -13,7 +13,7 @@ from verl.utils.lazy import make_lazy_exports
 __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
-        "Dialogues": "dialogues",
+        "EpisodeDialogues": "dialogues",
         "EndpointServer": "server",
         "post_reward": "reward_call",
     },

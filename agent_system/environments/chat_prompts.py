@@ -10,11 +10,11 @@ PLAIN_ANSWER_FORMAT = (
     "First think about what to do, between <think> and </think>. "
     "Then write one action between <action> and </action>."
 )
-IMAGE = "<image>"  # placeholder in an observation's text for its image
+IMAGE_PLACEHOLDER = "<image>"  # placeholder in an observation's text for its image
 MAX_ACTION_CHARS = 400  # characters of an action
-_CLOSED_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_OPEN_ACTION = re.compile(r"<action>(.*)", re.DOTALL)
-_TAG = re.compile(r"</?(?:action|think|level)>")
+_CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_OPEN_ACTION_PATTERN = re.compile(r"<action>(.*)", re.DOTALL)
+_TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")
 
 
 class ChatPrompts:
@@ -49,11 +49,11 @@ class ChatPrompts:
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the text of the first observation, with the admissible actions if listed."""
         del levels  # the system message asks for them
-        return self._with_actions(observation.text, observation)
+        return self._append_admissible_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
         """Return the text of a later observation, with the admissible actions if listed."""
-        return self._with_actions(observation.text, observation)
+        return self._append_admissible_actions(observation.text, observation)
 
     def window(
         self,
@@ -70,14 +70,14 @@ class ChatPrompts:
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
         paragraphs = [first.text] if self.keep_first and first.text not in observation_texts else []
-        for seen, action in history:
+        for past_text, action in history:
             # A prompt has one image: that of the current observation.
-            text = seen.replace(IMAGE, "")
-            paragraphs.append(f"{text}\nYou did: {action}".strip())
+            past_text_without_image = past_text.replace(IMAGE_PLACEHOLDER, "")
+            paragraphs.append(f"{past_text_without_image}\nYou did: {action}".strip())
         paragraphs.append(observation.text)
-        return self._with_actions("\n\n".join(paragraphs), observation)
+        return self._append_admissible_actions("\n\n".join(paragraphs), observation)
 
-    def _with_actions(self, text: str, observation: Observation) -> str:
+    def _append_admissible_actions(self, text: str, observation: Observation) -> str:
         actions = observation.info.get("admissible_actions") if self.list_actions else None
         if not actions:
             return text
@@ -134,15 +134,16 @@ class CompactPrompts:
         del levels  # both variants are equal
         texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.
-        shortened = [
+        shortened_texts = [
             self.shorten_first(text) if text == first.text else self.shorten(text) for text in texts
         ]
         lines = [
-            f"{text}\n> {action}" for text, (_, action) in zip(shortened, history, strict=False)
+            f"{text}\n> {action}"
+            for text, (_, action) in zip(shortened_texts, history, strict=False)
         ]
         if self.keep_first and first.text not in texts:
             lines.insert(0, self.shorten_first(first.text))
-        return "\n".join([*lines, shortened[-1]])
+        return "\n".join([*lines, shortened_texts[-1]])
 
 
 class SingleTurnPrompts(CompactPrompts):
@@ -163,20 +164,20 @@ def project_action(text: str) -> tuple[str, bool]:
         "I go <action>west"            ->  ("west", False)
         "look"                         ->  ("look", False)
     """
-    closed_actions = _CLOSED_ACTION.findall(text)
+    closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
     if closed_actions:
         action = " ".join(closed_actions[0].split())
         # Check the length before truncating: a truncated action also counts as not well formed.
-        well_formed = (
+        is_well_formed = (
             len(closed_actions) == 1
             and 0 < len(action) <= MAX_ACTION_CHARS
-            and _TAG.search(action) is None
+            and _TAG_PATTERN.search(action) is None
         )
-        return action[:MAX_ACTION_CHARS], well_formed
+        return action[:MAX_ACTION_CHARS], is_well_formed
     # Text after an unclosed tag is taken as the action, but does not count as valid.
-    opened = _OPEN_ACTION.search(text)
-    if opened is not None:
-        unclosed_text = opened.group(1)
+    open_action_match = _OPEN_ACTION_PATTERN.search(text)
+    if open_action_match is not None:
+        unclosed_text = open_action_match.group(1)
     else:
         lines = text.strip().splitlines()
         # The environment needs some text as action. False marks it as not well formed.

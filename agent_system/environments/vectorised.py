@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A call of the driver runs several calls of environments. Its timeout in seconds is the sum of
 # their deadlines plus this value.
-EXTRA_WAIT_S = 300.0
+EXTRA_TIMEOUT_S = 300.0
 
 
 class LockStepDriver:
@@ -44,9 +44,11 @@ class LockStepDriver:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run ``coroutine`` in the thread and return its result."""
-        one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_WAIT_S
+        call_timeout_s = (
+            self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_TIMEOUT_S
+        )
         # Environments of one process run one after another.
-        timeout_s = one_call * (1 + len(self._last_results))
+        timeout_s = call_timeout_s * (1 + len(self._last_results))
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=timeout_s)
 
     def close(self) -> None:
@@ -92,8 +94,8 @@ class LockStepDriver:
     async def step(self, actions: Sequence[str]) -> list[Step]:
         """Apply one action per environment; return (observation, reward, done, info) of each."""
 
-        async def step_unless_done(env: PoolSession, action: str, last: Step) -> Step:
-            observation, _, done, info = last
+        async def step_unless_done(env: PoolSession, action: str, last_result: Step) -> Step:
+            observation, _, done, info = last_result
             return (observation, 0.0, True, info) if done else await env.step(action)
 
         calls = map(step_unless_done, self._sessions, actions, self._last_results)

@@ -19,7 +19,7 @@ from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
-CANDIDATES_PER_ACTION = 4  # sampled turns for each further action, because many repeat an action
+SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns for each further action, because many repeat an action
 
 
 class SampledAction(NamedTuple):
@@ -92,7 +92,7 @@ def sample_actions(
     The first is the original action, the others are sampled from the policy at that turn. A point
     at which the policy sampled no other action is dropped.
     """
-    num_candidates = CANDIDATES_PER_ACTION * (num_actions - 1)
+    num_candidates = SAMPLES_PER_EXTRA_ACTION * (num_actions - 1)
     specs = [
         replace(
             make_branch_spec(point.trajectory, point.turn, None, f"?{number}"),
@@ -101,7 +101,7 @@ def sample_actions(
         for point in points
         for number in range(num_candidates)
     ]
-    candidates = _generate_numbered(specs, generate)
+    candidates = _generate_with_indices(specs, generate)
     points_with_actions = []
     for point_index, point in enumerate(points):
         start = point_index * num_candidates
@@ -126,12 +126,12 @@ def continue_from_points(
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     specs = [spec for option_specs in specs_by_point for spec in option_specs]
-    branches = iter(_generate_numbered(specs, generate))
+    branches = iter(_generate_with_indices(specs, generate))
     audit_points: list[AuditPoint] = []
     for point, option_specs in zip(points, specs_by_point, strict=True):
         point_branches = [next(branches) for _ in option_specs]
-        chosen = 1 if point.actions else point.record.level
-        if any(branch.aborted is not None for branch in point_branches) or chosen is None:
+        original_option = 1 if point.actions else point.record.level
+        if any(branch.aborted is not None for branch in point_branches) or original_option is None:
             continue
         returns = [branch.reward for branch in point_branches]
         spec = point.trajectory.spec
@@ -139,7 +139,7 @@ def continue_from_points(
             AuditPoint(
                 traj_uid=spec.traj_uid,
                 step=point.turn.step,
-                chosen=chosen,
+                chosen=original_option,
                 won=point.trajectory.won,
                 returns=tuple(
                     tuple(returns[start : start + rollouts_per_option])
@@ -170,7 +170,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
     ]
 
 
-def _generate_numbered(
+def _generate_with_indices(
     specs: Sequence[RolloutSpec], generate: GenerateBranches
 ) -> list[Trajectory]:
     """Return the trajectories of ``specs``, which get the numbers of one request."""

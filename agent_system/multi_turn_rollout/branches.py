@@ -39,9 +39,16 @@ def make_branch_spec(
         trajectory.spec,
         traj_uid=f"{trajectory.spec.traj_uid}@{turn.step}{name}",
         replay=tuple(
-            tuple(trajectory.ledgers[t.ledger].token_ids[t.start : t.end]) for t in repeated_turns
+            tuple(
+                trajectory.ledgers[repeated_turn.ledger].token_ids[
+                    repeated_turn.start : repeated_turn.end
+                ]
+            )
+            for repeated_turn in repeated_turns
         ),
-        expected_observations=tuple(t.observation for t in (*repeated_turns, turn)),
+        expected_observations=tuple(
+            repeated_turn.observation for repeated_turn in (*repeated_turns, turn)
+        ),
         forced_level=level,
         max_turns=None,
     )
@@ -85,18 +92,20 @@ def execute_alternatives(
     if not specs:
         return {"rlvcr/executed_dropped": 0.0, "rlvcr/executed_tokens": 0.0}
     branches = generate(specs).trajectories
-    dropped = 0
+    num_dropped = 0
     for (trajectory, turn), branch in zip(branch_points, branches, strict=True):
-        branch_value = priced_return_at(branch, turn.step, rlvcr)
-        original_value = priced_return_at(trajectory, turn.step, rlvcr)
-        if branch_value is None or original_value is None:
-            dropped += 1
+        branch_priced_return = priced_return_at(branch, turn.step, rlvcr)
+        original_priced_return = priced_return_at(trajectory, turn.step, rlvcr)
+        if branch_priced_return is None or original_priced_return is None:
+            num_dropped += 1
             continue
-        turn.executed_credit = DIFFERENCE_FACTOR * (original_value - branch_value)
+        turn.executed_credit = DIFFERENCE_FACTOR * (original_priced_return - branch_priced_return)
     # The turns before the forced one were repeated, not sampled.
-    sampled_turns = [turn for b in branches for turn in b.turns[len(b.spec.replay) :]]
+    sampled_turns = [
+        turn for branch in branches for turn in branch.turns[len(branch.spec.replay) :]
+    ]
     return {
-        "rlvcr/executed_dropped": dropped / len(specs),
+        "rlvcr/executed_dropped": num_dropped / len(specs),
         "rlvcr/executed_tokens": float(sum(turn.num_tokens for turn in sampled_turns)),
     }
 

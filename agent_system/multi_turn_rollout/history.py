@@ -45,14 +45,16 @@ class History:
         By default nothing is done: the conversation already contains the turn.
         """
 
-    def _convert_to_text(self, observation: Observation) -> Observation:
+    def _escape_added_tokens(self, observation: Observation) -> Observation:
         """Return ``observation`` with the added tokens in all its texts escaped."""
-        as_text = self._bridge.escape_added_tokens
+        escape_tokens = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
-            info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
-        opening = [{**m, "content": as_text(m["content"])} for m in observation.opening]
-        return replace(observation, text=as_text(observation.text), info=info, opening=opening)
+            info = {**info, "admissible_actions": [*map(escape_tokens, info["admissible_actions"])]}
+        opening = [{**m, "content": escape_tokens(m["content"])} for m in observation.opening]
+        return replace(
+            observation, text=escape_tokens(observation.text), info=info, opening=opening
+        )
 
     def _begin_conversation(
         self, first: Observation, user_text: str, step: int
@@ -76,7 +78,7 @@ class AppendHistory(History):
     _conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        observation = self._convert_to_text(observation)
+        observation = self._escape_added_tokens(observation)
         if self._conversation is None:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
             self._conversation = self._begin_conversation(observation, first_prompt, step)
@@ -97,7 +99,7 @@ class WindowHistory(History):
         self._first: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        observation = self._convert_to_text(observation)
+        observation = self._escape_added_tokens(observation)
         if self._first is None:
             self._first = observation
         levels = self._settings.requests_levels
@@ -106,8 +108,8 @@ class WindowHistory(History):
         return self._begin_conversation(self._first, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:
-        as_text = self._bridge.escape_added_tokens
-        self._memory.add(as_text(turn.observation), as_text(turn.action))
+        escape_tokens = self._bridge.escape_added_tokens
+        self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:

@@ -8,7 +8,7 @@ import numpy as np
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import compute_level_information, compute_level_metrics
 
-MIN_TIME_S = 1e-9  # minimum divisor for times
+MIN_DIVISOR_S = 1e-9  # minimum divisor for times
 
 
 def compute_rollout_metrics(
@@ -21,22 +21,22 @@ def compute_rollout_metrics(
     its environment and for tokens.
     """
     count = max(len(trajectories), 1)
-    abort_reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
-    truncations = Counter(t.truncated for t in trajectories if t.truncated is not None)
+    abort_counts = Counter(t.aborted for t in trajectories if t.aborted is not None)
+    truncation_counts = Counter(t.truncated for t in trajectories if t.truncated is not None)
     active_s = sum(t.active_s for t in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
-        "rollout/active_ratio": active_s / (count * max(rollout_s, MIN_TIME_S)),
+        "rollout/active_ratio": active_s / (count * max(rollout_s, MIN_DIVISOR_S)),
         "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / count,
         "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / count,
-        "rollout/aborted": float(abort_reasons.total()),
+        "rollout/aborted": float(abort_counts.total()),
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
-    for reason, number in sorted(abort_reasons.items()):
+    for reason, number in sorted(abort_counts.items()):
         metrics[f"rollout/aborted_{reason}"] = float(number)
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
-        f"rollout/truncated_{reason}": truncations[reason] / count
+        f"rollout/truncated_{reason}": truncation_counts[reason] / count
         # Every reason, also at 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
@@ -60,29 +60,29 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` of parsed turns."""
-    completed = [t for t in trajectories if t.aborted is None]
-    if not completed:
+    completed_trajectories = [t for t in trajectories if t.aborted is None]
+    if not completed_trajectories:
         return {}
-    turns = [(t, turn) for t in completed for turn in t.turns]
-    rewards = [t.reward for t in completed]
+    turns = [(t, turn) for t in completed_trajectories for turn in t.turns]
+    rewards = [t.reward for t in completed_trajectories]
     metrics = {
         "episode/reward": float(np.mean(rewards)),
         "episode/reward_max": max(rewards),
         "episode/reward_min": min(rewards),
-        "episode/length": float(np.mean([len(t.turns) for t in completed])),
-        "episode/success_rate": float(np.mean([t.won for t in completed])),
-        "episode/graded": float(len(completed)),
+        "episode/length": float(np.mean([len(t.turns) for t in completed_trajectories])),
+        "episode/success_rate": float(np.mean([t.won for t in completed_trajectories])),
+        "episode/graded": float(len(completed_trajectories)),
     }
     if turns:
-        validity = [turn.is_action_valid for _, turn in turns]
-        metrics["episode/valid_action_ratio"] = float(np.mean(validity))
+        validity_flags = [turn.is_action_valid for _, turn in turns]
+        metrics["episode/valid_action_ratio"] = float(np.mean(validity_flags))
         metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
-    sources: dict[str, list[bool]] = {}
-    for trajectory in completed:
-        sources.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
+    successes_by_source: dict[str, list[bool]] = {}
+    for trajectory in completed_trajectories:
+        successes_by_source.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
     # For a single data source the rate equals ``episode/success_rate``.
-    if len(sources) > 1:
-        for source, successes in sources.items():
+    if len(successes_by_source) > 1:
+        for source, successes in successes_by_source.items():
             metrics[f"episode/{source}/success_rate"] = float(np.mean(successes))
             metrics[f"episode/{source}/graded"] = float(len(successes))
     return metrics | _compute_thinking_metrics(turns)
@@ -121,14 +121,14 @@ def split_rollout_time(
     """
     engine_wait_s = sum(t.engine_wait_s for t in trajectories)
     env_wait_s = sum(t.env_wait_s for t in trajectories)
-    engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_TIME_S)
+    engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_DIVISOR_S)
     alternatives = [turn.alternatives for t in trajectories for turn in t.turns]
     thought_tokens = sum(a.sampled_tokens for a in alternatives if a is not None)
     turn_tokens = sum(t.sampled_tokens for t in trajectories)
     # Tokens of turns and thoughts are assumed to take the same time: they share batches.
-    thinking_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)
+    thought_sampling_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)
     return {
-        "gen_engine": engine_s - thinking_s,
+        "gen_engine": engine_s - thought_sampling_s,
         "gen_env": rollout_s - engine_s,
-        "alternatives": thinking_s + thoughts_s,
+        "alternatives": thought_sampling_s + thoughts_s,
     }

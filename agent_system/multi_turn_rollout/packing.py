@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
-from agent_system.tokens.bridge import remove_cuts
+from agent_system.tokens.bridge import remove_escape_characters
 from agent_system.tokens.ledger import TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
@@ -85,9 +85,9 @@ def select_differing_groups(
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.spec.uid].append(trajectory)
-    differing = [group for group in groups.values() if len({t.reward for t in group}) > 1]
+    differing_groups = [group for group in groups.values() if len({t.reward for t in group}) > 1]
     # A negative limit would cut from the end.
-    return differing[: max(limit, 0)]
+    return differing_groups[: max(limit, 0)]
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
@@ -98,13 +98,13 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
     rows: list[TrajectoryRow] = []
     for trajectory in trajectories:
         # A ledger without a turn is skipped: with ``window`` history, its turn was never sampled.
-        by_ledger: dict[int, list[Turn]] = {}
+        turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
-            by_ledger.setdefault(turn.ledger, []).append(turn)
-        for ledger, turns in by_ledger.items():
+            turns_by_ledger.setdefault(turn.ledger, []).append(turn)
+        for ledger, turns in turns_by_ledger.items():
             rows.append(TrajectoryRow(trajectory, trajectory.ledgers[ledger], turns))
         # Validation counts trajectories without turns, so they need a row.
-        if not by_ledger:
+        if not turns_by_ledger:
             rows.append(TrajectoryRow(trajectory, TokenLedger(), []))
     return rows
 
@@ -215,23 +215,23 @@ def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
     The list is empty for all rows but the last one of a trajectory. The characters that
     ``ChatBridge.escape_added_tokens`` inserted are removed.
     """
-    last_rows = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
+    last_row_of_trajectory = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [
-        _rebuild_conversation(row) if last_rows[id(row.trajectory)] == number else []
+        _rebuild_conversation(row) if last_row_of_trajectory[id(row.trajectory)] == number else []
         for number, row in enumerate(rows)
     ]
 
 
 def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
     shown_messages = [
-        {**message, "content": remove_cuts(message["content"])}
+        {**message, "content": remove_escape_characters(message["content"])}
         for message in row.trajectory.shown_messages
     ]
-    num_initial = len(shown_messages) - (len(row.turns) - 1)
-    messages = shown_messages[:num_initial]
+    num_opening_messages = len(shown_messages) - (len(row.turns) - 1)
+    messages = shown_messages[:num_opening_messages]
     for turn_index, turn in enumerate(row.turns):
         if turn_index:
-            messages.append(shown_messages[num_initial + turn_index - 1])
+            messages.append(shown_messages[num_opening_messages + turn_index - 1])
         messages.append({"role": "assistant", "content": turn.response})
     return messages
 

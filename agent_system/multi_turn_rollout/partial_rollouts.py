@@ -30,10 +30,10 @@ class GroupsInFlight(Generic[T]):
     ``take_finished`` waits for a coroutine that was not finished in ``patience`` earlier calls.
     """
 
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
+    def __init__(self, max_calls_waited: int) -> None:
+        self._max_calls_waited = max_calls_waited
         self._tasks: dict[str, asyncio.Task[T]] = {}
-        self._calls_outlasted: dict[str, int] = {}
+        self._num_calls_waited: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -44,16 +44,16 @@ class GroupsInFlight(Generic[T]):
             coroutine.close()
             raise ValueError(f"group {name!r} is already in flight; names must be unique")
         self._tasks[name] = asyncio.ensure_future(coroutine)
-        self._calls_outlasted[name] = 0
+        self._num_calls_waited[name] = 0
 
-    async def take_finished(self, keep: int) -> list[T]:
-        """Wait until all but ``keep`` coroutines are done; return their results, oldest first.
+    async def take_finished(self, num_unfinished: int) -> list[T]:
+        """Wait until all but ``num_unfinished`` coroutines are done; return their results, oldest first.
 
         Raises the first error of a coroutine and cancels the others.
         """
-        num_returned = max(len(self._tasks) - keep, 0)
+        num_returned = max(len(self._tasks) - num_unfinished, 0)
         try:
-            while not self._has_enough_done(num_returned):
+            while not self._are_enough_done(num_returned):
                 running_tasks = [task for task in self._tasks.values() if not task.done()]
                 await asyncio.wait(running_tasks, return_when=asyncio.FIRST_COMPLETED)
                 self._raise_first_error()
@@ -64,24 +64,28 @@ class GroupsInFlight(Generic[T]):
         done_names = [name for name, task in self._tasks.items() if task.done()][:num_returned]
         results = [self._tasks.pop(name).result() for name in done_names]
         for name in done_names:
-            del self._calls_outlasted[name]
-        for name in self._calls_outlasted:
-            self._calls_outlasted[name] += 1
+            del self._num_calls_waited[name]
+        for name in self._num_calls_waited:
+            self._num_calls_waited[name] += 1
         return results
 
     async def cancel_all(self) -> None:
         """Cancel all running coroutines and wait for their end."""
         tasks = list(self._tasks.values())
         self._tasks = {}
-        self._calls_outlasted = {}
+        self._num_calls_waited = {}
         for task in tasks:
             task.cancel()
         # Awaited, so that they release their environments.
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _has_enough_done(self, num_returned: int) -> bool:
+    def _are_enough_done(self, num_returned: int) -> bool:
         num_done = sum(task.done() for task in self._tasks.values())
-        late_names = [name for name, age in self._calls_outlasted.items() if age >= self._patience]
+        late_names = [
+            name
+            for name, num_calls in self._num_calls_waited.items()
+            if num_calls >= self._max_calls_waited
+        ]
         # Late groups come first in the order of starts, and so are among those returned.
         late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
         return num_done >= num_returned and all(task.done() for task in late_tasks)
@@ -99,18 +103,18 @@ class PartialRollouts:
     number of groups of its batch: ``train-3-0-5@16``.
     """
 
-    def __init__(self, number: int) -> None:
-        self.num_groups = number
-        self._in_flight: dict[str, str] = {}  # uid and name
-        self._to_restart: list[str] = []
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+        self._name_by_uid: dict[str, str] = {}  # uid and name
+        self._names_to_restart: list[str] = []
 
     def group_names(self) -> list[str]:
         """Return the names of the groups in flight."""
-        return [*self._in_flight.values(), *self._to_restart]
+        return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
         """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
-        self._to_restart = list(names)[: self.num_groups]
+        self._names_to_restart = list(names)[: self.num_groups]
         if len(names) > self.num_groups:
             line = "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"
             logger.warning(line, self.num_groups, ", ".join(names[self.num_groups :]))
@@ -123,27 +127,27 @@ class PartialRollouts:
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         batch_parts = [batch]
-        for name in self._to_restart:
+        for name in self._names_to_restart:
             uid, _, size = name.partition("@")
             _, step, draw, _ = uid.split("-")
             earlier_batch = envs.gen_batch(int(step), int(size), int(draw))
             batch_parts.append(_select_groups(earlier_batch, [uid]))
-            self._in_flight[uid] = name
-        num_missing = self.num_groups - len(self._in_flight)
+            self._name_by_uid[uid] = name
+        num_missing = self.num_groups - len(self._name_by_uid)
         if num_missing > 0:
             extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
             extra_uids = list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))
             batch_parts.append(_select_groups(extra_batch, extra_uids[:num_missing]))
-        self._to_restart = []
+        self._names_to_restart = []
         full_batch = DataProto.concat(batch_parts)
         for uid in full_batch.non_tensor_batch["uid"]:
-            self._in_flight.setdefault(uid, f"{uid}@{groups}")
+            self._name_by_uid.setdefault(uid, f"{uid}@{groups}")
         return full_batch
 
     def remove_returned(self, trajectories: Sequence[Trajectory]) -> None:
         """Remove the groups of ``trajectories``, which were returned."""
         for trajectory in trajectories:
-            self._in_flight.pop(trajectory.spec.uid, None)
+            self._name_by_uid.pop(trajectory.spec.uid, None)
 
 
 def _select_groups(batch: DataProto, names: Sequence[str]) -> DataProto:

@@ -81,20 +81,20 @@ def check_replays(
 
     That is one whose environment failed, or whose episode ended before its last action.
     """
-    for source, trajectory in zip(recorded, trajectories, strict=True):
-        count, executed = len(source.actions), len(trajectory.turns)
+    for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
+        num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
         if trajectory.aborted is not None:
             why = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
-        elif executed == count:
+        elif num_executed == num_recorded:
             continue
         elif trajectory.truncated is not None:
             why = (
-                f"only {executed} of {count} actions fit; reason: {trajectory.truncated}; fix: "
+                f"only {num_executed} of {num_recorded} actions fit; reason: {trajectory.truncated}; fix: "
                 "raise env.max_steps or data.max_response_length"
             )
         else:
             why = (
-                f"action {executed + 1} comes after the end of the episode; allowed: at most "
-                f"{executed} actions; fix: remove the actions after it, or correct task and seed"
+                f"action {num_executed + 1} comes after the end of the episode; allowed: at most "
+                f"{num_executed} actions; fix: remove the actions after it, or correct task and seed"
             )
-        raise UsageError(f"{source.source}: {why}")
+        raise UsageError(f"{recorded_trajectory.source}: {why}")

@@ -62,11 +62,15 @@ class RolloutSettings:
 
     @classmethod
     def from_config(
-        cls, config: PPOConfig, package: EnvPackage, is_train: bool, thinking: bool = False
+        cls,
+        config: PPOConfig,
+        package: EnvPackage,
+        is_train: bool,
+        samples_alternatives: bool = False,
     ) -> "RolloutSettings":
         """Read ``config`` (the whole typed configuration) for training or validation.
 
-        ``thinking`` enables alternative thoughts according to ``algorithm.rlvcr``.
+        ``samples_alternatives`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
         rollout = config.actor_rollout_ref.rollout
         rlvcr = method_settings(config.algorithm)
@@ -74,7 +78,7 @@ class RolloutSettings:
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
         # With ``credit=executed`` only returns of replays are compared, so no thought is scored.
-        if thinking and rlvcr.credit != "executed":
+        if samples_alternatives and rlvcr.credit != "executed":
             alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
         return cls(
             trajectories_per_row=1 if is_train else rollout.val_kwargs.n,
@@ -93,7 +97,9 @@ class RolloutSettings:
             alternatives=alternatives,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Validation measures the levels that the policy chooses.
-            level_rule=LevelRule.force_uniformly(rlvcr.epsilon_levels) if thinking else FREE_RULE,
+            level_rule=LevelRule.force_uniformly(rlvcr.epsilon_levels)
+            if samples_alternatives
+            else FREE_RULE,
             seed=rollout.seed,
         )
 
@@ -143,10 +149,10 @@ def refuse_images(config: PPOConfig) -> None:
     image_setting = get_package(config.env.env_name).images(env_settings(config.env))
     if image_setting is None:
         return
-    key, value, text_value = image_setting
+    key, value, value_for_text = image_setting
     full_key = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
     policy = config.actor_rollout_ref.model.path
     raise ValueError(
         f"{full_key}={value!r}: its observations are images, and the policy {policy} is used as a "
-        f"text model; allowed: {text_value}; fix: {full_key}={text_value}"
+        f"text model; allowed: {value_for_text}; fix: {full_key}={value_for_text}"
     )

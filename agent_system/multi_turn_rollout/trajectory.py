@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.env import Task
-from agent_system.reward_manager.scores import LARGEST, is_number
+from agent_system.reward_manager.scores import MAX_FLOAT32, is_number
 from agent_system.tokens.ledger import TokenLedger
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
@@ -124,7 +124,7 @@ class Trajectory:
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
     # Clock of its collector worker, not comparable with that of other workers.
-    ended_at: float = 0.0
+    end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
 
@@ -175,6 +175,6 @@ def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
         and is_number(value)
         # False for NaN, and for integers beyond float64.
-        and -LARGEST <= value <= LARGEST
+        and -MAX_FLOAT32 <= value <= MAX_FLOAT32
     }
     return dict(list(numbers.items())[:MAX_INFO_NUMBERS])

@@ -94,8 +94,8 @@ class TrajectoryGenerator:
             # After the session: other trajectories can use the environment meanwhile.
             await asyncio.gather(*self._thought_tasks)
         finally:
-            for thought in self._thought_tasks:
-                thought.cancel()
+            for thought_task in self._thought_tasks:
+                thought_task.cancel()
         return self.trajectory
 
     async def _generate_in_session(self, pool: EnvironmentPool) -> None:
@@ -106,8 +106,8 @@ class TrajectoryGenerator:
                 try:
                     await self._run_turns(env)
                 finally:
-                    trajectory.ended_at = time.perf_counter()
-                    trajectory.active_s = trajectory.ended_at - start_s
+                    trajectory.end_time_s = time.perf_counter()
+                    trajectory.active_s = trajectory.end_time_s - start_s
         except EnvFailure as failure:
             trajectory.abort(f"env_{failure.kind}", failure.detail)
         except EngineAborted as failure:
@@ -282,7 +282,7 @@ async def generate_group_alternatives(
             for trajectory, turn in turns
         )
         return
-    sharing_turns: dict[object, list[_WantedThoughts]] = {}
+    turns_by_prompt: dict[object, list[_TurnWithWantedLevels]] = {}
     for trajectory, turn in turns:
         if turn.parsed is None:
             continue
@@ -290,16 +290,16 @@ async def generate_group_alternatives(
         if levels:
             prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
             key = (tuple(prompt), turn.parsed.turn_format)
-            sharing_turns.setdefault(key, []).append(
-                _WantedThoughts(trajectory, turn, turn.parsed, levels)
+            turns_by_prompt.setdefault(key, []).append(
+                _TurnWithWantedLevels(trajectory, turn, turn.parsed, levels)
             )
     await gather_or_cancel(
-        _sample_shared_thoughts(sampler, members) for members in sharing_turns.values()
+        _sample_shared_thoughts(sampler, members) for members in turns_by_prompt.values()
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _WantedThoughts:
+class _TurnWithWantedLevels:
     """Turn that needs thoughts at ``levels``."""
 
     trajectory: Trajectory
@@ -309,7 +309,7 @@ class _WantedThoughts:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeSampler, members: Sequence[_WantedThoughts]
+    sampler: AlternativeSampler, members: Sequence[_TurnWithWantedLevels]
 ) -> None:
     """Sample the thoughts that any of ``members`` needs, and store them in the turns.
 
@@ -317,7 +317,7 @@ async def _sample_shared_thoughts(
     """
     first = members[0]
     spec = first.trajectory.spec
-    shared = await sampler.sample_thoughts(
+    shared_thoughts = await sampler.sample_thoughts(
         first.trajectory.ledgers[first.turn.ledger].token_ids[: first.turn.start],
         first.parsed,
         sorted({level for member in members for level in member.levels}),
@@ -326,8 +326,12 @@ async def _sample_shared_thoughts(
         spec.index,
     )
     for member in members:
-        thoughts = [thought for thought in shared.thoughts if thought.level in member.levels]
+        thoughts = [
+            thought for thought in shared_thoughts.thoughts if thought.level in member.levels
+        ]
         # Dropped thoughts and sampled tokens are counted once, in the first turn.
         member.turn.alternatives = (
-            replace(shared, thoughts=thoughts) if member is first else TurnAlternatives(thoughts)
+            replace(shared_thoughts, thoughts=thoughts)
+            if member is first
+            else TurnAlternatives(thoughts)
         )

@@ -65,7 +65,7 @@ class TokenConversation:
     ``opening`` are messages in front of the first observation: a system message or examples.
     """
 
-    __slots__ = ("_bridge", "_limits", "_opening", "ledger")
+    __slots__ = ("_bridge", "_limits", "_opening_messages", "ledger")
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TokenConversation:
         self.ledger = TokenLedger()
         self._bridge = bridge
         self._limits = limits
-        self._opening = opening
+        self._opening_messages = opening
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -89,7 +89,9 @@ class TokenConversation:
         Return False without adding anything if ``turn`` would not fit after it.
         """
         if not self.ledger.all_segments:
-            first_prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
+            first_prompt = self._bridge.encode_first_prompt(
+                append_user_text(self._opening_messages, text)
+            )
             if not self._limits.allows_turn(len(first_prompt), 0):
                 return False
             self.ledger.append(first_prompt, SegmentKind.PROMPT, turn=turn, episode=episode)

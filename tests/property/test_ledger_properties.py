@@ -30,7 +30,7 @@ TURNS = st.lists(st.tuples(SAMPLED, TEXT), min_size=1, max_size=6)
 def make_ledger(turns) -> TokenLedger:
     ledger = TokenLedger()
     ledger.append(
-        bridge().first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT
+        bridge().encode_first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT
     )
     for turn, (sampled, text) in enumerate(turns):
         ledger.append(

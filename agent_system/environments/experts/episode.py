@@ -12,7 +12,11 @@ from agent_system.environments.expert_protocol import Decision, ExpertPolicy
 from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
-TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task that are copied into a row
+COPIED_TASK_FIELDS = (
+    "task_id",
+    "data_source",
+    "kind",
+)  # fields of the task that are copied into a row
 
 
 def write_thought(level: int, decision: Decision) -> str:
@@ -78,7 +82,7 @@ class ExpertEpisode:
     """Episode of an expert, and the rows (lines of the demonstration file) made from it.
 
     With ``window=None`` the episode is one row, as with ``env.history=append``. Otherwise every
-    turn is a row, and its prompt has the last ``window`` turns. With ``asks_levels`` the prompts
+    turn is a row, and its prompt has the last ``window`` turns. With ``asks_for_levels`` the prompts
     ask for thinking levels.
     """
 
@@ -88,22 +92,22 @@ class ExpertEpisode:
         prompts: Prompts,
         task: Task,
         first_observation: Observation,
-        asks_levels: bool,
+        asks_for_levels: bool,
         window: int | None = None,
     ) -> None:
         self.env = env
         self.prompts = prompts
         self.task = task
         self.first = first_observation
-        self.asks_levels = asks_levels
+        self.asks_for_levels = asks_for_levels
         # Past turns, from which prompts are built if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
         self.window_prompts: list[str] = []
         self.levels: list[int | None] = []
         self.decisions: list[Decision] = []
-        system = prompts.system(asks_levels)
+        system = prompts.system(asks_for_levels)
         self.messages = [{"role": "system", "content": system}] if system else []
-        self._add_message("user", prompts.first(first_observation, asks_levels))
+        self._add_message("user", prompts.first(first_observation, asks_for_levels))
 
     def run(
         self, policy: ExpertPolicy, sample_level: Callable[[Decision], int | None], max_steps: int
@@ -124,7 +128,7 @@ class ExpertEpisode:
             if self.memory is not None:
                 turns = self.memory.stored_turns()
                 self.window_prompts.append(
-                    self.prompts.window(self.first, turns, observation, self.asks_levels)
+                    self.prompts.window(self.first, turns, observation, self.asks_for_levels)
                 )
                 self.memory.add(observation.text, action)
             self._add_message("assistant", render_reply(level, decision))
@@ -153,7 +157,7 @@ class ExpertEpisode:
     def _build_row(self, steps: slice, messages: list[dict[str, str]]) -> dict[str, Any]:
         decisions = self.decisions[steps]
         return {
-            **{key: self.task[key] for key in TASK_FIELDS if key in self.task},
+            **{key: self.task[key] for key in COPIED_TASK_FIELDS if key in self.task},
             "levels": self.levels[steps],
             "slack": [decision.is_useless for decision in decisions],
             "slips": [decision.is_invalid for decision in decisions],

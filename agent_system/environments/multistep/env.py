@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
-from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner, accept_both_forms
+from agent_system.environments.multistep.runner import (
+    EpisodeRunner,
+    TrialRunner,
+    accept_both_signatures,
+)
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
     Trial,
@@ -123,7 +127,7 @@ class MultistepEnv:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "_step_episode" in vars(cls):
-            cls._step_episode = accept_both_forms(vars(cls)["_step_episode"])
+            cls._step_episode = accept_both_signatures(vars(cls)["_step_episode"])
 
     # ---- hooks of subclasses ----
 
@@ -146,7 +150,7 @@ class MultistepEnv:
         prompt = state.get("prompt", "") if isinstance(state, Mapping) else ""
         return prompt if isinstance(prompt, str) else ""
 
-    @accept_both_forms
+    @accept_both_signatures
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
@@ -169,8 +173,8 @@ class MultistepEnv:
 
     def _format_episode(self, number: int) -> str:
         """Return the line before episode ``number`` (from 0) of a trial with several episodes."""
-        free_note = " It does not count." if number < self.free_shots else ""
-        return f"Episode {number + 1} of {self.episodes_per_trial}.{free_note}"
+        free_shot_remark = " It does not count." if number < self.free_shots else ""
+        return f"Episode {number + 1} of {self.episodes_per_trial}.{free_shot_remark}"
 
     def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  for subclasses
         """Return the text about the end of an episode that is followed by another one."""
@@ -210,9 +214,9 @@ class MultistepEnv:
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
             return [0.0] * len(completions or ())
-        return [self._session_return(session_id) for session_id in session_ids]
+        return [self._get_session_return(session_id) for session_id in session_ids]
 
-    def _session_return(self, session_id: str) -> float | None:
+    def _get_session_return(self, session_id: str) -> float | None:
         record = self.completed_episodes.get(session_id)
         if record is None:
             logger.warning("session %r is unknown or not finished: its reward is 0", session_id)
@@ -239,7 +243,7 @@ class MultistepEnv:
         *,
         prompts: Inputs | None = None,
         max_completion_length: int | None = None,
-        **ignored: object,
+        **ignored_options: object,
     ) -> dict[str, list]:
         """Run one trial per input and return its tokens, messages and rewards.
 
@@ -271,17 +275,19 @@ class MultistepEnv:
             ValueError: There is no agent and no model, or a message has no content.
             TypeError: There are no inputs and no prompts, or both.
         """
-        if ignored:
-            logger.warning("run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored)))
-        given_inputs = [values for values in (inputs, prompts) if values is not None]
-        if len(given_inputs) != 1:
+        if ignored_options:
+            logger.warning(
+                "run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored_options))
+            )
+        non_null_inputs = [values for values in (inputs, prompts) if values is not None]
+        if len(non_null_inputs) != 1:
             raise TypeError(
-                f"run_trial got {len(given_inputs)} of the arguments inputs and prompts; allowed: "
+                f"run_trial got {len(non_null_inputs)} of the arguments inputs and prompts; allowed: "
                 "one of them; fix: pass inputs"
             )
         agent = _select_agent(agent, llm, sampling_params)
-        runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))
-        entries = _read_inputs(given_inputs[0])
+        runner = TrialRunner(self, agent, self._build_token_limits(agent, max_completion_length))
+        entries = _read_inputs(non_null_inputs[0])
         trials = [
             Trial(f"{self.env_id}-{next(self._session_numbers)}", *entry) for entry in entries
         ]
@@ -309,7 +315,7 @@ class MultistepEnv:
                 "active_states[session_id] = _initialize_episode(session_id, task_info)"
             )
         agent = _select_agent(agent, llm, sampling_params)
-        (trial,) = EpisodeRunner(self, agent, self._limits_for(agent, None)).run(
+        (trial,) = EpisodeRunner(self, agent, self._build_token_limits(agent, None)).run(
             [Trial(session_id, {})]
         )
         return build_episode_results(trial, self.mask_mode)
@@ -324,12 +330,12 @@ class MultistepEnv:
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
 
-    def _limits_for(self, agent: Agent, completion: int | None) -> TokenLimits:
-        length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
+    def _build_token_limits(self, agent: Agent, max_completion_length: int | None) -> TokenLimits:
+        max_length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
         return TokenLimits(
-            response=completion or math.inf,
+            response=max_completion_length or math.inf,
             # Transformers returns 1e30 for a tokenizer without a limit, which works here.
-            total=length if isinstance(length, int) else math.inf,
+            total=max_length if isinstance(max_length, int) else math.inf,
             turn=getattr(agent, "max_turn_tokens", None) or 0,
         )
 
@@ -352,14 +358,12 @@ def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
         if isinstance(entry, Mapping):
             entries.append((dict(entry), []))
             continue
-        opening = [
-            _with_role(message) for message in ([entry] if isinstance(entry, str) else entry)
-        ]
+        opening = [_add_role(message) for message in ([entry] if isinstance(entry, str) else entry)]
         entries.append(({"messages": opening}, list(opening)))
     return entries
 
 
-def _with_role(message: Mapping[str, Any] | str) -> Message:
+def _add_role(message: Mapping[str, Any] | str) -> Message:
     """Return ``message`` as a dict with a role. The default role is ``user``.
 
     Raises ``ValueError`` for a message without content.

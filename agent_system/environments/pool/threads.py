@@ -40,10 +40,10 @@ class DaemonThread:
 
     def __init__(self) -> None:
         # Calls that have neither finished nor exceeded their deadline.
-        self._pending: set[Future[Any]] = set()
+        self._pending_futures: set[Future[Any]] = set()
         # Functions with the futures of their results. None ends the thread.
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._calls = queue.SimpleQueue()
+        self._queued_calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._queued_calls = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
@@ -52,29 +52,29 @@ class DaemonThread:
         The deadline is ``timeout_s`` times one plus the number of pending calls. A call whose
         deadline passes while it waits is never made. Raises ``_DeadlineExceeded``.
         """
-        allowed_s = timeout_s * (len(self._pending) + 1)
+        total_timeout_s = timeout_s * (len(self._pending_futures) + 1)
         future = self.queue_call(function, *args)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
+        self._pending_futures.add(future)
+        future.add_done_callback(self._pending_futures.discard)
         try:
-            return await _await_within(allowed_s, asyncio.wrap_future(future))
-        except _DeadlineExceeded as late:
-            self._pending.discard(future)
-            late.was_running = future.running()
+            return await _await_within(total_timeout_s, asyncio.wrap_future(future))
+        except _DeadlineExceeded as deadline_error:
+            self._pending_futures.discard(future)
+            deadline_error.was_running = future.running()
             raise
 
     def queue_call(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
         """Queue ``function(*args)`` and return the future of its result."""
         future: Future[Any] = Future()
-        self._calls.put((functools.partial(function, *args), future))
+        self._queued_calls.put((functools.partial(function, *args), future))
         return future
 
     def stop(self) -> None:
         """End the thread after the queued calls."""
-        self._calls.put(None)
+        self._queued_calls.put(None)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (call := self._queued_calls.get()) is not None:
             function, future = call
             # The caller may have cancelled the call while it was queued.
             if not future.set_running_or_notify_cancel():
@@ -104,7 +104,7 @@ async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
 
 # Threads of ``locked`` environments in this process, by package name.
 _SHARED_THREADS: dict[str, DaemonThread] = {}
-_SHARED_LOCK = threading.Lock()
+_SHARED_THREADS_LOCK = threading.Lock()
 
 
 @dataclass(slots=True, eq=False)
@@ -125,9 +125,9 @@ class LocalSlot:
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
-    def count_session(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        """Add ``by`` (1 or -1) to the number of open sessions."""
-        self.num_sessions += by
+    def count_session(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
+        """Add ``change`` (1 or -1) to the number of open sessions."""
+        self.num_sessions += change
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
@@ -135,11 +135,11 @@ class LocalSlot:
         An inline environment cannot be interrupted. If its blocking call exceeds the deadline, it
         fails when it returns.
         """
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             result = await self._execute_call(op, args, timeout_s)
             # With other placements the deadline has already raised an error.
-            if time.perf_counter() - began > timeout_s and self.placement == "inline":
+            if time.perf_counter() - start_s > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
             return wire.check_reset(result) if op == "reset" else wire.check_step(result)
         except _DeadlineExceeded:
@@ -162,8 +162,8 @@ class LocalSlot:
     async def _call_in_thread(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
             return await self._get_thread().call(timeout_s, self._call_env, op, args, self._envs)
-        except _DeadlineExceeded as late:
-            if late.was_running and self._envs:
+        except _DeadlineExceeded as deadline_error:
+            if deadline_error.was_running and self._envs:
                 interrupt = getattr(self._envs[0], "interrupt", None)
                 if interrupt is not None:
                     interrupt()
@@ -180,7 +180,7 @@ class LocalSlot:
 
     def _get_thread(self) -> DaemonThread:
         if self.placement == "locked":
-            with _SHARED_LOCK:
+            with _SHARED_THREADS_LOCK:
                 if self.package.name not in _SHARED_THREADS:
                     _SHARED_THREADS[self.package.name] = DaemonThread()
                 self._thread = _SHARED_THREADS[self.package.name]

@@ -17,7 +17,7 @@ from agent_system.environments.env_package.alfworld.prompts import (
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks, list_tasks
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
-from agent_system.environments.experts.demonstrations import MAX_STEPS
+from agent_system.environments.experts.demonstrations import DEFAULT_MAX_STEPS
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 
@@ -58,7 +58,7 @@ def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
 def demonstration_key(settings: AlfworldSettings) -> list[Any]:
     """Return the versions and the settings that change a demonstration episode."""
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
-    episode_settings["max_steps"] = settings.max_steps or MAX_STEPS
+    episode_settings["max_steps"] = settings.max_steps or DEFAULT_MAX_STEPS
     versions = [VERSION, games.GENERATOR_VERSION, EPISODES_PER_GAME, metadata.version("alfworld")]
     # Appended only for ``carried``, so that the names of ``announced`` files stay valid.
     if uses_derived_thoughts(settings):

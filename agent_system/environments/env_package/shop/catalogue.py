@@ -47,7 +47,7 @@ def _build_index(count: int) -> tuple[list[Product], KeywordIndex]:
 def find_products(count: int, query: str, limit: int) -> list[Product]:
     """Return at most ``limit`` of the first ``count`` products, best match for ``query`` first."""
     products, index = _build_index(count)
-    return [products[position] for position in index.find_top(query, limit)]
+    return [products[position] for position in index.find_best_texts(query, limit)]
 
 
 def _draw_product(tables: dict[str, Any], number: int) -> Product:

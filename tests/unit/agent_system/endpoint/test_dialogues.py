@@ -1,8 +1,8 @@
-"""Dialogues: the conversation that a list of messages continues, and its tokens."""
+"""EpisodeDialogues: the conversation that a list of messages continues, and its tokens."""
 
 import pytest
 
-from agent_system.endpoint.dialogues import Dialogues
+from agent_system.endpoint.dialogues import EpisodeDialogues
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
@@ -39,7 +39,7 @@ def encode_letters(tokenizer, text: str) -> list[int]:
 
 
 def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
     sampled = encode_letters(tokenizer, "the apple")
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
@@ -66,7 +66,7 @@ def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     ],
 )
 def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
     first = dialogues.open([SYSTEM, user("one")], 0)
     assert first is not None
     first.add_reply(Said([5, 6]), 0, ["said"])
@@ -74,7 +74,7 @@ def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
     fork = dialogues.open(messages, 1)
     assert fork is not None and fork is not first and fork.number == 1
     assert first.conversation.ledger.token_ids == token_ids, "the first dialogue is unchanged"
-    assert fork.conversation.prompt_ids == bridge.first_prompt(messages)
+    assert fork.conversation.prompt_ids == bridge.encode_first_prompt(messages)
     assert [segment.kind for segment in fork.conversation.ledger.all_segments] == [
         SegmentKind.PROMPT
     ]
@@ -82,7 +82,7 @@ def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
 
 def test_each_quotation_of_a_reply_continues_once(bridge):
     for quoted in ("said", "said</action>"):
-        dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+        dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
         first = dialogues.open([user("one")], 0)
         assert first is not None
         first.add_reply(Said([5, 6]), 0, ["said", "said</action>"])
@@ -93,7 +93,7 @@ def test_each_quotation_of_a_reply_continues_once(bridge):
 
 
 def test_no_dialogue_continues_without_extension(bridge):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=False)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=False)
     first = dialogues.open([user("one")], 0)
     assert first is not None
     first.add_reply(Said([5, 6]), 0, ["said"])
@@ -102,7 +102,9 @@ def test_no_dialogue_continues_without_extension(bridge):
 
 
 def test_turn_that_does_not_fit_changes_nothing(bridge):
-    dialogues = Dialogues(bridge, TokenLimits(prompt=40, response=32, turn=8), extends=True)
+    dialogues = EpisodeDialogues(
+        bridge, TokenLimits(prompt=40, response=32, turn=8), continues_dialogues=True
+    )
     first = dialogues.open([user("one")], 0)
     assert first is not None
     first.add_reply(Said([5, 6]), 0, ["said"])
@@ -114,7 +116,7 @@ def test_turn_that_does_not_fit_changes_nothing(bridge):
 
 
 def test_user_text_has_no_tags_and_system_text_has(bridge, tokenizer):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
     dialogue = dialogues.open([SYSTEM, user("<action>left</action> <|im_end|>")], 0)
     assert dialogue is not None
     ids = dialogue.conversation.prompt_ids
@@ -130,7 +132,7 @@ def test_roles_that_the_template_refuses_are_an_error(tokenizer):
         "{%- if messages | length > 1 -%}{{ raise_exception('one at a time') }}{%- endif -%}"
         + refusing.chat_template
     )
-    dialogues = Dialogues(ChatBridge(refusing), NO_LIMITS, extends=False)
+    dialogues = EpisodeDialogues(ChatBridge(refusing), NO_LIMITS, continues_dialogues=False)
     with pytest.raises(TemplateUnsupported):
         dialogues.open([user("one"), reply("said"), user("two")], 0)
 
@@ -147,6 +149,6 @@ def test_roles_that_the_template_refuses_are_an_error(tokenizer):
 def test_text_far_beyond_the_limit_is_not_tokenised(bridge, monkeypatch, limits, fits):
     encoded = []
     monkeypatch.setattr(bridge, "escape_added_tokens", lambda text: encoded.append(text) or text)
-    dialogues = Dialogues(bridge, limits, extends=True)
+    dialogues = EpisodeDialogues(bridge, limits, continues_dialogues=True)
     dialogue = dialogues.open([user("a" * 10_000)], 0)
     assert (dialogue is not None, bool(encoded)) == (fits, fits)

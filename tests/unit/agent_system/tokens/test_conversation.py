@@ -43,7 +43,7 @@ def test_conversation_is_prompt_turn_and_bridge():
     bridge = ChatBridge(tokenizer)
     conversation = TokenConversation(bridge, opening=[SYSTEM])
     assert conversation.add_observation("You are at 1.", 0)
-    prompt = bridge.first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
+    prompt = bridge.encode_first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
     assert conversation.prompt_ids == prompt
     sampled = [5, 6, 7]
     segment = conversation.add_turn(Said(sampled), 0)
