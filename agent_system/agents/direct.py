@@ -18,7 +18,7 @@ _STOP_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
 class LanguageModel(Protocol):
-    """A model to sample from, such as ``vllm.LLM``.
+    """Model to sample from, such as ``vllm.LLM``.
 
     ``use_tqdm=False`` is passed if ``generate`` accepts it.
     """
@@ -37,8 +37,8 @@ class DirectOutputAgent:
     conversations without token ids. It defaults to the tokenizer of the model
     (``llm.get_tokenizer()`` or ``llm.tokenizer``).
 
-    Without a tokenizer, prompts are plain transcripts ``role: content``. Sampled tokens without
-    text then become their decimal ids, separated by spaces.
+    Without a tokenizer, prompts are plain transcripts ``role: content``. If the model returns no
+    text either, the text of a turn is its token ids as decimal numbers, separated by spaces.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ MAX_TOKENS_KEYS = ("max_tokens", "max_completion_tokens")
 PARSED_KEYS = ("model", "messages", "stop", *MAX_TOKENS_KEYS)
 ONLY_TEXT = "only text is shown to the policy"
 MAX_STOP_STRINGS = 4
-MAX_MESSAGES = 10_000  # of a request
-MAX_ERROR_VALUE_CHARACTERS = 120  # characters of a value in an error
+MAX_MESSAGES = 10_000  # messages in one request
+MAX_ERROR_VALUE_CHARACTERS = 120  # characters of a value that an error message shows
 # Limited length, because the repr of a whole request body would take seconds.
 _SHORT_REPR = reprlib.Repr()
 _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = MAX_ERROR_VALUE_CHARACTERS

@@ -4,7 +4,8 @@
     [system user REPLY user]                       the same row: sampled tokens, bridge, user
     [system user OTHER user]                       a fork: a new row, rendered from its messages
 
-A reply is identified by its text. The row contains the tokens that were sampled for it.
+The endpoint recognises an earlier reply by its text. The row contains the tokens that were sampled
+for that reply: the text is not encoded again.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,11 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 
 class Dialogue:
-    """One conversation, which becomes one row.
+    """One conversation of the agent, which becomes one row of the batch.
 
-    ``number`` is the index of its token list in ``EpisodeDialogues.ledgers``. ``shown_messages`` are the
-    messages before its first turn, then one message before each later turn that was sampled.
+    ``number`` is the index of its token list in ``EpisodeDialogues.ledgers``. ``shown_messages``
+    contains the messages before the first turn, then one message before each later turn that was
+    sampled.
     """
 
     def __init__(
@@ -38,15 +40,16 @@ class Dialogue:
         self._accepted_replies: tuple[str, ...] = ()
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
-        """Return True if ``messages`` are this dialogue, the last reply and one new message."""
+        """Return True if ``messages`` are this dialogue, its last reply and one new message."""
         if list(messages[:-2]) != self._answered_messages:
             return False
         reply = messages[-2]
         return reply["role"] == "assistant" and reply["content"] in self._accepted_replies
 
     def set_pending_messages(self, messages: list[Message], new_messages: list[Message]) -> None:
-        """Set ``messages`` as the messages to answer.
-        ``new_messages`` are the new ones among them, with added tokens in user text escaped.
+        """Store ``messages``: the whole conversation that the next turn answers.
+
+        ``new_messages`` are those that the policy has not seen yet, with escaped user texts.
         """
         self._answered_messages = messages
         self._pending_messages = new_messages
@@ -55,7 +58,10 @@ class Dialogue:
     def add_reply(
         self, sampled: SampledReply, step: int, accepted_replies: Sequence[str]
     ) -> Segment:
-        """Add the sampled turn ``step``. A client may send it back as any text of ``accepted_replies``."""
+        """Add the sampled turn ``step``.
+
+        In its next request a client may repeat the turn as any text of ``accepted_replies``.
+        """
         self._accepted_replies = tuple(accepted_replies)
         self.shown_messages += self._pending_messages
         self._pending_messages = []
@@ -63,10 +69,12 @@ class Dialogue:
 
 
 class EpisodeDialogues:
-    """All conversations of one episode. If ``continues_dialogues`` is false, each request begins a new row.
+    """All dialogues of one episode.
 
-    User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
-    System messages and replies come from the author of the agent and from the policy.
+    If ``continues_dialogues`` is false, each request begins a new row. Added tokens in user
+    messages are escaped (``ChatBridge.escape_added_tokens``), because user messages may contain
+    text of an environment. System messages and replies are not escaped: they come from the author
+    of the agent and from the policy.
     """
 
     def __init__(self, bridge: ChatBridge, limits: TokenLimits, continues_dialogues: bool) -> None:
@@ -80,9 +88,10 @@ class EpisodeDialogues:
         return self._dialogues[number]
 
     def open(self, messages: list[Message], step: int) -> Dialogue | None:
-        """Return the dialogue in which turn ``step`` answers ``messages``, or None if too long.
+        """Return the dialogue in which turn ``step`` answers ``messages``.
 
-        Raises ``TemplateUnsupported`` if the chat template refuses the order of roles.
+        Return None if no turn fits after ``messages``. Raises ``TemplateUnsupported`` if the chat
+        template refuses the order of roles.
         """
         max_conversation_tokens = min(
             self._limits.total, self._limits.prompt + self._limits.response

@@ -24,8 +24,8 @@ LOOPBACK = "127.0.0.1"
 API_KEY_BYTES = 32
 MAX_CONNECTIONS = 4096
 MAX_BODY_BYTES = 16 * 1024 * 1024  # bytes of a request: several times the longest context
-BODY_TIMEOUT_S = 60.0  # for the whole body of a request
-# Seconds without a complete request, from the start of a connection and between two requests.
+BODY_TIMEOUT_S = 60.0  # seconds to receive the whole body of a request
+# Seconds that a connection stays open without a complete request.
 KEEPALIVE_TIMEOUT_S = 60.0
 ACCEPT_QUEUE_LENGTH = 1024  # connections that wait to be accepted
 CLOSE_TIMEOUT_S = 1.0  # seconds to finish open responses when the server closes
@@ -51,7 +51,7 @@ class EndpointSession(Protocol):
 
     @property
     def rules(self) -> SamplingRules:
-        """Return the sampling settings of its turns."""
+        """Return the sampling settings of the session's turns."""
         ...
 
     async def chat(self, request: ChatRequest) -> Reply:
@@ -59,7 +59,7 @@ class EndpointSession(Protocol):
         ...
 
     def finish(self, reward: float, won: bool) -> None:
-        """End the episode with ``reward`` and its success ``won``."""
+        """End the episode with return ``reward``. ``won``: True for a success."""
         ...
 
 
@@ -186,7 +186,7 @@ class BoundedConnections:
         self._trusted_connections.intersection_update(connections)
         if len(connections) < self._max_connections:
             return self._server()
-        # In the order in which the connections were opened.
+        # The connections are in the order of opening: close the oldest one without a valid key.
         for connection in connections:
             if connection not in self._trusted_connections:
                 connection.force_close()
@@ -255,7 +255,8 @@ async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         message = (
             f"{request.method} {request.path}: {error.reason}; allowed: POST /v1/chat/completions, "
-            f"GET /v1/models, POST /v1/reward, at most {MAX_BODY_BYTES} bytes; fix: use one of these"
+            f"GET /v1/models, POST /v1/reward, at most {MAX_BODY_BYTES} bytes; fix: use one of "
+            "these"
         )
         return _build_error_response(RequestRefused(message, status=error.status))
 

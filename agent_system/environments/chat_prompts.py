@@ -25,12 +25,12 @@ class ChatPrompts:
         rules: Rules of the environment.
         example: A valid action, shown as an example of the format.
         list_actions: Add the admissible actions to every observation.
-        keep_first: Repeat the first observation in every window prompt, for environments that
-            state the task only once.
+        keep_first: Repeat the first observation in the prompt of every turn, for environments that
+            state the task only once. It has an effect with ``env.history=window``.
     """
 
     asks_for_levels = True
-    shows_level_prompts = False  # the levels are described by one text for all environments
+    shows_level_prompts = False  # all environments share one description of the levels
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
@@ -41,7 +41,7 @@ class ChatPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Return rules and answer format. With ``levels``, answers begin with a thinking level."""
+        """Return rules and answer format. ``levels``: the format begins with a thinking level."""
         answer = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
         return f"{self.rules}\n\n{answer}\n{example}"
@@ -180,6 +180,6 @@ def project_action(text: str) -> tuple[str, bool]:
         unclosed_text = open_action_match.group(1)
     else:
         lines = text.strip().splitlines()
-        # The environment needs some text as action. False marks it as not well formed.
+        # The environment needs some text as action, so take the last line.
         unclosed_text = lines[-1] if lines else ""
     return " ".join(unclosed_text.split())[:MAX_ACTION_CHARS], False

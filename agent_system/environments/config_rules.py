@@ -103,7 +103,10 @@ def _copy_value(tree: Tree, source: str, target: str) -> None:
 
 
 def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str]) -> Problems:
-    """Yield a problem for each config section of an environment that the run does not use."""
+    """Yield a problem for each config section of an environment that the run does not use.
+
+    ``written_keys`` are the keys that the user has set in ``tree``.
+    """
     env_name = str(_get_value(tree, "env.env_name") or "")
     # Another check reports an unknown name.
     if ":" not in env_name and canonical_name(env_name).split("/", 1)[0] not in REGISTRY:
@@ -129,7 +132,7 @@ def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str
 
 
 def _list_mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
-    """Return the names of the environments in a mixture; empty for another environment."""
+    """Return the names of the environments in a mixture, an empty list for other environments."""
     if canonical_name(env_name).split("/", 1)[0] != MIXTURE_ENVIRONMENT:
         return []
     part_names = _get_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")

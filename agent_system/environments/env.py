@@ -6,7 +6,7 @@ An environment knows neither tokens nor policies. It is synchronous or asynchron
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
+# Contains JSON values. "task_id" (str, unique over splits) and "data_source" (str) are required.
 Task = dict[str, Any]
 
 

@@ -238,7 +238,7 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     section = getattr(env_config, name, None) if name.isidentifier() else None
     if isinstance(section, EnvSettings):
         section = section.model_dump(exclude_unset=True)
-    # ``kwargs`` has precedence: it works for every name of an environment.
+    # ``kwargs`` has precedence over the section.
     section = {**(section or {}), **env_config.kwargs}
     label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = find_settings_class(env_config.env_name)
@@ -253,7 +253,7 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
 
 
 def describe_substitutes(env_config: "EnvConfig") -> str:
-    """Return a sentence about the data that replaces the data which ``env_config`` names.
+    """Return a sentence that says which data the environment uses instead of the configured data.
 
     Example: generated games replace ALFWorld's official games, which are not on this machine.
     Return "" if nothing is replaced, or if the settings cannot be read.

@@ -17,8 +17,10 @@ SINGLE_PART_NAME = ""  # name of the only part of an environment that is no mixt
 
 
 def get_task_number_range(split: str, num_train_tasks: int, num_val_tasks: int) -> range:
-    """Return the numbers of the tasks of ``split``: validation has the first ones, training those
-    after them.
+    """Return the numbers of the tasks of ``split``.
+
+    Validation has the first ``num_val_tasks`` numbers, training the following ones. Example: 8
+    training and 2 validation tasks have the numbers 2 to 9 and 0 to 1.
     """
     return (
         range(num_val_tasks)
@@ -28,7 +30,7 @@ def get_task_number_range(split: str, num_train_tasks: int, num_val_tasks: int) 
 
 
 def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
-    """Return a permutation of ``range(count)`` that depends on ``seed_parts`` only."""
+    """Return a permutation of ``range(count)`` that depends only on the arguments."""
     # Sort by hashes: the result does not depend on a library's random generator.
     return sorted(range(count), key=lambda index: derive_seed(*seed_parts, index))
 
@@ -74,7 +76,7 @@ def interleave_mixture_tasks(
 
 
 def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """Return the tasks by the part that they belong to, each list in the given order.
+    """Return the tasks of each part of a mixture, in the given order.
 
     Without ``weights`` all tasks are under the key ``SINGLE_PART_NAME``.
     """
@@ -87,12 +89,12 @@ def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> di
 
 
 class TaskSchedule:
-    """Endless order of the tasks: parts take turns as in ``build_weighted_round``, and each part repeats
-    its tasks epoch by epoch.
+    """Endless order of the tasks, in which the parts of a mixture alternate.
 
+    Parts alternate as in ``build_weighted_round``, and each part repeats its tasks epoch by epoch.
     Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
-    without ``shuffle``. The same position always has the same task, so a resumed run continues
-    with the same tasks.
+    without ``shuffle``. The same position always has the same task, so a resumed run continues with
+    the same tasks.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class TaskSchedule:
         self._part_round = build_weighted_round(weights) or [SINGLE_PART_NAME]
         self._shuffle = shuffle
         self._seed = seed
-        # By part: ((draw, epoch), order of the tasks in it) for the epoch that was used last.
+        # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
     def get_task(self, number: int, draw: int = 0) -> Task:
@@ -198,6 +200,7 @@ def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | No
         expected_start = start_by_uid.setdefault(uid, start)
         if expected_start != start:
             raise GroupMismatch(
-                f"members of group {uid} started from different states: {expected_start[0][:200]!r} and "
-                f"{start[0][:200]!r}; fix: make reset depend on task and seed only"
+                f"members of group {uid} started from different states: "
+                f"{expected_start[0][:200]!r} and {start[0][:200]!r}; fix: make reset "
+                "depend on task and seed only"
             )

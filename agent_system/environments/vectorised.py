@@ -1,6 +1,6 @@
 """Environments in lock-step: all are reset together and stepped together.
 
-Training does not use them: its trajectories do not wait for each other.
+Training does not use this module, because its trajectories do not wait for each other.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ EXTRA_TIMEOUT_S = 300.0
 class LockStepDriver:
     """Environments in a private pool, whose event loop runs in a private thread.
 
-    ``run`` waits for a coroutine of this class. Every row keeps its environment until the next
-    reset.
+    ``run`` executes a coroutine of this class in that thread and waits for the result. Every row
+    keeps its environment until the next reset.
     """
 
     def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:

@@ -108,7 +108,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
-        # Up to the first of the stop strings, like the OpenAI API.
+        # Cut the text before the first stop string, as the OpenAI API does.
         reply_text = full_text
         for stop in request.stop:
             reply_text = reply_text.partition(stop)[0]
@@ -145,7 +145,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
 
     def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
         """Return the dialogue that ``request`` continues, or a new one.
-        Raises ``RequestRefused`` beyond a turn or token limit, and where the chat template does not
+
+        Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
         support the messages.
         """
         max_steps = self.context.settings.max_steps

@@ -19,7 +19,7 @@ from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
-SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns for each further action, because many repeat an action
+SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns per extra action, because many repeat an action
 
 
 class SampledAction(NamedTuple):
@@ -121,8 +121,8 @@ def continue_from_points(
 ) -> list[AuditPoint]:
     """Continue from every point ``rollouts_per_option`` times with every option.
 
-    The result has the returns of these rollouts. A point is dropped where a rollout failed, for
-    example because its state was not reproduced.
+    The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
+    for example because the state was not reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     specs = [spec for option_specs in specs_by_point for spec in option_specs]
@@ -155,7 +155,7 @@ def continue_from_points(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the requests for all options of ``point``, each ``rollouts_per_option`` times."""
+    """Return the rollout specs for all options of ``point``, each ``rollouts_per_option`` times."""
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:
@@ -173,7 +173,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
 def _generate_with_indices(
     specs: Sequence[RolloutSpec], generate: GenerateBranches
 ) -> list[Trajectory]:
-    """Return the trajectories of ``specs``, which get the numbers of one request."""
+    """Set the ``index`` of ``specs`` in order, and return their trajectories."""
     if not specs:
         return []
     return generate([replace(spec, index=index) for index, spec in enumerate(specs)]).trajectories
@@ -185,14 +185,15 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
 
 
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of every level that the audit compares with returns; higher is better.
+    """Return the scores of all levels at one turn, by the name of the score; higher is better.
 
-    They are the scores of the action and ``deeper``: the number of the level.
+    The audit compares the scores with returns. They are the scores of the action, and the score
+    ``deeper``, which equals the level.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in SCORE_KEYS
     }
-    # Negated, because an action with low entropy is better.
+    # Negate the entropy: a low entropy is better.
     scores["entropy"] = tuple(-value for value in scores["entropy"])
     return scores | {"deeper": tuple(float(level) for level in LEVELS)}

@@ -4,7 +4,7 @@
     branch     s0 ──3── s1 ──1── s2' ── ...     turn 0 is repeated token by token, not sampled
 
 The same task, seed and actions should lead to the same state. The replay compares observations up
-to the forced turn; where they differ the branch is aborted and dropped. Branches are never trained
+to the forced turn. If they differ, the branch is aborted and dropped. Branches are never trained
 on; only their returns are used. ``execute_alternatives`` turns them into credit, and
 ``audit_rollouts`` measures with them the effect of decisions on the return.
 """
@@ -28,11 +28,12 @@ GenerateBranches = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
 def make_branch_spec(
     trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
 ) -> RolloutSpec:
-    """Return the request to repeat ``trajectory`` up to ``turn`` and to force ``level`` there.
+    """Return the rollout spec that repeats ``trajectory`` up to ``turn`` and forces ``level``
+    there.
 
-    With None the policy samples the turn without a forced level. ``name`` distinguishes branches of
-    one turn. Sampling seeds depend on it and on the turn, not on the level: branches with different
-    levels use the same seeds.
+    With ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
+    branches of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
+    branches with different levels use the same seeds.
     """
     repeated_turns = trajectory.turns[: turn.step]
     return replace(
@@ -55,7 +56,7 @@ def make_branch_spec(
 
 
 def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> RolloutSpec:
-    """Return the request for a branch in which only the level digit of ``turn`` is forced.
+    """Return the spec of a branch in which only the level digit of ``turn`` is forced.
 
     The policy samples everything after the digit, as in the original turn. A branch therefore has
     cut turns, empty thoughts and parse failures as often as a sampled turn.
@@ -74,10 +75,11 @@ def execute_alternatives(
     rlvcr: RLVCRSettings,
     seed: int,
 ) -> dict[str, float]:
-    """Replay a share of the turns with another level, and store the credit in the turns.
+    """Replay a share of the turns with another level, store the credit in the turns, return
+    metrics.
 
-    ``Turn.executed_credit`` is 3/4 of the difference between the original's and the branch's
-    return, both minus token cost. Failed branches give no credit. Returns metrics.
+    ``Turn.executed_credit`` is 3/4 of the original's return minus the branch's return, both after
+    token cost. The factor is explained at ``DIFFERENCE_FACTOR``. Failed branches give no credit.
     """
     branch_points: list[tuple[Trajectory, Turn]] = []
     specs: list[RolloutSpec] = []
@@ -113,7 +115,7 @@ def execute_alternatives(
 def priced_return_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) -> float | None:
     """Return the return of ``trajectory`` minus the token cost of its thought at turn ``step``.
 
-    None where the trajectory failed or has no such turn.
+    Return None if the trajectory failed or has no such turn.
     """
     if trajectory.aborted is not None or len(trajectory.turns) <= step:
         return None

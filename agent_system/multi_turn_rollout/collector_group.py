@@ -32,7 +32,7 @@ from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
-# Seconds. The start includes environments and, on a fresh machine, Ray's worker processes.
+# Seconds to start a collector with its environments and, on a new machine, Ray's processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 1.0  # between two checks of the progress
@@ -82,9 +82,9 @@ class CollectorGroup:
         self._remote_workers = [self._start_worker(number) for number in numbers]
 
     def _start_worker(self, number: int) -> Any:
-        # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte:
-        # Ray places actors without resources on any node. Its environments are its children.
-        # A replacement uses another node: Ray may not have noticed yet that the node is dead.
+        # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte of
+        # memory, because Ray places actors without resources on any node. A replacement uses
+        # another node: Ray may not have noticed yet that the node is dead.
         self._node_ids[number] = choose_node(number, ray.nodes(), self._node_ids.get(number))
         strategy = NodeAffinitySchedulingStrategy(self._node_ids[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": strategy}
@@ -97,7 +97,7 @@ class CollectorGroup:
         return worker
 
     def _build_client_name(self, number: int) -> str:
-        """Return the name of collector ``number`` at the engines.
+        """Return the name under which collector ``number`` sends requests to the rollout workers.
 
         A replacement has another name, so that it does not get results of its predecessor.
         """
@@ -116,10 +116,10 @@ class CollectorGroup:
     def collect_ready(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
-        """Start ``specs``, wait until only ``num_unfinished`` groups are unfinished, and return the finished.
+        """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
 
-        Groups of earlier calls are returned too. Unfinished groups continue. Raises the errors of
-        the workers.
+        Return the finished groups, also those that earlier calls have started. Unfinished groups
+        continue. Raises the errors of the workers.
         """
         if self._local_worker is not None:
             runner, worker = self._local_worker
@@ -194,7 +194,7 @@ class CollectorGroup:
         """Return the results of the collectors ``numbers``, and report finished episodes to
         ``progress``.
 
-        Raises the error of a collector, ``WorkerDiedError`` where one was lost too often, and
+        Raises the error of a collector, ``WorkerDiedError`` if one died too often, and
         ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
@@ -221,15 +221,16 @@ class CollectorGroup:
         num_lost: Counter[int],
         request_shard: RequestShard,
     ) -> None:
-        """Move results that arrive within ``POLL_INTERVAL_S`` from ``number_by_ref`` to ``results``.
+        """Move results that arrive within ``POLL_INTERVAL_S`` to ``results``.
 
-        A collector that died is replaced, counted in ``num_lost``, and requested again. After
-        ``MAX_REPLACEMENTS_PER_CALL`` of them ``WorkerDiedError`` is raised.
+        ``number_by_ref`` has the collector's number for each pending result. A collector that died
+        is replaced, counted in ``num_lost``, and requested again. If it dies after
+        ``MAX_REPLACEMENTS_PER_CALL`` replacements, ``WorkerDiedError`` is raised.
         """
         done_refs, _ = ray.wait(
             list(number_by_ref), num_returns=len(number_by_ref), timeout=POLL_INTERVAL_S
         )
-        # Failures are raised at once: the other collectors may take long.
+        # Raise failures immediately: the other collectors may take long.
         for ref in done_refs:
             number = number_by_ref.pop(ref)
             name = build_collector_name(number)
@@ -246,7 +247,7 @@ class CollectorGroup:
     def _count_finished_episodes(self) -> int:
         """Return the number of finished episodes of all workers.
 
-        Where a worker does not answer in time, this is the last known number.
+        If a worker does not answer in time, return the last known number.
         """
         count_refs = [worker.count_finished_episodes.remote() for worker in self._remote_workers]
         names = [build_collector_name(number) for number in range(len(count_refs))]
@@ -283,7 +284,7 @@ class CollectorGroup:
 
 
 def build_collector_name(number: int) -> str:
-    """Return the name of a collector worker in messages and at the engines."""
+    """Return the name of collector ``number`` in messages and at the rollout workers."""
     return f"collector-{number}"
 
 
@@ -292,8 +293,8 @@ def choose_node(
 ) -> str:
     """Return the ID of the node for collector ``number``, from the entries of ``ray.nodes()``.
 
-    Nodes that are alive are used in turn, those with most CPUs first. ``avoided_node_id`` is used only
-    where it is the only node.
+    Live nodes are used in turn, those with most CPUs first. ``avoided_node_id`` is used only if no
+    other node is alive.
     """
     live_nodes = [node for node in nodes if node["Alive"]]
     live_nodes = [node for node in live_nodes if node["NodeID"] != avoided_node_id] or live_nodes
@@ -304,7 +305,7 @@ def choose_node(
 def _merge_results(
     results: Sequence[CollectedTrajectories], trajectories: list[Trajectory]
 ) -> CollectedTrajectories:
-    # The parts were generated concurrently, so the slowest one gives the time.
+    # The collectors worked concurrently, so the time of the slowest one counts.
     return _check_group_starts(
         CollectedTrajectories(
             trajectories=trajectories,
@@ -317,9 +318,9 @@ def _merge_results(
 
 
 def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectories:
-    """Return ``collected`` unchanged, with a warning about failed trajectories.
+    """Return ``collected`` unchanged, and log a warning about failed trajectories.
 
-    Raises ``GroupMismatch`` where members of a group started from different states.
+    Raises ``GroupMismatch`` if members of a group started from different states.
     """
     trajectories = collected.trajectories
     assert_same_start([t.spec.uid for t in trajectories], [t.start_state for t in trajectories])
@@ -338,7 +339,7 @@ def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectori
 def shard_by_group(specs: Sequence[RolloutSpec], num_shards: int) -> list[list[RolloutSpec]]:
     """Return ``specs`` in ``num_shards`` lists; whole groups are assigned round robin.
 
-    uids a a b b c c in 2 shards: [a a c c] and [b b]
+    Example: the uids a a b b c c in 2 shards give [a a c c] and [b b].
     """
     group_numbers: dict[str, int] = {}
     specs_by_shard: list[list[RolloutSpec]] = [[] for _ in range(num_shards)]

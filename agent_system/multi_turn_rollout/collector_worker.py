@@ -52,9 +52,10 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 class CollectedTrajectories:
     """Trajectories in the order of their specs, and times in seconds.
 
-    ``rollout_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the
-    last alternative thought. ``env_restarts``: number of environment workers that died or hung and
-    were replaced. ``lost_collectors``: number of collector workers that died and were replaced.
+    - ``rollout_s``: time from the start of the call to the end of the last episode.
+    - ``thoughts_s``: time from the end of the last episode to the last alternative thought.
+    - ``env_restarts``: number of environment workers that died or hung and were replaced.
+    - ``lost_collectors``: number of collector workers that died and were replaced.
     """
 
     trajectories: list[Trajectory]
@@ -105,7 +106,7 @@ class CollectorWorker:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         answer_with_stacks(name)
-        # Imported first: it registers the environment that is looked up next.
+        # Import it first: it may register the environment that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
@@ -133,7 +134,7 @@ class CollectorWorker:
     async def start(self) -> None:
         """Start the environments once; further calls wait for the same start.
 
-        Raises ``WorkerStartError`` where no environment can be started.
+        Raises ``WorkerStartError`` if no environment can be started.
         """
         if self._start_task is None:
             self._start_task = asyncio.create_task(self._pool.start())
@@ -148,7 +149,7 @@ class CollectorWorker:
     ) -> CollectedTrajectories:
         """Generate all trajectories and return them in the order of ``specs``.
 
-        Raises ``RolloutWorkerFailed`` when a rollout worker failed, and ``WorkerStartError`` when
+        Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if
         no environment can be started. Failures of single episodes are recorded in their
         trajectories.
         """
@@ -168,10 +169,10 @@ class CollectorWorker:
     async def collect_ready(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
-        """Start ``specs``, wait until only ``num_unfinished`` groups are unfinished, and return the finished.
+        """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
 
-        Groups of earlier calls are returned too, the oldest first. Unfinished groups continue.
-        Raises the same errors as ``collect``.
+        Return the finished groups, also those that earlier calls have started, the oldest first.
+        Unfinished groups continue. Raises the same errors as ``collect``.
         """
         await self.start()
         context = self._make_context(settings)

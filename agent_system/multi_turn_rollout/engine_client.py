@@ -21,7 +21,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-# Seconds. Shorter than the sampling of one token, long enough to batch turns that end together.
+# Seconds: less than the time to sample one token, enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
@@ -31,7 +31,8 @@ class RolloutWorkerFailed(RuntimeError):
 
 
 class EngineAborted(Exception):
-    """Failure of one request: the engine aborted it, or its deadline passed.
+    """Failure of one request: the engine aborted the request, or the deadline passed.
+
     The trajectory of the request is aborted.
     """
 
@@ -170,8 +171,8 @@ class _WorkerConnection:
 class EngineClient:
     """Client that samples from ``workers``, Ray handles of rollout workers.
 
-    Objects with the same asynchronous methods work too. ``client_name`` is the name of this caller at
-    the workers. Use it within one asyncio loop.
+    Objects with the same asynchronous methods work too. ``client_name`` identifies this caller at
+    the workers. Use the client within one asyncio loop.
     """
 
     def __init__(
@@ -193,8 +194,8 @@ class EngineClient:
     ) -> SamplingResult:
         """Sample one continuation of ``prompt_ids`` with the ``parameters`` of ``SamplingRequest``.
 
-        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` when this request
-        failed, ``RolloutWorkerFailed`` when the worker failed.
+        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` if this request
+        failed, and ``RolloutWorkerFailed`` if the worker failed.
         """
         request = SamplingRequest(
             request_id=f"{self._client_name}-{next(self._request_numbers)}",
@@ -202,7 +203,7 @@ class EngineClient:
             client=self._client_name,
             **parameters,
         )
-        # By route, not by load: the worker with the prefix in its cache is the fastest.
+        # Choose the worker by route, not by load: the worker with the cached prefix is the fastest.
         return await self._connections[route % len(self._connections)].add_request(request)
 
     async def close(self) -> None:
@@ -249,8 +250,9 @@ class PolicySampler:
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """Sample an alternative thought (see ``rlvcr.alternatives``); None where the engine aborted
-        it.
+        """Sample an alternative thought (see ``rlvcr.alternatives``).
+
+        Return None if the engine aborted the request.
         """
         try:
             return await self._engine.sample(

@@ -97,7 +97,7 @@ def _open_conversations(
 
 
 class PromptsTooLong(ValueError):
-    """Error of prompts longer than ``data.max_prompt_length``."""
+    """Error for prompts longer than ``data.max_prompt_length``."""
 
 
 def fit_first_prompts(
@@ -106,7 +106,7 @@ def fit_first_prompts(
     """Drop, shorten or refuse the tasks of ``envs`` whose first prompt is too long.
 
     Applies only to environments whose tasks contain the text of the first observation. Raises
-    ``PromptsTooLong`` where long prompts are refused, and where no task is left.
+    ``PromptsTooLong`` if long prompts are refused, or if no task is left.
     """
     task_text = envs.package.task_text
     if task_text is None:
@@ -146,9 +146,10 @@ def fit_first_prompts(
 def shorten_task(
     config: PPOConfig, tokenizer: PolicyTokenizer, task_text: TaskText, task: Task, length: int
 ) -> Task:
-    """Return ``task``, whose prompt has ``length`` tokens, with its last text cut to fit.
+    """Return ``task`` with a shortened first observation, so that its prompt fits the limit.
 
-    Raises ``PromptsTooLong`` where the rest of the prompt is too long already.
+    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if the prompt is too
+    long even without the text of the observation.
     """
     limit = config.data.max_prompt_length
     for _ in range(MAX_CUT_ATTEMPTS):
@@ -171,9 +172,9 @@ def shorten_task(
 
 
 def cut_ids(ids: Sequence[int], num_removed: int, side: str) -> list[int]:
-    """Return ``ids`` without ``num_removed`` of them, removed at the ``left``, ``right`` or ``middle``.
+    """Return ``ids`` without ``num_removed`` of them, cut at the ``left``, ``right`` or ``middle``.
 
-    cut_ids([1, 2, 3, 4], 2, "middle") == [1, 4]
+    Example: ``cut_ids([1, 2, 3, 4], 2, "middle")`` returns ``[1, 4]``.
     """
     keep = max(0, len(ids) - num_removed)
     head = {"left": 0, "right": keep, "middle": keep // 2}[side]
@@ -181,7 +182,7 @@ def cut_ids(ids: Sequence[int], num_removed: int, side: str) -> list[int]:
 
 
 def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str) -> str:
-    """Return ``text`` without the characters of ``num_removed`` tokens, removed at ``side``.
+    """Return ``text`` without the characters of ``num_removed`` tokens, cut at ``side``.
 
     A character that is partly in a removed token is removed as a whole, with its accents.
     """
@@ -202,7 +203,7 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str)
 
 
 def _continues_character(text: str, index: int) -> bool:
-    """Return true if the character at index ``index`` is part of the one before it."""
+    """Return True if the character at ``index`` is part of the character before it."""
     if not 0 < index < len(text):
         return False
     return ZERO_WIDTH_JOINER in text[index - 1 : index + 1] or unicodedata.category(

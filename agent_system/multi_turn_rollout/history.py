@@ -24,8 +24,8 @@ from verl.utils.chat_template import Message
 class History:
     """Conversations of one trajectory, turn by turn.
 
-    ``shown_messages`` are the messages to the policy in the last conversation: those before its
-    first turn, then one before each later turn.
+    ``shown_messages`` contains the messages of the last conversation except the replies: those
+    before its first turn, then one before each later turn.
     """
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
@@ -42,7 +42,7 @@ class History:
     def close_turn(self, turn: Turn) -> None:
         """Add a turn that the environment has answered to the history.
 
-        By default nothing is done: the conversation already contains the turn.
+        The default does nothing: the conversation already contains the turn.
         """
 
     def _escape_added_tokens(self, observation: Observation) -> Observation:
@@ -64,7 +64,7 @@ class History:
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.token_limits, opening)
-        # Checked before the ledger is added, because every ledger becomes a row of the batch.
+        # Check the limits before adding the ledger: every ledger becomes a row of the batch.
         if not conversation.add_observation(user_text, step):
             return None
         self.ledgers.append(conversation.ledger)

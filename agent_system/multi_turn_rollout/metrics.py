@@ -37,7 +37,7 @@ def compute_rollout_metrics(
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": truncation_counts[reason] / count
-        # Every reason, also at 0: a gap in a chart would mean "not measured".
+        # Report every reason, also with 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
 
@@ -46,7 +46,8 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     """Return the mean and the oldest version of the weights that sampled the tokens.
 
     The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
-    not count. Empty where no version is known, for example for some agents.
+    not count. The result is empty if no version is known, for example for an agent that reports
+    none.
     """
     tokens: Counter[int] = Counter()
     for trajectory in trajectories:
@@ -93,7 +94,7 @@ def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[
     parsed_turns = [(t, turn, turn.parsed) for t, turn in turns if turn.parsed is not None]
     if not parsed_turns:
         return {}
-    # None where the level was forced: level shares count only choices of the policy.
+    # A forced level is None here: level shares count only choices of the policy.
     levels = [turn.chosen_level for _, turn, _ in parsed_turns]
     successes = [t.won for t, _, _ in parsed_turns]
     failures = [parsed.failure for _, _, parsed in parsed_turns]

@@ -6,8 +6,8 @@
     step_ids                    0000   ------------------  1111
 
 With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
-are the longest prompt and response of the batch. Where observations are images,
-``multi_modal_data`` holds ``{"image": [...]}`` for every row: the images of its turns in order.
+are the longest prompt and response of the batch. If observations are images,
+``multi_modal_data`` contains ``{"image": [...]}`` for every row: the images of its turns in order.
 """
 
 import logging
@@ -47,6 +47,7 @@ class TrajectoryRow:
     @property
     def response_end(self) -> int:
         """Index after the last token of the last turn.
+
         Later tokens of the ledger are dropped, because no turn follows them.
         """
         return self.turns[-1].end if self.turns else 0
@@ -57,8 +58,8 @@ def select_trajectories(
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Return the trajectories to train on, and counts of dropped ones by reason.
 
-    ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
-    trajectories. A trajectory without a sampled turn is dropped too.
+    With ``on_abort="drop_group"`` every group (uid) with a failed trajectory is dropped, with
+    ``keep_rest`` only the failed trajectories. A trajectory without a sampled turn is dropped too.
     """
     failed_groups = {t.spec.uid for t in trajectories if t.aborted is not None}
     kept_trajectories: list[Trajectory] = []
@@ -68,7 +69,7 @@ def select_trajectories(
             dropped_counts["aborted"] += 1
         elif on_abort == "drop_group" and trajectory.spec.uid in failed_groups:
             dropped_counts["group_of_aborted"] += 1
-        # After the check of its group: an empty trajectory has not failed, and its group stays.
+        # Drop only this trajectory: it has no turn, but it has not failed, so its group stays.
         elif not trajectory.turns:
             dropped_counts["without_turn"] += 1
         else:
@@ -119,8 +120,8 @@ def pack_rows(
 ) -> DataProto:
     """Return ``rows`` as a ``DataProto`` of B rows.
 
-    Raises ``ValueError`` if there is no row. Also if a row holds tokens that were encoded from text
-    instead of sampled and ``allow_retokenized`` is false.
+    Raises ``ValueError`` if there is no row. Raises it also if a row contains tokens that were
+    encoded from text instead of sampled, unless ``allow_retokenized`` is true.
     """
     if not rows:
         raise ValueError("no rows to pack: every trajectory was dropped")
@@ -145,7 +146,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     positions = np.zeros(full_shape, dtype=np.int64)
     position_range = np.arange(full_shape[1])
     mask = np.zeros(response_shape, dtype=np.int64)
-    # -1, because 0 is the first turn.
+    # -1 marks tokens outside of turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
     for b, row in enumerate(rows):
@@ -203,17 +204,18 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
         "won": np.array([row.trajectory.won for row in rows], dtype=bool),
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
-        # Text, so that the column has one type; "" where the environment was done.
+        # The column contains strings only; "" if the environment was done.
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [[make_turn_record(turn) for turn in row.turns] for row in rows],
     }
 
 
 def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
-    """Return, for each of B rows, the messages of its trajectory's last conversation.
+    """Return a list of messages for each of B rows.
 
-    The list is empty for all rows but the last one of a trajectory. The characters that
-    ``ChatBridge.escape_added_tokens`` inserted are removed.
+    The last row of a trajectory gets the messages of the trajectory's last conversation. Every
+    other row gets an empty list. The characters that ``ChatBridge.escape_added_tokens`` inserted
+    are removed.
     """
     last_row_of_trajectory = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [

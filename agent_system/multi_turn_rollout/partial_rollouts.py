@@ -19,15 +19,16 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Draw number with which tasks of additional groups are drawn. Lower draw numbers are used for the
-# batches that replace a failed batch.
+# Argument ``draw`` of ``gen_batch`` for additional groups. Lower numbers are for batches that
+# replace a failed batch.
 FIRST_EXTRA_DRAW = 4
 
 
 class GroupsInFlight(Generic[T]):
     """Running coroutines by name, in order of start.
 
-    ``take_finished`` waits for a coroutine that was not finished in ``patience`` earlier calls.
+    A coroutine that was unfinished in ``max_calls_waited`` calls of ``take_finished`` must be among
+    the results of the next call, which waits for it.
     """
 
     def __init__(self, max_calls_waited: int) -> None:
@@ -47,9 +48,10 @@ class GroupsInFlight(Generic[T]):
         self._num_calls_waited[name] = 0
 
     async def take_finished(self, num_unfinished: int) -> list[T]:
-        """Wait until all but ``num_unfinished`` coroutines are done; return their results, oldest first.
+        """Wait until all but ``num_unfinished`` coroutines are done.
 
-        Raises the first error of a coroutine and cancels the others.
+        Return their results, oldest first. If a coroutine raises, cancel the others and raise its
+        error.
         """
         num_returned = max(len(self._tasks) - num_unfinished, 0)
         try:
@@ -76,7 +78,7 @@ class GroupsInFlight(Generic[T]):
         self._num_calls_waited = {}
         for task in tasks:
             task.cancel()
-        # Awaited, so that they release their environments.
+        # Wait for the cancelled tasks, so that they release their environments.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _are_enough_done(self, num_returned: int) -> bool:
@@ -86,7 +88,7 @@ class GroupsInFlight(Generic[T]):
             for name, num_calls in self._num_calls_waited.items()
             if num_calls >= self._max_calls_waited
         ]
-        # Late groups come first in the order of starts, and so are among those returned.
+        # Late groups were started first, so they are among the groups that are returned.
         late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
         return num_done >= num_returned and all(task.done() for task in late_tasks)
 
@@ -105,7 +107,7 @@ class PartialRollouts:
 
     def __init__(self, num_groups: int) -> None:
         self.num_groups = num_groups
-        self._name_by_uid: dict[str, str] = {}  # uid and name
+        self._name_by_uid: dict[str, str] = {}  # name of each group by uid
         self._names_to_restart: list[str] = []
 
     def group_names(self) -> list[str]:
@@ -120,10 +122,11 @@ class PartialRollouts:
             logger.warning(line, self.num_groups, ", ".join(names[self.num_groups :]))
 
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
-        """Return ``batch`` with additional groups.
+        """Return ``batch`` with as many additional groups as should stay in flight.
 
-        When as many groups as ``batch`` has are returned, ``num_groups`` others are still in
-        flight. Groups of a resumed run are added first, then new ones.
+        The rollout ends when as many groups are finished as the original ``batch`` has. The other
+        ``num_groups`` groups are then still in flight. Groups of a resumed run are added first,
+        then new ones.
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         batch_parts = [batch]
@@ -145,7 +148,7 @@ class PartialRollouts:
         return full_batch
 
     def remove_returned(self, trajectories: Sequence[Trajectory]) -> None:
-        """Remove the groups of ``trajectories``, which were returned."""
+        """Remove the groups of ``trajectories``: they are no longer in flight."""
         for trajectory in trajectories:
             self._name_by_uid.pop(trajectory.spec.uid, None)
 

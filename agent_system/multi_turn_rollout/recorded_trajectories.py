@@ -36,10 +36,11 @@ def build_recorded_specs(
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the requests that replay ``recorded``; ``encode`` returns the tokens of a turn.
+    """Return the rollout specs that replay ``recorded``.
 
-    Trajectories of one task and seed are a group. They are numbered in the order of the file, so
-    the second one of task 7 with seed 3 has the ``traj_uid`` ``recorded-7-3/1``.
+    ``encode`` returns the token ids of a turn's text. Trajectories of one task and seed are a
+    group. They are numbered in the order of the file: the second one of task 7 with seed 3 has the
+    ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []
@@ -79,7 +80,8 @@ def check_replays(
 ) -> None:
     """Raise ``UsageError`` with the file and line of the first trajectory that was not reproduced.
 
-    That is one whose environment failed, or whose episode ended before its last action.
+    A trajectory was not reproduced if its environment failed, or if its episode ended before its
+    last action.
     """
     for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
         num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
@@ -89,12 +91,13 @@ def check_replays(
             continue
         elif trajectory.truncated is not None:
             why = (
-                f"only {num_executed} of {num_recorded} actions fit; reason: {trajectory.truncated}; fix: "
-                "raise env.max_steps or data.max_response_length"
+                f"only {num_executed} of {num_recorded} actions fit; reason: "
+                f"{trajectory.truncated}; fix: raise env.max_steps or data.max_response_length"
             )
         else:
             why = (
                 f"action {num_executed + 1} comes after the end of the episode; allowed: at most "
-                f"{num_executed} actions; fix: remove the actions after it, or correct task and seed"
+                f"{num_executed} actions; fix: remove the actions after it, or correct task and "
+                "seed"
             )
         raise UsageError(f"{recorded_trajectory.source}: {why}")

@@ -1,12 +1,13 @@
 """TrajectoryCollector: generates the trajectories of a batch of tasks and packs them into rows.
 
-    vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks where nothing is left)
+    vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks if nothing is left)
     rlvcr     the same with alternative thoughts; rows contain score requests for every thought
-    dynamic   generate for new tasks until enough groups have returns that differ, then as above
+    dynamic   generate for new tasks until enough groups have returns that differ, then pack
     greedy    one trajectory per task at temperature 0: returns to compare with, never trained on
 
 Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
-them. Training workers answer the score requests when the trainer calls them in ``score``.
+them. A score request asks for the log-probs or entropies of an action after a thought. Training
+workers answer the requests when the trainer calls ``score``.
 """
 
 import logging
@@ -82,7 +83,10 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows and the scores of their ``branches`` and ``spans``."""
+        """Return old log-probs of rows, and answers to their score requests.
+
+        The columns ``branches`` and ``spans`` contain the requests.
+        """
         ...
 
 
@@ -138,10 +142,10 @@ class TrajectoryCollector:
         ``envs.panel_batch``) and return their rows.
 
         ``actor_rollout_wg`` has ``rollout_workers``. For RLVCR it may also have
-        ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` holds
+        ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` contains
         ``metrics``, ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed,
-        ``tasks`` are other ones. Validation samples no alternative thoughts. It keeps failed
-        trajectories, but rates such as the success rate do not count them.
+        ``tasks`` are the tasks that were used instead. Validation samples no alternative thoughts.
+        It keeps failed trajectories, but rates such as the success rate do not count them.
 
         Raises:
             RuntimeError: Nothing is left to train on, not even of other tasks.
@@ -265,10 +269,11 @@ class TrajectoryCollector:
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Generate new tasks until as many groups as in ``gen_batch`` have returns that differ.
+        """Generate batches until as many groups as in ``gen_batch`` have returns that differ.
 
-        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are generated. The groups
-        obtained by then are used. Without any, the last batch with usable trajectories is used.
+        Every batch has new tasks. After ``algorithm.filter_groups.max_num_gen_batches`` batches,
+        the groups found so far are used. If there are none, the last batch with usable trajectories
+        is used.
         """
         samples_alternatives = bool(method_settings(self.config.algorithm).enable)
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
@@ -280,7 +285,7 @@ class TrajectoryCollector:
         last_usable_trajectories: list[Trajectory] = []
         num_batches = 0
         while num_batches < max_batches and len(kept_groups) < num_groups_wanted:
-            # ``num_batches`` is the draw number: the first batch is given, later ones have other tasks.
+            # The first batch is ``gen_batch``. Later batches have other tasks.
             batch = (
                 envs.gen_batch(step, num_groups_wanted, num_batches) if num_batches else gen_batch
             )
@@ -293,7 +298,7 @@ class TrajectoryCollector:
             kept_groups += select_differing_groups(
                 usable_trajectories, num_groups_wanted - len(kept_groups)
             )
-            # Used if no group has different returns: a step without rows would end the run.
+            # Use these if no group has different returns: a step without rows would end the run.
             last_usable_trajectories = usable_trajectories or last_usable_trajectories
         num_kept = len(kept_groups)
         if num_kept < num_groups_wanted:
@@ -310,9 +315,9 @@ class TrajectoryCollector:
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
     def read_answers(self, data: DataProto) -> DataProto:
-        """Replace the score requests of ``data`` and their results by thinking advantages.
+        """Replace the score requests and their results in ``data`` by thinking advantages.
 
-        The results are ``branch_scores`` and ``span_scores``.
+        The results are the columns ``branch_scores`` and ``span_scores``.
         """
         return add_thinking_columns(data, self.config)
 
@@ -434,7 +439,7 @@ class TrajectoryCollector:
             usable_trajectories, dropped_counts = select_trajectories(
                 all_collected.trajectories, self.config.env.on_abort
             )
-            # Other tasks help only after failures, not where every first prompt is too long.
+            # Other tasks help after failures, but not if every first prompt is too long.
             if usable_trajectories or not dropped_counts["rollout/left_out_aborted"]:
                 break
             logger.warning(
@@ -443,7 +448,7 @@ class TrajectoryCollector:
                 MAX_REPLACEMENT_BATCHES,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
-            # Replaced, so that the result contains the tasks that were generated last.
+            # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
         data, rows = self.gather_rollout_data(all_collected)
@@ -458,7 +463,8 @@ class TrajectoryCollector:
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Pack the ``packed_trajectories`` trajectories, by default all that can be trained on.
+        """Pack ``packed_trajectories``, by default all that can be trained on.
+
         Metrics are computed from all ``collected`` trajectories.
         """
         start_s = time.perf_counter()
@@ -505,7 +511,10 @@ class TrajectoryCollector:
         engines: RolloutEngines,
         samples_alternatives: bool,
     ) -> None:
-        """Add the columns of the level entropy bonus and, with ``samples_alternatives``, score requests."""
+        """Add the columns of the level entropy bonus.
+
+        With ``samples_alternatives`` also add the score requests for thoughts.
+        """
         rlvcr = method_settings(self.config.algorithm)
         if self.codec is None:
             return
@@ -521,7 +530,7 @@ class TrajectoryCollector:
             add_group_prices(data, row_turns, rlvcr)
 
     def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Add thinking advantages to ``data`` where ``workers`` can compute log-probs.
+        """Add thinking advantages to ``data`` if ``workers`` can compute log-probs.
 
         The trainer's engines cannot: ``data`` is then returned unchanged.
         """

@@ -21,7 +21,7 @@ class RolloutSettings:
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
-    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None where no
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if no
     alternative thoughts are sampled. ``level_rule`` forces levels. The sampling seed of a turn is
     derived from ``seed``, trajectory and turn. For every row of the task batch,
     ``trajectories_per_row`` trajectories are generated.
@@ -112,14 +112,15 @@ class RolloutSettings:
 
 
 def should_request_levels(config: PPOConfig) -> bool:
-    """Return ``env.levels``; if it is null, true where RLVCR is enabled."""
+    """Return ``env.levels``. If the key is null, return True if RLVCR is enabled."""
     levels: bool | None = config.env.levels
     return bool(method_settings(config.algorithm).enable) if levels is None else levels
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
     """Raise ``ValueError`` if levels are requested and the prompts do not ask for them.
-    Also if ``algorithm.rlvcr.prompts`` has texts that the prompts do not show.
+
+    Raise it also if ``algorithm.rlvcr.prompts`` has texts that the prompts do not show.
     """
     if not should_request_levels(config):
         return
@@ -142,7 +143,7 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
 
 
 def refuse_images(config: PPOConfig) -> None:
-    """Raise ``ValueError`` when the environment of ``config`` shows images.
+    """Raise ``ValueError`` if the environment of ``config`` shows images.
 
     A text policy cannot read them.
     """

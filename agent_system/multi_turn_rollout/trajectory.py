@@ -25,7 +25,10 @@ MAX_INFO_NUMBERS = 32
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """Request for one trajectory: number ``index`` of the request, ``member`` of group ``uid``.
+    """Request for one trajectory, which may repeat turns and force a level.
+
+    ``index`` is the position among the specs of one call. ``member`` is the number in group
+    ``uid``.
 
     The first turns repeat the tokens ``replay``. The turn after them is forced to ``forced_level``:
     it begins with ``tokens_before_level`` and the level digit. If ``tokens_before_level`` is None,
@@ -56,12 +59,15 @@ class RolloutSpec:
 class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``token_ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them,
-    a level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
-    ``alternatives``: thoughts at other levels; both None where not requested. ``executed_credit``:
-    credit from a replay with another level, None without one. ``image``: image of the observation,
-    None for text. ``situation`` and ``needed_level`` (kind of state and required level) come from
-    the observation and are used for metrics.
+    Its tokens are ``token_ids[start:end]`` of ledger number ``ledger``. The first ``num_forced`` of
+    these tokens force a level and were not sampled.
+
+    - ``parsed``: level, thought and action (``rlvcr.levels``); None if levels are not requested.
+    - ``alternatives``: thoughts at other levels; None if they are not requested.
+    - ``executed_credit``: credit from a replay with another level; None without a replay.
+    - ``image``: image of the observation; None for text.
+    - ``situation``, ``needed_level``: kind of state and required level. They come from the
+      observation and are used for metrics.
     """
 
     step: int
@@ -91,7 +97,7 @@ class Turn:
 
     @property
     def chosen_level(self) -> int | None:
-        """Level that the policy chose; None where it could not be read or was forced."""
+        """Level that the policy chose; None if it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
 
@@ -99,7 +105,7 @@ class Turn:
 class Trajectory:
     """One generated trajectory. ``reward`` is the return; times are in seconds.
 
-    ``reward_parts``: components of the return by name, where the environment has several.
+    ``reward_parts``: components of the return by name, if the environment has several.
     ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the
     answer that the environment extracted, normalised for comparison.
 
@@ -110,8 +116,8 @@ class Trajectory:
     spec: RolloutSpec
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    # Messages to the policy in the last conversation: those before its first turn, then one before
-    # each later turn.
+    # Messages of the last conversation except the replies: those before its first turn, then one
+    # before each later turn.
     shown_messages: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False

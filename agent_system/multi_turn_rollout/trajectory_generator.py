@@ -1,7 +1,7 @@
 """Generation of one trajectory as a coroutine, turn by turn.
 
     open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
-        ▲                               └──▶ alternatives (RLVCR), while it steps    │
+        ▲                               └──▶ alternatives (RLVCR), in parallel       │
         └────────────────────────────── observation ◀────────────────────────────────┘
 
 A turn cut by its length limit is not sent to the environment, unless the environment package has
@@ -44,7 +44,7 @@ class RolloutContext:
     """Objects that all trajectories of one call share.
 
     ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts. Both are None
-    where the settings do not request them.
+    if the settings do not request them.
     """
 
     settings: RolloutSettings
@@ -58,6 +58,7 @@ class RolloutContext:
 
 class ReplayMismatch(Exception):
     """Error of a replay whose observation differs from the recorded one.
+
     Task, seed and actions are the same, so the environment is not deterministic.
     """
 
@@ -91,7 +92,7 @@ class TrajectoryGenerator:
         """
         try:
             await self._generate_in_session(pool)
-            # After the session: other trajectories can use the environment meanwhile.
+            # Wait after the session has ended, so that other trajectories can use the environment.
             await asyncio.gather(*self._thought_tasks)
         finally:
             for thought_task in self._thought_tasks:
@@ -184,7 +185,7 @@ class TrajectoryGenerator:
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
-        # Not awaited here, so that thoughts are sampled while the environment steps.
+        # Do not wait here, so that thoughts are sampled while the environment steps.
         sampler = context.alternatives
         if sampler is not None and not sampler.settings.follows_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
@@ -192,7 +193,7 @@ class TrajectoryGenerator:
         return turn
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayMismatch`` where a replay gives another observation than was recorded."""
+        """Raise ``ReplayMismatch`` if a replay gives another observation than was recorded."""
         expected = self.trajectory.spec.expected_observations
         if step < len(expected) and observation.text != expected[step]:
             raise ReplayMismatch(
@@ -229,7 +230,7 @@ class TrajectoryGenerator:
         turn.done = bool(done)
         turn.is_action_valid = bool(is_well_formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
-        # Overwritten in each turn: the values at the end of the episode count.
+        # Overwrite these values in each turn: only those at the end of the episode count.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
         self.trajectory.info_numbers |= extract_info_numbers(info)
@@ -249,7 +250,7 @@ async def generate_alternative_thinking_levels(
 ) -> None:
     """Sample alternative thoughts for ``turn`` and store them in the turn.
 
-    Does nothing where the turn was not parsed or no alternatives are requested.
+    Do nothing if the turn was not parsed or no alternatives are requested.
     """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:

@@ -73,8 +73,8 @@ def check_arguments(function: Callable[..., Any], path: str, argument_names: Seq
         name = getattr(function, "__name__", repr(function))
         raise TypeError(
             f"custom_reward_function.name={name!r} in {path} is {name}{signature}, and cannot be "
-            f"called: {error}; allowed: {name}({', '.join(argument_names)}), where steps are those of a "
-            f"whole trajectory; fix: add these arguments, or **kwargs for unused ones"
+            f"called: {error}; allowed: {name}({', '.join(argument_names)}), where steps are those "
+            f"of a whole trajectory; fix: add these arguments, or **kwargs for unused ones"
         ) from error
 
 

@@ -103,7 +103,7 @@ class EpisodeRewardManager:
     1. R is the episode's return, or the result of ``compute_score``.
     2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
        R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
-       ``R (1 - relative_token_price sigmoid(z))``, where z compares T with the group's successes.
+       ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z.
     3. DAPO's overlong penalty (Yu et al., 2025):
        ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
     4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.
@@ -325,7 +325,7 @@ def _get_reward_parts(data: DataProto) -> np.ndarray:
 
 
 def _fill_reward_parts(data: DataProto, timed_out_trajectories: Collection[str]) -> None:
-    """Set ``reward_parts`` of the trajectories ``timed_out_trajectories`` to the means of their groups.
+    """Set ``reward_parts`` of ``timed_out_trajectories`` to the means of their groups.
 
     A reward that no member of the group has becomes 0.
     """
@@ -432,8 +432,8 @@ def compute_relative_lengths(
     """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
 
     z is the number of sampled tokens minus the mean over the successful trajectories of its group,
-    divided by their standard deviation. z is 0 where these have equal lengths, or are fewer than
-    two.
+    divided by their standard deviation. z is 0 if the successful
+    trajectories have equal lengths, or if there are fewer than two.
 
         successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
     """

@@ -47,7 +47,7 @@ class TextTokenizer(Protocol):
 
 
 class ChatTokenizer(TextTokenizer, Protocol):
-    """A tokenizer with a chat template."""
+    """Tokenizer with a chat template."""
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
@@ -85,6 +85,7 @@ def find_padding_token_id(tokenizer: object) -> int:
 @dataclass(frozen=True, slots=True)
 class Bridge:
     """Tokens between two turns of the agent.
+
     ``before`` and ``after`` are template tokens around the ``observation``.
     """
 
@@ -216,15 +217,18 @@ class ChatBridge:
         return Bridge(before, ids[observation_start:observation_end], after)
 
     def _encode_after_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of template ``text`` that directly follows other text."""
+        """Return the ids of template ``text`` that follows other text.
+
+        ``text`` may begin with a control token.
+        """
         return self.encode(text, inside=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
-        They are the tokens that the template writes for it, up to the token that closes the turn.
+        They are the tokens that the template writes for the turn, up to the token that closes it.
         Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
-        generation prompt. Also if the end of turn is not encoded as one token there.
+        generation prompt, or if the end of turn is not encoded as one token there.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
@@ -243,8 +247,9 @@ class ChatBridge:
         ids = self._tokens.continue_text(prompt, turn_text + self.turn_closing_text)
         if self.turn_closing_text and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not encode its end of turn {self.turn_closing_text.strip()!r} as one "
-                f"token after {text[-80:]!r}, so a policy cannot be trained to end such a turn"
+                f"the tokenizer does not encode its end of turn {self.turn_closing_text.strip()!r} "
+                f"as one token after {text[-80:]!r}, so a policy cannot be trained to end such a "
+                "turn"
             )
         return ids
 
@@ -267,8 +272,8 @@ class ChatBridge:
     def escape_added_tokens(self, text: str) -> str:
         """Return ``text`` with an invisible character inside every added token in it.
 
-        The tokenizer then encodes the added token as ordinary text. ``remove_escape_characters`` removes the
-        characters.
+        The tokenizer then encodes the added token as ordinary text. ``remove_escape_characters``
+        removes the inserted characters.
         """
         return self._added_token_pattern.sub(
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
@@ -324,8 +329,8 @@ class PlainBridge:
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of the contents of ``messages``, joined by line breaks.
 
-        The BOS token, if the tokenizer adds one, is in front. A tokenizer that is not of
-        transformers adds none.
+        The BOS token comes first if the tokenizer adds one. Tokenizers that are not of transformers
+        add none.
         """
         text = "\n".join(message["content"] for message in messages)
         if self._tokens is None:

@@ -20,12 +20,13 @@ from verl.utils.sampling import StopReason
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Maximum numbers of tokens: of the first prompt, of the response after it, and of both.
+    """Maximum numbers of tokens in a conversation.
 
+    ``prompt`` limits the first prompt, ``response`` all tokens after it, and ``total`` their sum.
     ``turn`` is the maximum length of a turn. A turn starts only if that many tokens still fit.
     """
 
-    # Numbers of tokens. They are floats because "no limit" is infinite.
+    # Floats, because "no limit" is infinite.
     prompt: float = math.inf
     response: float = math.inf
     total: float = math.inf
@@ -60,9 +61,9 @@ class SampledReply(Protocol):
 
 
 class TokenConversation:
-    """The tokens of one conversation within ``limits``.
+    """Tokens of one conversation within ``limits``.
 
-    ``opening`` are messages in front of the first observation: a system message or examples.
+    ``opening`` contains the messages before the first observation: a system message or examples.
     """
 
     __slots__ = ("_bridge", "_limits", "_opening_messages", "ledger")

@@ -143,7 +143,7 @@ class SegmentArrays:
         values = np.zeros(len(self.ids))
         lengths = self.table[:, 1]
         counts = self.table[:, 7]
-        # Start of each segment, once per log-prob: among all tokens, and among all log-probs.
+        # For each log-prob: index of the first token of its segment, and offset in the segment.
         segment_starts = np.repeat(np.cumsum(lengths) - lengths, counts)
         offsets = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
         values[segment_starts + offsets] = self.logprobs

@@ -33,7 +33,7 @@ PROBE_TIMEOUT_S = 20.0  # time limit in seconds: the template of a model may con
 # Three turns have two gaps between turns, the minimum to see if their template text differs.
 NUM_PROBED_TURNS = 3
 THINK_TAG = "<think>"
-# Text that a template may write before the content of an assistant turn and not in the prompt.
+# Text that a template may write before an assistant's content without writing it in the prompt.
 INVISIBLE_TEXT_PATTERN = re.compile(r"\s+|</?think>")
 CHANNEL_TAG_PATTERN = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 # Observations and answers of the turns whose tokens are compared.
@@ -88,7 +88,7 @@ class TemplateProbe:
 def probe_template(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
 ) -> TemplateProbe:
-    """Render conversations of one to three turns and return the kinds of history that work.
+    """Render conversations of one to three turns and report which kinds of history work.
 
     The verdict is ``UNSUPPORTED`` if this takes longer than ``PROBE_TIMEOUT_S`` seconds.
     """
@@ -131,7 +131,7 @@ def _probe_bridge(
         return TemplateProbe(
             TemplateVerdict.WINDOW, reason, opens_thought, False, template.takes_system
         )
-    # An empty reason is success. One way of passing thoughts to the template is enough.
+    # "" means no problem. The template needs to support only one form of thoughts.
     keeps_thoughts = "" in thought_problems
     # If the template opens the thought, the policy never writes a turn without one.
     reason = plain_problem
@@ -185,8 +185,8 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
         ]
         if closing_text and ids_before_bridge[-1] != end_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not encode its end of turn {closing_text.strip()!r} as one token "
-                f"after {answer!r}, so a policy cannot be trained to end a turn with it"
+                f"the tokenizer does not encode its end of turn {closing_text.strip()!r} as one "
+                f"token after {answer!r}, so a policy cannot be trained to end a turn with it"
             )
         if appended_ids != bridge.template.render_token_ids(prepared_messages):
             raise TemplateUnsupported(
@@ -236,6 +236,7 @@ def _find_first_problem(
 
 def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBuilder]:
     """Yield functions that build an assistant message with a thought.
+
     The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
     """
     think_tag = (
@@ -251,15 +252,16 @@ def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBu
 def _find_prefix_problem(
     template: ChatTemplate, build_message: MessageBuilder, opening: Sequence[Message]
 ) -> str:
-    """Return the reason why a prompt is not a prefix of the next prompt, or an empty text.
+    """Return the reason why a prompt is not a prefix of the next prompt; "" if it is.
 
-    The prompts follow ``opening``. ``build_message`` gives the assistant's answer to each of them.
+    The conversation begins with ``opening``. ``build_message`` returns the assistant message of a
+    turn.
     """
     messages = list(opening)
     prompt = ""
     gap_texts: set[str] = set()
     for turn in range(NUM_PROBED_TURNS):
-        # Anchors of the user start at 100, those of the assistant at 0.
+        # Anchors (unique marker texts) of the user start at 100, those of the assistant at 0.
         messages.append({"role": "user", "content": make_anchor(100 + turn)})
         try:
             text = template.render(messages)

@@ -29,7 +29,7 @@ from verl.utils.seeds import derive_seed
 RESET_TIMEOUT_S = 120.0
 STEP_TIMEOUT_S = 60.0
 CONSTANTS_TIMEOUT_S = 60.0  # time limit for all constant actions together
-# Maps the last observation to an action, and to True if the text of the policy is well formed.
+# Function from the last observation to (action, whether the text of the policy is well formed).
 ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 
@@ -92,7 +92,7 @@ async def run_policy(
 ) -> CheckEpisode:
     """Run policy ``name``, made by ``make_policy``, on task ``number`` and return the episode.
 
-    It ends when the environment is done, or after ``max_steps`` actions.
+    The episode ends when the environment is done, or after ``max_steps`` actions.
     """
     task, seed = checked_env.tasks[number]
     package = checked_env.package.package_for_task(task)
@@ -167,7 +167,7 @@ def _build_observation_record(observation: Observation) -> dict[str, Any]:
 
 
 def _convert_arrays_to_lists(value: Any) -> Any:
-    """Return ``value`` with lists instead of arrays: ``==`` of two lists is a single bool."""
+    """Return ``value`` with arrays replaced by lists, so that ``==`` gives a single bool."""
     if isinstance(value, dict):
         return {key: _convert_arrays_to_lists(element) for key, element in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
@@ -175,7 +175,7 @@ def _convert_arrays_to_lists(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ConstantAction:
-    """Action that was repeated in every turn, its episodes and the number of successes."""
+    """Action that a policy repeated in every turn, with the episodes of that policy."""
 
     action: str
     constant_episodes: list[CheckEpisode]
@@ -197,7 +197,7 @@ class ConstantAction:
         return self.num_successes, num_actions - num_invalid
 
     def is_better_than(self, other: "ConstantAction") -> bool:
-        """Return True if it has more successes, or as many successes and more valid actions."""
+        """Return True if this action has more successes, or equally many and more valid actions."""
         return self._comparison_key > other._comparison_key
 
 
@@ -207,8 +207,8 @@ async def try_constant_actions(
     """Run policies that repeat one frequent action in every turn.
 
     ``episodes`` are those of other policies; their actions and observations determine which actions
-    are frequent. Return the action that succeeded most often, and a sentence if the time was too
-    short for all candidates.
+    are frequent. Return the action that succeeded most often, and a sentence if the time limit
+    ended the trials.
     """
     first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
     first_observations = [

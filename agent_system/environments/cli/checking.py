@@ -7,7 +7,7 @@
     injecting   tags, orders, code, nan    never succeeds
     constants   frequent answers           each solves at most half of the tasks
 
-``is_majority`` says when a sample of tasks shows that more than half are solved.
+``is_majority`` tells from a sample of tasks if more than half of all tasks are solved.
 No policy may make the environment fail. The empty policy must have a lower return than the oracle.
 The same task, seed and actions must give the same transcript in another process, with the episodes
 in another order.
@@ -54,7 +54,7 @@ DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
 WILSON_STANDARD_ERRORS = (
     2.0  # width of the Wilson interval in standard errors: one-sided level 97.7%
 )
-# Mean episode length over the oracle's, above which a success is attributed to chance.
+# Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
 MAX_LENGTH_RATIO_TO_ORACLE = 3.0
 NO_ORACLE_MESSAGE = (
     "the environment has no oracle, so it is unknown whether its tasks can be solved; fix: add to "
@@ -96,7 +96,7 @@ def check_environment(
     episodes have one turn. An episode has at most ``steps`` actions.
 
     Raises ``WorkerStartError``, ``OutOfLimits`` if listing the tasks takes too much time or memory,
-    and what ``env_settings`` raises.
+    and the errors of ``env_settings``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
@@ -141,7 +141,7 @@ async def _run_check(
         for name in (*policies, INJECTING_POLICY)
         for episode in _select_episodes(episodes, name)[: len(checked_env.tasks)]
     ]
-    # Of games whose moves the random policy does not know, only these episodes have valid moves.
+    # Add episodes of the constant: the random policy may know no valid move of a game.
     first_episodes += (
         constant_action.constant_episodes[: len(checked_env.tasks)] if constant_action else []
     )
@@ -173,7 +173,7 @@ def _find_oracle_in_time(
 ) -> tuple[Callable[[PolicyStart], Policy] | None, list[str]]:
     """Return the function that makes the oracle's policy, or None and a sentence with the reason.
 
-    The other policies are run also if a solution takes too long to compute.
+    One reason is that a solution takes too long to compute. The other policies are then still run.
     """
     env = checked_env.package.make(checked_env.settings)
     try:
@@ -226,8 +226,9 @@ def _find_policies_that_solve_most(
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
     """Yield each policy that solves most tasks although it should not, with its episodes.
 
-    With ``wants_far_longer`` these are policies whose episodes are far longer than the oracle's, else the
-    others. In a small environment, random actions reach the goal if an episode is long enough.
+    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's:
+    in a small environment, random actions reach the goal if an episode is long enough. Without it,
+    yield only the policies whose episodes are not far longer.
     """
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
@@ -260,8 +261,8 @@ def _find_constant_action_problem(constant: ConstantAction | None, all_tasks: bo
     ):
         return []
     return [
-        f"the constant {constant.action!r} succeeds at {constant.num_successes} of {constant.num_episodes} "
-        "tasks: a policy that ignores the observations is rewarded"
+        f"the constant {constant.action!r} succeeds at {constant.num_successes} of "
+        f"{constant.num_episodes} tasks: a policy that ignores the observations is rewarded"
     ]
 
 
@@ -269,15 +270,15 @@ def _describe_invalid_actions(episodes: list[CheckEpisode]) -> list[str]:
     """Return a remark if at least 90% of the random policy's actions were invalid."""
     random_episodes = _select_episodes(episodes, "random")
     num_actions = sum(len(episode.actions) for episode in random_episodes)
-    # Up to one in ten may be valid by chance.
+    # A share of up to 10% valid actions may be chance.
     if (
         not num_actions
         or sum(episode.num_invalid_actions for episode in random_episodes) < 0.9 * num_actions
     ):
         return []
     return [
-        f"nearly all of the {num_actions} actions of random were invalid, so its result says little; "
-        "fix: list the valid actions in info['admissible_actions'] of observations"
+        f"nearly all of the {num_actions} actions of random were invalid, so its result says "
+        "little; fix: list the valid actions in info['admissible_actions'] of observations"
     ]
 
 
@@ -359,7 +360,7 @@ def _describe_difference(episode: CheckEpisode, repetition: CheckEpisode) -> str
 
 
 def _quote_texts_at_difference(text: str, other_text: str) -> str:
-    """Return a text with the characters of both texts around their first difference."""
+    """Return a text that quotes both texts around their first difference."""
     index = next((i for i, (a, b) in enumerate(zip(text, other_text, strict=False)) if a != b), 0)
     shown_range = slice(max(0, index - CONTEXT_CHARS), index + CONTEXT_CHARS)
     return f"...{text[shown_range]!r} and ...{other_text[shown_range]!r}"

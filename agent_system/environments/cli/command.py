@@ -89,7 +89,8 @@ def print_findings(findings: CheckFindings, console: Console | None = None) -> i
         if findings.constant:
             # Cut the action so that the message fits into the line.
             constant = findings.constant
-            summary += f"; constant {constant.action[:12]!r}: {constant.num_successes}/{constant.num_episodes}"
+            success_ratio = f"{constant.num_successes}/{constant.num_episodes}"
+            summary += f"; constant {constant.action[:12]!r}: {success_ratio}"
         console.print(summary, markup=False)
     return 1 if findings.problems else 0
 
@@ -126,14 +127,14 @@ def _read_value(override: str, text: str) -> Any:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         why = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{override[:MAX_SHOWN_CHARS]!r}: the value cannot be read: {why}; allowed: YAML, such as "
-            "5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
+            f"{override[:MAX_SHOWN_CHARS]!r}: the value cannot be read: {why}; allowed: YAML, such "
+            "as 5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
-    # argparse does not accept positional arguments after an option. They are keys too.
+    # argparse does not read positional arguments after an option: add them to the keys here.
     arguments, extra_arguments = parser.parse_known_args(argv)
     if extra_arguments and (
         arguments.command == "list" or any(argument.startswith("-") for argument in extra_arguments)

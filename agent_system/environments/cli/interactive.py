@@ -36,7 +36,7 @@ def run_interactive(
     actions.
 
     Actions are read from ``lines`` (default: standard input), which need not be a terminal. Return
-    True for a success. Raises what ``check_environment`` raises, and ``NoSuchTask``.
+    True for a success. Raises the errors of ``check_environment``, and ``NoSuchTask``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))

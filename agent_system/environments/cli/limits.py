@@ -19,8 +19,8 @@ class OutOfLimits(ValueError):
 def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
     """Limit the ``with`` block to ``MAX_SECONDS`` and ``MAX_GIGABYTES`` of address space.
 
-    ``operation`` names it in the error. Raises ``OutOfLimits``, and ``MissingExtra`` instead of
-    ``ModuleNotFoundError``.
+    ``operation`` is the name of the block in error messages. Raises ``OutOfLimits``. Raises
+    ``MissingExtra`` instead of ``ModuleNotFoundError``.
     """
     old_limits = resource.getrlimit(resource.RLIMIT_AS)
     limit_memory(MAX_GIGABYTES)

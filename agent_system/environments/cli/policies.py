@@ -24,9 +24,7 @@ from agent_system.environments.settings import EnvSettings
 Policy = Callable[[Observation], str]
 PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
 WORD_PATTERN = re.compile(r"[\w'-]+")
-MAX_CONSTANTS_PER_SOURCE = (
-    8  # constants from each source: oracle actions, admissible actions, brackets
-)
+MAX_CONSTANTS_PER_SOURCE = 8  # per source: oracle actions, admissible actions, brackets
 _INJECTION_TEXTS = yaml.safe_load(
     Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8")
 )
@@ -57,7 +55,8 @@ PolicyFactory = Callable[[PolicyStart], Policy]
 class TextWithAction(str):
     """Text of a policy whose ``action`` is passed to the environment without ``project``.
 
-    It is needed because the check does not know the answer format of every package.
+    The check does not know the answer format of every package, so it cannot always write a text
+    that ``project`` reads.
     """
 
     action: str
@@ -89,8 +88,8 @@ class OraclePolicy:
 class FixedActionsPolicy:
     """Policy that follows a given list of actions.
 
-    If the observation lists admissible actions, other actions of the list are skipped: solutions of
-    some libraries contain invalid actions.
+    If an observation lists all admissible actions, actions that it does not list are skipped:
+    solutions of some libraries contain invalid actions.
     """
 
     def __init__(self, actions: Sequence[str]) -> None:
@@ -109,10 +108,10 @@ class FixedActionsPolicy:
 def make_random_policy(start: PolicyStart) -> Policy:
     """Return a policy of random admissible actions.
 
-    Without a list, it varies the moves in brackets that the observations have shown, or else uses
-    words of the observation.
+    If an observation lists no actions, the policy varies moves in brackets that observations have
+    shown. If there are no such moves either, it writes random words of the observation.
     """
-    shown_moves: dict[str, None] = {}  # a dict has an order that is always the same
+    shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
     def write_random_action(observation: Observation) -> str:
         words = WORD_PATTERN.findall(observation.text) or ["wait"]
@@ -182,9 +181,9 @@ def find_candidate_constants(
 ) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent of ``actions`` and of the admissible actions. If an observation lists
-    no actions, or a pattern of actions, they also are the texts in brackets of ``observations`` and
-    frequent answers to questions. Otherwise such texts are not valid, and trying them would take
+    They are the most frequent of ``actions`` and of the admissible actions. If some observation
+    does not list all its actions, the result also contains texts in brackets of ``observations``
+    and frequent answers to questions. Otherwise such texts are invalid, and trying them would take
     most of the time of a check.
     """
     sources = [
@@ -228,8 +227,8 @@ def find_oracle(
 ) -> PolicyFactory | None:
     """Return a function that makes the policy of an episode that solves the task, or None.
 
-    The policy follows the actions of ``env.gold_path(task)`` if that method exists, else ``expert``
-    if it solves the tasks.
+    The policy follows the actions of ``env.gold_path(task)`` if that method exists. Otherwise it
+    follows ``expert`` if the expert solves every task.
     """
     gold_path = getattr(env, "gold_path", None)
     if gold_path is not None:

@@ -9,8 +9,8 @@ ones. The fields are:
 - ``messages``: dicts with ``role`` and ``content``.
 
 User messages are the prompts of a rollout with ``append`` history. With the option ``window`` they
-are those of ``window`` history: each turn is a separate line with one user message. Assistant
-messages have the form of a rollout, such as
+are the prompts of ``window`` history, and each turn is a separate line with one user message.
+Assistant messages have the form of a rollout, such as
 ``<level>2</level><think>need mug.</think><action>look</action>``.
 A thought of level 1 is empty. Level 2 has the situation, level 3 adds the last action and its
 result, and level 4 adds the plan. An expert may write the thoughts itself.
@@ -73,7 +73,7 @@ class DemonstrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationTask:
-    """Task with ``repetitions`` demonstrated episodes, and the seed and options of these."""
+    """Task with ``repetitions`` demonstrated episodes, their seed and their options."""
 
     task: Task
     repetitions: int
@@ -121,7 +121,7 @@ def write_demonstrations(
             an existing file is returned immediately.
         num_episodes: Number of episodes. Tasks are repeated if there are fewer.
         seed: Seed of the expert's random choices.
-        num_workers: Number of worker processes, which the file does not depend on; 0: this process.
+        num_workers: Number of worker processes; 0: this process. The file does not depend on it.
         useless_share, invalid_share: Fields of ``Noise``.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
@@ -182,9 +182,10 @@ def _check_options(
         if expert.levels:
             levels_text = f"{min(expert.levels)}..{max(expert.levels)}"
         raise ValueError(
-            f"demonstrations with num_episodes={options.num_episodes}, noise {useless_share} (useless "
-            f"actions) and {invalid_share} (invalid actions), levels {list(options.levels)}; allowed: "
-            "num_episodes of 1 or more, noise of 0 or more with a sum below 1, and levels among "
+            f"demonstrations with num_episodes={options.num_episodes}, noise {useless_share} "
+            f"(useless actions) and {invalid_share} (invalid actions), levels "
+            f"{list(options.levels)}; allowed: num_episodes of 1 or more, noise of 0 or more with "
+            "a sum below 1, and levels among "
             f"{levels_text}"
         )
     needed_level_share = options.needed_level_share
@@ -201,11 +202,11 @@ def plan_demonstrations(
 ) -> list[DemonstrationTask]:
     """Return the tasks to demonstrate, each with its number of episodes.
 
-    Episodes of a task are consecutive in the file. Lines held out from its end then belong to few
-    tasks.
+    Episodes of a task are consecutive in the file. If the last lines of the file are held out for
+    evaluation, they belong to few tasks.
     """
     repetitions = expert.episodes_per_task
-    # Round up, here and below. The caller drops the episodes beyond ``num_episodes``.
+    # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
     num_tasks_wanted = -(-options.num_episodes // repetitions)
     if expert.tasks:
         tasks = expert.tasks(settings, num_tasks_wanted)
@@ -256,7 +257,7 @@ def _run_tasks_in_workers(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Return one line per episode in the order of the tasks; None for an episode to omit."""
+    """Return one line per episode in the order of the tasks; None for an omitted episode."""
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
     if num_workers == 0:
@@ -289,10 +290,10 @@ def _run_tasks_in_workers(
 def run_task_chunk(
     import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
 ) -> list[str | None]:
-    """Return the demonstrated episodes as JSON lines, in the worker process.
+    """Run the demonstrated episodes in a worker process and return them as JSON lines.
 
-    An episode without success is None unless the expert keeps those. ``import_path`` is the
-    ``module:attribute`` of the package.
+    An episode without success gives None, unless the expert keeps unsuccessful episodes.
+    ``import_path`` is the ``module:attribute`` of the package.
     """
     package = get_package(import_path)
     expert = get_expert(import_path)

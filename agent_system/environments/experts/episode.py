@@ -37,7 +37,10 @@ def write_thought(level: int, decision: Decision) -> str:
 
 
 def choose_action(level: int | None, decision: Decision) -> str:
-    """Return the action of the expert's own thought of ``level``, else ``decision.action``."""
+    """Return the action of the thought that the expert wrote for ``level``, if there is one.
+
+    Otherwise return ``decision.action``.
+    """
     if level is not None and level in decision.thoughts:
         return decision.thoughts[level].action
     return decision.action
@@ -46,7 +49,7 @@ def choose_action(level: int | None, decision: Decision) -> str:
 def render_reply(level: int | None, decision: Decision) -> str:
     """Return the assistant message, in the form of a rollout's response.
 
-    Without a level it is the action only.
+    Without a level, the message contains only the action.
     """
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
@@ -58,9 +61,9 @@ def render_reply(level: int | None, decision: Decision) -> str:
 class LevelSampler:
     """Sampler of the thinking level of a turn.
 
-    It is ``decision.needed_level`` with probability ``needed_share``, else uniform over ``levels``.
-    The level of a turn is independent of earlier turns, so that the policy learns no sequence of
-    levels. Without ``levels`` it is None.
+    The level is ``decision.needed_level`` with probability ``needed_share``, otherwise uniform over
+    ``levels``. It is independent of earlier turns, so that the policy learns no sequence of levels.
+    If ``levels`` is empty, the level is None.
     """
 
     levels: Sequence[int]
@@ -70,8 +73,8 @@ class LevelSampler:
     def __call__(self, decision: Decision) -> int | None:
         if not self.levels:
             return None
-        # With ``needed_share=0`` use no random number: it would change the following ones, and so
-        # the content of existing files.
+        # With ``needed_share=0`` draw no random number: it would change all later draws, and so the
+        # content of files from before this option existed.
         uses_needed_level = self.needed_share > 0 and self.rng.random() < self.needed_share
         if uses_needed_level and decision.needed_level in self.levels:
             return decision.needed_level
@@ -82,8 +85,8 @@ class ExpertEpisode:
     """Episode of an expert, and the rows (lines of the demonstration file) made from it.
 
     With ``window=None`` the episode is one row, as with ``env.history=append``. Otherwise every
-    turn is a row, and its prompt has the last ``window`` turns. With ``asks_for_levels`` the prompts
-    ask for thinking levels.
+    turn is a row, and its prompt has the last ``window`` turns. If ``asks_for_levels`` is true, the
+    prompts ask for thinking levels.
     """
 
     def __init__(

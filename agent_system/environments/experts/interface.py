@@ -16,7 +16,7 @@ def find_shortest_path(
     is_solved: Callable[[State], bool],
     max_states: int = 100_000,
 ) -> list[str] | None:
-    """Return the shortest list of moves from ``start`` to a state that ``is_solved``.
+    """Return the shortest list of moves from ``start`` to a state with ``is_solved(state)``.
 
     ``next_states(state)`` yields each possible move with the next state. The search is breadth
     first. Return None if there is no path, or none among the first ``max_states`` states.

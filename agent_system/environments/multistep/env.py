@@ -57,10 +57,11 @@ class MultistepEnv:
         system_prompt: System message; empty for none.
         max_steps_per_episode: Turns after which an episode ends ``truncated``.
         episodes_per_trial: Episodes of the same task in a trial.
-        free_shots: Number of first episodes without reward.
-        trial_mode: ``all_episodes``, as above, or ``last_episode``: each episode is a separate
-            conversation, and the result has tokens and reward of the last one.
-        mask_mode: Train on ``all`` turns of the agent, or on the ``final`` one only.
+        free_shots: Number of episodes without reward at the beginning of a trial.
+        trial_mode: ``all_episodes``: all episodes of a trial share one conversation.
+            ``last_episode``: each episode is a separate conversation, and the result has tokens
+            and reward of the last one.
+        mask_mode: ``all``: train on all turns of the agent. ``final``: train on its last turn only.
         max_length: Maximum number of tokens of a trial. None: ``model_max_length`` of the
             tokenizer.
         step_workers: Threads that call ``_step_episode`` of different sessions, for environments
@@ -157,8 +158,8 @@ class MultistepEnv:
         """Apply ``action`` to ``active_states[session_id]``.
 
         Return the next state, reward, done and info. By default the first action ends the episode
-        with reward 0. A subclass may also define it as ``(session_id, state, llm_action)``. Both
-        forms accept both kinds of calls.
+        with reward 0. A subclass may define the method with the earlier signature ``(session_id,
+        state, llm_action)``. Callers can use both signatures in either case.
         """
         return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 
@@ -177,7 +178,7 @@ class MultistepEnv:
         return f"Episode {number + 1} of {self.episodes_per_trial}.{free_shot_remark}"
 
     def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  for subclasses
-        """Return the text about the end of an episode that is followed by another one."""
+        """Return the text that reports how an episode ended, if another episode follows."""
         return ""
 
     def get_rubric(self) -> list[Callable[..., list[float | None]]]:
@@ -209,7 +210,7 @@ class MultistepEnv:
     ) -> list[float | None]:
         """Return the return of each session.
 
-        It is 0.0, with a warning, for an unknown session, and None for an aborted one.
+        The value is 0.0, with a warning, for an unknown session, and None for an aborted one.
         """
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
@@ -231,7 +232,7 @@ class MultistepEnv:
         sampling_params: object = None,
         **options: Any,
     ) -> dict[str, list]:
-        """Call ``run_trial``. This is its name in earlier versions."""
+        """Run trials. This is the name of ``run_trial`` in earlier versions."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(
@@ -248,8 +249,8 @@ class MultistepEnv:
         """Run one trial per input and return its tokens, messages and rewards.
 
         Args:
-            inputs: Dataset rows (dicts), or a dict of columns. Or texts or lists of messages, which
-                open the conversations; a message without a role is one of the user.
+            inputs: Dataset rows (dicts), or a dict of columns. Also allowed are texts or lists of
+                messages, with which the conversations begin. The default role is ``user``.
             prompts: Name of ``inputs`` in earlier versions.
             llm, sampling_params: Model to sample from if there is no ``agent``; see
                 ``DirectOutputAgent``.
@@ -282,8 +283,8 @@ class MultistepEnv:
         non_null_inputs = [values for values in (inputs, prompts) if values is not None]
         if len(non_null_inputs) != 1:
             raise TypeError(
-                f"run_trial got {len(non_null_inputs)} of the arguments inputs and prompts; allowed: "
-                "one of them; fix: pass inputs"
+                f"run_trial got {len(non_null_inputs)} of the arguments inputs and prompts; "
+                "allowed: one of them; fix: pass inputs"
             )
         agent = _select_agent(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._build_token_limits(agent, max_completion_length))

@@ -107,15 +107,18 @@ class TrialRunner:
         self._end_episode(trial)
 
     def _store_state(self, trial: Trial, state: object) -> None:
-        """Store the state that a hook returned. After None, the hook set ``active_states``."""
+        """Store ``state``, which a method of the environment returned.
+
+        If ``state`` is None, the method has changed ``active_states`` itself.
+        """
         if state is not None:
             self.env.active_states[trial.session_id] = state
         trial.current_episode.state = self.env.active_states[trial.session_id]
 
     def _add_observation(self, trial: Trial, text: str) -> None:
         if not trial.transcript.add_observation(text, trial.turn, trial.current_episode.number):
-            # This may begin the next episode, whose prompt may not fit either. The recursion depth
-            # is at most the number of episodes.
+            # Ending the episode may begin the next one, whose prompt may not fit either. The
+            # recursion depth is at most the number of episodes.
             trial.current_episode.truncated = "budget"
             self._end_episode(trial)
 
@@ -224,7 +227,7 @@ def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable
 
     ``step_function`` is an unbound ``_step_episode`` with one of the two signatures.
     """
-    # Required parameters: self, session id and action, or a state in addition.
+    # The required parameters are self, session id and action, and in the earlier signature a state.
     positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(step_function).parameters.values()
     takes_state = (
@@ -256,7 +259,10 @@ def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable
 def _parse_call(
     positional_arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Return state and action from the arguments of a call; ``_NOT_GIVEN`` as state if not given."""
+    """Return state and action from the arguments of a call.
+
+    The state is ``_NOT_GIVEN`` if the arguments do not contain it.
+    """
     state = keyword_arguments.pop("state", _NOT_GIVEN)
     action = _NOT_GIVEN
     for name in _ACTION_NAMES:

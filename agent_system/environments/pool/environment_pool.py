@@ -33,7 +33,7 @@ __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
 PLACEMENTS = ("inline", "thread", "locked", "process")
-# Seconds. If workers take longer to start, the pool keeps a spare.
+# If workers take more seconds to start, the pool keeps a spare worker.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 
@@ -42,7 +42,7 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotQueue:
-    """Free slots, and a first-come first-served queue of waiters."""
+    """Free slots, and the coroutines that wait for one, served in order of arrival."""
 
     def __init__(self) -> None:
         self.free_slots: list[Slot] = []
@@ -75,7 +75,7 @@ class SlotQueue:
             raise
 
     def return_slot(self, slot: Slot) -> None:
-        """Give ``slot`` to the first waiter, or add it to the free slots."""
+        """Pass ``slot`` to the first waiting coroutine, or add it to the free slots."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -89,7 +89,7 @@ class SlotQueue:
         self.free_slots = [slot for slot in self.free_slots if slot.is_alive]
 
     def fail_waiters(self, error: Exception) -> None:
-        """Make all waiters, and all later calls of ``acquire_slot``, raise ``error``."""
+        """Raise ``error`` in all waiting coroutines and in all later calls of ``acquire_slot``."""
         self._error = error
         for waiter in self._waiters:
             if not waiter.done():
@@ -125,10 +125,9 @@ class PoolSession:
 class EnvironmentPool:
     """Pool of ``num_workers`` x ``envs_per_worker`` environments of ``env_name``.
 
-    ``section`` contains the settings of the package, or the mapping that each worker reads them
-    from. Timeouts are in seconds. The placement is the argument, else ``section["placement"]``,
-    else the attribute ``placement`` of the package's ``make`` (usually a class), else
-    ``process``::
+    ``section`` contains the settings of the package, as an object or as a mapping. Timeouts are in
+    seconds. The placement is the argument, else ``section["placement"]``, else the attribute
+    ``placement`` of the package's ``make`` (usually a class), else ``process``::
 
         async with EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8) as pool:
             async with pool.open_session() as env:
@@ -240,7 +239,7 @@ class EnvironmentPool:
         try:
             yield PoolSession(self, slot)
         finally:
-            # Decrement the worker's session count first: the next session is assigned by it.
+            # Update the session count before ``return_slot``: the count decides which slot is next.
             slot.count_session(group, -1)
             if slot.is_alive and not self._is_closed:
                 self._slot_queue.return_slot(slot)

@@ -61,7 +61,7 @@ class ProcessSlot:
         return self.worker.groups
 
     def count_session(self, group: str | None, change: int) -> None:
-        """Add ``change`` (1 or -1) to the worker's counts of open sessions: total, and of ``group``."""
+        """Add ``change`` (1 or -1) to the worker's open sessions, in total and of ``group``."""
         self.worker.num_sessions += change
         if group is None:
             return
@@ -86,9 +86,8 @@ class WorkerProcess(asyncio.Protocol):
     """One worker process and its socket.
 
     A worker with blocking environments answers calls in order. The deadline of a call therefore
-    starts when it becomes the oldest unanswered call, so that it does not include the calls before
-    it. ``on_death`` is called once if the process dies, hangs or sends an invalid message, after
-    all pending calls have failed.
+    starts when the call becomes the oldest unanswered one. ``on_death`` is called once if the
+    process dies, hangs or sends an invalid message, after all pending calls have failed.
     """
 
     def __init__(
@@ -142,7 +141,8 @@ class WorkerProcess(asyncio.Protocol):
                 )
         except TimeoutError:
             raise WorkerStartError(
-                f"the environment worker was not ready after {timeout_s:g} s{self._read_last_output()}"
+                f"the environment worker was not ready after {timeout_s:g} s"
+                f"{self._read_last_output()}"
             ) from None
         finally:
             has_answered = hello_future.done() and not hello_future.cancelled()

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class _DeadlineExceeded(Exception):
-    """Error for a call that exceeded its deadline. ``was_running``: True if the thread had started
-    the call, False if the call was still queued.
+    """Error for a call that exceeded its deadline.
 
-    It is no subclass of ``TimeoutError``, which environments may raise themselves.
+    ``was_running``: True if the thread had started the call, False if the call was still queued.
+    The class is no subclass of ``TimeoutError``, because environments may raise that themselves.
     """
 
     was_running = False
@@ -49,8 +49,9 @@ class DaemonThread:
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
         """Run ``function(*args)`` in the thread and return its result.
 
-        The deadline is ``timeout_s`` times one plus the number of pending calls. A call whose
-        deadline passes while it waits is never made. Raises ``_DeadlineExceeded``.
+        The call must finish within ``timeout_s * (1 + number of pending calls)`` seconds, because
+        the pending calls run first. A call that is still queued at its deadline is never made.
+        Raises ``_DeadlineExceeded``.
         """
         total_timeout_s = timeout_s * (len(self._pending_futures) + 1)
         future = self.queue_call(function, *args)
@@ -111,7 +112,7 @@ _SHARED_THREADS_LOCK = threading.Lock()
 class LocalSlot:
     """Slot of the pool: one environment in this process.
 
-    It is made at the first reset, and again at the first reset after a failure.
+    The environment is made at the first reset, and again at the first reset after a failure.
     """
 
     package: EnvPackage
@@ -120,8 +121,8 @@ class LocalSlot:
     is_alive: bool = True
     num_sessions: int = 0
     groups: tuple[str, ...] = ()  # none: a local slot has no worker that a group could share
-    # No element, or the environment. A failure replaces the list by a new one. If ``make`` is still
-    # running then, it later appends its environment to the old list, which nothing uses.
+    # Empty, or one element: the environment. A failure replaces the list by a new one. If ``make``
+    # is still running, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 

@@ -137,9 +137,9 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
 
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
-    """Import the package and make the first environment, as the message ``first`` requests.
+    """Import the package and make the first environment, as ``start_message`` requests.
 
-    Return the host of the environments and the line to send to the pool. If this fails, the host is
+    Return the host of the environments and the line to send to the pool. On failure the host is
     None and the line describes the error.
     """
     # Append, so that the paths of this process have precedence.
@@ -157,7 +157,7 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
 
 
 def main(fd: int, parent_pid: int) -> None:
-    """Serve the pool at the other end of socket ``fd``, until the exit message or its closing."""
+    """Serve the pool through socket ``fd`` until the exit message or the end of the socket."""
     die_with_parent()
     adopt_orphans()
     # The parent may have died before ``die_with_parent``. Then no signal comes.

@@ -60,12 +60,14 @@ class GRPOEnvTrainer(GRPOTrainer):
         model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``.
             ``args.max_completion_length`` limits all tokens after the first prompt of a trial.
             ``args.num_generations`` is the group size.
-        env: Generates trials. It needs a tokenizer, which is the default ``processing_class``.
+        env: Environment of the trials. It needs a tokenizer, which is the default
+            ``processing_class``.
         reward_funcs: Default: ``env.get_rubric()``. They receive ``session_ids`` and the columns
             of the dataset.
         train_dataset, eval_dataset: Rows for ``env``, without need for a column ``prompt``.
             Default: the data sets of the environment.
-        agent: Acts instead of the trained policy. Its actions must be tokens of that policy.
+        agent: Generates the turns instead of a sampler of the trained policy. Its tokens must have
+            been sampled from that policy.
         sampling_params: Passed to the sampler unchanged. Default: built from ``args``,
             ``max_turn_tokens`` and ``env.stop``.
         max_turn_tokens: Maximum length of a turn. A trial ends when no further turn of that length
@@ -84,9 +86,9 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
     # Attributes that TRL's trainer sets, with more precise types.
-    args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  it is given no other
+    args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  always a GRPOConfig
     model: Any
-    max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  see checks
+    max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  not None here
 
     def __init__(
         self,
@@ -191,13 +193,13 @@ class GRPOEnvTrainer(GRPOTrainer):
             "skip_special_tokens": False,
             "logprobs": 0,
         }
-        user_options: Any = self.args.generation_kwargs or {}  # parsed by now
+        user_options: Any = self.args.generation_kwargs or {}  # TRL has parsed the string
         return SamplingParams(**(options | user_options))
 
     @contextlib.contextmanager
     def _borrow_model(self) -> Iterator[Any]:
         """Yield the unwrapped policy in evaluation mode, for sampling."""
-        checkpointing_kwargs: Any = self.args.gradient_checkpointing_kwargs  # parsed by now
+        checkpointing_kwargs: Any = self.args.gradient_checkpointing_kwargs  # TRL has parsed it
         with unwrap_model_for_generation(
             self.model_wrapped,
             self.accelerator,
@@ -339,8 +341,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         logps = compute_token_logps(logits, ids, self.temperature)
         num_micro_batches = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
-        if num_tokens is not None:  # of all processes and of the whole generation batch
-            steps_per_generation: Any = self.args.steps_per_generation  # TRL has filled it in
+        if num_tokens is not None:  # counted over all processes and the whole generation batch
+            steps_per_generation: Any = self.args.steps_per_generation  # TRL replaces None
             share_of_generation_batch = (
                 num_micro_batches / steps_per_generation if self.model.training else 1.0
             )
@@ -362,8 +364,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
-        # ``dapo`` is already divided by the number of tokens of the optimizer step. The others are
-        # means, so divide by the number of accumulated micro-batches.
+        # The ``dapo`` loss is already divided by the tokens of the optimizer step. Other losses are
+        # means over a micro-batch, so divide them by the number of accumulated micro-batches.
         if self.loss_type == "dapo" and num_tokens is not None:
             return loss
         return loss / num_micro_batches

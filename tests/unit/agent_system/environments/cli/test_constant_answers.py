@@ -90,7 +90,7 @@ def test_answers_outside_of_a_complete_list_are_not_tried(listed, is_tried):
 def test_every_injection_is_sent_with_and_without_tags():
     policy = InjectionSequence(get_package("number_line"))
     actions = set()
-    while policy.left:
+    while policy.num_unused:
         actions.add(policy(None)(Observation("")))  # pyright: ignore[reportArgumentType]  unused
     assert actions == {form for text in INJECTIONS for form in (text, f"<action>{text}</action>")}
     assert {"nan", "inf", "1e999", "[oracle_answer]", ""} <= actions
