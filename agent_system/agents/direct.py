@@ -56,7 +56,7 @@ class DirectOutputAgent:
         accepts_use_tqdm = "use_tqdm" in parameters or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         )
-        self._generate_options = {"use_tqdm": False} if accepts_use_tqdm else {}
+        self._generate_kwargs = {"use_tqdm": False} if accepts_use_tqdm else {}
 
     @property
     def max_turn_tokens(self) -> int | None:
@@ -73,7 +73,7 @@ class DirectOutputAgent:
         Raises ``ValueError`` if the model did not return one result per prompt.
         """
         prompts = [self._build_prompt(conversation) for conversation in conversations]
-        options = {"sampling_params": self.sampling_params, **self._generate_options}
+        options = {"sampling_params": self.sampling_params, **self._generate_kwargs}
         results = list(self.llm.generate(prompts, **options))
         if len(results) != len(prompts):
             raise ValueError(
@@ -128,13 +128,15 @@ def _extract_logprobs(output: Any, ids: list[int]) -> list[float]:
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
     """
-    entries = getattr(output, "logprobs", None)
-    if not isinstance(entries, Sequence) or not entries:
+    logprob_entries = getattr(output, "logprobs", None)
+    if not isinstance(logprob_entries, Sequence) or not logprob_entries:
         return [math.nan] * len(ids)
     values: list[float] = []
-    for entry, token in zip(entries, ids, strict=True):
+    for logprob_entry, token_id in zip(logprob_entries, ids, strict=True):
         # vLLM may also list more likely tokens. The sampled token is always in the dictionary.
-        sampled = entry[token] if isinstance(entry, Mapping) else entry
-        logprob = getattr(sampled, "logprob", sampled)
+        sampled_entry = (
+            logprob_entry[token_id] if isinstance(logprob_entry, Mapping) else logprob_entry
+        )
+        logprob = getattr(sampled_entry, "logprob", sampled_entry)
         values.append(math.nan if logprob is None else float(logprob))
     return values

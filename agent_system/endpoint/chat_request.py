@@ -90,10 +90,10 @@ def read_request(body: Mapping[str, Any], rules: SamplingRules) -> ChatRequest:
 
 
 def build_value_refusal(
-    key: str, value: object, why: str, allowed: str, fix: str
+    key: str, value: object, reason: str, allowed: str, fix: str
 ) -> RequestRefused:
     """Return the error for a request whose ``key`` has an invalid ``value``."""
-    message = f"{key}={_shorten_value(value)}: {why}; allowed: {allowed}; fix: {fix}"
+    message = f"{key}={_shorten_value(value)}: {reason}; allowed: {allowed}; fix: {fix}"
     return RequestRefused(message, param=key)
 
 
@@ -110,8 +110,8 @@ def _refuse_sampling_overrides(request_values: Mapping[str, Any], rules: Samplin
         allowed = accepted_values.get(key, ())
         if value not in allowed:
             values = ", ".join(map(repr, allowed)) or "none"
-            why = "the settings of the run determine the sampling, and replies are whole texts"
-            raise build_value_refusal(key, value, why, values, f"remove {key}")
+            reason = "the settings of the run determine the sampling, and replies are whole texts"
+            raise build_value_refusal(key, value, reason, values, f"remove {key}")
 
 
 def _read_max_tokens(request_values: Mapping[str, Any], rules: SamplingRules) -> int:
@@ -119,10 +119,10 @@ def _read_max_tokens(request_values: Mapping[str, Any], rules: SamplingRules) ->
     for key in MAX_TOKENS_KEYS:
         value = request_values.get(key, max_tokens)
         if type(value) is not int or not 1 <= value <= rules.max_tokens:
-            why = "env.max_turn_tokens limits the tokens of a turn"
+            reason = "env.max_turn_tokens limits the tokens of a turn"
             allowed = f"1 to {rules.max_tokens}"
             raise build_value_refusal(
-                key, value, why, allowed, f"remove {key}, or raise that limit"
+                key, value, reason, allowed, f"remove {key}, or raise that limit"
             )
         max_tokens = min(max_tokens, value)
     return max_tokens
@@ -134,20 +134,22 @@ def _read_stop(value: Any) -> tuple[str, ...]:
     if not is_valid_list or not all(
         _is_valid_unicode(stop_string) and stop_string for stop_string in stop_strings
     ):
-        why = "it cannot end a turn"
+        reason = "it cannot end a turn"
         allowed = f"a text that is not empty, or a list of at most {MAX_STOP_STRINGS} of them"
-        raise build_value_refusal("stop", value, why, allowed, "remove stop")
+        raise build_value_refusal("stop", value, reason, allowed, "remove stop")
     return tuple(stop_strings)
 
 
 def _read_messages(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
-        why, allowed = "there is nothing to continue", "a list of messages"
-        raise build_value_refusal("messages", value, why, allowed, "send at least one message")
+        reason, allowed = "there is nothing to continue", "a list of messages"
+        raise build_value_refusal("messages", value, reason, allowed, "send at least one message")
     if len(value) > MAX_MESSAGES:
-        why, allowed = "too many messages", f"at most {MAX_MESSAGES} messages"
-        raise build_value_refusal("messages", len(value), why, allowed, "shorten the history")
-    parsed_messages = [_read_message(item, f"messages[{i}]") for i, item in enumerate(value)]
+        reason, allowed = "too many messages", f"at most {MAX_MESSAGES} messages"
+        raise build_value_refusal("messages", len(value), reason, allowed, "shorten the history")
+    parsed_messages = [
+        _read_message(raw_message, f"messages[{i}]") for i, raw_message in enumerate(value)
+    ]
     messages: list[Message] = []
     for role, same_role_messages in itertools.groupby(parsed_messages, key=itemgetter("role")):
         if role == "user":
@@ -157,27 +159,31 @@ def _read_messages(value: Any) -> list[Message]:
         else:
             messages.extend(same_role_messages)
     if messages[-1]["role"] != "user":
-        why = "the policy answers a user message"
+        reason = "the policy answers a user message"
         fix = "end with a user message"
-        raise build_value_refusal("messages[-1].role", messages[-1]["role"], why, "'user'", fix)
+        raise build_value_refusal("messages[-1].role", messages[-1]["role"], reason, "'user'", fix)
     return messages
 
 
 def _read_message(message: Any, location: str) -> Message:
     role = message.get("role") if isinstance(message, dict) else message
     if not isinstance(message, dict) or not isinstance(role, str) or role not in ROLES:
-        why, fix = "the chat template does not support it", "send results as user messages"
-        raise build_value_refusal(f"{location}.role", role, why, ", ".join(ROLES), fix)
+        reason, fix = "the chat template does not support it", "send results as user messages"
+        raise build_value_refusal(f"{location}.role", role, reason, ", ".join(ROLES), fix)
     for key, value in message.items():
         # Clients send earlier replies back with all fields, of which most are empty.
         if value and key not in ("role", "content"):
             fix = "write it into the content"
             raise build_value_refusal(f"{location}.{key}", value, ONLY_TEXT, "no such key", fix)
     content = message.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    content_parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts: list[str] = []
-    for part in parts:
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    for content_part in content_parts:
+        text = (
+            content_part.get("text")
+            if isinstance(content_part, dict) and content_part.get("type") == "text"
+            else None
+        )
         if not _is_valid_unicode(text):
             key, fix = f"{location}.content", "write it as text"
             allowed = "a text, or a list of parts {type: text, text: ...}"

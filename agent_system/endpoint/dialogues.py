@@ -23,16 +23,16 @@ MAX_CHARACTERS_PER_TOKEN = 64
 class Dialogue:
     """One conversation of the agent, which becomes one row of the batch.
 
-    ``number`` is the index of its token list in ``EpisodeDialogues.ledgers``. ``shown_messages``
-    contains the messages before the first turn, then one message before each later turn that was
-    sampled.
+    ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
+    ``shown_messages`` contains the messages before the first turn, then one message before each
+    later turn that was sampled.
     """
 
     def __init__(
-        self, conversation: TokenConversation, number: int, messages: list[Message]
+        self, conversation: TokenConversation, ledger_index: int, messages: list[Message]
     ) -> None:
         self.conversation = conversation
-        self.number = number
+        self.ledger_index = ledger_index
         self.shown_messages: list[Message] = []
         self._answered_messages = messages
         self._pending_messages: list[Message] = []  # shown to the policy and not answered yet
@@ -56,7 +56,7 @@ class Dialogue:
         self._accepted_replies = ()
 
     def add_reply(
-        self, sampled: SampledReply, step: int, accepted_replies: Sequence[str]
+        self, sampled_reply: SampledReply, step: int, accepted_replies: Sequence[str]
     ) -> Segment:
         """Add the sampled turn ``step``.
 
@@ -65,7 +65,7 @@ class Dialogue:
         self._accepted_replies = tuple(accepted_replies)
         self.shown_messages += self._pending_messages
         self._pending_messages = []
-        return self.conversation.add_turn(sampled, step)
+        return self.conversation.add_turn(sampled_reply, step)
 
 
 class EpisodeDialogues:
@@ -87,20 +87,22 @@ class EpisodeDialogues:
     def __getitem__(self, number: int) -> Dialogue:
         return self._dialogues[number]
 
-    def open(self, messages: list[Message], step: int) -> Dialogue | None:
+    def open_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
         """Return the dialogue in which turn ``step`` answers ``messages``.
 
         Return None if no turn fits after ``messages``. Raises ``TemplateUnsupported`` if the chat
         template refuses the order of roles.
         """
         max_conversation_tokens = min(
-            self._limits.total, self._limits.prompt + self._limits.response
+            self._limits.max_total, self._limits.max_prompt + self._limits.max_response
         )
-        characters = sum(len(message["content"]) for message in messages)
-        if characters > MAX_CHARACTERS_PER_TOKEN * max_conversation_tokens:
+        num_characters = sum(len(message["content"]) for message in messages)
+        if num_characters > MAX_CHARACTERS_PER_TOKEN * max_conversation_tokens:
             return None
         candidates = self._dialogues if self._continues_dialogues else []
-        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
+        dialogue = next(
+            (candidate for candidate in candidates if candidate.is_continued_by(messages)), None
+        )
         if dialogue is None:
             return self._begin_dialogue(messages, step)
         escaped_message = self._escape_user_text(messages[-1])

@@ -262,9 +262,9 @@ async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamR
 
 
 def _build_error_response(refusal: RequestRefused) -> web.Response:
-    answer = web.json_response(
+    response = web.json_response(
         refusal.build_error_body(), status=refusal.status, headers=NO_RETRY_HEADER
     )
     if refusal.status in CLOSING_STATUSES:
-        answer.force_close()
-    return answer
+        response.force_close()
+    return response

@@ -27,5 +27,5 @@ class KeywordIndex:
         """
         scores = self._bm25.get_scores(tokenize_words(query))
         # Stable: equal scores stay in the order of the texts, on every machine.
-        order = np.argsort(-scores, kind="stable")[:count]
-        return [int(position) for position in order if scores[position] > 0]
+        ranked_positions = np.argsort(-scores, kind="stable")[:count]
+        return [int(position) for position in ranked_positions if scores[position] > 0]

@@ -42,9 +42,9 @@ class ChatPrompts:
 
     def system(self, levels: bool) -> str | None:
         """Return rules and answer format. ``levels``: the format begins with a thinking level."""
-        answer = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
+        answer_format = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
-        return f"{self.rules}\n\n{answer}\n{example}"
+        return f"{self.rules}\n\n{answer_format}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the text of the first observation, with the admissible actions if listed."""

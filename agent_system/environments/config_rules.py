@@ -85,14 +85,17 @@ def _get_value(tree: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _copy_value(tree: Tree, source: str, target: str) -> None:
-    """Copy the value of key ``source`` to key ``target`` (both dotted) unless ``target`` is set."""
-    value = _get_value(tree, source)
-    if value is None or _get_value(tree, target) is not None:
+def _copy_value(tree: Tree, source_key: str, target_key: str) -> None:
+    """Copy the value of ``source_key`` to ``target_key`` unless ``target_key`` is set.
+
+    Both are dotted keys such as ``env.rollout.n``.
+    """
+    value = _get_value(tree, source_key)
+    if value is None or _get_value(tree, target_key) is not None:
         return
-    if source in DATA_FILE_KEYS and _is_placeholder(value):
+    if source_key in DATA_FILE_KEYS and _is_placeholder(value):
         return
-    *section_names, name = target.split(".")
+    *section_names, name = target_key.split(".")
     section = tree
     for section_name in section_names:
         section = section.setdefault(section_name, {})
@@ -122,13 +125,13 @@ def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str
         if top_section == "env" and name in REGISTRY and name not in used_names:
             first_keys.setdefault(name, path)
     for name, path in first_keys.items():
-        why = f"a key of the environment {name}, and the run uses {env_name}"
+        reason = f"a key of the environment {name}, and the run uses {env_name}"
         key = path.removeprefix(f"env.{name}").lstrip(".")
         fix = f"remove it, or set env.env_name={name}"
         if ":" in env_name:
             fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
         allowed = "sections of the environment of the run"
-        yield f"{path}={_get_value(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+        yield f"{path}={_get_value(tree, path)!r}: {reason}; allowed: {allowed}; fix: {fix}"
 
 
 def _list_mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:

@@ -115,8 +115,8 @@ def canonical_name(env_name: str) -> str:
     name, slash, variant = env_name.partition("/")
     if name in REGISTRY:
         return env_name
-    canonical = {key.lower(): key for key in REGISTRY}.get(name.lower(), name)
-    return f"{canonical}{slash}{variant}"
+    registered_name = {key.lower(): key for key in REGISTRY}.get(name.lower(), name)
+    return f"{registered_name}{slash}{variant}"
 
 
 def find_entry(env_name: str) -> RegistryEntry:
@@ -240,14 +240,14 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
         section = section.model_dump(exclude_unset=True)
     # ``kwargs`` has precedence over the section.
     section = {**(section or {}), **env_config.kwargs}
-    label = f"env.{name}" if name.isidentifier() else "env.kwargs"
+    section_label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = find_settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:
         _set_variant(section, env_config.env_name, settings_type)
-    settings = read_section_or_raise(settings_type, section, label)
-    defaults = {"max_steps": env_config.max_steps, "seed": env_config.seed}
+    settings = read_section_or_raise(settings_type, section, section_label)
+    default_values = {"max_steps": env_config.max_steps, "seed": env_config.seed}
     missing_values = {
-        key: value for key, value in defaults.items() if getattr(settings, key) is None
+        key: value for key, value in default_values.items() if getattr(settings, key) is None
     }
     return settings.model_copy(update=missing_values).with_derived_values(env_config)
 
@@ -287,8 +287,8 @@ def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[Env
             f"{names}; fix: env.env_name={name}"
         )
     # A loaded config contains all defaults, so the default does not contradict the name.
-    default = settings_type.model_fields[key].default
-    if section.get(key, default) not in (variant, default):
+    default_variant = settings_type.model_fields[key].default
+    if section.get(key, default_variant) not in (variant, default_variant):
         raise ConfigError(
             f"env.env_name={env_name!r} and env.{name}.{key}={section[key]!r} name two variants; "
             f"fix: env.env_name={name} env.{name}.{key}={variant}"

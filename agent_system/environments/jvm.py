@@ -28,20 +28,24 @@ class JavaMissing(OSError):
 
 
 def find_java(env_name: str) -> str:
-    """Return the path of ``java``: in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
+    """Return the path of ``java_path``: in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
 
     Raises ``JavaMissing``.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
-    if java is None:
-        location = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
+    java_home = os.environ.get("JAVA_HOME")
+    java_path = (
+        shutil.which("java", path=os.path.join(java_home, "bin"))
+        if java_home
+        else shutil.which("java")
+    )
+    if java_path is None:
+        location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
         raise JavaMissing(
             f"environment {env_name!r} needs Java 8 or newer, and there is no java on {location}; "
             "fix: install it, for example with `apt-get install default-jre-headless`, or set "
             "JAVA_HOME"
         )
-    return java
+    return java_path
 
 
 class Jvm:
@@ -58,11 +62,11 @@ class Jvm:
         self.num_users = 0
         # A file instead of a pipe: a full pipe without a reader would block the JVM.
         self._output_file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
-        flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
+        jvm_flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
         try:
             gateway_result: Any = launch_gateway(
                 classpath=jar_path,
-                javaopts=flags,
+                javaopts=jvm_flags,
                 java_path=find_java(env_name),
                 # The JVM exits when its standard input, a pipe from this process, is closed.
                 die_on_exit=True,
@@ -74,13 +78,17 @@ class Jvm:
         except ValueError as error:  # the output was not a port number
             self._output_file.seek(0)
             output = self._output_file.read().decode(errors="replace")[-2000:].strip()
-            raise JavaMissing(f"java did not start with {' '.join(flags)}:\n{output}") from error
+            raise JavaMissing(
+                f"java did not start with {' '.join(jvm_flags)}:\n{output}"
+            ) from error
         # The type stub does not say that these arguments give three values.
         port, token, process = gateway_result
         self.process: subprocess.Popen[str] = process
         self._finalizer_prefix = f"{LOOPBACK_HOST}{port}"
-        parameters = GatewayParameters(LOOPBACK_HOST, port, auth_token=token, auto_field=True)
-        self.gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
+        gateway_parameters = GatewayParameters(
+            LOOPBACK_HOST, port, auth_token=token, auto_field=True
+        )
+        self.gateway = JavaGateway(gateway_parameters=gateway_parameters, java_process=self.process)
 
     @property
     def is_running(self) -> bool:

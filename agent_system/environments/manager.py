@@ -81,8 +81,8 @@ class EnvironmentManagerBase:
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
             )
-        parts = group_tasks_by_part(self.task_list, weights)
-        empty_parts = ", ".join(repr(part) for part, tasks in parts.items() if not tasks)
+        tasks_by_part = group_tasks_by_part(self.task_list, weights)
+        empty_parts = ", ".join(repr(part) for part, tasks in tasks_by_part.items() if not tasks)
         if empty_parts:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
@@ -222,12 +222,12 @@ class EnvironmentManagerBase:
 
         ``infos`` are those of the last env step of each episode.
         """
-        outcome: dict[str, list[float]] = defaultdict(list)
+        values_by_metric: dict[str, list[float]] = defaultdict(list)
         for info, source in zip(infos, data_sources, strict=True):
             won = float(bool(info.get("won", False)))
-            outcome["success_rate"].append(won)
-            outcome[f"{source}_success_rate"].append(won)
-        return {key: np.array(values, dtype=np.float32) for key, values in outcome.items()}
+            values_by_metric["success_rate"].append(won)
+            values_by_metric[f"{source}_success_rate"].append(won)
+        return {key: np.array(values, dtype=np.float32) for key, values in values_by_metric.items()}
 
     def close(self) -> None:
         driver, self._driver = self._driver, None
@@ -249,7 +249,7 @@ def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentM
 
     Raises ``ValueError`` if their tasks overlap.
     """
-    train = EnvironmentManagerBase(config, "train")
-    val = EnvironmentManagerBase(config, "val")
-    check_disjoint(train.task_list, val.task_list)
-    return train, val
+    train_manager = EnvironmentManagerBase(config, "train")
+    val_manager = EnvironmentManagerBase(config, "val")
+    check_disjoint(train_manager.task_list, val_manager.task_list)
+    return train_manager, val_manager

@@ -54,5 +54,5 @@ def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
     The result is ``prompts``, except in a mixture of environments. There it is
     ``prompts.of(first)``, the prompts of the environment that made the observation.
     """
-    select = getattr(prompts, "of", None)
-    return prompts if select is None else select(first)
+    select_method = getattr(prompts, "of", None)
+    return prompts if select_method is None else select_method(first)

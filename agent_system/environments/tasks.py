@@ -65,14 +65,14 @@ def interleave_mixture_tasks(
     A part whose tasks are used up is skipped.
     """
     remaining_tasks = {part_name: list(reversed(tasks_by_part[part_name])) for part_name in weights}
-    ordered: list[Task] = []
+    ordered_tasks: list[Task] = []
     while any(remaining_tasks.values()):
-        ordered += [
+        ordered_tasks += [
             remaining_tasks[part].pop()
             for part in build_weighted_round(weights)
             if remaining_tasks[part]
         ]
-    return ordered
+    return ordered_tasks
 
 
 def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
@@ -111,12 +111,12 @@ class TaskSchedule:
         # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.
         self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
-    def get_task(self, number: int, draw: int = 0) -> Task:
-        """Return the task at position ``number`` (from 0) of the order.
+    def get_task(self, order_position: int, draw: int = 0) -> Task:
+        """Return the task at position ``order_position`` (from 0) of the order.
 
         Each value of ``draw`` has a separate order if tasks are shuffled.
         """
-        round_number, position = divmod(number, len(self._part_round))
+        round_number, position = divmod(order_position, len(self._part_round))
         part_name = self._part_round[position]
         part_position = round_number * self._part_round.count(part_name) + self._part_round[
             :position
@@ -139,18 +139,21 @@ class TaskSchedule:
 
 
 def select_validation_set(
-    tasks: Sequence[Task], size: int | None, weights: Mapping[str, int] | None = None
+    tasks: Sequence[Task], max_tasks: int | None, weights: Mapping[str, int] | None = None
 ) -> list[tuple[Task, int]]:
-    """Return the validation set: at most ``size`` tasks with their environment seeds.
+    """Return the validation set: at most ``max_tasks`` tasks with their environment seeds.
 
-    ``size=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else None.
-    The result does not depend on the seed of the run: all runs have the same validation set.
+    ``max_tasks=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else
+    None. The result does not depend on the seed of the run: all runs have the same validation set.
     """
-    ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
+    ordered_tasks = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
     if weights:
-        ordered = interleave_mixture_tasks(group_tasks_by_part(ordered, weights), weights)
+        ordered_tasks = interleave_mixture_tasks(
+            group_tasks_by_part(ordered_tasks, weights), weights
+        )
     return [
-        (task, derive_seed("panel", task["task_id"], "env") & SEED_MASK) for task in ordered[:size]
+        (task, derive_seed("panel", task["task_id"], "env") & SEED_MASK)
+        for task in ordered_tasks[:max_tasks]
     ]
 
 
@@ -160,14 +163,17 @@ def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
+def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for a task id that is repeated or in both splits, or a missing key."""
-    for task in [*train, *val]:
+    for task in [*train_tasks, *val_tasks]:
         if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
             raise ValueError(
                 f"a task needs the strings task_id and data_source, got {str(task)[:200]}"
             )
-    ids = {"train": [task["task_id"] for task in train], "val": [task["task_id"] for task in val]}
+    ids = {
+        "train": [task["task_id"] for task in train_tasks],
+        "val": [task["task_id"] for task in val_tasks],
+    }
     for split, names in ids.items():
         if len(set(names)) != len(names):
             raise ValueError(
@@ -186,21 +192,21 @@ class GroupMismatch(RuntimeError):
     """
 
 
-def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | None]) -> None:
-    """Raise ``GroupMismatch`` unless rows with the same uid have the same start.
+def assert_same_start(uids: Sequence[str], start_states: Sequence[tuple[str, str] | None]) -> None:
+    """Raise ``GroupMismatch`` unless rows with the same uid have the same start state.
 
-    ``starts`` contains (text, state) of the first observation of each row. It is None for a row
-    whose reset failed; such a row is not compared.
+    ``start_states`` contains (text, state) of the first observation of each row. It is None for a
+    row whose reset failed; such a row is not compared.
     """
     start_by_uid: dict[str, tuple[str, str]] = {}
-    for uid, start in zip(uids, starts, strict=True):
-        if start is None:
+    for uid, start_state in zip(uids, start_states, strict=True):
+        if start_state is None:
             continue
         # Comparing with the first member is enough: equality is transitive.
-        expected_start = start_by_uid.setdefault(uid, start)
-        if expected_start != start:
+        expected_start = start_by_uid.setdefault(uid, start_state)
+        if expected_start != start_state:
             raise GroupMismatch(
                 f"members of group {uid} started from different states: "
-                f"{expected_start[0][:200]!r} and {start[0][:200]!r}; fix: make reset "
+                f"{expected_start[0][:200]!r} and {start_state[0][:200]!r}; fix: make reset "
                 "depend on task and seed only"
             )

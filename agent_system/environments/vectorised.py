@@ -98,8 +98,8 @@ class LockStepDriver:
             observation, _, done, info = last_result
             return (observation, 0.0, True, info) if done else await env.step(action)
 
-        calls = map(step_unless_done, self._sessions, actions, self._last_results)
-        self._last_results = list(await asyncio.gather(*calls))
+        step_calls = map(step_unless_done, self._sessions, actions, self._last_results)
+        self._last_results = list(await asyncio.gather(*step_calls))
         return self._last_results
 
     async def _close(self) -> None:

@@ -118,7 +118,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             step=step,
             observation=last_message,
             anchor=last_message,
-            ledger=dialogue.number,
+            ledger=dialogue.ledger_index,
             start=turn_start,
             end=segment.end_position,
             response=full_text,
@@ -158,7 +158,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = self._dialogues.open(request.messages, step)
+            dialogue = self._dialogues.open_dialogue(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error

@@ -62,11 +62,13 @@ def _make_executed_spec(trajectory: Trajectory, turn: Turn, level: int) -> Rollo
     cut turns, empty thoughts and parse failures as often as a sampled turn.
     """
     spec = make_branch_spec(trajectory, turn, level)
-    choice = None if turn.parsed is None else turn.parsed.choice
-    if choice is None:
+    level_choice = None if turn.parsed is None else turn.parsed.choice
+    if level_choice is None:
         return spec
     ids = trajectory.ledgers[turn.ledger].token_ids
-    return replace(spec, tokens_before_level=tuple(ids[turn.start : turn.start + choice.position]))
+    return replace(
+        spec, tokens_before_level=tuple(ids[turn.start : turn.start + level_choice.position])
+    )
 
 
 def execute_alternatives(
@@ -120,5 +122,5 @@ def priced_return_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) ->
     if trajectory.aborted is not None or len(trajectory.turns) <= step:
         return None
     turn = trajectory.turns[step]
-    tokens = count_priced_tokens(turn.parsed, turn.end - turn.start)
-    return priced_return(trajectory.reward, trajectory.won, tokens, rlvcr)
+    num_priced_tokens = count_priced_tokens(turn.parsed, turn.end - turn.start)
+    return priced_return(trajectory.reward, trajectory.won, num_priced_tokens, rlvcr)

@@ -78,8 +78,8 @@ class CollectorGroup:
                 CollectorWorker(*self._worker_arguments, **options),
             )
             return
-        numbers = range(env_config.num_collectors)
-        self._remote_workers = [self._start_worker(number) for number in numbers]
+        collector_numbers = range(env_config.num_collectors)
+        self._remote_workers = [self._start_worker(number) for number in collector_numbers]
 
     def _start_worker(self, number: int) -> Any:
         # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte of
@@ -170,7 +170,7 @@ class CollectorGroup:
     def _generate_with_timeout(
         self,
         request_shard: RequestShard,
-        numbers: Sequence[int],
+        collector_numbers: Sequence[int],
         num_specs: int,
         settings: RolloutSettings,
     ) -> list[CollectedTrajectories]:
@@ -182,16 +182,16 @@ class CollectorGroup:
         # The timeout of the call is the sum of the timeouts of all waits.
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
-            return self._wait_for_results(request_shard, numbers, timeout_s, progress)
+            return self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
 
     def _wait_for_results(
         self,
         request_shard: RequestShard,
-        numbers: Sequence[int],
+        collector_numbers: Sequence[int],
         timeout_s: float,
         progress: Progress,
     ) -> list[CollectedTrajectories]:
-        """Return the results of the collectors ``numbers``, and report finished episodes to
+        """Return the results of ``collector_numbers``, and report finished episodes to
         ``progress``.
 
         Raises the error of a collector, ``WorkerDiedError`` if one died too often, and
@@ -201,8 +201,8 @@ class CollectorGroup:
         num_finished_before = self._count_finished_episodes()
         results: dict[int, CollectedTrajectories] = {}
         num_lost = Counter[int]()
-        number_by_ref = {request_shard(number): number for number in numbers}
-        with waiting_for(map(build_collector_name, numbers)) as late_names:
+        number_by_ref = {request_shard(number): number for number in collector_numbers}
+        with waiting_for(map(build_collector_name, collector_numbers)) as late_names:
             while number_by_ref:
                 self._receive_results(number_by_ref, results, num_lost, request_shard)
                 late_names[:] = map(build_collector_name, number_by_ref.values())
@@ -210,9 +210,9 @@ class CollectorGroup:
                     gather_results(list(number_by_ref), 0.0, late_names)
                 if number_by_ref:
                     progress.set_done(max(0, self._count_finished_episodes() - num_finished_before))
-        for number in numbers:
+        for number in collector_numbers:
             results[number].lost_collectors = num_lost[number]
-        return [results[number] for number in numbers]
+        return [results[number] for number in collector_numbers]
 
     def _receive_results(
         self,

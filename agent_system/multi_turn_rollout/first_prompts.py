@@ -111,22 +111,26 @@ def fit_first_prompts(
     task_text = envs.package.task_text
     if task_text is None:
         return
-    limit = config.data.max_prompt_length
+    max_tokens = config.data.max_prompt_length
     observations = [task_text.first_observation(task) for task in envs.task_list]
     lengths = measure_first_prompts(config, tokenizer, observations)
-    num_too_long = sum(length > limit for length in lengths)
+    num_too_long = sum(length > max_tokens for length in lengths)
     if not num_too_long:
         return
     if config.data.filter_overlong_prompts:
         kept_tasks = [
-            task for task, length in zip(envs.task_list, lengths, strict=True) if length <= limit
+            task
+            for task, length in zip(envs.task_list, lengths, strict=True)
+            if length <= max_tokens
         ]
         action = "drop"
     elif config.data.truncation == "error":
         raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
     else:
         kept_tasks = [
-            task if length <= limit else shorten_task(config, tokenizer, task_text, task, length)
+            task
+            if length <= max_tokens
+            else shorten_task(config, tokenizer, task_text, task, length)
             for task, length in zip(envs.task_list, lengths, strict=True)
         ]
         action = f"shorten ({config.data.truncation})"
@@ -134,7 +138,7 @@ def fit_first_prompts(
         raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
     logger.warning(
         "prompts of more than %d tokens in %d of %d %s rows; action: %s",
-        limit,
+        max_tokens,
         num_too_long,
         len(lengths),
         "training" if envs.split == "train" else "validation",
@@ -151,23 +155,23 @@ def shorten_task(
     The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if the prompt is too
     long even without the text of the observation.
     """
-    limit = config.data.max_prompt_length
+    max_tokens = config.data.max_prompt_length
     for _ in range(MAX_CUT_ATTEMPTS):
         shorter_text = cut_text(
             tokenizer,
             task_text.first_observation(task).text,
-            length - limit,
+            length - max_tokens,
             config.data.truncation,
         )
         if not shorter_text:
             break
         task = task_text.with_text(task, shorter_text)
         (length,) = measure_first_prompts(config, tokenizer, [task_text.first_observation(task)])
-        if length <= limit:
+        if length <= max_tokens:
             return task
     raise PromptsTooLong(
-        f"{LIMIT_KEY}={limit}: the prompt of {task['task_id']} has more tokens even without its "
-        f"last text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
+        f"{LIMIT_KEY}={max_tokens}: the prompt of {task['task_id']} has more tokens even without "
+        f"its last text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
     )
 
 
@@ -176,9 +180,9 @@ def cut_ids(ids: Sequence[int], num_removed: int, side: str) -> list[int]:
 
     Example: ``cut_ids([1, 2, 3, 4], 2, "middle")`` returns ``[1, 4]``.
     """
-    keep = max(0, len(ids) - num_removed)
-    head = {"left": 0, "right": keep, "middle": keep // 2}[side]
-    return [*ids[:head], *ids[len(ids) - (keep - head) :]]
+    num_kept = max(0, len(ids) - num_removed)
+    num_kept_at_start = {"left": 0, "right": num_kept, "middle": num_kept // 2}[side]
+    return [*ids[:num_kept_at_start], *ids[len(ids) - (num_kept - num_kept_at_start) :]]
 
 
 def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str) -> str:
@@ -186,15 +190,19 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str)
 
     A character that is partly in a removed token is removed as a whole, with its accents.
     """
-    spans = _compute_token_spans(tokenizer, text)
-    kept_tokens = cut_ids(range(len(spans)), num_removed, side)
-    dropped_tokens = sorted(set(range(len(spans))).difference(kept_tokens))
+    token_spans = _compute_token_spans(tokenizer, text)
+    kept_tokens = cut_ids(range(len(token_spans)), num_removed, side)
+    dropped_tokens = sorted(set(range(len(token_spans))).difference(kept_tokens))
     if not kept_tokens or not dropped_tokens:
         return "" if dropped_tokens else text
     first_dropped, last_dropped = dropped_tokens[0], dropped_tokens[-1]
     # If a character is split over several tokens, the span of each is the whole character.
-    cut_start = min(spans[first_dropped - 1][1], spans[first_dropped][0]) if first_dropped else 0
-    cut_end = spans[last_dropped][1] if last_dropped < len(spans) - 1 else len(text)
+    cut_start = (
+        min(token_spans[first_dropped - 1][1], token_spans[first_dropped][0])
+        if first_dropped
+        else 0
+    )
+    cut_end = token_spans[last_dropped][1] if last_dropped < len(token_spans) - 1 else len(text)
     while _continues_character(text, cut_start):
         cut_start -= 1
     while _continues_character(text, cut_end):
@@ -214,8 +222,8 @@ def _continues_character(text: str, index: int) -> bool:
 def _compute_token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]:
     """Return the character range ``(start, end)`` of each token of ``text``."""
     if getattr(tokenizer, "is_fast", False):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(encoded["offset_mapping"])
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoding["offset_mapping"])
     # Slow tokenizers have no offsets: assume tokens of equal length.
     num_tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
     boundaries = [
@@ -225,12 +233,12 @@ def _compute_token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[in
 
 
 def _build_refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
-    limit = config.data.max_prompt_length
-    max_len = max(lengths)
-    num_too_long = sum(length > limit for length in lengths)
-    filtered = "" if num_too_long == len(lengths) else ", or data.filter_overlong_prompts=true"
+    max_tokens = config.data.max_prompt_length
+    max_length = max(lengths)
+    num_too_long = sum(length > max_tokens for length in lengths)
+    filter_hint = "" if num_too_long == len(lengths) else ", or data.filter_overlong_prompts=true"
     return (
-        f"{LIMIT_KEY}={limit}: the prompts of {num_too_long} of {len(lengths)} rows of "
-        f"data.{split}_files are longer; the longest has {max_len} tokens; allowed: {max_len} or "
-        f"more; fix: {LIMIT_KEY}={max_len}{filtered}"
+        f"{LIMIT_KEY}={max_tokens}: the prompts of {num_too_long} of {len(lengths)} rows of "
+        f"data.{split}_files are longer; the longest has {max_length} tokens; allowed: "
+        f"{max_length} or more; fix: {LIMIT_KEY}={max_length}{filter_hint}"
     )

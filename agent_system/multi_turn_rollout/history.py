@@ -96,16 +96,16 @@ class WindowHistory(History):
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._memory = WindowMemory(settings.history_length)
-        self._first: Observation | None = None
+        self._first_observation: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
         observation = self._escape_added_tokens(observation)
-        if self._first is None:
-            self._first = observation
+        if self._first_observation is None:
+            self._first_observation = observation
         levels = self._settings.requests_levels
         turns = self._memory.stored_turns()
-        user_text = self._prompts.window(self._first, turns, observation, levels)
-        return self._begin_conversation(self._first, user_text, step)
+        user_text = self._prompts.window(self._first_observation, turns, observation, levels)
+        return self._begin_conversation(self._first_observation, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:
         escape_tokens = self._bridge.escape_added_tokens

@@ -32,8 +32,8 @@ def compute_rollout_metrics(
         "rollout/aborted": float(abort_counts.total()),
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
-    for reason, number in sorted(abort_counts.items()):
-        metrics[f"rollout/aborted_{reason}"] = float(number)
+    for reason, count_of_reason in sorted(abort_counts.items()):
+        metrics[f"rollout/aborted_{reason}"] = float(count_of_reason)
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
         f"rollout/truncated_{reason}": truncation_counts[reason] / count
@@ -49,14 +49,19 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     not count. The result is empty if no version is known, for example for an agent that reports
     none.
     """
-    tokens: Counter[int] = Counter()
+    token_counts: Counter[int] = Counter()
     for trajectory in trajectories:
         for ledger in trajectory.ledgers:
-            tokens.update(ledger.to_arrays().tokens_by_version())
-    if not tokens.total():
+            token_counts.update(ledger.to_arrays().tokens_by_version())
+    if not token_counts.total():
         return {}
-    mean = sum(version * count for version, count in tokens.items()) / tokens.total()
-    return {"rollout/policy_version": mean, "rollout/policy_version_min": float(min(tokens))}
+    mean_version = (
+        sum(version * count for version, count in token_counts.items()) / token_counts.total()
+    )
+    return {
+        "rollout/policy_version": mean_version,
+        "rollout/policy_version_min": float(min(token_counts)),
+    }
 
 
 def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -97,11 +102,11 @@ def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[
     # A forced level is None here: level shares count only choices of the policy.
     levels = [turn.chosen_level for _, turn, _ in parsed_turns]
     successes = [t.won for t, _, _ in parsed_turns]
-    failures = [parsed.failure for _, _, parsed in parsed_turns]
+    parse_failures = [parsed.failure for _, _, parsed in parsed_turns]
     situations = [turn.situation for _, turn, _ in parsed_turns]
     thought_tokens = [parsed.thought_tokens for _, _, parsed in parsed_turns]
     return {
-        **compute_level_metrics(levels, successes, failures),
+        **compute_level_metrics(levels, successes, parse_failures),
         **compute_level_information(levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
         "rlvcr/level_forced_share": float(np.mean([t.num_forced > 0 for _, t, _ in parsed_turns])),

@@ -80,15 +80,15 @@ def select_trajectories(
 
 
 def select_differing_groups(
-    trajectories: Sequence[Trajectory], limit: int
+    trajectories: Sequence[Trajectory], max_groups: int
 ) -> list[list[Trajectory]]:
-    """Return the first ``limit`` groups whose trajectories do not all have the same return."""
+    """Return the first ``max_groups`` groups whose trajectories do not all have the same return."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.spec.uid].append(trajectory)
     differing_groups = [group for group in groups.values() if len({t.reward for t in group}) > 1]
     # A negative limit would cut from the end.
-    return differing_groups[: max(limit, 0)]
+    return differing_groups[: max(max_groups, 0)]
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
@@ -142,10 +142,10 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     full_shape = (len(rows), prompt_width + response_width)
     response_shape = (len(rows), response_width)
     input_ids = np.full(full_shape, pad_token_id, dtype=np.int64)
-    attention = np.zeros(full_shape, dtype=np.int64)
-    positions = np.zeros(full_shape, dtype=np.int64)
+    attention_mask = np.zeros(full_shape, dtype=np.int64)
+    position_ids = np.zeros(full_shape, dtype=np.int64)
     position_range = np.arange(full_shape[1])
-    mask = np.zeros(response_shape, dtype=np.int64)
+    response_mask = np.zeros(response_shape, dtype=np.int64)
     # -1 marks tokens outside of turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
@@ -156,11 +156,11 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         # Prompts are padded on the left, so that all responses start in the same column.
         prompt_start = prompt_width - prompt_length
         input_ids[b, prompt_start : prompt_start + row_end] = arrays.ids[:row_end]
-        attention[b, prompt_start : prompt_start + row_end] = 1
+        attention_mask[b, prompt_start : prompt_start + row_end] = 1
         # Right padding repeats the position of the last token.
-        positions[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
-        positions[b, prompt_start + row_end :] = max(row_end - 1, 0)
-        mask[b, : row_end - prompt_length] = arrays.agent_mask()[prompt_length:row_end]
+        position_ids[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
+        position_ids[b, prompt_start + row_end :] = max(row_end - 1, 0)
+        response_mask[b, : row_end - prompt_length] = arrays.agent_mask()[prompt_length:row_end]
         step_ids[b, : row_end - prompt_length] = arrays.turn_ids()[prompt_length:row_end]
         log_probs[b, : row_end - prompt_length] = arrays.token_logprobs()[prompt_length:row_end]
     ids = torch.from_numpy(input_ids)
@@ -168,9 +168,9 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         "prompts": ids[:, :prompt_width].clone(),
         "responses": ids[:, prompt_width:].clone(),
         "input_ids": ids,
-        "attention_mask": torch.from_numpy(attention),
-        "position_ids": torch.from_numpy(positions),
-        "response_mask": torch.from_numpy(mask),
+        "attention_mask": torch.from_numpy(attention_mask),
+        "position_ids": torch.from_numpy(position_ids),
+        "response_mask": torch.from_numpy(response_mask),
         "step_ids": torch.from_numpy(step_ids),
         "rollout_log_probs": torch.from_numpy(log_probs),
     }
@@ -185,9 +185,9 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     reward_parts = [row.trajectory.reward_parts for row in rows]
     if any(reward_parts):
         columns[REWARD_PARTS] = object_array(reward_parts)
-    numbers = [row.trajectory.info_numbers for row in rows]
-    if any(numbers):
-        columns[INFO_NUMBERS] = object_array(numbers)
+    info_numbers = [row.trajectory.info_numbers for row in rows]
+    if any(info_numbers):
+        columns[INFO_NUMBERS] = object_array(info_numbers)
     answers = [row.trajectory.answer for row in rows]
     if any(answer is not None for answer in answers):
         columns[ANSWER] = object_array(answers)

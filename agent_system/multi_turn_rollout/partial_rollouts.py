@@ -131,9 +131,9 @@ class PartialRollouts:
         groups = len(set(batch.non_tensor_batch["uid"]))
         batch_parts = [batch]
         for name in self._names_to_restart:
-            uid, _, size = name.partition("@")
+            uid, _, batch_size = name.partition("@")
             _, step, draw, _ = uid.split("-")
-            earlier_batch = envs.gen_batch(int(step), int(size), int(draw))
+            earlier_batch = envs.gen_batch(int(step), int(batch_size), int(draw))
             batch_parts.append(_select_groups(earlier_batch, [uid]))
             self._name_by_uid[uid] = name
         num_missing = self.num_groups - len(self._name_by_uid)

@@ -48,7 +48,7 @@ def build_recorded_specs(
         uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
         member = group_sizes[uid]
         group_sizes[uid] += 1
-        part = package.package_for_task(trajectory.task)
+        task_package = package.package_for_task(trajectory.task)
         specs.append(
             RolloutSpec(
                 index=index,
@@ -58,7 +58,8 @@ def build_recorded_specs(
                 member=member,
                 env_seed=trajectory.seed,
                 replay=tuple(
-                    tuple(encode(_format_reply(action, part))) for action in trajectory.actions
+                    tuple(encode(_format_reply(action, task_package)))
+                    for action in trajectory.actions
                 ),
                 max_turns=len(trajectory.actions),
             )
@@ -86,18 +87,18 @@ def check_replays(
     for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
         num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
         if trajectory.aborted is not None:
-            why = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
+            reason = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
         elif num_executed == num_recorded:
             continue
         elif trajectory.truncated is not None:
-            why = (
+            reason = (
                 f"only {num_executed} of {num_recorded} actions fit; reason: "
                 f"{trajectory.truncated}; fix: raise env.max_steps or data.max_response_length"
             )
         else:
-            why = (
+            reason = (
                 f"action {num_executed + 1} comes after the end of the episode; allowed: at most "
                 f"{num_executed} actions; fix: remove the actions after it, or correct task and "
                 "seed"
             )
-        raise UsageError(f"{recorded_trajectory.source}: {why}")
+        raise UsageError(f"{recorded_trajectory.source}: {reason}")

@@ -55,9 +55,9 @@ class RolloutSettings:
     def token_limits(self) -> TokenLimits:
         """Token limits of one conversation; every conversation becomes one row."""
         return TokenLimits(
-            prompt=self.max_prompt_length,
-            response=self.max_response_length,
-            turn=self.max_turn_tokens,
+            max_prompt=self.max_prompt_length,
+            max_response=self.max_response_length,
+            max_turn=self.max_turn_tokens,
         )
 
     @classmethod
@@ -72,16 +72,16 @@ class RolloutSettings:
 
         ``samples_alternatives`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
-        rollout = config.actor_rollout_ref.rollout
+        rollout_config = config.actor_rollout_ref.rollout
         rlvcr = method_settings(config.algorithm)
-        sampling = rollout if is_train else rollout.val_kwargs
+        sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
         # With ``credit=executed`` only returns of replays are compared, so no thought is scored.
         if samples_alternatives and rlvcr.credit != "executed":
-            alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
+            alternatives = AlternativeSettings.from_config(rlvcr, rollout_config.seed, turn_tokens)
         return cls(
-            trajectories_per_row=1 if is_train else rollout.val_kwargs.n,
+            trajectories_per_row=1 if is_train else rollout_config.val_kwargs.n,
             history=config.env.history,
             history_length=config.env.history_length,
             max_steps=config.env.max_steps,
@@ -90,9 +90,9 @@ class RolloutSettings:
             max_response_length=config.data.max_response_length,
             requests_levels=should_request_levels(config),
             # Temperature 0 means greedy sampling in the engines.
-            temperature=sampling.temperature if sampling.do_sample else 0.0,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
+            temperature=sampling_config.temperature if sampling_config.do_sample else 0.0,
+            top_p=sampling_config.top_p,
+            top_k=sampling_config.top_k,
             stop=package.stop_strings(env_settings(config.env)),
             alternatives=alternatives,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
@@ -100,7 +100,7 @@ class RolloutSettings:
             level_rule=LevelRule.force_uniformly(rlvcr.epsilon_levels)
             if samples_alternatives
             else FREE_RULE,
-            seed=rollout.seed,
+            seed=rollout_config.seed,
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:

@@ -174,7 +174,7 @@ def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
     >>> extract_info_numbers({"is_action_valid": True, "score": 3, "key_found": False, "a": "x"})
     {'score': 3.0, 'key_found': 0.0}
     """
-    numbers = {
+    finite_numbers = {
         str(name): float(value)
         for name, value in info.items()
         if name not in RESERVED_INFO_KEYS
@@ -183,4 +183,4 @@ def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
         # False for NaN, and for integers beyond float64.
         and -MAX_FLOAT32 <= value <= MAX_FLOAT32
     }
-    return dict(list(numbers.items())[:MAX_INFO_NUMBERS])
+    return dict(list(finite_numbers.items())[:MAX_INFO_NUMBERS])

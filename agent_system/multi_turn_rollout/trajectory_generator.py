@@ -160,14 +160,14 @@ class TrajectoryGenerator:
         if is_repeated:
             ids = list(spec.replay[step])
             # These tokens are repeated, not sampled, and not trained on.
-            sampled = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+            sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)
-            sampled = await context.sampler.sample_turn(
+            sampling_result = await context.sampler.sample_turn(
                 conversation.prompt_ids, spec, step - len(spec.replay), max_tokens
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
-        segment = conversation.add_turn(sampled, step)
+        segment = conversation.add_turn(sampling_result, step)
         turn = Turn(
             step=step,
             observation=observation.text,
@@ -176,7 +176,7 @@ class TrajectoryGenerator:
             start=turn_start,
             end=segment.end_position,
             response=context.bridge.decode(ledger.token_ids[turn_start:]),
-            stop_reason=sampled.stop_reason,
+            stop_reason=sampling_result.stop_reason,
             image=observation.image,
             situation=observation.situation,
             needed_level=observation.needed_level,
@@ -218,8 +218,10 @@ class TrajectoryGenerator:
                 return [*spec.tokens_before_level, codec.digit_ids[spec.forced_level - 1]]
             return codec.prefix_ids[spec.forced_level]
         settings = self.context.settings
-        draw = derive_seed(settings.seed, "forced level", spec.traj_uid, step) / SEED_RANGE
-        level = settings.level_rule.draw_level(draw, required_level)
+        uniform_number = (
+            derive_seed(settings.seed, "forced level", spec.traj_uid, step) / SEED_RANGE
+        )
+        level = settings.level_rule.draw_level(uniform_number, required_level)
         return [] if level is None else codec.prefix_ids[level]
 
     async def _step_env(self, env: PoolSession, turn: Turn) -> Observation:

@@ -238,14 +238,14 @@ class EpisodeRewardManager:
         outcome = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
             outcome = self._call_score_function(self.compute_score, data, rows)
-        tokens = int(data.batch["response_mask"][rows].sum())
-        multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
+        num_tokens = int(data.batch["response_mask"][rows].sum())
+        price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
         if self.token_price:
-            used_price_share = min(tokens, self.token_price_max) / self.token_price_max
-            outcome = outcome * (1 - multiplier * self.token_price * used_price_share)
-        outcome = outcome * (1 - multiplier * self.relative_token_price * relative_length)
+            used_price_share = min(num_tokens, self.token_price_max) / self.token_price_max
+            outcome = outcome * (1 - price_multiplier * self.token_price * used_price_share)
+        outcome = outcome * (1 - price_multiplier * self.relative_token_price * relative_length)
         if self.overlong_len:
-            overlong_share = (tokens - self.overlong_max) / self.overlong_len + 1
+            overlong_share = (num_tokens - self.overlong_max) / self.overlong_len + 1
             outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)
         return outcome - self.invalid_action_penalty * (len(validity_flags) - sum(validity_flags))
 
@@ -366,12 +366,14 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
     """
     manager = find_reward_manager_class(config.reward_model.reward_manager)
     actor = config.actor_rollout_ref.actor
-    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    invalid_action_penalty = (
+        actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    )
     function = load_trajectory_function(config)
     kwargs = config.reward_model.reward_kwargs
     try:
         # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
-        inspect.signature(manager).bind(penalty, function, **kwargs)
+        inspect.signature(manager).bind(invalid_action_penalty, function, **kwargs)
     except TypeError as error:
         allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
         name = getattr(manager, "__name__", repr(manager))
@@ -379,7 +381,7 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
             f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (the keyword "
             f"arguments of {name}); fix: remove the others"
         ) from error
-    return manager(penalty, function, **kwargs)
+    return manager(invalid_action_penalty, function, **kwargs)
 
 
 def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:

@@ -76,9 +76,9 @@ def find_padding_token_id(tokenizer: object) -> int:
     """
     # Not in the protocols: transformers resolves them in __getattr__, which type checkers ignore.
     for name in ("pad_token_id", "eos_token_id"):
-        token = getattr(tokenizer, name, None)
-        if isinstance(token, int):
-            return token
+        token_id = getattr(tokenizer, name, None)
+        if isinstance(token_id, int):
+            return token_id
     raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one of them")
 
 
@@ -86,24 +86,24 @@ def find_padding_token_id(tokenizer: object) -> int:
 class Bridge:
     """Tokens between two turns of the agent.
 
-    ``before`` and ``after`` are template tokens around the ``observation``.
+    ``ids_before`` and ``ids_after`` are template tokens around the ``observation``.
     """
 
-    before: tuple[int, ...]
+    ids_before: tuple[int, ...]
     observation: tuple[int, ...]
-    after: tuple[int, ...]
+    ids_after: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.before) + len(self.observation) + len(self.after)
+        return len(self.ids_before) + len(self.observation) + len(self.ids_after)
 
     def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
         """Append the tokens to ``ledger``, before those of ``turn``."""
-        parts = (
-            (self.before, SegmentKind.BRIDGE),
+        ids_with_kind = (
+            (self.ids_before, SegmentKind.BRIDGE),
             (self.observation, SegmentKind.ENV),
-            (self.after, SegmentKind.BRIDGE),
+            (self.ids_after, SegmentKind.BRIDGE),
         )
-        for ids, kind in parts:
+        for ids, kind in ids_with_kind:
             if ids:
                 ledger.append(ids, kind, turn=turn, episode=episode)
 
@@ -184,7 +184,7 @@ class ChatBridge:
         """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
-        ``before``.
+        ``ids_before``.
         """
         before_text, after_text = self.template.render_between_turns()
         marked_observation = self._tokens.mark_control_tokens(observation)

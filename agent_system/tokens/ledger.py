@@ -140,14 +140,16 @@ class SegmentArrays:
 
     def token_logprobs(self) -> np.ndarray:
         """Return ``[N]``: the log-prob of every sampled token, 0.0 for all other tokens."""
-        values = np.zeros(len(self.ids))
-        lengths = self.table[:, 1]
-        counts = self.table[:, 7]
+        logprob_per_token = np.zeros(len(self.ids))
+        segment_lengths = self.table[:, 1]
+        logprob_counts = self.table[:, 7]
         # For each log-prob: index of the first token of its segment, and offset in the segment.
-        segment_starts = np.repeat(np.cumsum(lengths) - lengths, counts)
-        offsets = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
-        values[segment_starts + offsets] = self.logprobs
-        return values
+        segment_starts = np.repeat(np.cumsum(segment_lengths) - segment_lengths, logprob_counts)
+        offsets_in_segments = np.arange(len(self.logprobs)) - np.repeat(
+            np.cumsum(logprob_counts) - logprob_counts, logprob_counts
+        )
+        logprob_per_token[segment_starts + offsets_in_segments] = self.logprobs
+        return logprob_per_token
 
     def tokens_by_version(self) -> Counter[int]:
         """Count the agent's tokens by policy version.

@@ -152,8 +152,8 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
     template_ids = bridge.template.render_token_ids(bridge.prepare_messages(messages))
     if bridge_ids == template_ids:
         return
-    pairs = zip(bridge_ids, template_ids, strict=False)
-    start = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    id_pairs = zip(bridge_ids, template_ids, strict=False)
+    start = len(list(takewhile(lambda id_pair: id_pair[0] == id_pair[1], id_pairs)))
     raise TemplateUnsupported(
         "the tokens of a prompt differ from those of apply_chat_template from token "
         f"{start}: {bridge_ids[start : start + 8]} instead of {template_ids[start : start + 8]}"
@@ -169,19 +169,19 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     if not bridge.has_plain_text_only(first_messages):
         return
     end_id = bridge.end_of_turn_id
-    sampled = [] if end_id is None else [end_id]
+    sampled_ids = [] if end_id is None else [end_id]
     for answer, text in product(SAMPLE_ANSWERS, SAMPLE_OBSERVATIONS):
         turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
         prepared_messages = bridge.prepare_messages([*first_messages, *turns])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
         closing_text = bridge.turn_closing_text if tail.startswith(bridge.turn_closing_text) else ""
-        bridge_tokens = bridge.make_bridge(sampled, text)
+        bridge_tokens = bridge.make_bridge(sampled_ids, text)
         ids_before_bridge = bridge.encode(head_text + answer_text + closing_text)
         appended_ids = [
             *ids_before_bridge,
-            *bridge_tokens.before,
+            *bridge_tokens.ids_before,
             *bridge_tokens.observation,
-            *bridge_tokens.after,
+            *bridge_tokens.ids_after,
         ]
         if closing_text and ids_before_bridge[-1] != end_id:
             raise TemplateUnsupported(

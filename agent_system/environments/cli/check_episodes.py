@@ -42,7 +42,7 @@ class CheckedEnvironment:
     settings: EnvSettings
     tasks: Sequence[tuple[Task, int]]  # task and environment seed
     max_steps: int
-    all_tasks: bool = False  # True if ``tasks`` contains every task of the split
+    covers_all_tasks: bool = False  # True if ``tasks`` contains every task of the split
 
     def create_pool(self) -> EnvironmentPool:
         return EnvironmentPool(
@@ -88,18 +88,18 @@ async def run_policy(
     pool: EnvironmentPool,
     name: str,
     make_policy: PolicyFactory,
-    number: int,
+    task_number: int,
 ) -> CheckEpisode:
-    """Run policy ``name``, made by ``make_policy``, on task ``number`` and return the episode.
+    """Run policy ``name``, made by ``make_policy``, on task ``task_number`` and return the episode.
 
     The episode ends when the environment is done, or after ``max_steps`` actions.
     """
-    task, seed = checked_env.tasks[number]
+    task, seed = checked_env.tasks[task_number]
     package = checked_env.package.package_for_task(task)
 
-    def start_policy(first: Observation) -> ActionChoice:
+    def start_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
-        policy = make_policy(PolicyStart(checked_env.settings, task, first, rng))
+        policy = make_policy(PolicyStart(checked_env.settings, task, first_observation, rng))
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
             text = policy(observation)

@@ -108,16 +108,16 @@ def check_environment(
     checked_env = CheckedEnvironment(
         name, package, settings, selected_tasks[:num_tasks], steps, num_tasks >= len(split_tasks)
     )
-    many_tasks_env = replace(
-        checked_env, tasks=selected_tasks, all_tasks=len(selected_tasks) == len(split_tasks)
+    env_with_more_tasks = replace(
+        checked_env, tasks=selected_tasks, covers_all_tasks=len(selected_tasks) == len(split_tasks)
     )
     if not checked_env.tasks:
         return CheckFindings(name, [], [f"there are no {split} tasks"], [])
-    return asyncio.run(_run_check(checked_env, many_tasks_env))
+    return asyncio.run(_run_check(checked_env, env_with_more_tasks))
 
 
 async def _run_check(
-    checked_env: CheckedEnvironment, many_tasks_env: CheckedEnvironment
+    checked_env: CheckedEnvironment, env_with_more_tasks: CheckedEnvironment
 ) -> CheckFindings:
     oracle_factory, no_oracle_reasons = _find_oracle_in_time(checked_env)
     policies = {
@@ -132,7 +132,7 @@ async def _run_check(
         episodes += await _run_injections(checked_env, pool)
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
-        constants_env = many_tasks_env if is_single_turn else checked_env
+        constants_env = env_with_more_tasks if is_single_turn else checked_env
         constant_action, open_questions = await try_constant_actions(constants_env, pool, episodes)
     # Repeat the first episodes of each policy in another order: an episode must not depend on the
     # episodes before it.
@@ -154,14 +154,14 @@ async def _run_check(
         checked_env.package, _select_episodes(episodes, ORACLE_POLICY)
     )
     problems = [
-        *find_reward_problems(episodes, checked_env.all_tasks),
-        *_find_constant_action_problem(constant_action, constants_env.all_tasks),
+        *find_reward_problems(episodes, checked_env.covers_all_tasks),
+        *_find_constant_action_problem(constant_action, constants_env.covers_all_tasks),
         *format_problems,
         *find_transcript_differences(repetition_pairs[::-1]),
     ]
     open_questions += [
         *format_questions,
-        *_describe_long_episodes(episodes, checked_env.all_tasks),
+        *_describe_long_episodes(episodes, checked_env.covers_all_tasks),
         *_describe_invalid_actions(episodes),
         *no_oracle_reasons,
     ]
@@ -222,7 +222,7 @@ def _compute_mean_length(episodes: list[CheckEpisode]) -> float:
 
 
 def _find_policies_that_solve_most(
-    episodes: list[CheckEpisode], all_tasks: bool, *, wants_far_longer: bool
+    episodes: list[CheckEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
     """Yield each policy that solves most tasks although it should not, with its episodes.
 
@@ -233,7 +233,7 @@ def _find_policies_that_solve_most(
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
         policy_episodes = _select_episodes(episodes, policy)
-        if is_majority(_count_successes(policy_episodes), len(policy_episodes), all_tasks):
+        if is_majority(_count_successes(policy_episodes), len(policy_episodes), covers_all_tasks):
             is_far_longer = bool(oracle_episodes) and (
                 _compute_mean_length(policy_episodes)
                 > MAX_LENGTH_RATIO_TO_ORACLE * _compute_mean_length(oracle_episodes)
@@ -242,7 +242,7 @@ def _find_policies_that_solve_most(
                 yield policy, policy_episodes
 
 
-def _describe_long_episodes(episodes: list[CheckEpisode], all_tasks: bool) -> list[str]:
+def _describe_long_episodes(episodes: list[CheckEpisode], covers_all_tasks: bool) -> list[str]:
     return [
         f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
         f"tasks, in {_compute_mean_length(policy_episodes):.1f} actions; the oracle needs "
@@ -250,14 +250,16 @@ def _describe_long_episodes(episodes: list[CheckEpisode], all_tasks: bool) -> li
         "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
         "succeeds because episodes are long"
         for policy, policy_episodes in _find_policies_that_solve_most(
-            episodes, all_tasks, wants_far_longer=True
+            episodes, covers_all_tasks, wants_far_longer=True
         )
     ]
 
 
-def _find_constant_action_problem(constant: ConstantAction | None, all_tasks: bool) -> list[str]:
+def _find_constant_action_problem(
+    constant: ConstantAction | None, covers_all_tasks: bool
+) -> list[str]:
     if constant is None or not is_majority(
-        constant.num_successes, constant.num_episodes, all_tasks
+        constant.num_successes, constant.num_episodes, covers_all_tasks
     ):
         return []
     return [
@@ -286,10 +288,10 @@ def _select_episodes(episodes: Sequence[CheckEpisode], policy: str) -> list[Chec
     return [episode for episode in episodes if episode.policy == policy]
 
 
-def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) -> list[str]:
+def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = False) -> list[str]:
     """Return one sentence per policy whose result violates its condition.
 
-    ``all_tasks``: True if the episodes cover all tasks of the split.
+    ``covers_all_tasks``: True if the episodes cover all tasks of the split.
     """
     problems = [
         f"{episode.policy} made the environment fail on {episode.task['task_id']} after "
@@ -313,7 +315,7 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
         "tasks: a policy that ignores the observations is rewarded; fix: harder tasks, or fewer "
         "steps"
         for policy, policy_episodes in _find_policies_that_solve_most(
-            episodes, all_tasks, wants_far_longer=False
+            episodes, covers_all_tasks, wants_far_longer=False
         )
     ]
     oracle_return, empty_return = (
@@ -328,14 +330,16 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
     return problems
 
 
-def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) -> list[str]:
+def find_transcript_differences(
+    episode_pairs: list[tuple[CheckEpisode, CheckEpisode]],
+) -> list[str]:
     """Return one sentence per pair (episode, its repetition in another process) with different
     observations or rewards.
     """
     return [
         f"the same actions of {episode.policy} on {episode.task['task_id']} "
         f"(seed {episode.seed}) gave another transcript in another process: {difference}"
-        for episode, repetition in pairs
+        for episode, repetition in episode_pairs
         if (difference := _describe_difference(episode, repetition))
     ]
 
@@ -361,8 +365,10 @@ def _describe_difference(episode: CheckEpisode, repetition: CheckEpisode) -> str
 
 def _quote_texts_at_difference(text: str, other_text: str) -> str:
     """Return a text that quotes both texts around their first difference."""
-    index = next((i for i, (a, b) in enumerate(zip(text, other_text, strict=False)) if a != b), 0)
-    shown_range = slice(max(0, index - CONTEXT_CHARS), index + CONTEXT_CHARS)
+    difference_index = next(
+        (i for i, (a, b) in enumerate(zip(text, other_text, strict=False)) if a != b), 0
+    )
+    shown_range = slice(max(0, difference_index - CONTEXT_CHARS), difference_index + CONTEXT_CHARS)
     return f"...{text[shown_range]!r} and ...{other_text[shown_range]!r}"
 
 
@@ -404,17 +410,17 @@ def build_results_table(findings: CheckFindings) -> Table:
     return table
 
 
-def is_majority(successes: int, episodes: int, all_tasks: bool) -> bool:
+def is_majority(successes: int, episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
     If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
     half. This holds from 7 of 8, or 22 of 32.
     """
-    if all_tasks or not episodes:
+    if covers_all_tasks or not episodes:
         return 2 * successes > episodes
-    rate = successes / episodes
-    centre = rate + WILSON_STANDARD_ERRORS**2 / (2 * episodes)
+    success_rate = successes / episodes
+    shifted_rate = success_rate + WILSON_STANDARD_ERRORS**2 / (2 * episodes)
     margin = WILSON_STANDARD_ERRORS * math.sqrt(
-        rate * (1 - rate) / episodes + WILSON_STANDARD_ERRORS**2 / (4 * episodes**2)
+        success_rate * (1 - success_rate) / episodes + WILSON_STANDARD_ERRORS**2 / (4 * episodes**2)
     )
-    return (centre - margin) / (1 + WILSON_STANDARD_ERRORS**2 / episodes) > 0.5
+    return (shifted_rate - margin) / (1 + WILSON_STANDARD_ERRORS**2 / episodes) > 0.5

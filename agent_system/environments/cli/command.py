@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _print_names(shows_unlisted: bool) -> None:
     if shows_unlisted:
-        lines = [f"{name}\t{why}" for name, why in collect_unlisted_names().items()]
+        lines = [f"{name}\t{reason}" for name, reason in collect_unlisted_names().items()]
         sys.stdout.write("\n".join(lines) + "\n")
         return
     oracle_names, names = list_names_with_oracle()
@@ -102,8 +102,8 @@ def parse_config_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """
     section: dict[str, Any] = {}
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")):
+        key, separator, text = override.partition("=")
+        if not separator or not all(key.split(".")):
             raise ValueError(
                 f"{override!r}: allowed: KEY=VALUE, a key of the environment's section"
             )
@@ -125,10 +125,10 @@ def _read_value(override: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        why = getattr(error, "problem", None) or type(error).__name__
+        reason = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{override[:MAX_SHOWN_CHARS]!r}: the value cannot be read: {why}; allowed: YAML, such "
-            "as 5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
+            f"{override[:MAX_SHOWN_CHARS]!r}: the value cannot be read: {reason}; allowed: YAML, "
+            "such as 5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
 

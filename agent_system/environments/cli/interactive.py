@@ -80,9 +80,9 @@ def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
 
 
 def _run_typed_episode(
-    env: Env, first: Observation, actions: Iterator[str], console: Console, steps: int
+    env: Env, first_observation: Observation, actions: Iterator[str], console: Console, steps: int
 ) -> bool:
-    observation, total_reward = first, 0.0
+    observation, total_reward = first_observation, 0.0
     for num_actions in range(1, steps + 1):
         _print_observation(console, observation)
         action = next(actions, None)
@@ -96,8 +96,8 @@ def _run_typed_episode(
         if done:
             _print_observation(console, observation, is_over=True)
             is_success = bool(info.get("won"))
-            outcome = "success" if is_success else "no success"
-            console.print(f"{outcome} after {num_actions} actions; return {total_reward:g}")
+            outcome_text = "success" if is_success else "no success"
+            console.print(f"{outcome_text} after {num_actions} actions; return {total_reward:g}")
             return is_success
     console.print(f"ended after {steps} actions, no success; return {total_reward:g}")
     return False

@@ -186,20 +186,20 @@ def find_candidate_constants(
     and frequent answers to questions. Otherwise such texts are invalid, and trying them would take
     most of the time of a check.
     """
-    sources = [
+    candidate_lists = [
         list(actions),
         [text for observation in observations for text in _get_admissible_actions(observation)],
     ]
     frequent_answers: list[str] = []
     if not observations or not all(map(_has_complete_action_list, observations)):
-        sources.append(
+        candidate_lists.append(
             [text for observation in observations for text in find_moves(observation.text)]
         )
         frequent_answers = _INJECTION_TEXTS["frequent_answers"]
     frequent_texts = [
         text
-        for source in sources
-        for text, _ in Counter(source).most_common(MAX_CONSTANTS_PER_SOURCE)
+        for candidate_list in candidate_lists
+        for text, _ in Counter(candidate_list).most_common(MAX_CONSTANTS_PER_SOURCE)
         if not PLACEHOLDER_PATTERN.search(text)
     ]
     return list(dict.fromkeys([*frequent_texts, *frequent_answers]))

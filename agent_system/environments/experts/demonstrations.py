@@ -156,12 +156,12 @@ def write_demonstrations(
         )
     with atomic_write(path) as file:
         file.writelines(line + "\n" for line in demonstration_lines)
-    outcome = "finished" if expert.keeps_unsuccessful else "successful"
+    outcome_text = "finished" if expert.keeps_unsuccessful else "successful"
     logger.info(
         "demonstrations: %d of %d episodes %s: %s",
         len(demonstration_lines),
         num_episodes,
-        outcome,
+        outcome_text,
         path,
     )
     return path
@@ -232,8 +232,8 @@ def _hash_options(
         key = expert.key(settings)
     else:
         key = [env_name, expert.version, settings.model_dump(mode="json")]
-        module, colon, _ = env_name.partition(":")
-        if colon:
+        module, separator, _ = env_name.partition(":")
+        if separator:
             # Include the source code of a user's module: users may change it without a new
             # ``version``. It is missing if the module is compiled, or made at run time.
             with contextlib.suppress(OSError):
@@ -327,11 +327,13 @@ def _run_episode(
 ) -> str | None:
     """Return the rows of one episode as JSON lines; None to omit it."""
     task, options = demonstration_task.task, demonstration_task.options
-    first = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
+    first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
-    policy = expert.start(EpisodeStart(settings, task, first, rng, options.noise))
+    policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))
     sample_level = LevelSampler(options.levels, rng, options.needed_level_share)
-    episode = ExpertEpisode(env, prompts, task, first, bool(options.levels), options.window)
+    episode = ExpertEpisode(
+        env, prompts, task, first_observation, bool(options.levels), options.window
+    )
     is_success = episode.run(policy, sample_level, _get_max_steps(settings))
     if not is_success and not expert.keeps_unsuccessful:
         return None

@@ -288,9 +288,10 @@ class MultistepEnv:
             )
         agent = _select_agent(agent, llm, sampling_params)
         runner = TrialRunner(self, agent, self._build_token_limits(agent, max_completion_length))
-        entries = _read_inputs(non_null_inputs[0])
+        trial_inputs = _read_inputs(non_null_inputs[0])
         trials = [
-            Trial(f"{self.env_id}-{next(self._session_numbers)}", *entry) for entry in entries
+            Trial(f"{self.env_id}-{next(self._session_numbers)}", *trial_input)
+            for trial_input in trial_inputs
         ]
         return build_trial_results(runner.run(trials), self.mask_mode)
 
@@ -334,10 +335,10 @@ class MultistepEnv:
     def _build_token_limits(self, agent: Agent, max_completion_length: int | None) -> TokenLimits:
         max_length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
         return TokenLimits(
-            response=max_completion_length or math.inf,
+            max_response=max_completion_length or math.inf,
             # Transformers returns 1e30 for a tokenizer without a limit, which works here.
-            total=max_length if isinstance(max_length, int) else math.inf,
-            turn=getattr(agent, "max_turn_tokens", None) or 0,
+            max_total=max_length if isinstance(max_length, int) else math.inf,
+            max_turn=getattr(agent, "max_turn_tokens", None) or 0,
         )
 
 
@@ -354,14 +355,17 @@ def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
         columns = {str(name): values for name, values in inputs.items()}
         rows = zip(*columns.values(), strict=True)
         return [(dict(zip(columns, row, strict=True)), []) for row in rows]
-    entries: list[tuple[dict[str, Any], list[Message]]] = []
-    for entry in inputs:
-        if isinstance(entry, Mapping):
-            entries.append((dict(entry), []))
+    trial_inputs: list[tuple[dict[str, Any], list[Message]]] = []
+    for trial_input in inputs:
+        if isinstance(trial_input, Mapping):
+            trial_inputs.append((dict(trial_input), []))
             continue
-        opening = [_add_role(message) for message in ([entry] if isinstance(entry, str) else entry)]
-        entries.append(({"messages": opening}, list(opening)))
-    return entries
+        opening = [
+            _add_role(message)
+            for message in ([trial_input] if isinstance(trial_input, str) else trial_input)
+        ]
+        trial_inputs.append(({"messages": opening}, list(opening)))
+    return trial_inputs
 
 
 def _add_role(message: Mapping[str, Any] | str) -> Message:

@@ -47,7 +47,7 @@ class SlotQueue:
     def __init__(self) -> None:
         self.free_slots: list[Slot] = []
         self._waiters: deque[asyncio.Future[Slot]] = deque()
-        self._error: Exception | None = None
+        self._waiter_error: Exception | None = None
 
     async def acquire_slot(self, group: str | None = None) -> Slot:
         """Return a free slot. Wait if there is none.
@@ -55,15 +55,15 @@ class SlotQueue:
         Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
         Raises the error given to ``fail_waiters``.
         """
-        if self._error is not None:
-            raise self._error
+        if self._waiter_error is not None:
+            raise self._waiter_error
         if self.free_slots:
             # False sorts first: a worker with a session of the group precedes all others.
-            best = min(
+            best_slot = min(
                 self.free_slots, key=lambda slot: (group not in slot.groups, slot.num_sessions)
             )
-            self.free_slots.remove(best)
-            return best
+            self.free_slots.remove(best_slot)
+            return best_slot
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -90,7 +90,7 @@ class SlotQueue:
 
     def fail_waiters(self, error: Exception) -> None:
         """Raise ``error`` in all waiting coroutines and in all later calls of ``acquire_slot``."""
-        self._error = error
+        self._waiter_error = error
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(error)
@@ -114,9 +114,9 @@ class PoolSession:
         encodable_action = SURROGATES.sub("\ufffd", action)
         return await self._call("step", {"action": encodable_action}, self._pool.step_timeout_s)
 
-    async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
-            return await self._slot.call(op, args, timeout_s)
+            return await self._slot.call(method, args, timeout_s)
         except EnvFailure as failure:
             self._pool.counts[f"failed_{failure.kind}"] += 1
             raise
@@ -212,8 +212,10 @@ class EnvironmentPool:
             raise errors[0]
         for worker in live_workers:
             self._add_slots(worker)
-        max_start_time_s = max((worker.start_duration_s for worker in self._workers), default=0.0)
-        self._keeps_spare_worker = max_start_time_s > SLOW_START_S
+        max_start_duration_s = max(
+            (worker.start_duration_s for worker in self._workers), default=0.0
+        )
+        self._keeps_spare_worker = max_start_duration_s > SLOW_START_S
         if self._keeps_spare_worker:
             self._run_in_background(self._start_spare_worker())
         return self
@@ -283,8 +285,8 @@ class EnvironmentPool:
             return await worker.start(self.start_timeout_s)
         except WorkerStartError as error:
             await worker.wait_for_exit()
-            if error.missing:
-                cause = ModuleNotFoundError(name=error.missing)
+            if error.missing_module:
+                cause = ModuleNotFoundError(name=error.missing_module)
                 raise build_missing_extra_error(self.env_name, cause) from error
             raise
         except asyncio.CancelledError:
@@ -318,10 +320,10 @@ class EnvironmentPool:
         if worker is None:
             logger.error("an environment worker could not be replaced; %d left", len(self._workers))
             if not self._workers:
-                why = (
+                reason = (
                     f"all environment workers of {self.env_name!r} failed, and none can be started"
                 )
-                self._slot_queue.fail_waiters(WorkerStartError(why))
+                self._slot_queue.fail_waiters(WorkerStartError(reason))
             return
         self._workers.append(worker)
         self._add_slots(worker)
@@ -341,8 +343,8 @@ class EnvironmentPool:
             try:
                 return await self._start_worker()
             except (WorkerStartError, ImportError, OSError) as error:
-                numbers = f"{attempt + 1} of {START_ATTEMPTS}"
-                logger.warning("environment worker start %s failed: %s", numbers, error)
+                attempt_text = f"{attempt + 1} of {START_ATTEMPTS}"
+                logger.warning("environment worker start %s failed: %s", attempt_text, error)
                 # Wait 0.2, 0.4, 0.8 s: a shortage of memory or processes may be temporary.
                 await asyncio.sleep(0.2 * 2**attempt)
         return None

@@ -36,7 +36,7 @@ MAX_OUTPUT_BYTES = 2**20  # bytes: a larger output file of a worker is emptied b
 class _PendingCall:
     future: asyncio.Future[dict[str, Any]]
     timeout_s: float
-    op: str
+    method: str
     timer: asyncio.TimerHandle | None = None
 
 
@@ -71,12 +71,12 @@ class ProcessSlot:
             # Delete the key: otherwise the counter would keep a key for every group of the run.
             del groups[group]
 
-    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` and return the unpacked result. Raises ``EnvFailure``."""
-        reply = await self.worker.call({"op": op, "slot": self.index, **args}, timeout_s)
+        reply = await self.worker.call({"op": method, "slot": self.index, **args}, timeout_s)
         if "error" in reply:
             raise EnvFailure(reply["error"], reply["detail"])
-        if op == "reset":
+        if method == "reset":
             return Observation(*reply["ok"])
         observation, reward, done, info = reply["ok"]
         return Observation(*observation), reward, done, info
@@ -275,10 +275,10 @@ class WorkerProcess(asyncio.Protocol):
     def _handle_timeout(self, call_id: int, call: _PendingCall) -> None:
         if call_id not in self._pending_calls:
             return
-        timeout_error = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
+        timeout_error = EnvFailure("timeout", f"{call.method} took over {call.timeout_s:g} s")
         self._fail_call(self._pending_calls.pop(call_id), timeout_error)
-        why = f"the environment worker was killed: {call.op} of another session hung"
-        self._kill("timeout", why)
+        reason = f"the environment worker was killed: {call.method} of another session hung"
+        self._kill("timeout", reason)
 
     def _kill(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail the pending calls, and notify the pool.
@@ -325,8 +325,8 @@ class WorkerProcess(asyncio.Protocol):
         """Return the last 2000 bytes that the process printed, for error messages."""
         if self._output_file.closed:
             return ""
-        size = os.fstat(self._output_file.fileno()).st_size
+        output_size = os.fstat(self._output_file.fileno()).st_size
         # Use ``pread``: the child shares the file offset, so seeking would move it.
-        tail = os.pread(self._output_file.fileno(), 2000, max(0, size - 2000))
-        text = tail.decode(errors="replace").strip()
+        last_bytes = os.pread(self._output_file.fileno(), 2000, max(0, output_size - 2000))
+        text = last_bytes.decode(errors="replace").strip()
         return f"\nlast output of the worker:\n{text}" if text else ""

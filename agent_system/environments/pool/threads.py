@@ -44,7 +44,7 @@ class DaemonThread:
         # Functions with the futures of their results. None ends the thread.
         self._queued_calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._queued_calls = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="environment").start()
+        threading.Thread(target=self._run_calls, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
         """Run ``function(*args)`` in the thread and return its result.
@@ -74,7 +74,7 @@ class DaemonThread:
         """End the thread after the queued calls."""
         self._queued_calls.put(None)
 
-    def _run(self) -> None:
+    def _run_calls(self) -> None:
         while (call := self._queued_calls.get()) is not None:
             function, future = call
             # The caller may have cancelled the call while it was queued.
@@ -130,7 +130,7 @@ class LocalSlot:
         """Add ``change`` (1 or -1) to the number of open sessions."""
         self.num_sessions += change
 
-    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
 
         An inline environment cannot be interrupted. If its blocking call exceeds the deadline, it
@@ -138,31 +138,33 @@ class LocalSlot:
         """
         start_s = time.perf_counter()
         try:
-            result = await self._execute_call(op, args, timeout_s)
+            result = await self._execute_call(method, args, timeout_s)
             # With other placements the deadline has already raised an error.
             if time.perf_counter() - start_s > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
-            return wire.check_reset(result) if op == "reset" else wire.check_step(result)
+            return wire.check_reset(result) if method == "reset" else wire.check_step(result)
         except _DeadlineExceeded:
             self._drop_env()
-            raise EnvFailure("timeout", f"{op} took over {timeout_s:g} s") from None
+            raise EnvFailure("timeout", f"{method} took over {timeout_s:g} s") from None
         except wire.InvalidEnvReturn as error:
             self._drop_env()
             raise EnvFailure("garbage", str(error)) from error
         except Exception as error:  # the environment boundary
             self._drop_env()
-            raise EnvFailure("error", f"{op}: {error!r}") from error
+            raise EnvFailure("error", f"{method}: {error!r}") from error
 
-    async def _execute_call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _execute_call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":
-            result = self._call_env(op, args, self._envs)
+            result = self._call_env(method, args, self._envs)
         else:
-            result = await self._call_in_thread(op, args, timeout_s)
+            result = await self._call_in_thread(method, args, timeout_s)
         return await _await_within(timeout_s, result) if inspect.isawaitable(result) else result
 
-    async def _call_in_thread(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _call_in_thread(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
-            return await self._get_thread().call(timeout_s, self._call_env, op, args, self._envs)
+            return await self._get_thread().call(
+                timeout_s, self._call_env, method, args, self._envs
+            )
         except _DeadlineExceeded as deadline_error:
             if deadline_error.was_running and self._envs:
                 interrupt = getattr(self._envs[0], "interrupt", None)
@@ -170,12 +172,12 @@ class LocalSlot:
                     interrupt()
             raise
 
-    def _call_env(self, op: str, args: dict[str, Any], envs: list[Env]) -> Any:
+    def _call_env(self, method: str, args: dict[str, Any], envs: list[Env]) -> Any:
         if not envs:
-            if op == "step":
+            if method == "step":
                 raise RuntimeError("step before reset")
             envs.append(self.package.make(self.package.read_settings(self.section)))
-        if op == "reset":
+        if method == "reset":
             return envs[0].reset(args["task"], args["seed"])
         return envs[0].step(args["action"])
 

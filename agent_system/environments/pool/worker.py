@@ -41,9 +41,9 @@ class EnvironmentHost:
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
         self.settings = package.read_settings(section)
-        gigabytes = self.settings.memory_limit_gb()
-        if gigabytes is not None:
-            limit_memory(gigabytes)
+        memory_limit_gb = self.settings.memory_limit_gb()
+        if memory_limit_gb is not None:
+            limit_memory(memory_limit_gb)
         self.envs: dict[int, Env] = {}
 
     def get_env(self, slot: int) -> Env:

@@ -122,5 +122,5 @@ def _aggregate_losses(
         return losses.sum() / (len(losses) * row_length)
     if num_tokens is None or loss_type == "bnpo":
         num_tokens = mask.sum()
-    tokens = torch.as_tensor(num_tokens, dtype=losses.dtype)
-    return losses.sum() / tokens.clamp(min=1)
+    divisor = torch.as_tensor(num_tokens, dtype=losses.dtype)
+    return losses.sum() / divisor.clamp(min=1)

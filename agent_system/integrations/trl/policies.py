@@ -107,10 +107,10 @@ class LivePolicy:
                 # Each call returns the turns that ended, so short ones come first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
-        sampled = (
+        sampled_turns = (
             SampledTurn(turn.token_ids, turn.logprobs, turn.stop_reason.value) for turn in turns
         )
-        return [PolicyOutput((turn,)) for turn in sampled]
+        return [PolicyOutput((turn,)) for turn in sampled_turns]
 
 
 class ServerPolicy:
@@ -121,34 +121,34 @@ class ServerPolicy:
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order."""
-        sampling = sampling_params
+        turn_sampling = sampling_params
         response = self.client.generate(
             prompts=[list(prompt["prompt_token_ids"]) for prompt in prompts],
             n=1,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
+            temperature=turn_sampling.temperature,
+            top_p=turn_sampling.top_p,
+            top_k=turn_sampling.top_k,
+            max_tokens=turn_sampling.max_tokens,
             # 0: return the log-prob of the sampled token only.
             logprobs=0,
             generation_kwargs={
-                "stop": list(sampling.stop),
+                "stop": list(turn_sampling.stop),
                 "stop_token_ids": sorted(self._end_ids),
                 "include_stop_str_in_output": True,
             },
         )
         results: list[PolicyOutput] = []
-        for token_ids, entries in zip(
+        for token_ids, logprob_entries in zip(
             response["completion_ids"], response["logprobs"], strict=True
         ):
-            ids, logprobs = list(token_ids), [entry[0] for entry in entries]
+            ids, logprobs = list(token_ids), [entry[0] for entry in logprob_entries]
             # The client does not return the finish reason. It is ``length`` for a turn of
             # ``max_tokens`` tokens without end token or stop string at its end.
             has_ended = bool(ids) and (
                 ids[-1] in self._end_ids
-                or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
+                or self.tokenizer.decode(ids).endswith(turn_sampling.stop or ("\0",))
             )
-            reason = "stop" if has_ended or len(ids) < sampling.max_tokens else "length"
+            reason = "stop" if has_ended or len(ids) < turn_sampling.max_tokens else "length"
             results.append(PolicyOutput((SampledTurn(ids, logprobs, reason),)))
         return results
 
@@ -172,8 +172,8 @@ def make_cpu_weight_sync(vllm_generation: Any) -> Callable[[], None]:
     """
 
     def sync_weights() -> None:
-        parameters = vllm_generation._iter_named_params()
-        weights = [(name, tensor.detach().clone()) for name, tensor in parameters]
+        named_parameters = vllm_generation._iter_named_params()
+        weights = [(name, tensor.detach().clone()) for name, tensor in named_parameters]
         vllm_generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         repack_output_head(
             vllm_generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()

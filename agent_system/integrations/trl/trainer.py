@@ -275,17 +275,17 @@ class GRPOEnvTrainer(GRPOTrainer):
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
         end_id: Any = self._tokenizer.eos_token_id
-        completion = ids[prompt_length:]
+        completion_ids = ids[prompt_length:]
         mask: list[int] = trials["completion_only_mask"][index][prompt_length:]
         logprobs: list[float] = trials["logprobs"][index][prompt_length:]
         has_not_failed = trials["aborted"][index] is None
         is_complete = has_not_failed and trials["truncated"][index] in (None, "steps")
-        if not completion or (is_complete and completion[-1] not in self.eos_token_ids):
-            completion = [*completion, end_id]
+        if not completion_ids or (is_complete and completion_ids[-1] not in self.eos_token_ids):
+            completion_ids = [*completion_ids, end_id]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
         # A trial that failed before its first prompt needs one token as a placeholder prompt.
-        return ids[:prompt_length] or [end_id], completion, logprobs, mask
+        return ids[:prompt_length] or [end_id], completion_ids, logprobs, mask
 
     # ---- TRL's hooks ----
 

@@ -309,7 +309,7 @@ def encode_episode(
         whole_turns = len(ids)
         if observation is not None:
             link = bridge.make_bridge(reply_ids, observation["content"])
-            bridge_ids = [*link.before, *link.observation, *link.after]
+            bridge_ids = [*link.ids_before, *link.observation, *link.ids_after]
             ids = ids + bridge_ids
             weights = weights + [observation.get("weight", env_weight)] * len(bridge_ids)
     ids, weights = ids[:whole_turns], weights[:whole_turns]

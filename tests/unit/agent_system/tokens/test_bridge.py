@@ -43,7 +43,7 @@ def ids(tokenizer, text: str) -> list[int]:
 
 
 def join_bridge(bridge) -> list[int]:
-    return [*bridge.before, *bridge.observation, *bridge.after]
+    return [*bridge.ids_before, *bridge.observation, *bridge.ids_after]
 
 
 def test_first_prompt_is_the_rendered_template(tokenizer):
@@ -67,7 +67,7 @@ def test_text_cannot_become_an_unmarked_control_token():
     )
     bridge = ChatBridge(tokenizer)
     between = bridge.make_bridge([], text)
-    assert between.before[0] == end == bridge.end_of_turn_id
+    assert between.ids_before[0] == end == bridge.end_of_turn_id
     assert end not in between.observation and tokenizer.decode(between.observation) == text
     assert bridge.encode_first_prompt([{"role": "user", "content": text}]).count(end) == 1
     assert set(ids(tokenizer, "<action></action>")) <= set(between.observation), (
@@ -100,10 +100,10 @@ def test_end_of_turn_is_kept_or_inserted(tokenizer):
         bridge.make_bridge([*sampled, end], "A desk."),
     )
     assert bridge.end_of_turn_id == end
-    assert inserted.before[0] == end
-    assert not_inserted.before == inserted.before[1:]
+    assert inserted.ids_before[0] == end
+    assert not_inserted.ids_before == inserted.ids_before[1:]
     assert sampled + join_bridge(inserted) == [*sampled, end, *join_bridge(not_inserted)]
-    assert tokenizer.decode(not_inserted.before).startswith("\n"), (
+    assert tokenizer.decode(not_inserted.ids_before).startswith("\n"), (
         "the separator newline must not be lost"
     )
 

@@ -104,7 +104,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     inserted = [[]] if bridge.turn_closing_text == bridge.turn_closing_text.lstrip() else []
     for sampled in [*inserted, [] if end is None else [end]]:
         link = bridge.make_bridge(sampled, observation)
-        tail = [*link.before, *link.observation, *link.after]
+        tail = [*link.ids_before, *link.observation, *link.ids_after]
         assert whole[len(whole) - len(tail) :] == tail
     if template == "opens a thought":
         with pytest.raises(TemplateUnsupported):
@@ -115,7 +115,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     # The sampled turn is kept even if the template drops it or joins it to the prompt.
     if whole[: len(prompt)] == prompt and "think" not in answer:
         link = bridge.make_bridge(turn_ids, observation)
-        assert [*prompt, *turn_ids, *link.before, *link.observation, *link.after] == whole
+        assert [*prompt, *turn_ids, *link.ids_before, *link.observation, *link.ids_after] == whole
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
