@@ -124,7 +124,7 @@ class DirectOutputAgent:
 
 
 def _extract_logprobs(output: Any, ids: list[int]) -> list[float]:
-    """Return one log-prob per id, NaN where there is none.
+    """Return one log-prob per id. It is NaN if the model returned none.
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
     """

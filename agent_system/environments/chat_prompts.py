@@ -71,7 +71,7 @@ class ChatPrompts:
         # Omit the first observation while ``history`` contains it: it would appear twice.
         paragraphs = [first.text] if self.keep_first and first.text not in observation_texts else []
         for past_text, action in history:
-            # A prompt has one image: that of the current observation.
+            # Only the current observation keeps its image in the prompt.
             past_text_without_image = past_text.replace(IMAGE_PLACEHOLDER, "")
             paragraphs.append(f"{past_text_without_image}\nYou did: {action}".strip())
         paragraphs.append(observation.text)

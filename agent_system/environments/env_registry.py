@@ -30,7 +30,7 @@ class RegistryEntry:
     Attributes:
         target: Import path of the package, ``module:attribute``.
         extra: Extra of ``setup.py`` that installs the dependencies.
-        settings: Import path of the settings class. Empty: import the package and read it there.
+        settings: Import path of the settings class. Empty: read it from the package.
     """
 
     target: str
@@ -192,8 +192,8 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
 def list_package_variants(name: str) -> list[str]:
     """Return the variants of the package ``name``: names that may follow the slash.
 
-    Raises what ``get_package`` raises, and ``MissingExtra`` if listing the variants needs a module
-    that is not installed.
+    Raises the errors of ``get_package``, and ``MissingExtra`` if listing the variants needs a
+    module that is not installed.
     """
     try:
         return list(get_package(name).variants())
@@ -213,7 +213,7 @@ def find_settings_class(env_name: str) -> type[EnvSettings]:
     """Return the settings class of ``env_name``.
 
     The package is imported only if the registry entry has no import path of the settings. Raises
-    what ``get_package`` raises.
+    the errors of ``get_package``.
     """
     settings_path = find_entry(env_name).settings
     if not settings_path:
@@ -226,8 +226,8 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     """Return the settings of the environment that ``env_config`` names.
 
     They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
-    default to those of ``env``. A variant after the slash of the name is stored under the key that
-    ``EnvSettings.variant_key`` names.
+    default to the keys of the section ``env``. A variant after the slash of the name is stored
+    under the key that ``EnvSettings.variant_key`` names.
 
     Raises:
         ConfigError: Unknown or invalid keys.

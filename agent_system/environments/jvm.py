@@ -81,7 +81,7 @@ class Jvm:
             raise JavaMissing(
                 f"java did not start with {' '.join(jvm_flags)}:\n{output}"
             ) from error
-        # The type stub does not say that these arguments give three values.
+        # With these arguments the result has three values, which the type stub does not say.
         port, token, process = gateway_result
         self.process: subprocess.Popen[str] = process
         self._finalizer_prefix = f"{LOOPBACK_HOST}{port}"
@@ -166,5 +166,5 @@ def release_jvm(jvm: Jvm) -> None:
             jar_path for jar_path, shared_jvm in _SHARED_JVMS.items() if shared_jvm is jvm
         ]:
             del _SHARED_JVMS[jar_path]
-    # Outside the lock: stopping may take ``EXIT_TIMEOUT_S``, and other jars need not wait.
+    # Stop the JVM outside the lock: this may take ``EXIT_TIMEOUT_S``, and other jars need not wait.
     jvm.stop()

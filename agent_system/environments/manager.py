@@ -63,7 +63,7 @@ class EnvironmentManagerBase:
         self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
         self._driver: LockStepDriver | None = None
-        self._tasks_of_last_reset: Sequence[Task] = ()  # those of the last reset
+        self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
         self._cached_schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
         try:
@@ -116,8 +116,9 @@ class EnvironmentManagerBase:
         return batch
 
     def panel_batch(self) -> "DataProto":
-        """Return the validation set, one row per task, with the columns of ``gen_batch``. It is the
-        same at every call.
+        """Return the validation set, one row per task, with the columns of ``gen_batch``.
+
+        The result is the same at every call.
         """
         # The seeds depend on the tasks only, so runs with other seeds have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]

@@ -60,8 +60,8 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    With levels these are turns with scores at all four levels, otherwise turns that were not cut.
-    ``data`` has the turn records of ``trajectories``.
+    An audit of levels needs turns with scores at all four levels. Without levels it needs turns
+    that were not cut. ``data`` has the turn records of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {

@@ -92,7 +92,7 @@ class CollectorGroup:
         worker: Any = actor.remote(
             *self._worker_arguments, self._build_client_name(number), **self._worker_options
         )
-        # Started early, while other processes load. An error is raised again by the first call.
+        # Start the environments now, while other processes load. The first call repeats an error.
         worker.start.remote()
         return worker
 

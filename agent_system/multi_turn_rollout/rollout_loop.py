@@ -3,7 +3,7 @@
     vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks if nothing is left)
     rlvcr     the same with alternative thoughts; rows contain score requests for every thought
     dynamic   generate for new tasks until enough groups have returns that differ, then pack
-    greedy    one trajectory per task at temperature 0: returns to compare with, never trained on
+    greedy    one trajectory per task at temperature 0: baseline returns, never trained on
 
 Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
 them. A score request asks for the log-probs or entropies of an action after a thought. Training
@@ -148,7 +148,7 @@ class TrajectoryCollector:
         It keeps failed trajectories, but rates such as the success rate do not count them.
 
         Raises:
-            RuntimeError: Nothing is left to train on, not even of other tasks.
+            RuntimeError: No trajectory can be trained on, also after trying other tasks.
             GroupMismatch: Members of a group did not start from the same state.
             RolloutWorkerFailed, WorkerStartError: A rollout worker failed, or no environment can be
                 started.

@@ -129,7 +129,7 @@ class Trajectory:
     abort_detail: str = ""
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
-    # Clock of its collector worker, not comparable with that of other workers.
+    # Time on the clock of the collector worker, not comparable between workers.
     end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0

@@ -131,7 +131,7 @@ class TrajectoryGenerator:
             if conversation is None:
                 trajectory.truncated = "budget"
                 return
-            # The turn is added to the trajectory before the env step, so a failure there keeps it.
+            # Add the turn to the trajectory before the env step, which may fail.
             turn = await self._sample_policy_turn(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
@@ -159,7 +159,7 @@ class TrajectoryGenerator:
         start_s = time.perf_counter()
         if is_repeated:
             ids = list(spec.replay[step])
-            # These tokens are repeated, not sampled, and not trained on.
+            # These tokens come from the replayed trajectory and are not trained on.
             sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)

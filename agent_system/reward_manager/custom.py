@@ -30,7 +30,7 @@ def load_import_path(import_path: str, key: str) -> Any:
     """Return the function or class at ``import_path``: ``FILE.py:NAME`` or ``MODULE:NAME``.
 
     ``key`` is the config key with this value, for error messages. Raises ``ValueError`` for another
-    form of value, and what ``load_function`` raises.
+    form of value, and the errors of ``load_function``.
     """
     source, _, name = import_path.rpartition(":")
     setting = f"{key}={import_path!r}"

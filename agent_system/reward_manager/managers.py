@@ -80,7 +80,7 @@ def register(*names: str) -> Callable[[M], M]:
 def find_reward_manager_class(name: str) -> RewardManagerFactory:
     """Return the class registered as ``name``, or at the import path ``name``.
 
-    Raises ``ValueError`` for an unknown name, and what ``load_import_path`` raises.
+    Raises ``ValueError`` for an unknown name, and the errors of ``load_import_path``.
     """
     if name in REWARD_MANAGERS:
         return REWARD_MANAGERS[name]
@@ -361,8 +361,8 @@ def group_rows_by_trajectory(data: DataProto) -> dict[str, list[int]]:
 def load_reward_manager(config: PPOConfig) -> RewardManager:
     """Return the reward manager that ``config`` (the whole configuration) names.
 
-    Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and what
-    ``load_function`` raises for a custom function.
+    Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and the errors of
+    ``load_function`` for a custom function.
     """
     manager = find_reward_manager_class(config.reward_model.reward_manager)
     actor = config.actor_rollout_ref.actor
@@ -387,8 +387,8 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
 def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
     """Return the user-provided function that scores trajectories, or None.
 
-    Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. None if
-    there is no function, or if the environment uses the function to grade answers.
+    Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. Return None
+    if there is no function, or if the environment uses the function to grade answers.
     """
     function_config = config.custom_reward_function
     settings = config.env.active_section

@@ -7,8 +7,8 @@
 
 Prompts and bridges are rendered with their real text and encoded as a whole
 (``verl.utils.chat_tokens``). The tokens equal those of ``apply_chat_template(tokenize=True)``, and
-no text can act as a control token. ``escape_added_tokens`` also splits the other added tokens that
-look like tags (``<tool_call>``) in the text of an environment. Such text then never contains the
+no text can act as a control token. ``escape_added_tokens`` also splits added tokens that look like
+tags (``<tool_call>``) in the text of an environment. Such text then never contains the
 token that prompts and the policy write.
 """
 
@@ -228,7 +228,7 @@ class ChatBridge:
 
         They are the tokens that the template writes for the turn, up to the token that closes it.
         Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
-        generation prompt, or if the end of turn is not encoded as one token there.
+        generation prompt, or if the end of turn after ``text`` is not encoded as one token.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
@@ -283,7 +283,8 @@ class ChatBridge:
     def _added_token_pattern(self) -> re.Pattern[str]:
         """Pattern of every added token that is a control token or a tag, the longest first.
 
-        Other added tokens are words: a small policy's tokenizer may add those of its environment.
+        Added tokens that are words are not part of it: the tokenizer of a small policy may add
+        words of its environment.
         """
         contents = {
             token.content

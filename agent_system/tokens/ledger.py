@@ -9,7 +9,7 @@ ten at temperature 1.
     [P P P]  [A A A A]     [EOT \\n user \\n]  [O O O O]      [EOT \\n assistant \\n]     [A A A]
              trained                                                                      trained
 
-``SegmentArrays`` holds a ledger as three arrays, to send it between processes and to build rows:
+``SegmentArrays`` stores a ledger as three arrays, to send it between processes and to build rows:
 
     ids       [N]      all tokens
     logprobs  [L]      log-probs of the sampled tokens, in order

@@ -84,7 +84,7 @@ class DemonstrationTask:
 def get_expert(env_name: str) -> Expert:
     """Return the expert of the environment.
 
-    Raises ``NoExpert`` if it has none, and what ``get_package`` raises.
+    Raises ``NoExpert`` if it has none, and the errors of ``get_package``.
     """
     expert = get_package(env_name).expert
     if expert is not None:
@@ -119,7 +119,7 @@ def write_demonstrations(
         settings: Its settings. ``max_steps`` is the maximum length of an episode.
         out_dir: Directory of the file. The name of the file is a hash of all options and settings;
             an existing file is returned immediately.
-        num_episodes: Number of episodes. Tasks are repeated if there are fewer.
+        num_episodes: Number of episodes. If there are fewer tasks, tasks are repeated.
         seed: Seed of the expert's random choices.
         num_workers: Number of worker processes; 0: this process. The file does not depend on it.
         useless_share, invalid_share: Fields of ``Noise``.

@@ -6,7 +6,8 @@
 
 A trial is ``episodes_per_trial`` episodes of the same task in one conversation. The agent can use
 in a later episode what it learned in an earlier one. The first ``free_shots`` episodes have no
-reward. The return is the sum of the rewards of the others, and all turns are trained on it.
+reward. The return of a trial is the sum of the rewards of the later episodes. Training uses this
+return for all turns of the trial.
 """
 
 import itertools

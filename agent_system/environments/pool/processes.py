@@ -262,7 +262,8 @@ class WorkerProcess(asyncio.Protocol):
     def _start_timers(self) -> None:
         """Start the timer of every call that the worker may be executing.
 
-        These are all calls of a worker with coroutines, else only the oldest one.
+        A worker with coroutines executes all its calls concurrently, another worker only the oldest
+        one.
         """
         for call_id, call in self._pending_calls.items():
             if call.timer is None:
@@ -288,7 +289,7 @@ class WorkerProcess(asyncio.Protocol):
         was_alive = self.is_alive
         self.is_alive = False
         if self._process is not None and self._process.returncode is None:
-            # Kill descendants first: those in other sessions are found as children of the process.
+            # Kill descendants first: those in other Unix sessions are found through the process.
             os.kill(self._process.pid, signal.SIGSTOP)
             kill_descendants(self._process.pid, self._owner_id)
             # The process has not been reaped, so no other group can have its id.

@@ -115,7 +115,7 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     slot_locks: dict[int, asyncio.Lock] = {}
-    running_tasks: set[asyncio.Task[None]] = set()  # strong references; those of the loop are weak
+    running_tasks: set[asyncio.Task[None]] = set()  # the loop has only weak references
 
     async def answer_call(call: dict[str, Any]) -> None:
         async with slot_locks.setdefault(call["slot"], asyncio.Lock()):

@@ -78,7 +78,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             ``recompute``, and truncated or penalised sampling (top_p, top_k, min_p,
             repetition_penalty): use TRL's old log-probs. TRL's default
             ``vllm_importance_sampling_mode`` then drops whole sequences.
-        loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
+        loss_path: ``trl``: the loss of TRL. ``full_sequence``: the same loss, computed from the
+            logits of whole sequences.
         allow_retokenized: Train on tokens that were encoded from the text of an agent.
 
     Raises ``ValueError`` if the settings cannot work together, with their names and the fix.
@@ -116,7 +117,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
         )
         if uses_vllm_on_cpu:
-            # Must run before TRL imports vLLM, which reads these settings on import.
+            # Do this before TRL imports vLLM, which reads the environment variables on import.
             prepare_vllm_on_cpu()
         if args.use_vllm and _uses_rollout_logprobs(args, old_logps):
             _disable_vllm_correction(args)
