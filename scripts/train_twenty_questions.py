@@ -138,12 +138,12 @@ def success_and_turns(
     model: "Module", env: TwentyQuestionsEnv, words: list[str], num_games: int, seed: int
 ) -> tuple[float, float]:
     """Return success rate and turns per game over about ``num_games`` games, at temperature 1."""
-    from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
+    from agent_system.integrations.trl.policies import TrainedModelSampler, TurnSampling
 
     tokenizer = env.tokenizer
     sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
     end_ids = find_end_ids(tokenizer)
-    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
+    policy = TrainedModelSampler(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
     # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))

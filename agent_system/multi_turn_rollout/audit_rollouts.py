@@ -164,7 +164,7 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
         ]
     specs = [make_branch_spec(trajectory, turn, None, name) for name in names]
     return [
-        replace(spec, replay=(*spec.replay, action.token_ids))
+        replace(spec, replayed_turns=(*spec.replayed_turns, action.token_ids))
         for action in point.actions
         for spec in specs
     ]

@@ -39,7 +39,7 @@ def make_branch_spec(
     return replace(
         trajectory.spec,
         traj_uid=f"{trajectory.spec.traj_uid}@{turn.step}{name}",
-        replay=tuple(
+        replayed_turns=tuple(
             tuple(
                 trajectory.ledgers[repeated_turn.ledger].token_ids[
                     repeated_turn.start : repeated_turn.end
@@ -106,7 +106,7 @@ def execute_alternatives(
         turn.executed_credit = DIFFERENCE_FACTOR * (original_priced_return - branch_priced_return)
     # The turns before the forced one were repeated, not sampled.
     sampled_turns = [
-        turn for branch in branches for turn in branch.turns[len(branch.spec.replay) :]
+        turn for branch in branches for turn in branch.turns[len(branch.spec.replayed_turns) :]
     ]
     return {
         "rlvcr/executed_dropped": num_dropped / len(specs),

@@ -57,7 +57,7 @@ def build_recorded_specs(
                 traj_uid=f"{uid}/{member}",
                 member=member,
                 env_seed=trajectory.seed,
-                replay=tuple(
+                replayed_turns=tuple(
                     tuple(encode(_format_reply(action, task_package)))
                     for action in trajectory.actions
                 ),

@@ -30,11 +30,12 @@ class RolloutSpec:
     ``index`` is the position among the specs of one call. ``member`` is the number in group
     ``uid``.
 
-    The first turns repeat the tokens ``replay``. The turn after them is forced to ``forced_level``:
-    it begins with ``tokens_before_level`` and the level digit. If ``tokens_before_level`` is None,
-    it begins with ``<level>k</level><think>``. ``expected_observations`` are the recorded
-    observations of the repeated turns and of the forced turn. The trajectory ends after
-    ``max_turns`` turns, if that is less than the limit of the rollout.
+    The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
+    forced to ``forced_level``: it begins with ``tokens_before_level`` and the level digit. If
+    ``tokens_before_level`` is None, it begins with ``<level>k</level><think>``.
+    ``expected_observations`` are the recorded observations of the repeated turns and of the forced
+    turn. The trajectory ends after ``max_turns`` turns, if that is less than the limit of the
+    rollout.
     """
 
     index: int
@@ -43,7 +44,7 @@ class RolloutSpec:
     traj_uid: str
     member: int
     env_seed: int
-    replay: tuple[tuple[int, ...], ...] = ()
+    replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
     forced_level: int | None = None
     tokens_before_level: tuple[int, ...] | None = None

@@ -152,19 +152,19 @@ class TrajectoryGenerator:
         spec = self.trajectory.spec
         ledger = conversation.ledger
         self._check_replayed_observation(observation, step)
-        is_repeated = step < len(spec.replay)
+        is_repeated = step < len(spec.replayed_turns)
         forced_ids = [] if is_repeated else self._forced_level_ids(step, observation.needed_level)
         turn_start = len(ledger)
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
         if is_repeated:
-            ids = list(spec.replay[step])
+            ids = list(spec.replayed_turns[step])
             # These tokens come from the replayed trajectory and are not trained on.
             sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)
             sampling_result = await context.sampler.sample_turn(
-                conversation.prompt_ids, spec, step - len(spec.replay), max_tokens
+                conversation.prompt_ids, spec, step - len(spec.replayed_turns), max_tokens
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
         segment = conversation.add_turn(sampling_result, step)
@@ -213,7 +213,7 @@ class TrajectoryGenerator:
         if codec is None:
             return []
         spec = self.trajectory.spec
-        if spec.forced_level is not None and step == len(spec.replay):
+        if spec.forced_level is not None and step == len(spec.replayed_turns):
             if spec.tokens_before_level is not None:
                 return [*spec.tokens_before_level, codec.digit_ids[spec.forced_level - 1]]
             return codec.prefix_ids[spec.forced_level]

@@ -47,7 +47,7 @@ class TextTokenizer(Protocol):
 
 
 class ChatTokenizer(TextTokenizer, Protocol):
-    """Tokenizer with a chat template."""
+    """Tokenizer that also has a chat template."""
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
@@ -228,7 +228,8 @@ class ChatBridge:
 
         They are the tokens that the template writes for the turn, up to the token that closes it.
         Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
-        generation prompt, or if the end of turn after ``text`` is not encoded as one token.
+        generation prompt. Raises it also if the end of turn after ``text`` is not encoded as one
+        token.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]

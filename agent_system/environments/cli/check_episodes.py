@@ -182,12 +182,12 @@ class ConstantAction:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes."""
+        """Number of episodes in which the action was repeated."""
         return len(self.constant_episodes)
 
     @property
     def num_successes(self) -> int:
-        """Number of successful episodes."""
+        """Number of successful episodes with the action."""
         return sum(episode.is_success for episode in self.constant_episodes)
 
     @property

@@ -226,9 +226,9 @@ def _find_policies_that_solve_most(
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
     """Yield each policy that solves most tasks although it should not, with its episodes.
 
-    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's:
-    in a small environment, random actions reach the goal if an episode is long enough. Without it,
-    yield only the policies whose episodes are not far longer.
+    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's,
+    otherwise only the remaining policies. In a small environment, random actions reach the goal if
+    an episode is long enough.
     """
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:

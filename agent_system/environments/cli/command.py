@@ -168,12 +168,14 @@ def _build_parser() -> argparse.ArgumentParser:
         type=_read_integer,
         help="tasks of each policy (default: 8, or 32 if episodes have one turn)",
     )
-    play_parser = subparsers.add_parser(
+    interactive_parser = subparsers.add_parser(
         "play", help="run an episode with actions that you type, one per line"
     )
-    _add_common_arguments(play_parser)
+    _add_common_arguments(interactive_parser)
     read_task_number = functools.partial(_read_integer, minimum=0)
-    play_parser.add_argument("--task", type=read_task_number, default=0, help="number of the task")
+    interactive_parser.add_argument(
+        "--task", type=read_task_number, default=0, help="number of the task"
+    )
     return parser
 
 

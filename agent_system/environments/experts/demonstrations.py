@@ -145,24 +145,18 @@ def write_demonstrations(
         logger.info("demonstrations: re-using %s", path)
         return path
     demonstration_tasks = plan_demonstrations(get_package(env_name), expert, settings, options)
-    lines = _run_tasks_in_workers(env_name, settings, demonstration_tasks, num_workers)[
-        :num_episodes
-    ]
-    demonstration_lines = [line for line in lines if line is not None]
-    if not demonstration_lines:
+    lines = _run_in_workers(env_name, settings, demonstration_tasks, num_workers)[:num_episodes]
+    episode_lines = [line for line in lines if line is not None]
+    if not episode_lines:
         raise ValueError(
             f"demonstrations: none of {num_episodes} episodes was successful within "
             f"{_get_max_steps(settings)} turns; fix: raise env.max_steps, or lower data.noise"
         )
     with atomic_write(path) as file:
-        file.writelines(line + "\n" for line in demonstration_lines)
-    outcome_text = "finished" if expert.keeps_unsuccessful else "successful"
+        file.writelines(line + "\n" for line in episode_lines)
+    outcome = "finished" if expert.keeps_unsuccessful else "successful"
     logger.info(
-        "demonstrations: %d of %d episodes %s: %s",
-        len(demonstration_lines),
-        num_episodes,
-        outcome_text,
-        path,
+        "demonstrations: %d of %d episodes %s: %s", len(episode_lines), num_episodes, outcome, path
     )
     return path
 
@@ -251,7 +245,7 @@ def _get_max_steps(settings: EnvSettings) -> int:
     return settings.max_steps or DEFAULT_MAX_STEPS
 
 
-def _run_tasks_in_workers(
+def _run_in_workers(
     env_name: str,
     settings: EnvSettings,
     demonstration_tasks: list[DemonstrationTask],

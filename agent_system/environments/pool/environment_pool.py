@@ -42,7 +42,7 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotQueue:
-    """Free slots, and the coroutines that wait for one, served in order of arrival."""
+    """Free slots, and a first-come first-served queue of coroutines that wait for one."""
 
     def __init__(self) -> None:
         self.free_slots: list[Slot] = []

@@ -57,7 +57,7 @@ def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "set tokenizer.chat_template instead"
         )
     is_colocated = args.use_vllm and args.vllm_mode == "colocate"
-    # ``LivePolicy`` and ``ServerPolicy`` receive only the fields of ``TurnSampling``.
+    # ``TrainedModelSampler`` and ``VllmServerSampler`` receive only the fields of ``TurnSampling``.
     if not is_colocated and (
         args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs
     ):

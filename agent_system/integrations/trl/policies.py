@@ -50,21 +50,23 @@ class PolicyOutput:
     outputs: tuple[SampledTurn]
 
 
-class LiveTokenizer(TextTokenizer, StopTokenizer, Protocol):
-    """Tokenizer of a ``LivePolicy``: it encodes prompts and has an end-of-sequence token."""
+class SamplerTokenizer(TextTokenizer, StopTokenizer, Protocol):
+    """Tokenizer of a ``TrainedModelSampler``, which encodes prompts and has an end-of-sequence
+    token.
+    """
 
 
-class LivePolicy:
+class TrainedModelSampler:
     """Sampler that uses the model in training, without a copy of it.
 
-    ``borrow()`` is a context manager that yields the model. Samples depend on ``seed`` and on the
-    number of earlier calls of ``generate``.
+    ``borrow_model()`` is a context manager that yields the model. Samples depend on ``seed`` and on
+    the number of earlier calls of ``generate``.
     """
 
     def __init__(
         self,
         borrow_model: Callable[[], AbstractContextManager[Any]],
-        tokenizer: LiveTokenizer,
+        tokenizer: SamplerTokenizer,
         end_ids: Iterable[int],
         seed: int = 0,
         max_num_seqs: int = 128,
@@ -113,7 +115,7 @@ class LivePolicy:
         return [PolicyOutput((turn,)) for turn in sampled_turns]
 
 
-class ServerPolicy:
+class VllmServerSampler:
     """Sampler that calls TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
     def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:

@@ -32,9 +32,9 @@ from agent_system.integrations.trl.full_sequence import (
     masked_grpo_loss,
 )
 from agent_system.integrations.trl.policies import (
-    LivePolicy,
-    ServerPolicy,
+    TrainedModelSampler,
     TurnSampling,
+    VllmServerSampler,
     make_cpu_weight_sync,
     prepare_vllm_on_cpu,
 )
@@ -167,12 +167,12 @@ class GRPOEnvTrainer(GRPOTrainer):
             return DirectOutputAgent(self.vllm_generation.llm, sampling_params)
         if self.use_vllm:
             client = getattr(self.vllm_generation, "vllm_client", None)  # on the main process only
-            policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
+            policy = VllmServerSampler(client, self._tokenizer, self.eos_token_ids)
         else:
             seed = self.args.seed + self.accelerator.process_index
             # Untyped: transformers resolves ``eos_token_id`` at run time.
             tokenizer: Any = self._tokenizer
-            policy = LivePolicy(self._borrow_model, tokenizer, self.eos_token_ids, seed)
+            policy = TrainedModelSampler(self._borrow_model, tokenizer, self.eos_token_ids, seed)
         turn_sampling = TurnSampling(
             self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop)
         )
@@ -230,11 +230,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         broadcast_object_list(shared_trials, from_process=0)
         start = self.accelerator.process_index * len(rows)
         end = start + len(rows)
-        own_trials = {name: values[start:end] for name, values in shared_trials[0].items()}
+        trials_of_process = {name: values[start:end] for name, values in shared_trials[0].items()}
         self.env.completed_episodes |= dict(
-            zip(own_trials["session_ids"], own_trials["records"], strict=True)
+            zip(trials_of_process["session_ids"], trials_of_process["records"], strict=True)
         )
-        return own_trials
+        return trials_of_process
 
     def _run_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
         max_length = self.max_completion_length
