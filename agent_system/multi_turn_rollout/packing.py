@@ -146,7 +146,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     position_ids = np.zeros(full_shape, dtype=np.int64)
     position_range = np.arange(full_shape[1])
     response_mask = np.zeros(response_shape, dtype=np.int64)
-    # -1 marks tokens outside of turns, because 0 is the first turn.
+    # -1 marks tokens outside of agent turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
     for b, row in enumerate(rows):

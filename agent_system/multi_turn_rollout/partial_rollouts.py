@@ -88,7 +88,7 @@ class GroupsInFlight(Generic[T]):
             for name, num_calls in self._num_calls_waited.items()
             if num_calls >= self._max_calls_waited
         ]
-        # Late groups were started first, so they are among the groups that are returned.
+        # Late groups are first in ``_tasks``, so they are among the groups that are returned.
         late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
         return num_done >= num_returned and all(task.done() for task in late_tasks)
 

@@ -343,7 +343,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         num_micro_batches = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
         if num_tokens is not None:  # counted over all processes and the whole generation batch
-            steps_per_generation: Any = self.args.steps_per_generation  # TRL replaces None
+            steps_per_generation: Any = self.args.steps_per_generation  # set by TRL if None
             share_of_generation_batch = (
                 num_micro_batches / steps_per_generation if self.model.training else 1.0
             )
