@@ -156,7 +156,7 @@ class Policy:
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Return the tokens of the conversation that asks for a turn after ``prompt``."""
-        return self.bridge.first_prompt(
+        return self.bridge.encode_first_prompt(
             [*self.system_messages, {"role": "user", "content": prompt}]
         )
 

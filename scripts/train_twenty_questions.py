@@ -109,7 +109,7 @@ def write_demonstrations(
             expert = TwentyQuestionsExpert(
                 words, rng, random_question_share=0.5, early_guess_probability=0.1
             )
-            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
+            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_for_levels=False)
             won = episode.run(expert, LevelSampler((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
@@ -141,12 +141,12 @@ def success_and_turns(
     model: "Module", env: TwentyQuestionsEnv, words: list[str], num_games: int, seed: int
 ) -> tuple[float, float]:
     """Return success rate and turns per game over about ``num_games`` games, at temperature 1."""
-    from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
+    from agent_system.integrations.trl.policies import TrainedModelSampler, TurnSampling
 
     tokenizer = env.tokenizer
     sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
     end_ids = find_end_ids(tokenizer)
-    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
+    policy = TrainedModelSampler(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
     # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))

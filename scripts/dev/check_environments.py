@@ -38,7 +38,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent_system.environments.cli.names import list_names, name_remarks
+from agent_system.environments.cli.names import collect_name_remarks, list_names
 
 COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
 PROBLEM, REMARK = "WRONG: ", "open: "  # how the lines of the output start
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.timeout,
         (*COMMAND, f"--steps={args.steps}"),
     )
-    remarks = name_remarks()
+    remarks = collect_name_remarks()
     counts = collections.Counter(
         describe_outcome(result, name in remarks) for name, result in results.items()
     )

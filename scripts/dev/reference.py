@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agent_system.environments.cli.names import (
-    known_variants,
-    name_remarks,
-    names_with_oracle,
-    unlisted_names,
+    collect_name_remarks,
+    collect_unlisted_names,
+    list_known_variants,
+    list_names_with_oracle,
 )
 from agent_system.environments.env_registry import REGISTRY
 from scripts.dev import metric_specs
@@ -85,8 +85,11 @@ def keys_page() -> str:
 
 def environments_page() -> str:
     """Return the page of all environments that ``env.env_name`` can name."""
-    with_oracle, names = names_with_oracle()
-    notes = {"Names with a remark": name_remarks(), "Names that are not listed": unlisted_names()}
+    with_oracle, names = list_names_with_oracle()
+    notes = {
+        "Names with a remark": collect_name_remarks(),
+        "Names that are not listed": collect_unlisted_names(),
+    }
     lines = [
         f"# Every environment\n\n{NOTICE}\n",
         f"{len(names)} names; {len(with_oracle)} of them have an oracle, which solves tasks for "
@@ -96,7 +99,7 @@ def environments_page() -> str:
     ]
     long_lists = []
     for package in sorted(REGISTRY):
-        variants = known_variants(package)
+        variants = list_known_variants(package)
         package_names = {package, *(f"{package}/{variant}" for variant in variants)}
         variant_list = ", ".join(f"`{variant}`" for variant in variants) or "-"
         if len(variants) > MAX_INLINE_VARIANTS:

@@ -29,7 +29,7 @@ from agent_system.environments.env_registry import (
     env_settings,
     find_settings_class,
     get_package,
-    selectable_names,
+    list_selectable_names,
 )
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.settings import EnvSettings
@@ -114,7 +114,7 @@ def _info_texts(info: Mapping[str, Any]) -> dict[str, str]:
 def all_names() -> list[str]:
     """Return every environment name that needs no further settings, ordered by package."""
     packages = [name for name in sorted(REGISTRY) if name not in EXCLUDED_PACKAGES]
-    return [name for package in packages for name in selectable_names(package)]
+    return [name for package in packages for name in list_selectable_names(package)]
 
 
 def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:

@@ -123,7 +123,9 @@ class LockStepRolloutFunction:
         self.prompts = self.package.prompts(self.envs.settings)
         self.bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
         self.limits = TokenLimits(
-            cfg.data.max_prompt_length, cfg.data.max_response_length, turn=cfg.env.max_turn_tokens
+            cfg.data.max_prompt_length,
+            cfg.data.max_response_length,
+            max_turn=cfg.env.max_turn_tokens,
         )
         self.levels = cfg.env.levels
         self.max_steps = cfg.env.max_steps

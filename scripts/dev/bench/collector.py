@@ -120,9 +120,9 @@ class LockStepCollector(CollectorWorker):
     async def _generate_group(
         self, context: RolloutContext, specs: list[RolloutSpec]
     ) -> list[Trajectory]:
-        return await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
+        return await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
 
-    async def _generate_one(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
+    async def _generate_trajectory(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
         try:
             return await TrajectoryGenerator(context, spec).generate_trajectory(self._pool)
         finally:

@@ -238,7 +238,9 @@ def collect(tokenizer, config, script=None, groups=2):
     group, envs, (engine,) = make_world(tokenizer, config, script)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        settings = RolloutSettings.from_config(config, envs.package, is_train=True, thinking=True)
+        settings = RolloutSettings.from_config(
+            config, envs.package, is_train=True, samples_alternatives=True
+        )
         return collector._generate_batch(
             envs.gen_batch(1, groups), group, settings
         ).trajectories, engine

@@ -225,7 +225,9 @@ def test_validation_forces_no_level(tokenizer):
 
     _, envs, _ = make_world(tokenizer, config)
     validation = RolloutSettings.from_config(config, envs.package, is_train=False)
-    training = RolloutSettings.from_config(config, envs.package, is_train=True, thinking=True)
+    training = RolloutSettings.from_config(
+        config, envs.package, is_train=True, samples_alternatives=True
+    )
     assert validation.level_rule == FREE_RULE and not validation.level_rule.may_force
     assert (
         training.level_rule == LevelRule((0.25, 0.25, 0.25, 0.25)) and training.level_rule.may_force

@@ -39,7 +39,9 @@ def first_prompt(overrides, is_train):
     collector = TrajectoryCollector(config, tokenizer)
     try:
         thinking = is_train and method_settings(config.algorithm).enable
-        settings = RolloutSettings.from_config(config, envs.package, is_train, thinking=thinking)
+        settings = RolloutSettings.from_config(
+            config, envs.package, is_train, samples_alternatives=thinking
+        )
         collector._generate_batch(envs.gen_batch(1, 1), group, settings)
     finally:
         collector.close()

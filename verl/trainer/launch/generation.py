@@ -179,7 +179,7 @@ def encode_prompts(
     encoded = []
     for messages in prompts:
         try:
-            ids = bridge.first_prompt(messages)
+            ids = bridge.encode_first_prompt(messages)
             if not ids:
                 raise ValueError("the tokenizer returns no tokens")
         except ValueError as error:

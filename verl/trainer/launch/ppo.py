@@ -21,7 +21,7 @@ import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.multi_turn_rollout.first_prompts import fit_prompts
+from agent_system.multi_turn_rollout.first_prompts import fit_first_prompts
 from agent_system.reward_manager import load_reward_manager
 from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import estimate_store_gb, read_policy_size
@@ -148,8 +148,8 @@ def prepare_config_and_tasks(
     if lacks_policy:
         raise_problems(find_prompt_problems(cfg, tokenizer))
     for manager in dict.fromkeys((envs, val_envs)):
-        fit_prompts(cfg, tokenizer, manager)
-    # Count the steps after fit_prompts, which may drop tasks.
+        fit_first_prompts(cfg, tokenizer, manager)
+    # Count the steps after fit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
     run_config = cfg.with_values({**collect_absolute_paths(cfg), **models, **steps})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)

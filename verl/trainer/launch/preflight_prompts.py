@@ -8,7 +8,7 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
     collect_first_observations,
-    fit_prompts,
+    fit_first_prompts,
     measure_first_prompts,
 )
 from verl.config.derive import declared_tasks, uses_file_tasks
@@ -74,7 +74,7 @@ def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Count
     try:
         train, val = open_tasks(cfg)
         for envs in (train, val):
-            fit_prompts(cfg, tokenizer, envs)
+            fit_first_prompts(cfg, tokenizer, envs)
         counts |= {"train_tasks": len(train.task_list), "val_tasks": len(val.panel)}
     except ConfigError as error:
         yield from error.problems

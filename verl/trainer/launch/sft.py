@@ -25,7 +25,7 @@ from agent_system.environments.experts.demonstrations import (
     write_demonstrations,
 )
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
+from agent_system.tokens.probe import TemplateProbe, TemplateVerdict, probe_template
 from rlvcr.levels import TAGS
 from verl.config.cold_start import cold_start_config, cold_start_name
 from verl.config.schema import PPOConfig, SFTConfig
@@ -267,7 +267,7 @@ def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
     """
     probe.require_history("window")
     turns = sum(message["role"] == "assistant" for message in messages)
-    if turns > 1 and probe.verdict is not Verdict.APPEND:
+    if turns > 1 and probe.verdict is not TemplateVerdict.APPEND:
         raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
@@ -295,7 +295,7 @@ def encode_episode(
     )
     if not first_reply_index:
         raise ValueError("an episode needs a prompt and an assistant message after it")
-    ids = bridge.first_prompt(messages[:first_reply_index])
+    ids = bridge.encode_first_prompt(messages[:first_reply_index])
     weights = [messages[0].get("weight", env_weight)] * len(ids)
     whole_turns = 0
     for reply, observation in _pair_turns(messages[first_reply_index:]):
@@ -309,7 +309,7 @@ def encode_episode(
         whole_turns = len(ids)
         if observation is not None:
             link = bridge.make_bridge(reply_ids, observation["content"])
-            bridge_ids = [*link.before, *link.observation, *link.after]
+            bridge_ids = [*link.ids_before, *link.observation, *link.ids_after]
             ids = ids + bridge_ids
             weights = weights + [observation.get("weight", env_weight)] * len(bridge_ids)
     ids, weights = ids[:whole_turns], weights[:whole_turns]

@@ -17,7 +17,7 @@ from agent_system.environments.env_package.alfworld.prompts import (
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks, list_tasks
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
-from agent_system.environments.experts.demonstrations import MAX_STEPS
+from agent_system.environments.experts.demonstrations import DEFAULT_MAX_STEPS
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 
@@ -60,7 +60,7 @@ def list_demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Tas
 def make_demonstration_key(settings: AlfworldSettings) -> list[Any]:
     """Return all versions and settings that determine the demonstrations, as a cache key."""
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
-    episode_settings["max_steps"] = settings.max_steps or MAX_STEPS
+    episode_settings["max_steps"] = settings.max_steps or DEFAULT_MAX_STEPS
     versions = [
         DEMONSTRATION_VERSION,
         games.GENERATOR_VERSION,

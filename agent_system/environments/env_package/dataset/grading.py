@@ -18,11 +18,11 @@ from agent_system.environments.env_package.dataset.settings import RewardFromFil
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import (
-    is_full,
+    compute_weighted_sum,
+    is_full_score,
     is_number,
     read_finite_number,
     read_flag,
-    weighted_sum,
 )
 from verl.utils.limits import time_limit
 
@@ -101,14 +101,14 @@ def read_grade(
         raise NoGrade(f"{error}; allowed: finite numbers") from error
     try:
         if weights:
-            scores["score"] = weighted_sum(scores, weights, context)
+            scores["score"] = compute_weighted_sum(scores, weights, context)
         if "score" not in scores:
             raise NoGrade(
                 f"{context}; allowed: a finite number, or a dictionary with one as score; fix: "
                 "return such a value, or name the rewards of the dictionary in "
                 "reward_model.weights"
             )
-        is_success = is_full(scores["score"])
+        is_success = is_full_score(scores["score"])
         if "acc" in rewards:
             is_success = read_flag(rewards["acc"], f"{context}, 'acc'")
     except ValueError as error:

@@ -15,7 +15,7 @@ from agent_system.environments.env_package.gymnasium import worlds
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_MASK, number_range
+from agent_system.environments.tasks import SEED_MASK, get_task_number_range
 from verl.utils.seeds import derive_seed
 
 
@@ -120,7 +120,7 @@ def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
             "data_source": data_source,
             "reset_seed": derive_seed(worlds.NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
+        for task_number in get_task_number_range(split, settings.train_tasks, settings.val_tasks)
     ]
 
 

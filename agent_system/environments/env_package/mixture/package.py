@@ -15,7 +15,7 @@ from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
 from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.environments.settings import EnvSettings
-from agent_system.environments.tasks import interleave_parts
+from agent_system.environments.tasks import interleave_mixture_tasks
 
 NAME = "mixture"
 
@@ -119,7 +119,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
         ]
         for part in settings.part_weights
     }
-    return interleave_parts(tasks_by_part, settings.part_weights)
+    return interleave_mixture_tasks(tasks_by_part, settings.part_weights)
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:

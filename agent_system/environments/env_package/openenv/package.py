@@ -21,7 +21,7 @@ from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.tasks import SEED_MASK, number_range
+from agent_system.environments.tasks import SEED_MASK, get_task_number_range
 from agent_system.reward_manager.custom import load_import_path
 from verl.utils.seeds import derive_seed
 
@@ -215,7 +215,7 @@ def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
             "data_source": settings.source,
             "seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
+        for task_number in get_task_number_range(split, settings.train_tasks, settings.val_tasks)
     ]
 
 

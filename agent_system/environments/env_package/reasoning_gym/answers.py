@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from agent_system.environments.env_package.reasoning_gym import formulas
-from agent_system.reward_manager.scores import ROUNDING
+from agent_system.reward_manager.scores import ROUNDING_TOLERANCE
 
 Entry = Mapping[str, Any]
 AnswerReader = Callable[[str, Entry], str | None]
@@ -98,7 +98,7 @@ def convert_grade(grade: object) -> float:
         return 0.0
     value = float(grade)
     # Comparisons with NaN are false, so NaN becomes 0.
-    return min(value, 1.0) if 0.0 <= value <= 1.0 + ROUNDING else 0.0
+    return min(value, 1.0) if 0.0 <= value <= 1.0 + ROUNDING_TOLERANCE else 0.0
 
 
 def _has_non_finite_number(answer: str, right_answer: str) -> bool:

@@ -13,7 +13,7 @@ from agent_system.environments.env_package.reasoning_gym import answers, questio
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 from rlvcr.levels import render_level_instructions
 from verl.utils.limits import time_limit
 
@@ -58,7 +58,7 @@ class ReasoningGymEnv:
         answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
         grade = self._grade_answer(answer) if answer else 0.0
-        won = is_full(grade)
+        won = is_full_score(grade)
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade_answer(self, answer: str) -> float:

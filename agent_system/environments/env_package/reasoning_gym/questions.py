@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.tasks import number_range
+from agent_system.environments.tasks import get_task_number_range
 from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
@@ -139,7 +139,7 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
     val_question_texts = {question for question, _ in val_questions}
     tasks_and_answers: list[tuple[Task, str]] = []
     answer_counts: Counter[str] = Counter()
-    for number in number_range(
+    for number in get_task_number_range(
         split, QUESTIONS_PER_TASK * settings.train_tasks, settings.val_tasks
     ):
         question, answer = _read_question(questions, number)

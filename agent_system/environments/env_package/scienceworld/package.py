@@ -19,7 +19,7 @@ from agent_system.environments.env_package.scienceworld.settings import (
     get_variations,
 )
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 
 NAME = "scienceworld"
 # First words of the simulator's reply to an unknown action. There is no other sign of this error.
@@ -88,7 +88,7 @@ class ScienceWorldEnv:
         observation = self._make_observation(text)
         is_valid = not text.startswith(UNKNOWN_ACTION_REPLY)
         observation.info |= {
-            "won": is_full(score),
+            "won": is_full_score(score),
             "is_action_valid": is_valid,
             "score": round(100 * score),
         }

@@ -30,7 +30,7 @@ class LocalRetriever:
     def search(self, query: str, topk: int) -> list[Passage]:
         """Return the ``topk`` best passages for ``query``, best first."""
         passages, index = _load_passages_and_index()
-        return [passages[position] for position in index.find_top(query, topk)]
+        return [passages[position] for position in index.find_best_texts(query, topk)]
 
 
 class RemoteRetriever:

@@ -50,7 +50,7 @@ def _build_index(product_count: int) -> tuple[list[Product], KeywordIndex]:
 def find_products(product_count: int, query: str, max_results: int) -> list[Product]:
     """Search the catalogue and return at most ``max_results`` products, best matches first."""
     products, index = _build_index(product_count)
-    return [products[position] for position in index.find_top(query, max_results)]
+    return [products[position] for position in index.find_best_texts(query, max_results)]
 
 
 def _draw_product(tables: dict[str, Any], product_index: int) -> Product:

@@ -9,7 +9,7 @@ from agent_system.environments.env_package.shop import catalogue
 from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 from verl.utils.seeds import derive_seed
 
 NAME = "shop"
@@ -61,7 +61,12 @@ class ShopEnv:
             reward = catalogue.score_purchase(product, dict(self._page.chosen_options), self._goal)
             anchor = f"{self._make_anchor()} | bought"
             observation = Observation(f"You bought {product.title}.", anchor=anchor)
-            return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
+            return (
+                observation,
+                reward,
+                True,
+                {"won": is_full_score(reward), "is_action_valid": True},
+            )
         is_valid = self._open_page(verb, target)
         message = "" if is_valid else "That cannot be done on this page.\n"
         observation = self._make_observation(message)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from agent_system.environments.chat_prompts import (
-    IMAGE,
+    IMAGE_PLACEHOLDER,
     ChatPrompts,
     CompactPrompts,
     project_action,
@@ -78,7 +78,7 @@ class SokobanEnv:
         info = {"admissible_actions": [move for move, _ in self.room.list_next_states(self.state)]}
         if self.settings.shows_images:
             image = render.render_image(level, self.settings.tile)
-            return Observation(message + IMAGE, image, level, info)
+            return Observation(message + IMAGE_PLACEHOLDER, image, level, info)
         return Observation(message + render.render_text(level), anchor=level, info=info)
 
 

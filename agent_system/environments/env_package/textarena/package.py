@@ -20,8 +20,8 @@ from agent_system.environments.env_package.textarena import games, opponent
 from agent_system.environments.env_package.textarena.settings import TextArenaSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import number_range
-from agent_system.reward_manager.scores import is_full
+from agent_system.environments.tasks import get_task_number_range
+from agent_system.reward_manager.scores import is_full_score
 from verl.utils.seeds import derive_seed
 
 NAME = "textarena"
@@ -172,7 +172,7 @@ class TextArenaEnv:
 
     def _is_success(self, score: float) -> bool:
         if self.seat_count == 1:
-            return is_full(score)
+            return is_full_score(score)
         return score > 0.0 and score == max(map(_convert_score, self.game.state.rewards.values()))
 
     def _make_observation(self, last_message: str) -> Observation:
@@ -218,7 +218,7 @@ def list_tasks(settings: TextArenaSettings, split: str) -> list[Task]:
     """
     games.get_game(settings.game)
     if settings.game not in games.GAMES:
-        numbers = number_range(split, settings.train_games, settings.val_games)
+        numbers = get_task_number_range(split, settings.train_games, settings.val_games)
         return [_make_task(settings, number, str(number)) for number in numbers]
     env = TextArenaEnv(settings)
     task_count = settings.val_games if split == "val" else settings.train_games

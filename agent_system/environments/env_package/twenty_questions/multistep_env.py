@@ -12,7 +12,7 @@ from agent_system.environments.env_package.twenty_questions.gamemaster import (
 from agent_system.environments.env_package.twenty_questions.knowledge import find_unknown_words
 from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts
 from agent_system.environments.multistep import MultistepEnv
-from agent_system.environments.tasks import epoch_order
+from agent_system.environments.tasks import compute_epoch_order
 from agent_system.tokens.bridge import TextTokenizer
 from verl.utils.seeds import derive_seed
 
@@ -107,7 +107,8 @@ class TwentyQuestionsEnv(MultistepEnv):
 
         words = game.split_words(split, self.words)
         shuffled_words = [
-            words[index] for index in epoch_order(len(words), self.seed, "twenty questions", split)
+            words[index]
+            for index in compute_epoch_order(len(words), self.seed, "twenty questions", split)
         ]
         return Dataset.from_dict(
             {"solution": shuffled_words}, features=Features({"solution": Value("string")})

@@ -17,7 +17,7 @@ pytest.importorskip("minigrid")
 pytest.importorskip("textarena")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import get_package, selectable_names
+from agent_system.environments.env_registry import get_package, list_selectable_names
 from scripts.dev.same_transcripts import run_random_episode, small_settings
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -41,7 +41,7 @@ SAMPLE = 30
 
 @cache
 def list_quick_names() -> list[str]:
-    return [name for package in QUICK for name in selectable_names(package)]
+    return [name for package in QUICK for name in list_selectable_names(package)]
 
 
 @cache

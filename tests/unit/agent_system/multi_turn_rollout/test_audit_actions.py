@@ -135,6 +135,6 @@ def test_a_replay_that_failed_or_did_not_fit_names_its_line():
 def test_actions_become_replies_that_the_package_reads():
     recorded = [RecordedTrajectory("f", TASK, 0, ("left", "so <action>right</action>"))]
     (spec,) = build_recorded_specs(recorded, PACKAGE, lambda text: [*text.encode()])
-    texts = [bytes(ids).decode() for ids in spec.replay]
+    texts = [bytes(ids).decode() for ids in spec.replayed_turns]
     assert texts == ["<action>left</action>", "so <action>right</action>"]
     assert spec.max_turns == 2 and spec.env_seed == 0

@@ -143,7 +143,7 @@ def test_point_with_failed_branches_is_dropped(tokenizer, monkeypatch):
 
     def change_first_observation(trajectory, turn, level, name):
         spec = make_spec(trajectory, turn, level, name)
-        if not spec.replay or level != 2:
+        if not spec.replayed_turns or level != 2:
             return spec
         return replace(spec, expected_observations=("elsewhere", *spec.expected_observations[1:]))
 

@@ -107,7 +107,7 @@ def test_branch_with_a_different_state_is_aborted(world, step, changed):
     whole = world.trajectories[0]
     spec = make_branch_spec(whole, whole.turns[step], 3)
     # The observations include the state in which the level is forced.
-    assert len(spec.expected_observations) == step + 1 == len(spec.replay) + 1
+    assert len(spec.expected_observations) == step + 1 == len(spec.replayed_turns) + 1
     observations = [
         *spec.expected_observations[:changed],
         "You are elsewhere.",

@@ -391,7 +391,7 @@ def test_impossible_settings_are_refused(tokenizer):
     package = make_envs(make_config())[0].package
     with pytest.raises(ValueError, check=mentions("env.levels")):
         RolloutSettings.from_config(
-            make_config(levels=False), package, is_train=True, thinking=True
+            make_config(levels=False), package, is_train=True, samples_alternatives=True
         )
     forgetful = make_tiny_tokenizer()
     forgetful.chat_template = forgetful.chat_template.replace(

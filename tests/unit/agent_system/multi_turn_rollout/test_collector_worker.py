@@ -290,25 +290,25 @@ def test_context_has_codec_and_sampler_if_levels_are_on(world, levels):
 
 
 def test_finished_trajectories_are_counted_over_all_calls(world):
-    def count_finished() -> int:
-        return world.runner.run(world.worker.count_finished())
+    def count_finished_episodes() -> int:
+        return world.runner.run(world.worker.count_finished_episodes())
 
-    assert count_finished() == 0
+    assert count_finished_episodes() == 0
     world.generate(world.specs[:2])
-    assert count_finished() == 2
+    assert count_finished_episodes() == 2
     world.generate(world.specs[:3])
-    assert count_finished() == 5
+    assert count_finished_episodes() == 5
 
 
 def test_env_restarts_of_partial_rollouts_are_those_of_the_call(world, monkeypatch):
     world.worker._pool.counts["restarts"] = 5
-    take = world.worker._in_flight.take_finished
+    take = world.worker._groups_in_flight.take_finished
 
     async def take_with_a_restart(keep):
         world.worker._pool.counts["restarts"] += 2
         return await take(keep)
 
-    monkeypatch.setattr(world.worker._in_flight, "take_finished", take_with_a_restart)
+    monkeypatch.setattr(world.worker._groups_in_flight, "take_finished", take_with_a_restart)
     result = world.runner.run(world.worker.collect_ready(world.specs, world.settings, 0))
     assert result.env_restarts == 2 and len(result.trajectories) == len(world.specs)
     assert 0.0 < result.rollout_s < 60.0

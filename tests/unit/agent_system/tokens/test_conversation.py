@@ -43,21 +43,21 @@ def test_conversation_is_prompt_turn_and_bridge():
     bridge = ChatBridge(tokenizer)
     conversation = TokenConversation(bridge, opening=[SYSTEM])
     assert conversation.add_observation("You are at 1.", 0)
-    prompt = bridge.first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
+    prompt = bridge.encode_first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
     assert conversation.prompt_ids == prompt
     sampled = [5, 6, 7]
     segment = conversation.add_turn(ScriptedTurn(sampled), 0)
     assert (segment.start, segment.end_position) == (len(prompt), len(prompt) + 3)
     assert conversation.add_observation("You are at 2.", 1)
     between = bridge.make_bridge(sampled, "You are at 2.")
-    joined = [*between.before, *between.observation, *between.after]
+    joined = [*between.ids_before, *between.observation, *between.ids_after]
     assert conversation.prompt_ids == [*prompt, *sampled, *joined]
     assert list_segments(conversation) == [
         (SegmentKind.PROMPT, 0, 0, len(prompt)),
         (SegmentKind.AGENT, 0, 0, 3),
-        (SegmentKind.BRIDGE, 1, 0, len(between.before)),
+        (SegmentKind.BRIDGE, 1, 0, len(between.ids_before)),
         (SegmentKind.ENV, 1, 0, len(between.observation)),
-        (SegmentKind.BRIDGE, 1, 0, len(between.after)),
+        (SegmentKind.BRIDGE, 1, 0, len(between.ids_after)),
     ]
 
 
@@ -146,13 +146,13 @@ def test_default_episode_is_the_first():
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        ({"prompt": 3}, True),
-        ({"prompt": 2}, False),
-        ({"response": 5, "turn": 5}, True),
-        ({"response": 4, "turn": 5}, False),
-        ({"total": 8, "turn": 5}, True),
-        ({"total": 7, "turn": 5}, False),
-        ({"turn": 10**9}, True),
+        ({"max_prompt": 3}, True),
+        ({"max_prompt": 2}, False),
+        ({"max_response": 5, "max_turn": 5}, True),
+        ({"max_response": 4, "max_turn": 5}, False),
+        ({"max_total": 8, "max_turn": 5}, True),
+        ({"max_total": 7, "max_turn": 5}, False),
+        ({"max_turn": 10**9}, True),
     ],
 )
 def test_first_prompt_and_a_turn_must_fit(limits, fits):
@@ -164,11 +164,11 @@ def test_first_prompt_and_a_turn_must_fit(limits, fits):
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        ({"prompt": 3}, True),  # later tokens are not part of the prompt
-        ({"response": 2 + 4 + 5, "turn": 5}, True),
-        ({"response": 2 + 4 + 4, "turn": 5}, False),
-        ({"total": 3 + 2 + 4 + 5, "turn": 5}, True),
-        ({"total": 3 + 2 + 4 + 4, "turn": 5}, False),
+        ({"max_prompt": 3}, True),  # later tokens are not part of the prompt
+        ({"max_response": 2 + 4 + 5, "max_turn": 5}, True),
+        ({"max_response": 2 + 4 + 4, "max_turn": 5}, False),
+        ({"max_total": 3 + 2 + 4 + 5, "max_turn": 5}, True),
+        ({"max_total": 3 + 2 + 4 + 4, "max_turn": 5}, False),
     ],
 )
 def test_later_turn_must_fit_after_its_observation(limits, fits):
@@ -181,7 +181,7 @@ def test_later_turn_must_fit_after_its_observation(limits, fits):
 
 def test_forced_prefix_counts_as_response_in_every_turn():
     for response, fits in ((3 + 1 + 1 + 2, True), (3 + 1 + 1 + 1, False)):
-        conversation = make_conversation(response=response, turn=2)
+        conversation = make_conversation(max_response=response, max_turn=2)
         assert conversation.add_observation("abcdef", 0)
         conversation.add_forced_prefix([70, 71, 72], 0)
         conversation.add_turn(ScriptedTurn([1]), 0)
@@ -206,7 +206,9 @@ def test_no_turn_begins_that_could_exceed_a_limit(texts, turns, prompt, response
     """Turns of at most ``turn`` tokens never exceed a limit, and only turns that could are
     refused.
     """
-    conversation = make_conversation(prompt=prompt, response=response, total=total, turn=turn)
+    conversation = make_conversation(
+        max_prompt=prompt, max_response=response, max_total=total, max_turn=turn
+    )
     first = len(texts[0])
     for number, text in enumerate(texts):
         before = len(conversation.ledger)

@@ -11,7 +11,7 @@ from agent_system.environments.env_package.dataset.grading import NoGrade, read_
 from agent_system.environments.env_package.search.package import is_exact_match
 from agent_system.environments.env_package.twenty_questions.game import read_move
 from agent_system.environments.pool import wire as pool_wire
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 
 
 @pytest.mark.parametrize("acc", [True, 1, 1.0, np.bool_(True), np.float32(1), np.int64(1)])
@@ -39,7 +39,7 @@ def test_weights_that_sum_to_one_give_a_full_score(weights):
 
 @pytest.mark.parametrize("score, full", [(1, True), (1 - 1e-7, True), (0.999, False), (2.5, True)])
 def test_is_full_tolerates_rounding(score, full):
-    assert is_full(score) is full
+    assert is_full_score(score) is full
 
 
 @pytest.mark.parametrize("won", [0.3, float("nan"), 2, "True", None])
