@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import parse_overrides
 from verl.config.settings import ConfigError, Section, keys_of
-from verl.config.settings.reading import from_text, read_section
+from verl.config.settings.reading import convert_text_values, read_section
 from verl.utils.commands import run_reporting_mistakes
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -20,7 +20,7 @@ def read_overrides(
 ) -> SectionT:
     """Return the configuration of ``schema`` with ``overrides``, or raise ``ConfigError``."""
     tree = _build_tree(overrides)
-    reading = read_section(schema, from_text(tree, schema))
+    reading = read_section(schema, convert_text_values(tree, schema))
     keys = keys_of(schema)
     missing_keys = [key for key in required if _get_value(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing_keys]
@@ -81,7 +81,7 @@ def run_command(
 def _format_help(schema: type[Section], prog: str) -> str:
     lines = [f"usage: python -m {prog} key=value ...", ""]
     for key in keys_of(schema).values():
-        if not key.is_section and not key.unused_mark:
+        if not key.is_section and not key.unused_annotation:
             lines += [
                 f"{key.path}  ({key.describe_allowed()}; default {key.default_value!r})",
                 f"    {key.help_text}",

@@ -71,10 +71,10 @@ class FSDPConfig(Section):
 class OptimConfig(Section):
     """Parameters of AdamW and of its learning-rate schedule."""
 
-    # Far above useful values: larger ones overflow float32 in the update.
+    # The bound is far above useful values. Larger values overflow float32 in the update.
     lr: Annotated[float, Ge(0), Le(1e6)] = 1e-06
     """peak learning rate"""
-    # A list, because YAML has no tuples; check_losses checks that there are two.
+    # The type is a list, because YAML has no tuples. check_losses checks that it has two values.
     betas: list[float] = [0.9, 0.999]
     """decay rates of the two moments"""
     eps: NonNegative = 1e-08

@@ -29,8 +29,8 @@ class ConfigError(ValueError):
     """A configuration that cannot run. ``problems`` holds one message per mistake."""
 
     def __init__(self, problems: str | Iterable[str]):
-        each = [problems] if isinstance(problems, str) else problems
-        self.problems = [Problem(problem) for problem in each]
+        problem_list = [problems] if isinstance(problems, str) else problems
+        self.problems = [Problem(problem) for problem in problem_list]
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)

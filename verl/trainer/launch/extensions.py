@@ -43,7 +43,7 @@ EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="
 
 def collect_registered_names() -> RegisteredNames:
     """Return the names of environments, estimators, policy losses and rollout engines."""
-    # Imported when called: these import torch, which --help and --cfg job do not need.
+    # Import in the function: these modules import torch, which --help and --cfg job do not need.
     import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
     from agent_system.environments.env_registry import REGISTRY
     from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, find_missing_inputs
@@ -60,11 +60,11 @@ def collect_environment_names() -> RegisteredNames:
     return RegisteredNames(environments=REGISTRY.keys())
 
 
-def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
     """Return problems and facts that need environment, tokenizer and engine."""
     from verl.trainer.launch.preflight import inspect_start
 
-    return inspect_start(cfg, elsewhere)
+    return inspect_start(cfg, ignores_local_devices)
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:

@@ -11,7 +11,7 @@ from agent_system.multi_turn_rollout.first_prompts import (
     fit_prompts,
     measure_first_prompts,
 )
-from verl.config.derive import declared_tasks, uses_file_tasks
+from verl.config.derive import count_declared_tasks, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
@@ -62,7 +62,7 @@ def find_prompt_problems(
             f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
             f"dropped; the longest has {max_len} tokens"
         )
-        # 25% more, in multiples of 64: prompts of other tasks, which were not measured, are longer.
+        # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
         suggestion = -(-max_len * 5 // 4 // 64) * 64
         yield build_problem(
             cfg, PROMPT_KEY, why, f"{max_len} or more", f"{PROMPT_KEY}={suggestion}"
@@ -70,12 +70,12 @@ def find_prompt_problems(
 
 
 def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
-    """Yield problems of the prompts in the data files, of which all are measured."""
+    """Yield problems of the prompts in the data files. All prompts are measured."""
     try:
-        train, val = open_tasks(cfg)
-        for envs in (train, val):
+        train_manager, val_manager = open_tasks(cfg)
+        for envs in (train_manager, val_manager):
             fit_prompts(cfg, tokenizer, envs)
-        counts |= {"train_tasks": len(train.task_list), "val_tasks": len(val.panel)}
+        counts |= {"train_tasks": len(train_manager.task_list), "val_tasks": len(val_manager.panel)}
     except ConfigError as error:
         yield from error.problems
     except ValueError as error:
@@ -104,8 +104,8 @@ def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
     if envs.split == "val":
         return {"val_tasks": len(envs.panel)}
     if uses_file_tasks(cfg):
-        return {}  # counted after their prompts are measured
-    if declared_tasks(cfg.env, "val") is not None:
+        return {}  # tasks from files are counted after their prompts are measured
+    if count_declared_tasks(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.task_list)}
     val_tasks = EnvironmentManagerBase(cfg, "val").panel
     return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}

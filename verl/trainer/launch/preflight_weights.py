@@ -21,14 +21,14 @@ def find_weight_problems(
     setting: str,
     directory: Path,
     trust_remote_code: bool,
-    use: Use = "policy",
+    model_use: Use = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[str]:
     """Yield a problem if the weights do not fit the model; ``setting`` is the ``key=value``."""
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
-            directory, config, setting=setting, use=use, trust_remote_code=trust_remote_code
+            directory, config, setting=setting, use=model_use, trust_remote_code=trust_remote_code
         )
     except (UnusableWeights, OSError) as error:
         yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
@@ -129,8 +129,8 @@ def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: boo
 
 
 def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
-    """Load the tokenizer in ``directory``; see ``TOKENIZER_ERRORS``."""
-    # Imported when called: the import takes seconds.
+    """Load the tokenizer in ``directory``; raise one of ``TOKENIZER_ERRORS`` if that fails."""
+    # Import in the function, because the import takes seconds.
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)

@@ -27,7 +27,7 @@ from agent_system.environments.experts.demonstrations import (
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
 from rlvcr.levels import TAGS
-from verl.config.cold_start import cold_start_config, cold_start_name
+from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory
@@ -102,10 +102,10 @@ def run_sft(cfg: SFTConfig) -> Path:
 def create_policy(cfg: PPOConfig) -> None:
     """Create the policy with a supervised run in a subprocess."""
     path = Path(str(cfg.actor_rollout_ref.model.path))
-    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
+    logger.info("no policy at %s: cold start with config %s", path, get_cold_start_config_name(cfg))
     # spawn: a forked child would inherit locks of threads that it does not have.
     process = multiprocessing.get_context("spawn").Process(
-        target=run_cold_start, args=(cold_start_config(cfg),)
+        target=run_cold_start, args=(build_cold_start_config(cfg),)
     )
     process.start()
     try:
