@@ -26,8 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    checks = (collect_registered_names, inspect_audit, inspect_calls)
-    return cli.run(run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *checks)
+    inspection_functions = (collect_registered_names, inspect_audit, inspect_calls)
+    return cli.run(
+        run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *inspection_functions
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from verl.trainer.launch.extensions import (
 )
 from verl.utils.logging import setup_logging
 
-# They come before the user's overrides, which take precedence.
+# Overrides of every evaluation. They come before the user's overrides, which take precedence.
 EVAL_OVERRIDES = (
     "trainer.val_only=true",
     "cold_start.enable=false",

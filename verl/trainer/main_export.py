@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from verl.config.schema.tools import ExportConfig
 from verl.trainer.command import run_command
 
-PROG = "verl.trainer.main_export"
+PROGRAM_NAME = "verl.trainer.main_export"
 REQUIRED = ("checkpoint", "target")
 
 
@@ -22,7 +22,7 @@ def export(cfg: ExportConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(export, ExportConfig, REQUIRED, PROG, argv)
+    return run_command(export, ExportConfig, REQUIRED, PROGRAM_NAME, argv)
 
 
 if __name__ == "__main__":

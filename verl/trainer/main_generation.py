@@ -12,7 +12,7 @@ from verl.config.schema.tools import GenerationConfig
 from verl.trainer.command import run_command
 from verl.utils.logging import setup_logging
 
-PROG = "verl.trainer.main_generation"
+PROGRAM_NAME = "verl.trainer.main_generation"
 REQUIRED = ("model.path", "data.path")
 
 
@@ -25,7 +25,7 @@ def generate(cfg: GenerationConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(generate, GenerationConfig, REQUIRED, PROG, argv)
+    return run_command(generate, GenerationConfig, REQUIRED, PROGRAM_NAME, argv)
 
 
 if __name__ == "__main__":

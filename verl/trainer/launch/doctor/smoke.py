@@ -119,7 +119,7 @@ def _sample_answers(engine, prompt: list[int]) -> list:
 
 
 def _build_rows(prompt: list[int], sampled_answers: list):
-    """Return the two ``sampled_answers`` answers as rows, with advantage 1 and -1."""
+    """Return the two ``sampled_answers`` as rows, with advantages 1 and -1."""
     import torch
 
     from verl.protocol import DataProto

@@ -816,7 +816,7 @@ def test_step_with_a_reference_subtracts_the_kl_from_rewards():
 class AnsweringCollector(Collector):
     """Collector that converts the number of answers to a column and a metric."""
 
-    def read_answers(self, data: DataProto) -> DataProto:
+    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         names = ("branches", "spans", "branch_scores", "span_scores")
         _, _, branches, spans = map(data.non_tensor_batch.pop, names)
         answers = [len(branch) + len(span) for branch, span in zip(branches, spans, strict=True)]
