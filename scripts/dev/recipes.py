@@ -128,10 +128,10 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
         device_memory_gb=device.memory_gb,
         parameters=model.num_parameters,
         vocab_size=model.vocab,
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        num_heads=model.heads,
+        num_kv_heads=model.kv_heads,
     )
 
 

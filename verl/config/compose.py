@@ -45,9 +45,9 @@ def list_config_names(config_path: str | None = None) -> list[str]:
     """Return the config names that ``--config-name`` accepts, sorted."""
     return sorted(
         {
-            file.stem
+            config_file.stem
             for directory in list_config_dirs(config_path)
-            for file in directory.glob("*.yaml")
+            for config_file in directory.glob("*.yaml")
         }
     )
 
@@ -104,17 +104,17 @@ def _prepare_overrides(
     exist.
     """
     parsed_overrides, problems = _parse_valid_overrides(overrides)
-    accepted = []
+    accepted_overrides = []
     for override in parsed_overrides:
         if _selects_config_group(override, schema, directories):
-            accepted.append(override.input_line)
+            accepted_overrides.append(override.input_line)
             continue
         refusal_reason = _find_refusal_reason(override, schema)
         if refusal_reason:
             problems.append(refusal_reason)
         else:
-            accepted.append("++" + str(override.input_line).lstrip("+"))
-    return accepted, problems
+            accepted_overrides.append("++" + str(override.input_line).lstrip("+"))
+    return accepted_overrides, problems
 
 
 def _selects_config_group(
@@ -147,8 +147,8 @@ def _is_known_path(path: str, schema: type[Section]) -> bool:
     """
     if find_containing_key(path, keys_of(schema)) is not None:
         return True
-    top_section, _, path_below = path.partition(".")
-    name = path_below.partition(".")[0]
+    top_section, _, path_in_section = path.partition(".")
+    name = path_in_section.partition(".")[0]
     if top_section != "env" or name not in env_names():
         return False
     section = env_section(name)
@@ -173,14 +173,14 @@ def compose_tree(
     config_directory = next(
         (directory for directory in directories if (directory / f"{name}.yaml").is_file()), None
     )
-    accepted, problems = _prepare_overrides(overrides, schema, directories)
+    accepted_overrides, problems = _prepare_overrides(overrides, schema, directories)
     if config_directory is None:
         known_names = list_config_names(config_path)
         similar_name = nearest_name(name, known_names)
         hint = f"; did you mean {similar_name}?" if similar_name else ""
         unknown_config = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
         raise ConfigError([unknown_config, *problems])
-    read_included_files([name, *_list_group_files(accepted)], directories)
+    read_included_files([name, *_list_group_files(accepted_overrides)], directories)
     # Quote the paths: a comma or a space in a path would end the list item in Hydra's grammar.
     search_path = ", ".join(
         f'"file://{directory}"' for directory in directories if directory != config_directory
@@ -189,7 +189,8 @@ def compose_tree(
         # Without version_base Hydra warns and behaves like an older release.
         with initialize_config_dir(str(config_directory), version_base="1.3"):
             tree = compose(
-                config_name=name, overrides=[*accepted, f"hydra.searchpath=[{search_path}]"]
+                config_name=name,
+                overrides=[*accepted_overrides, f"hydra.searchpath=[{search_path}]"],
             )
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(
@@ -205,22 +206,22 @@ def compose_tree(
 
 def _list_group_files(overrides: Sequence[str]) -> list[str]:
     """Return the config files ``GROUP/NAME`` that overrides of the form ``GROUP=NAME`` select."""
-    group_choices = [
+    parsed_group_overrides = [
         override.lstrip("+").partition("=")
         for override in overrides
         if not override.startswith("++")
     ]
-    return [f"{group.partition('@')[0]}/{name}" for group, _, name in group_choices]
+    return [f"{group.partition('@')[0]}/{name}" for group, _, name in parsed_group_overrides]
 
 
-def _format_composition_error(file: Path, error: Exception) -> str:
-    """Return the message about a ``file`` that Hydra cannot merge with its ``defaults`` list."""
+def _format_composition_error(config_file: Path, error: Exception) -> str:
+    """Return the message about a file that Hydra cannot merge with its ``defaults`` list."""
     # Some errors of Hydra have an empty message. For those, use the message of their cause.
     message_lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
     reason = next(line.strip() for line in message_lines if line.strip())
     return (
-        f"config {file.stem!r}: {file} cannot be composed: {reason}; allowed: sections of keys, "
-        "and a list of the names of configs as defaults; fix: correct the file"
+        f"config {config_file.stem!r}: {config_file} cannot be composed: {reason}; allowed: "
+        "sections of keys, and a list of the names of configs as defaults; fix: correct the file"
     )
 
 
@@ -230,18 +231,22 @@ def read_user_config_files(name: str, config_path: str | None) -> dict[Path, dic
     files = read_included_files([name.removesuffix(".yaml")], directories)
     builtin_directories = (EXPERIMENTS_DIR, BASE_DIR)
     return {
-        file: content for file, content in files.items() if file.parent not in builtin_directories
+        config_file: content
+        for config_file, content in files.items()
+        if config_file.parent not in builtin_directories
     }
 
 
-def _format_unreadable_file_error(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return the message about a ``file`` that is not YAML, or that includes such a file."""
+def _format_unreadable_file_error(
+    config_file: Path, error: yaml.YAMLError | UnicodeDecodeError
+) -> str:
+    """Return the message about a ``config_file`` that is not YAML, or that includes such a file."""
     error_mark = getattr(error, "problem_mark", None)
     position = f"line {error_mark.line + 1}, column {error_mark.column + 1}: " if error_mark else ""
     parser_message = getattr(error, "problem", None) or str(error)
     # Hydra does not report which file of the defaults list could not be read.
     return (
-        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {position}"
-        f"{parser_message}; "
+        f"config {config_file.stem!r}: {config_file}, or a file of its defaults, is not YAML: "
+        f"{position}{parser_message}; "
         "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
     )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from verl.config.plugins import METHODS
+from verl.config.plugins import METHOD_PLUGINS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import MissingKey, Section, value_at_path
@@ -246,7 +246,7 @@ def derive_values(cfg: ConfigT) -> ConfigT:
         with contextlib.suppress(MissingKey):
             _copy_gdpo_rewards(cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
-        for plugin in METHODS:
+        for plugin in METHOD_PLUGINS:
             with contextlib.suppress(MissingKey):
                 plugin.derive(cfg)
     return cfg

@@ -81,11 +81,13 @@ def apply_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
 
 def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
     trainer = cfg.trainer
-    for key, available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
-        if getattr(trainer, key) > available:
+    for key, num_available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
+        if getattr(trainer, key) > num_available:
             path = f"trainer.{key}"
             why = f"--on gives {machine}"
-            yield build_problem(cfg, path, why, f"{available} or fewer", f"{path}={available}")
+            yield build_problem(
+                cfg, path, why, f"{num_available} or fewer", f"{path}={num_available}"
+            )
     needed_gpus = trainer.nnodes * trainer.n_gpus_per_node
     if engines_have_separate_gpus(cfg, "cuda"):
         needed_gpus += sum(count_engine_gpus_by_node(cfg))

@@ -84,15 +84,24 @@ def _describe_allowed(key: Key) -> str:
 def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
     """Yield a label and a text line for the size of mini-batches, and for that of micro-batches."""
     actor = cfg.actor_rollout_ref.actor
-    trajectories = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
-    rows = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)
-    tasks = trajectories / cfg.env.rollout.n
-    yield "mini-batch", f"{tasks:g} tasks = {trajectories:,} trajectories, {rows:,} rows at most"
-    row = cfg.data.max_prompt_length + cfg.data.max_response_length
+    trajectories_per_mini_batch = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
+    rows_per_mini_batch = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)
+    tasks_per_mini_batch = trajectories_per_mini_batch / cfg.env.rollout.n
+    yield (
+        "mini-batch",
+        f"{tasks_per_mini_batch:g} tasks = {trajectories_per_mini_batch:,} trajectories, "
+        f"{rows_per_mini_batch:,} rows at most",
+    )
+    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
     if actor.use_dynamic_bsz:
         tokens = actor.ppo_max_token_len_per_gpu
-        size = f"{tokens:,} tokens, or {tokens // row} of the longest rows"
+        micro_batch_text = f"{tokens:,} tokens, or {tokens // row_length} of the longest rows"
     else:
-        rows = actor.ppo_micro_batch_size_per_gpu or 1
-        size = f"{rows} rows = {rows * row:,} tokens at most"
-    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, not gradients"
+        rows_per_mini_batch = actor.ppo_micro_batch_size_per_gpu or 1
+        micro_batch_text = (
+            f"{rows_per_mini_batch} rows = {rows_per_mini_batch * row_length:,} tokens at most"
+        )
+    yield (
+        "micro-batch",
+        f"{micro_batch_text}, per device and pass; it changes memory and time, not gradients",
+    )

@@ -17,7 +17,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import compose_tree, read_user_config_files
 from verl.config.derive import can_fit_prompts, derive_values, find_unused_rule_reward_keys
-from verl.config.plugins import ENVIRONMENTS, env_names, env_section, extend_schema, schema_keys
+from verl.config.plugins import (
+    ENVIRONMENT_PLUGINS,
+    env_names,
+    env_section,
+    extend_schema,
+    schema_keys,
+)
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
 from verl.config.settings.hints import build_unknown_key_problem
@@ -69,12 +75,12 @@ def read_config(
     config_values: Any = OmegaConf.to_container(tree, resolve=False)
     config_values, dotted_key_problems = _nest_dotted_keys(config_values, schema)
     problems += dotted_key_problems
-    for plugin in ENVIRONMENTS:
+    for plugin in ENVIRONMENT_PLUGINS:
         plugin.preprocess(config_values, schema)
     paths = _list_keys_set_by_user(name, overrides, config_path)
     parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
-    for plugin in ENVIRONMENTS:
+    for plugin in ENVIRONMENT_PLUGINS:
         parsed.unused_keys += plugin.check_set_keys(config_values, paths)
     return parsed
 
@@ -150,20 +156,20 @@ def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schem
         tree_without_env_sections["env"] = {
             name: value for name, value in resolved_tree["env"].items() if name not in sections
         }
-    reading = read_section(schema, convert_text_values(tree_without_env_sections, schema))
+    read_result = read_section(schema, convert_text_values(tree_without_env_sections, schema))
     # If the section cannot be read, use the defaults, so that environments are still checked.
-    config = reading.section if reading.section is not None else schema()
-    messages = dict(reading.problems)
+    config = read_result.section if read_result.section is not None else schema()
+    messages = dict(read_result.problems)
     for name, cls in sections.items():
         path, values = f"env.{name}", resolved_tree["env"][name]
         if not isinstance(values, Mapping):
             fix = f"set its keys: {path}.KEY=..."
             messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
             continue
-        env_reading = read_section(cls, convert_text_values(values, cls), path)
-        messages |= env_reading.problems
-        if env_reading.section is not None and hasattr(config, "env"):
-            setattr(value_at_path(config, "env"), name, env_reading.section)
+        env_read_result = read_section(cls, convert_text_values(values, cls), path)
+        messages |= env_read_result.problems
+        if env_read_result.section is not None and hasattr(config, "env"):
+            setattr(value_at_path(config, "env"), name, env_read_result.section)
     for path in interpolation_problems:
         _delete_value(config, path)
     problems += _select_independent_problems(messages | interpolation_problems, tree)
@@ -329,15 +335,15 @@ def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     }
     messages: dict[str, str] = {}
     for path in paths:
-        circle = [
+        circular_paths = [
             name
             for name in _find_reachable_paths(path, referenced_paths)
             if path in _find_reachable_paths(name, referenced_paths)
         ]
-        if path in messages or path not in circle:
+        if path in messages or path not in circular_paths:
             continue
-        messages |= dict.fromkeys(circle, "")
-        why = f"it refers to itself ({' and '.join(sorted(circle))})"
+        messages |= dict.fromkeys(circular_paths, "")
+        why = f"it refers to itself ({' and '.join(sorted(circular_paths))})"
         fix = f"write a value for {path}"
         allowed = "a reference that ends at a value"
         messages[path] = (
@@ -403,14 +409,16 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
     reasons = {}
     for key in keys_of(type(cfg)).values():
-        unused = key.unused_annotation
+        unused_annotation = key.unused_annotation
         # Skip keys with ``Unused.instead``: check_no_effect refuses them.
-        has_effect = not unused and not (key.is_gpu_only and device == "cpu")
-        if key.is_section or has_effect or (unused and unused.instead):
+        has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
+        if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
             continue
         # A key that is set to its default needs no warning.
         if value_at_path(cfg, key.path) != key.default_value:
-            reasons[key.path] = unused.why if unused else "there is no GPU here"
+            reasons[key.path] = (
+                unused_annotation.why if unused_annotation else "there is no GPU here"
+            )
     if isinstance(cfg, PPOConfig) and not can_fit_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"

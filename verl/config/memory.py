@@ -51,10 +51,10 @@ class PolicySize:
 
     parameters: int | None = None
     vocab_size: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
 
 
 def read_policy_size(path: Path) -> PolicySize:
@@ -76,24 +76,33 @@ def read_policy_size(path: Path) -> PolicySize:
     )
 
 
-def count_new_parameters(new: NewPolicyConfig, vocab_size: int) -> int:
+def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
-    head_width = new.head_dim or new.hidden_size // new.num_attention_heads
+    head_width = new_policy.head_dim or new_policy.hidden_size // new_policy.num_attention_heads
     # Query and output projections per attention head, key and value per key/value head.
     attention_parameters = (
-        new.hidden_size * head_width * 2 * (new.num_attention_heads + new.num_key_value_heads)
+        new_policy.hidden_size
+        * head_width
+        * 2
+        * (new_policy.num_attention_heads + new_policy.num_key_value_heads)
     )
     # Three matrices of SwiGLU, two norms of width hidden_size, and the norms of queries and keys of
     # width head_dim.
     layer_parameters = (
         attention_parameters
-        + 3 * new.hidden_size * new.intermediate_size
-        + 2 * new.hidden_size
+        + 3 * new_policy.hidden_size * new_policy.intermediate_size
+        + 2 * new_policy.hidden_size
         + 2 * head_width
     )
-    embedding_parameters = vocab_size * new.hidden_size * (1 if new.tie_word_embeddings else 2)
+    embedding_parameters = (
+        vocab_size * new_policy.hidden_size * (1 if new_policy.tie_word_embeddings else 2)
+    )
     # The last term is the norm after the last layer.
-    return embedding_parameters + new.num_hidden_layers * layer_parameters + new.hidden_size
+    return (
+        embedding_parameters
+        + new_policy.num_hidden_layers * layer_parameters
+        + new_policy.hidden_size
+    )
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
@@ -109,15 +118,17 @@ def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
         1 + bool(cfg.critic.enable)
     ) + WEIGHT_BYTES_PER_PARAMETER * has_reference(cfg)
     cache_bytes = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
-    engines = count_engines(cfg, "cpu") * (
+    engine_bytes = count_engines(cfg, "cpu") * (
         parameters * BYTES_PER_VALUE[rollout.dtype] + cache_bytes
     )
-    logits = estimate_logit_bytes(micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
+    logit_bytes = (
+        estimate_logit_bytes(count_micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
+    )
     checkpoint_bytes = parameters * _count_checkpoint_bytes_per_parameter(cfg)
     # Weights and engines are distributed over the nodes. The logits already count only one node.
     return (
-        parameters * model_bytes_per_parameter + engines + checkpoint_bytes
-    ) / trainer.nnodes + logits
+        parameters * model_bytes_per_parameter + engine_bytes + checkpoint_bytes
+    ) / trainer.nnodes + logit_bytes
 
 
 def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
@@ -142,9 +153,9 @@ def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
         needed_bytes += (
             parameters * WEIGHT_BYTES_PER_PARAMETER
         )  # the whole gradient, until it is reduced
-    gathered_bytes = 2 * parameters / (size.layers or parameters) * BYTES_PER_VALUE[actor.dtype]
-    logits = estimate_logit_bytes(micro_batch_tokens(cfg), size)
-    return needed_bytes + gathered_bytes + estimate_activation_bytes(cfg, size) + logits
+    gathered_bytes = 2 * parameters / (size.num_layers or parameters) * BYTES_PER_VALUE[actor.dtype]
+    logit_bytes = estimate_logit_bytes(count_micro_batch_tokens(cfg), size)
+    return needed_bytes + gathered_bytes + estimate_activation_bytes(cfg, size) + logit_bytes
 
 
 def estimate_rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
@@ -246,7 +257,7 @@ def has_reference(cfg: PPOConfig) -> bool:
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
-def micro_batch_tokens(cfg: PPOConfig) -> int:
+def count_micro_batch_tokens(cfg: PPOConfig) -> int:
     """Return the tokens of the policy's largest micro-batch in an update, on one rank."""
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
@@ -264,14 +275,14 @@ def estimate_logit_bytes(tokens: int, size: PolicySize) -> int:
 
 def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
     """Return the bytes of activations that one rank keeps for backward of one micro-batch."""
-    if size.layers is None or size.hidden is None:
+    if size.num_layers is None or size.hidden_size is None:
         return 0
     saved_widths = (
         1
         if cfg.actor_rollout_ref.model.enable_gradient_checkpointing
         else ACTIVATION_WIDTHS_PER_LAYER
     )
-    num_values = micro_batch_tokens(cfg) * size.layers * size.hidden * saved_widths
+    num_values = count_micro_batch_tokens(cfg) * size.num_layers * size.hidden_size * saved_widths
     return num_values * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
 
 
@@ -296,11 +307,13 @@ def find_memory_problems(
 def _find_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    heads = size.heads or gpus_per_engine
-    kv_heads = size.kv_heads or heads
+    num_heads = size.num_heads or gpus_per_engine
+    num_kv_heads = size.num_kv_heads or num_heads
     # A key/value head can be replicated on several devices, a query head cannot.
-    if heads % gpus_per_engine or (kv_heads % gpus_per_engine and gpus_per_engine % kv_heads):
-        why = f"{heads} query heads and {kv_heads} key/value heads do not divide evenly"
+    if num_heads % gpus_per_engine or (
+        num_kv_heads % gpus_per_engine and gpus_per_engine % num_kv_heads
+    ):
+        why = f"{num_heads} query heads and {num_kv_heads} key/value heads do not divide evenly"
         yield f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1"
 
 
@@ -378,5 +391,5 @@ def _count_ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
     return ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, ranks)
 
 
-def _format_gib(needed_bytes: float, available: float, label: str = "there are") -> str:
-    return f"about {needed_bytes / GIB:.1f} GiB ({label} {available / GIB:.1f})"
+def _format_gib(needed_bytes: float, available_bytes: float, label: str = "there are") -> str:
+    return f"about {needed_bytes / GIB:.1f} GiB ({label} {available_bytes / GIB:.1f})"

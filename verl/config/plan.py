@@ -36,7 +36,7 @@ from verl.config.memory import (
     read_policy_size,
 )
 from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
-from verl.config.plugins import METHODS, describe_stand_in
+from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 
@@ -187,7 +187,7 @@ class PPOPlan(Plan):
     def _count_other_tokens(self) -> dict[str, int]:
         """Return upper bounds of the tokens that methods sample in addition to the turns."""
         counts_by_plugin = [
-            plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHODS
+            plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHOD_PLUGINS
         ]
         return {
             purpose: count
@@ -389,8 +389,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
 def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
     """Return the size of the existing policy, or of the new one that a supervised run trains."""
     if isinstance(cfg, SFTConfig) and cfg.model.path is None:
-        vocab = cfg.model.vocab_size
-        return PolicySize(count_new_parameters(cfg.model.new, vocab), vocab)
+        vocab_size = cfg.model.vocab_size
+        return PolicySize(count_new_parameters(cfg.model.new, vocab_size), vocab_size)
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     return read_policy_size(Path(path)) if path else PolicySize()
 
@@ -456,12 +456,12 @@ def _format_optional(number: int | None) -> str:
 
 
 def _format_memory(
-    needed: float | None, available: float | None, gpu_memory_gb: float | None = None
+    needed_gb: float | None, available_gb: float | None, gpu_memory_gb: float | None = None
 ) -> str:
     suffix = (
         "for weights, optimizer, engines and logits" if gpu_memory_gb is None else "of host memory"
     )
-    text = "?" if needed is None else f"about {needed:.1f} GiB per node {suffix}"
+    text = "?" if needed_gb is None else f"about {needed_gb:.1f} GiB per node {suffix}"
     if gpu_memory_gb is not None:
         text = f"about {gpu_memory_gb:.1f} GiB per GPU for an update; {text}"
-    return text if available is None else f"{text}; this machine has {available:.1f} GiB"
+    return text if available_gb is None else f"{text}; this machine has {available_gb:.1f} GiB"

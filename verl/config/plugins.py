@@ -1,7 +1,8 @@
 """Plugins of the configuration: sections and checks added by packages that import ``verl``.
 
-``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENTS`` and ``METHODS``. Without it, the
-schema has only the keys of ``verl.config.schema``, and there are no sections ``env.<name>``.
+``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENT_PLUGINS`` and ``METHOD_PLUGINS``.
+Without it, the schema has only the keys of ``verl.config.schema``, and there are no sections
+``env.<name>``.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -50,21 +51,21 @@ class MethodPlugin:
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
 
 
-ENVIRONMENTS: list[EnvironmentPlugin] = []
-METHODS: list[MethodPlugin] = []
+ENVIRONMENT_PLUGINS: list[EnvironmentPlugin] = []
+METHOD_PLUGINS: list[MethodPlugin] = []
 
 
 def extend_schema(schema: type[Schema]) -> type[Schema]:
     """Return the subclass of ``schema`` that has the keys of all registered methods."""
     extended_schema: Any = schema
-    for plugin in METHODS:
+    for plugin in METHOD_PLUGINS:
         extended_schema = plugin.schemas.get(extended_schema, extended_schema)
     return extended_schema
 
 
 def env_names() -> list[str]:
     """Return the names of the registered environments."""
-    return [name for plugin in ENVIRONMENTS for name in plugin.names()]
+    return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.names()]
 
 
 def env_section(name: str) -> type[Section] | None:
@@ -72,13 +73,13 @@ def env_section(name: str) -> type[Section] | None:
 
     None if no such environment is registered, or if its package cannot be imported.
     """
-    sections = (plugin.section(name) for plugin in ENVIRONMENTS if name in plugin.names())
+    sections = (plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names())
     return next(sections, None)
 
 
 def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
     """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
-    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
+    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENT_PLUGINS)))
 
 
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:

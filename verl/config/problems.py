@@ -45,10 +45,12 @@ def build_problem(
 
 
 def build_unknown_name_problem(
-    cfg: Section, key: str, name: str, known: Collection[str]
+    cfg: Section, key: str, name: str, valid_names: Collection[str]
 ) -> Problem:
     """Return the error message about an unregistered ``name``; it suggests a similar name."""
-    similar_name = nearest_name(name, known)
+    similar_name = nearest_name(name, valid_names)
     suggestion = f"did you mean {similar_name}?" if similar_name else "choose one of those"
     fix = find_equivalent_setting(f"{key}={name}") or suggestion
-    return build_problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")
+    return build_problem(
+        cfg, key, "unknown name", ", ".join(sorted(valid_names)), fix, "unknown_name"
+    )

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Collection, Iterable
 
 from verl.config.derive import has_file_task_grader
-from verl.config.plugins import METHODS
+from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Section, value_at_path
@@ -117,7 +117,7 @@ def explain_batch_columns(cfg: PPOConfig) -> dict[str, str]:
         else "",
         BASELINE_COLUMN: "algorithm.filter_groups.enable=false" if filters_groups else "",
     }
-    for plugin in METHODS:
+    for plugin in METHOD_PLUGINS:
         columns.update(plugin.columns(cfg))
     return columns
 

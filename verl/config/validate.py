@@ -22,7 +22,7 @@ from verl.config.checks.losses import (
 from verl.config.checks.models import check_estimator, check_model, check_reward_model, check_sft
 from verl.config.checks.no_effect import check_data_files, check_dependent_keys, check_no_effect
 from verl.config.load import guess_device
-from verl.config.plugins import METHODS
+from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
 from verl.config.registered_names import check_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
@@ -87,4 +87,4 @@ def _run_checks(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Iterator[Probl
         yield from (check(cfg, ctx) for check in PPO_CHECKS)
     else:
         yield from (check(cfg, ctx) for check in SFT_CHECKS)
-    yield from (plugin.check(cfg, ctx) for plugin in METHODS)
+    yield from (plugin.check(cfg, ctx) for plugin in METHOD_PLUGINS)

@@ -34,19 +34,19 @@ class _NodeSize:
     values: int = 1
     depth: int = 1
 
-    def add(self, other: "_NodeSize") -> None:
+    def add_child(self, other: "_NodeSize") -> None:
         self.values += other.values
         self.depth = max(self.depth, other.depth + 1)
 
 
 @dataclass
-class _ConfigFileCollection:
+class _IncludedFiles:
     """Files that a config includes through its ``defaults`` list, and their contents by path."""
 
     directories: Sequence[Path]
     contents: dict[Path, dict[Any, Any]] = field(default_factory=dict)
 
-    def add(self, file: Path, group: str, including_files: tuple[Path, ...]) -> None:
+    def add_file(self, file: Path, group: str, including_files: tuple[Path, ...]) -> None:
         if file in including_files:
             include_circle = " -> ".join(
                 path.stem for path in (*including_files[including_files.index(file) :], file)
@@ -61,7 +61,7 @@ class _ConfigFileCollection:
         self.contents[file] = content = _read_content(file)
         for entry in _iterate_default_entries(content.get("defaults")):
             for included_file, included_group in self._find_file(entry, group):
-                self.add(included_file, included_group, (*including_files, file))
+                self.add_file(included_file, included_group, (*including_files, file))
 
     def _find_file(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
         """Yield the first file of that name, searched in ``group`` and then in the root."""
@@ -83,10 +83,10 @@ def read_included_files(
     above the limits, and for files that include each other in a circle. Other mistakes in files are
     reported by ``compose_tree``.
     """
-    files = _ConfigFileCollection(directories)
+    files = _IncludedFiles(directories)
     for name in names:
         for file, group in list(files._find_file(f"/{name}", "")):
-            files.add(file, group, ())
+            files.add_file(file, group, ())
     return files.contents
 
 
@@ -138,7 +138,7 @@ def find_exceeded_limit(text: str) -> str:
         else:
             continue
         parent_size = open_nodes[-1][1] if open_nodes else root
-        parent_size.add(size)
+        parent_size.add_child(size)
         if parent_size.values > MAX_VALUES:
             why = f"more than {MAX_VALUES:,} values, with aliases expanded"
             return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}"

@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     prog = "verl.trainer.main_eval"
-    checks = (collect_registered_names, inspect_start, inspect_calls)
-    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *checks)
+    inspection_functions = (collect_registered_names, inspect_start, inspect_calls)
+    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *inspection_functions)
 
 
 if __name__ == "__main__":

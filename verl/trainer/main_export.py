@@ -10,7 +10,7 @@ from verl.config.schema.tools import ExportConfig
 from verl.trainer.command import run_command
 
 PROGRAM_NAME = "verl.trainer.main_export"
-REQUIRED = ("checkpoint", "target")
+REQUIRED_KEYS = ("checkpoint", "target")
 
 
 def export(cfg: ExportConfig) -> None:
@@ -22,7 +22,7 @@ def export(cfg: ExportConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(export, ExportConfig, REQUIRED, PROGRAM_NAME, argv)
+    return run_command(export, ExportConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
 
 
 if __name__ == "__main__":

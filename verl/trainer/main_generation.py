@@ -13,7 +13,7 @@ from verl.trainer.command import run_command
 from verl.utils.logging import setup_logging
 
 PROGRAM_NAME = "verl.trainer.main_generation"
-REQUIRED = ("model.path", "data.path")
+REQUIRED_KEYS = ("model.path", "data.path")
 
 
 def generate(cfg: GenerationConfig) -> None:
@@ -25,7 +25,7 @@ def generate(cfg: GenerationConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(generate, GenerationConfig, REQUIRED, PROGRAM_NAME, argv)
+    return run_command(generate, GenerationConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
 
 
 if __name__ == "__main__":

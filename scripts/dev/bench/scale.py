@@ -24,7 +24,7 @@ import torch
 
 from scripts.dev.bench import balance, driver
 from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, estimate_part_seconds
-from verl.config.memory import BYTES_PER_VALUE, micro_batch_tokens
+from verl.config.memory import BYTES_PER_VALUE, count_micro_batch_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.minibatch_sharding import split_mini_batches
@@ -148,7 +148,7 @@ def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
     """
     weights = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
     gathered = weights * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
-    batches = max(1.0, tokens / micro_batch_tokens(cfg))
+    batches = max(1.0, tokens / count_micro_batch_tokens(cfg))
     updates = max(STEPS, batches)
     each = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
     return each * (ranks - 1) / ranks

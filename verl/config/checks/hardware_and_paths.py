@@ -35,9 +35,9 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     yield from _check_sequence_parallel(cfg)
     for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{section_path}.fsdp_config.fsdp_size"
-        size = value_at_path(cfg, key)
+        fsdp_size = value_at_path(cfg, key)
         # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
-        if size != -1 and (size < 1 or num_ranks % size):
+        if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
             why = f"does not divide the {num_ranks} ranks"
             yield build_problem(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
 
@@ -75,8 +75,8 @@ def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
     num_ranks = cfg.trainer.n_gpus_per_node
     for section_path in ("actor_rollout_ref.actor", "critic"):
         key = f"{section_path}.ulysses_sequence_parallel_size"
-        size = value_at_path(cfg, key)
-        if num_ranks % size:
+        sequence_parallel_size = value_at_path(cfg, key)
+        if num_ranks % sequence_parallel_size:
             why = f"does not divide the {num_ranks} ranks of a node, which compute a row together"
             yield build_problem(cfg, key, why, f"divisors of {num_ranks}", f"{key}=1")
     actor = cfg.actor_rollout_ref.actor
@@ -114,8 +114,8 @@ def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
 
 def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
-    transfer = value_at_path(cfg, key)
-    if transfer in ("auto", "store"):
+    weight_transfer = value_at_path(cfg, key)
+    if weight_transfer in ("auto", "store"):
         return
     name = cfg.actor_rollout_ref.rollout.name
     has_separate_gpus = engines_have_separate_gpus(cfg, device)
@@ -123,9 +123,9 @@ def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
         why = "it sends weights from GPU to GPU, and trainer.device is cpu"
     elif name != "vllm":
         why = f"only vLLM supports it, and the engine is {name}"
-    elif transfer == "ipc" and has_separate_gpus:
+    elif weight_transfer == "ipc" and has_separate_gpus:
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
-    elif transfer == "nccl" and not has_separate_gpus:
+    elif weight_transfer == "nccl" and not has_separate_gpus:
         why = (
             "NCCL does not allow two processes on a GPU, and engines share those of ranks "
             "(rollout.nnodes=0)"
@@ -217,13 +217,13 @@ def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> P
 def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check that the environment exists and has enough tasks for a batch and for validation."""
     env = cfg.env
-    known_envs = ctx.names.environments
-    if known_envs is not None and env.name not in known_envs and ":" not in env.env_name:
-        yield build_unknown_name_problem(cfg, "env.env_name", env.env_name, known_envs)
+    registered_envs = ctx.names.environments
+    if registered_envs is not None and env.name not in registered_envs and ":" not in env.env_name:
+        yield build_unknown_name_problem(cfg, "env.env_name", env.env_name, registered_envs)
     section = env_section(env.name)
     if section is not None:
-        reading = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
-        yield from reading.problems.values()
+        read_result = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
+        yield from read_result.problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")

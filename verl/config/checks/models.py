@@ -55,8 +55,8 @@ def check_directory(
         fix = "name the directory that holds the model"
         if is_created_by_cold_start:
             fix = "remove it, so that the cold start trains a policy there"
-        for code, why in _find_missing_model_file(directory):
-            yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, code)
+        for problem_code, why in _find_missing_model_file(directory):
+            yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, problem_code)
     elif is_created_by_cold_start and not is_local(path):
         # A relative path that looks like a hub name: later jobs in this working directory would
         # load the trained policy instead of the model on the hub.
@@ -234,16 +234,18 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
 
 
 def _check_new_policy(cfg: SFTConfig) -> Problems:
-    new = cfg.model.new
-    if new.head_dim is None and new.hidden_size % new.num_attention_heads:
+    new_policy = cfg.model.new
+    if new_policy.head_dim is None and new_policy.hidden_size % new_policy.num_attention_heads:
         key, why = "model.new.num_attention_heads", "hidden_size is not a multiple of it"
         yield build_problem(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")
     # Grouped-query attention: every key/value head has the same number of query heads.
-    if new.num_attention_heads % new.num_key_value_heads:
+    if new_policy.num_attention_heads % new_policy.num_key_value_heads:
         key, why = "model.new.num_key_value_heads", "num_attention_heads is not a multiple of it"
         allowed = "a divisor of model.new.num_attention_heads"
         yield build_problem(cfg, key, why, allowed, "choose one")
-    if cfg.data.max_length > new.max_position_embeddings:
+    if cfg.data.max_length > new_policy.max_position_embeddings:
         why = "rows must fit the policy's context"
-        allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
+        allowed = (
+            f"model.new.max_position_embeddings ({new_policy.max_position_embeddings}) or less"
+        )
         yield build_problem(cfg, "data.max_length", why, allowed, "lower it")

@@ -19,13 +19,13 @@ from verl.config.settings import (
 )
 from verl.names import PackedAttention
 
-PACKED = Unused("rows are always packed", VERL)
+UNUSED_PADDING_REMOVAL = Unused("rows are always packed", VERL)
 
 
 class ModelConfig(Section):
     """Path and loading of the policy, and LoRA."""
 
-    use_remove_padding: Annotated[bool, PACKED] = False
+    use_remove_padding: Annotated[bool, UNUSED_PADDING_REMOVAL] = False
     """compute without padding tokens"""
     use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
     """Liger kernels"""
@@ -117,7 +117,7 @@ class CriticModelConfig(Section):
         ),
     ] = None
     """tokenizer of the value model"""
-    use_remove_padding: Annotated[bool, PACKED] = False
+    use_remove_padding: Annotated[bool, UNUSED_PADDING_REMOVAL] = False
     """compute without padding tokens"""
     path: str | None = None
     """model whose weights initialise the value model; null: actor_rollout_ref.model.path"""

@@ -60,9 +60,9 @@ def add_credits(
                 if estimator in ESTIMATOR_VARIANTS
                 else plain_rows
             )
-            missing = find_missing_inputs(ADV_ESTIMATORS[estimator], rows.keys())
-            if missing:
-                skip_reasons[name] = f"the rows lack {', '.join(missing)}"
+            missing_inputs = find_missing_inputs(ADV_ESTIMATORS[estimator], rows.keys())
+            if missing_inputs:
+                skip_reasons[name] = f"the rows lack {', '.join(missing_inputs)}"
                 continue
             try:
                 compute_advantage(rows, variant_cfg)
@@ -77,7 +77,10 @@ def add_credits(
     return [
         replace(
             point,
-            scores={**point.scores, **{name: tuple(v[i]) for name, v in level_scores.items()}},
+            scores={
+                **point.scores,
+                **{name: tuple(level_values[i]) for name, level_values in level_scores.items()},
+            },
             step_scores={name: values[i] for name, values in step_scores.items()},
         )
         for i, point in enumerate(points)

@@ -166,7 +166,7 @@ def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
 def _check_shapes_and_values(
     state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig
 ) -> None:
-    model_shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    model_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     stored_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     unexpected_names = (
         stored_shapes.keys() - model_shapes.keys() - {name for name, _ in model.named_buffers()}
@@ -196,14 +196,14 @@ def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict
     if cfg.dtype is None:
         return dict(state)
     dtype = getattr(torch, cfg.dtype)
-    converted = {
+    converted_state = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
     }
-    invalid_names = find_non_finite(converted.items())
+    invalid_names = find_non_finite(converted_state.items())
     if invalid_names:
         raise ConfigError(
             f"dtype={cfg.dtype!r}: {len(invalid_names)} tensors have values beyond its range "
             f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
         )
-    return converted
+    return converted_state

@@ -36,8 +36,8 @@ __all__ = [
     "read_config",
 ]
 
-plugins.ENVIRONMENTS.append(ENVIRONMENTS)
-plugins.METHODS.append(METHOD)
+plugins.ENVIRONMENT_PLUGINS.append(ENVIRONMENTS)
+plugins.METHOD_PLUGINS.append(METHOD)
 EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="utf-8")))
 
 
@@ -49,8 +49,12 @@ def collect_registered_names() -> RegisteredNames:
     from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, find_missing_inputs
     from verl.workers.rollout.engine_registry import ENGINES
 
-    needs = {name: find_missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()}
-    return RegisteredNames(REGISTRY.keys(), needs, POLICY_LOSSES.keys(), ENGINES.keys())
+    inputs_by_estimator = {
+        name: find_missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()
+    }
+    return RegisteredNames(
+        REGISTRY.keys(), inputs_by_estimator, POLICY_LOSSES.keys(), ENGINES.keys()
+    )
 
 
 def collect_environment_names() -> RegisteredNames:

@@ -212,15 +212,15 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
     A directory becomes an absolute path. A hub name gets its commit, as owner/name@commit. Raises
     ``ConfigError`` for a model that does not exist or has invalid weights.
     """
-    pinned_models: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
+    models_by_key: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
         "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
     }
     if cfg.critic.enable:
-        pinned_models["critic.model.path"] = (cfg.critic.model, "value")
+        models_by_key["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:
-        pinned_models["reward_model.model.path"] = (cfg.reward_model.model, "reward")
+        models_by_key["reward_model.model.path"] = (cfg.reward_model.model, "reward")
     pinned_paths = {}
-    for key, (model, use) in pinned_models.items():
+    for key, (model, model_use) in models_by_key.items():
         path = str(model.path)
         try:
             pinned_paths[key] = pin_revision(path)
@@ -233,7 +233,9 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
             downloaded_directory = Path(model_directory(pinned_paths[key]))
             setting = f"{key}={path!r}"
             raise_problems(
-                find_weight_problems(setting, downloaded_directory, model.trust_remote_code, use)
+                find_weight_problems(
+                    setting, downloaded_directory, model.trust_remote_code, model_use
+                )
             )
     return pinned_paths
 

@@ -118,18 +118,19 @@ def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
-    missing_names = [
+    missing_trackers = [
         name
         for name in cfg.trainer.logger
         if name not in BUILTIN_LOGGERS
         and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
-    for name in missing_names:
-        installed = ",".join(
-            tracker for tracker in cfg.trainer.logger if tracker not in missing_names
+    for name in missing_trackers:
+        installed_trackers = ",".join(
+            tracker for tracker in cfg.trainer.logger if tracker not in missing_trackers
         )
         why = f"the package of {name} is not installed, so it would get no metrics"
-        fix = f"run pip install {name.replace('_', '-')}, or set {key}=[{installed or 'console'}]"
+        package = name.replace("_", "-")
+        fix = f"run pip install {package}, or set {key}=[{installed_trackers or 'console'}]"
         yield build_problem(cfg, key, why, "installed trackers", fix)
 
 

@@ -54,18 +54,18 @@ def find_prompt_problems(
         yield from _find_row_problems(cfg, tokenizer, counts)
         return
     lengths = measure_first_prompts(cfg, tokenizer, observations)
-    max_len = max(lengths, default=0)
+    longest_prompt = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
-    if max_len > limit:
-        longer = sum(length > limit for length in lengths)
+    if longest_prompt > limit:
+        num_too_long = sum(length > limit for length in lengths)
         why = (
-            f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
-            f"dropped; the longest has {max_len} tokens"
+            f"{num_too_long} of {len(lengths)} first prompts are longer, so their trajectories "
+            f"would be dropped; the longest has {longest_prompt} tokens"
         )
         # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
-        suggestion = -(-max_len * 5 // 4 // 64) * 64
+        suggestion = -(-longest_prompt * 5 // 4 // 64) * 64
         yield build_problem(
-            cfg, PROMPT_KEY, why, f"{max_len} or more", f"{PROMPT_KEY}={suggestion}"
+            cfg, PROMPT_KEY, why, f"{longest_prompt} or more", f"{PROMPT_KEY}={suggestion}"
         )
 
 

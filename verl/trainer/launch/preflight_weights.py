@@ -42,12 +42,13 @@ def find_tie_problems(
     The rollout engine reads only config.json, so it would not use the override. ``override_key`` is
     the config key of ``override``, for the message.
     """
-    tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
-    if bool(override.get(TIE_KEY, tied)) != tied:
+    is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
+    if bool(override.get(TIE_KEY, is_tied)) != is_tied:
         yield (
             f"{override_key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
-            f"{str(tied).lower()}, with which the weights were saved and which the rollout engine "
-            f"reads; allowed: {str(tied).lower()}; fix: remove the key, or save the model again "
+            f"{str(is_tied).lower()}, with which the weights were saved and which the rollout "
+            f"engine reads; allowed: {str(is_tied).lower()}; fix: remove the key, or save the "
+            "model again "
             "with another config.json"
         )
 
@@ -68,10 +69,10 @@ def find_tokenizer_problems(
     ``vocabulary`` is the number of rows of the model's embedding; None skips that check.
     """
     # Without files transformers creates an empty tokenizer for many classes, without an error.
-    names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
-    needs_files = len(names) > 1 or getattr(tokenizer, "is_fast", False)
-    if needs_files and not any((Path(directory) / name).is_file() for name in names):
-        why = f"the directory contains no tokenizer ({', '.join(sorted(names))})"
+    tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
+    needs_files = len(tokenizer_file_names) > 1 or getattr(tokenizer, "is_fast", False)
+    if needs_files and not any((Path(directory) / name).is_file() for name in tokenizer_file_names):
+        why = f"the directory contains no tokenizer ({', '.join(sorted(tokenizer_file_names))})"
         yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     max_id = max(tokenizer.get_vocab().values(), default=-1)

@@ -171,7 +171,9 @@ def train_and_save(job: SFTJob) -> Path:
         sft_trainer.fit(lambda _step: None)
     else:  # show the steps and record their metrics
         checkpoints.set_aside_later_checkpoints(sft_trainer.step)
-        with SFTProgress(cfg, job.run_dir, total=len(batches), first=sft_trainer.step) as progress:
+        with SFTProgress(
+            cfg, job.run_dir, total_steps=len(batches), first_step=sft_trainer.step
+        ) as progress:
             sft_trainer.fit(progress.on_step)
     weights = to_hf_names(full_weights(engine), "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
@@ -187,20 +189,22 @@ def train_and_save(job: SFTJob) -> Path:
 class SFTProgress:
     """Progress bar and metrics log of ``SFTTrainer.fit``. Use it as a context manager."""
 
-    def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
+    def __init__(
+        self, cfg: SFTConfig, run_dir: Path, total_steps: int, first_step: int = 0
+    ) -> None:
         trainer = cfg.trainer
         # The console output of ``Tracking`` is for rollouts. The progress bar below replaces it.
         tracker_names = [name for name in trainer.logger if name != "console"]
         interface_names = (trainer.project_name, trainer.experiment_name)
         self.tracking = Tracking(
-            *interface_names, tracker_names, cfg, run_dir, resume_step=first or None
+            *interface_names, tracker_names, cfg, run_dir, resume_step=first_step or None
         )
-        self.total = total
+        self.total_steps = total_steps
         self.tokens = 0.0
-        self.metrics_interval = max(1, total // MAX_METRIC_LINES)
+        self.metrics_interval = max(1, total_steps // MAX_METRIC_LINES)
         self.progress: Progress | None = None
         if "console" in trainer.logger:
-            self.progress = Progress("imitating", total, "steps", first=first)
+            self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
     def on_step(self, record: OptimizerStep) -> None:
         """Show one step. Write the metrics of about ``MAX_METRIC_LINES`` steps of the run."""
@@ -218,7 +222,7 @@ class SFTProgress:
             loss = metrics["val/loss"]
             agent_loss = metrics.get("val/agent_loss", float("nan"))
             log_format = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
-            logger.info(log_format, record.step, self.total, loss, agent_loss)
+            logger.info(log_format, record.step, self.total_steps, loss, agent_loss)
 
     def __enter__(self) -> "SFTProgress":
         return self

@@ -240,17 +240,17 @@ class RayPPOTrainer(Generic[TasksT]):
 
         Drop a group if its greedy trajectory fails twice.
         """
-        remaining = tasks[tasks.non_tensor_batch["member"] == 0]
+        tasks_without_return = tasks[tasks.non_tensor_batch["member"] == 0]
         returns: dict[str, float] = {}
         for _ in range(2):
-            greedy_batch = self.collector.greedy_loop(remaining, self.engines, self.envs)
+            greedy_batch = self.collector.greedy_loop(tasks_without_return, self.engines, self.envs)
             returns |= collect_greedy_returns(greedy_batch, self.reward_fn(greedy_batch))
             lacks_return = np.array(
-                [uid not in returns for uid in remaining.non_tensor_batch["uid"]]
+                [uid not in returns for uid in tasks_without_return.non_tensor_batch["uid"]]
             )
             if not lacks_return.any():
                 break
-            remaining = remaining[lacks_return]
+            tasks_without_return = tasks_without_return[lacks_return]
         return add_reward_baselines(batch, returns)
 
     def prefetch_next_batch(self) -> None:

@@ -187,8 +187,10 @@ class TrainingWorkers:
         columns = select_columns(data, FORWARD_COLUMNS, ())
         return self._call_on_ranks(self.critic_group.compute_values, columns)
 
-    def _call_on_ranks(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
-        return score_on_ranks(call, data, self.data_parallel_size, self.is_balanced)
+    def _call_on_ranks(
+        self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
+    ) -> DataProto:
+        return score_on_ranks(compute_on_ranks, data, self.data_parallel_size, self.is_balanced)
 
     def sleep_engines(self) -> None:
         """Free the device memory of the engines if they share devices with the groups."""
@@ -240,9 +242,9 @@ class TrainingWorkers:
         labels = ["sending of the weights"] * len(send_refs)
         return gather_results(send_refs, SYNC_TIMEOUT_S, labels)[0]
 
-    def _wake_part(self, part: EnginePart) -> None:
+    def _wake_part(self, engine_part: EnginePart) -> None:
         if self._are_engines_asleep:
-            call_engines(self.rollout_workers, "wake", part)
+            call_engines(self.rollout_workers, "wake", engine_part)
 
     def engine_metrics(self) -> dict[str, float]:
         """Return ``perf/engine_*``: work of the engines since the last call, summed over engines.

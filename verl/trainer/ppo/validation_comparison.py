@@ -54,7 +54,10 @@ def summarize_validation(batch: DataProto) -> ValidationOutcome:
     is_graded = np.isin(
         columns["traj_uid"].astype(str), columns["traj_uid"][graded_rows].astype(str)
     )
-    steps = [row if keep else [] for row, keep in zip(columns["steps"], is_graded, strict=True)]
+    steps = [
+        row if is_row_graded else []
+        for row, is_row_graded in zip(columns["steps"], is_graded, strict=True)
+    ]
     turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
     num_sampled_tokens = [sum(step.num_tokens for step in row) for row in steps]
     num_graded = np.bincount(task_indices[graded_rows], minlength=len(tasks))

@@ -9,21 +9,21 @@ from verl.config.derive import count_engines, count_max_engines_per_node, resolv
 from verl.config.memory import (
     GIB,
     PolicySize,
+    count_micro_batch_tokens,
     estimate_cpu_node_bytes,
     estimate_gpu_node_bytes,
     estimate_rollout_bytes,
     estimate_store_gb,
     estimate_update_bytes,
     find_memory_problems,
-    micro_batch_tokens,
 )
 from verl.config.plan import Facts, gather_facts, make_plan
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 
-SMALL = PolicySize(parameters=1_540_000_000, vocab_size=151_936, layers=28, hidden=1536)
+SMALL = PolicySize(parameters=1_540_000_000, vocab_size=151_936, num_layers=28, hidden_size=1536)
 P = 7_620_000_000
-LARGE = PolicySize(parameters=P, vocab_size=152_064, layers=28, hidden=3584)
+LARGE = PolicySize(parameters=P, vocab_size=152_064, num_layers=28, hidden_size=3584)
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 RANKS = 8
@@ -52,10 +52,10 @@ def test_sequence_parallel_ranks_hold_a_part_of_a_row():
     single = config(*rows)
     together = config(*rows, f"{key}.ulysses_sequence_parallel_size=4")
     row = single.data.max_prompt_length + single.data.max_response_length
-    assert micro_batch_tokens(single) == 2 * row
-    assert micro_batch_tokens(together) == -(-2 * row // 4)
+    assert count_micro_batch_tokens(single) == 2 * row
+    assert count_micro_batch_tokens(together) == -(-2 * row // 4)
     # The token budget is per rank, so it does not depend on the number of joint ranks.
-    assert micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
+    assert count_micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
 
 
 def test_sequence_parallel_ranks_share_a_node_and_do_not_compile():
@@ -142,8 +142,8 @@ def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
         device_memory_gb=device,
         parameters=LARGE.parameters,
         vocab_size=LARGE.vocab_size,
-        layers=LARGE.layers,
-        hidden=LARGE.hidden,
+        num_layers=LARGE.num_layers,
+        hidden_size=LARGE.hidden_size,
     )
     problems = make_plan(config(*overrides), facts).find_resource_problems()
     assert any(expected_text in problem and "fix: " in problem for problem in problems), problems
@@ -306,7 +306,7 @@ def test_refused_weight_transfer_lists_the_possible_ones(overrides, allowed):
 
 @pytest.mark.parametrize(("heads", "kv", "fits"), [(28, 4, True), (28, 3, False), (30, 2, False)])
 def test_attention_heads_that_do_not_divide_are_refused(heads, kv, fits):
-    size = PolicySize(heads=heads, kv_heads=kv)
+    size = PolicySize(num_heads=heads, num_kv_heads=kv)
     head_problems = list(
         find_memory_problems(config(f"{ROLLOUT}.tensor_model_parallel_size=4"), size, 80.0, 1)
     )

@@ -137,21 +137,25 @@ def _check_processor() -> Iterator[MachineFinding]:
     names = [
         line.partition(":")[2].strip() for line in cpu_info.splitlines() if "model name" in line
     ]
-    flags = set(cpu_info.partition("flags")[2].partition("\n")[0].split())
-    available_instruction_sets = [name for name in CPU_INSTRUCTION_SETS if name in flags]
+    cpu_flags = set(cpu_info.partition("flags")[2].partition("\n")[0].split())
+    available_instruction_sets = [name for name in CPU_INSTRUCTION_SETS if name in cpu_flags]
     yield MachineFinding("CPU", names[0] if names else platform.machine())
     fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
-    has_vllm_instructions = not cpu_info or "avx2" in flags or platform.machine() != "x86_64"
+    has_vllm_instructions = not cpu_info or "avx2" in cpu_flags or platform.machine() != "x86_64"
     yield make_finding(
         "instructions",
         ", ".join(available_instruction_sets) or "unknown",
         has_vllm_instructions,
         fix,
     )
-    quota = _read_text("/sys/fs/cgroup/cpu.max").split()
-    quota_note = f", quota {int(quota[0]) / int(quota[1]):g}" if quota and quota[0] != "max" else ""
+    cpu_quota = _read_text("/sys/fs/cgroup/cpu.max").split()
+    cpu_quota_text = (
+        f", quota {int(cpu_quota[0]) / int(cpu_quota[1]):g}"
+        if cpu_quota and cpu_quota[0] != "max"
+        else ""
+    )
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{quota_note}")
+    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{cpu_quota_text}")
     yield MachineFinding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
 
 

@@ -29,12 +29,12 @@ def run_smoke_tests(
 
 def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
     name = f"smoke: {test_name}"
-    module = ["-m", "verl.trainer.launch.doctor.smoke", test_name]
-    shown_command = " ".join(["python", *module])
+    module_arguments = ["-m", "verl.trainer.launch.doctor.smoke", test_name]
+    shown_command = " ".join(["python", *module_arguments])
     start_time = time.monotonic()
     try:
         completed_process = subprocess.run(
-            [sys.executable, *module], capture_output=True, text=True, timeout=deadline_s
+            [sys.executable, *module_arguments], capture_output=True, text=True, timeout=deadline_s
         )
     except subprocess.TimeoutExpired:
         why = f"no result after {deadline_s:g} s"
@@ -98,7 +98,8 @@ def sample_and_update() -> str:
         new_answers = _sample_answers(engine, prompt)
         engine.close()
         if all(
-            old.logprobs == new.logprobs for old, new in zip(old_answers, new_answers, strict=True)
+            old_answer.logprobs == new_answer.logprobs
+            for old_answer, new_answer in zip(old_answers, new_answers, strict=True)
         ):
             raise RuntimeError("the log-probs of the engine did not change with the weights")
         num_tokens = sum(len(result.token_ids) for result in [*old_answers, *new_answers])
@@ -125,20 +126,24 @@ def _build_rows(prompt: list[int], sampled_answers: list):
     from verl.protocol import DataProto
 
     answer_ids = [result.token_ids for result in sampled_answers]
-    padded = [ids + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
-    mask = torch.tensor([[1] * len(ids) + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids])
-    ids = torch.tensor([prompt + row for row in padded])
-    attention = torch.cat([torch.ones(len(answer_ids), len(prompt), dtype=torch.long), mask], -1)
+    padded_answers = [ids + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
+    response_mask = torch.tensor(
+        [[1] * len(ids) + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
+    )
+    ids = torch.tensor([prompt + row for row in padded_answers])
+    attention_mask = torch.cat(
+        [torch.ones(len(answer_ids), len(prompt), dtype=torch.long), response_mask], -1
+    )
     log_probs = torch.zeros(len(answer_ids), ANSWER_TOKENS)
     for row, result in enumerate(sampled_answers):
         log_probs[row, : len(result.logprobs)] = torch.tensor(result.logprobs)
     tensors = {
         "input_ids": ids,
-        "attention_mask": attention,
-        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
         "responses": ids[:, len(prompt) :],
-        "response_mask": mask,
-        "advantages": torch.tensor([[1.0], [-1.0]]) * mask,
+        "response_mask": response_mask,
+        "advantages": torch.tensor([[1.0], [-1.0]]) * response_mask,
         "old_log_probs": log_probs,
     }
     id_columns = {"uid": ["task"] * 2, "traj_uid": ["first", "second"]}
