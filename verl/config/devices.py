@@ -35,7 +35,7 @@ ALLOWED = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8x
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes with equal devices; ``gpus`` are per node, ``memory_gb`` is GiB per device."""
+    """Group of nodes with equal GPUs; ``gpus`` are per node, ``memory_gb`` is GiB per GPU."""
 
     nodes: int
     gpus: int
@@ -47,7 +47,7 @@ class Machine:
 
 
 def parse_machine(text: str) -> Machine:
-    """Parse ``text``, as ``2x8xA100:40``; raise ``ConfigError`` for unknown forms and devices."""
+    """Parse a text such as ``2x8xA100:40``; raise ``ConfigError`` for an unknown GPU or format."""
     match = MACHINE_PATTERN.fullmatch(text.strip())
     nodes = int(match["nodes"] or 1) if match else 0
     gpus = int(match["gpus"]) if match else 0
@@ -71,7 +71,7 @@ def parse_machine(text: str) -> Machine:
 
 
 def apply_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
-    """Set ``trainer.device`` to GPUs; return messages about devices that ``machine`` lacks."""
+    """Set ``trainer.device=cuda``; return messages about devices that ``machine`` lacks."""
     if cfg.trainer.device == "cpu":
         why = f"it contradicts --on {machine}"
         return [build_problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]

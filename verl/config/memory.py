@@ -108,7 +108,7 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the memory of a node of a run on CPU, in bytes.
 
-    It contains trained and frozen weights, engines with caches, logits and the copy for a
+    The sum contains trained and frozen weights, engines with caches, logits, and the copy for a
     checkpoint. Weights of a policy of unknown size count as 0.
     """
     parameters = size.parameters or 0

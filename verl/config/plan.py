@@ -89,7 +89,7 @@ class Plan:
         )
 
     def iterate_labelled_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield label and value of each printed line."""
+        """Yield label and value of each line of the printed plan."""
         ranks = _format_count(self.ranks, "training rank")
         threads = _format_count(self.threads_per_rank, "thread")
         yield "device", f"{self.facts.device}, {ranks} x {threads}"
@@ -160,7 +160,7 @@ class PPOPlan(Plan):
         self.trajectories = count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
         self.rows_at_most = count_rows_at_most(cfg)
-        self.other_tokens_at_most = self._count_other_tokens()
+        self.extra_tokens_at_most = self._count_extra_tokens()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
@@ -184,7 +184,7 @@ class PPOPlan(Plan):
         is_step_count_known = is_step_count_known or is_placeholder(cfg.data.train_files)
         return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
-    def _count_other_tokens(self) -> dict[str, int]:
+    def _count_extra_tokens(self) -> dict[str, int]:
         """Return upper bounds of the tokens that methods sample in addition to the turns."""
         counts_by_plugin = [
             plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHOD_PLUGINS
@@ -243,10 +243,10 @@ class PPOPlan(Plan):
         if cfg.env.history == "append":
             # The response contains the whole trajectory, so its bound applies to all turns.
             tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
-        other_counts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.other_tokens_at_most.items()
+        extra_counts = [
+            f" + {count:,} of {purpose}" for purpose, count in self.extra_tokens_at_most.items()
         ]
-        yield "sampled tokens", f"{tokens:,} at most{''.join(other_counts)}"
+        yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
 
     def _iterate_update_lines(self) -> Iterator[tuple[str, str]]:
         mini_batches_text = _format_count(self.mini_batches, "mini-batch", "es")

@@ -57,14 +57,14 @@ def find_problems(
     cfg: PPOConfig | SFTConfig,
     names: RegisteredNames | None = None,
     check_files: bool = True,
-    partial: bool = False,
+    is_partial: bool = False,
 ) -> list[str]:
     """Return the messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
     If ``names`` is None, only built-in names are valid, and names of environments are not checked.
     With ``check_files``, files and directories that the config names must exist on this machine.
-    A ``partial`` config lacks the keys that were refused. A check that reads such a key stops
-    without a message.
+    With ``is_partial``, ``cfg`` lacks the keys that were refused. A check that reads such a key
+    stops without a message.
     """
     device = "cpu"  # if the device was refused, check for CPU until it is corrected
     with contextlib.suppress(MissingKey):
@@ -77,7 +77,7 @@ def find_problems(
             for message in problems:
                 messages.append(message)
         except MissingKey:
-            if not partial:
+            if not is_partial:
                 raise
     return messages
 

@@ -34,9 +34,9 @@ class _NodeSize:
     values: int = 1
     depth: int = 1
 
-    def add_child(self, other: "_NodeSize") -> None:
-        self.values += other.values
-        self.depth = max(self.depth, other.depth + 1)
+    def add_child(self, child: "_NodeSize") -> None:
+        self.values += child.values
+        self.depth = max(self.depth, child.depth + 1)
 
 
 @dataclass
@@ -64,7 +64,10 @@ class _IncludedFiles:
                 self.add_file(included_file, included_group, (*including_files, file))
 
     def _find_file(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
-        """Yield the first file of that name, searched in ``group`` and then in the root."""
+        """Yield the first config file called ``entry``, and its group.
+
+        The file is searched in the directory of ``group``, and then in the root directories.
+        """
         names = [entry] if entry.startswith("/") or not group else [f"{group}/{entry}", entry]
         for name in names:
             for directory in self.directories:

@@ -169,7 +169,7 @@ def parse(
         problems += parsed.problems
         if parsed.problems:  # also find the problems of the valid keys
             problems += find_problems(
-                parsed.config, _list_cheap_registered_names(parsed), partial=True
+                parsed.config, _list_cheap_registered_names(parsed), is_partial=True
             )
         problems += parsed.unused_keys
     if problems:

@@ -14,7 +14,7 @@ REQUIRED_KEYS = ("checkpoint", "target")
 
 
 def export(cfg: ExportConfig) -> None:
-    """Export the checkpoint of ``cfg``. Heavy packages are imported only here."""
+    """Export the checkpoint of ``cfg``. Slow imports happen only here."""
     from verl.trainer.launch.export import export_checkpoint
 
     export_checkpoint(cfg)

@@ -36,7 +36,7 @@ def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{section_path}.fsdp_config.fsdp_size"
         fsdp_size = value_at_path(cfg, key)
-        # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
+        # fsdp_size ranks hold one copy of the parameters. So it must divide the number of ranks.
         if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
             why = f"does not divide the {num_ranks} ranks"
             yield build_problem(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")

@@ -96,7 +96,7 @@ class EnvConfig(OpenSection):
 
     @property
     def name(self) -> str:
-        """Return the name of the environment's section: ``env_name`` without its variant."""
+        """Return the name of the environment's section: ``env_name`` up to the slash."""
         return self.env_name.split("/", 1)[0]
 
     @property

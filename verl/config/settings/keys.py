@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
 
-M = TypeVar("M")
+AnnotationT = TypeVar("M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,10 @@ def _parse_union(arguments: tuple[Any, ...], markers: tuple[Any, ...]) -> ValueT
     ]
     is_optional_union = len(member_types) < len(arguments)
     union_name = " | ".join(
-        [*(shape.type_name for shape in member_types), *(["None"] if is_optional_union else [])]
+        [
+            *(member_type.type_name for member_type in member_types),
+            *(["None"] if is_optional_union else []),
+        ]
     )
     if len(member_types) > 1:  # bounds of one member type do not apply to the others
         return ValueType(union_name, is_optional=is_optional_union)
@@ -185,7 +188,7 @@ class Key:
         """Return the ``RunsCode`` annotation of a key that can name code; None for others."""
         return self._find_annotation(RunsCode)
 
-    def _find_annotation(self, annotation_type: type[M]) -> M | None:
+    def _find_annotation(self, annotation_type: type[AnnotationT]) -> AnnotationT | None:
         return next(
             (
                 annotation

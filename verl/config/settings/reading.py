@@ -16,7 +16,7 @@ from verl.config.settings.hints import build_unknown_key_problem, nearest_name
 from verl.config.settings.keys import Key, ValueType, collect_direct_keys, keys_of
 from verl.config.settings.section import Section
 
-S = TypeVar("S", bound=Section)
+SectionT = TypeVar("S", bound=Section)
 OUT_OF_BOUNDS_ERROR_TYPES = (
     "greater_than",
     "less_than",
@@ -31,17 +31,19 @@ FALSE_WORDS = ("false", "no", "off", "n", "f", "0")
 
 
 @dataclass
-class ReadResult(Generic[S]):
+class ReadResult(Generic[SectionT]):
     """Result of ``read_section``: a section without the refused keys, and a message for each.
 
     ``section`` is None if the values cannot be read even without the refused keys.
     """
 
-    section: S | None = None
+    section: SectionT | None = None
     problems: dict[str, str] = field(default_factory=dict)  # path of a key -> message
 
 
-def read_section_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
+def read_section_or_raise(
+    cls: type[SectionT], values: Mapping[str, Any] | None, path: str = ""
+) -> SectionT:
     """Return an instance of ``cls``; raise ``ConfigError`` that names every wrong key."""
     reading = read_section(cls, values or {}, path)
     if reading.problems or reading.section is None:
@@ -49,10 +51,12 @@ def read_section_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: 
     return reading.section
 
 
-def read_section(cls: type[S], values: Mapping[str, Any], path: str = "") -> ReadResult[S]:
+def read_section(
+    cls: type[SectionT], values: Mapping[str, Any], path: str = ""
+) -> ReadResult[SectionT]:
     """Convert ``values`` to the section ``cls`` at the dotted ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
-    result: ReadResult[S] = ReadResult()
+    result: ReadResult[SectionT] = ReadResult()
     remaining_values = convert_lists_to_tuples(values, cls)
     refused_keys: list[Key] = []
     # Validate again without the refused keys, so that checks of the other keys can run.
@@ -118,14 +122,15 @@ class _Mistake:
             value = key.default_value
         return cls(prefix + ".".join(path_names), value, key, details)
 
-    def describe_mistake(self, root: type[Section], prefix: str) -> Problem:
+    def describe_mistake(self, root_section: type[Section], prefix: str) -> Problem:
         """Return the message with key, value, reason, allowed values and fix.
 
-        An unknown key is compared with the keys of ``root``, whose paths start with ``prefix``.
+        An unknown key is compared with the keys of ``root_section``. Their paths start with
+        ``prefix``.
         """
         key = self.key
         if key is None:
-            return build_unknown_key_problem(self.path, self.value, keys_of(root, prefix))
+            return build_unknown_key_problem(self.path, self.value, keys_of(root_section, prefix))
         setting = f"{self.path}={_format_value(self.value)}"
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."

@@ -40,8 +40,8 @@ else:
         Example: ``Derived[int]``. A loaded config always holds a value.
         """
 
-        def __class_getitem__(cls, kind: object) -> object:
-            return Optional[kind]  # noqa: UP045  kind may be any type expression
+        def __class_getitem__(cls, value_type: object) -> object:
+            return Optional[value_type]  # noqa: UP045  kind may be any type expression
 
 
 class Section(BaseModel):

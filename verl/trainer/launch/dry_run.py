@@ -18,7 +18,7 @@ from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
-from verl.trainer.launch.preflight_prompts import Counts, open_environment
+from verl.trainer.launch.preflight_prompts import TaskCounts, open_environment
 from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
@@ -35,17 +35,17 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 def inspect_calls(cfg: PPOConfig) -> Inspection:
     """Return the problems of the dry run, and facts about the tasks."""
     # If there is a tokenizer, inspect_start has opened the environment already, to measure prompts.
-    counts: Counts = {}
+    task_counts: TaskCounts = {}
     problems: list[str] = []
     if find_tokenizer_directory(cfg) is None:
-        problems += open_environment(cfg, counts)[1]
+        problems += open_environment(cfg, task_counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
         problems += _find_grader_problems(cfg, data)
     problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
         problems += _find_learning_problems(cfg, data)
-    return Inspection(problems, counts)
+    return Inspection(problems, task_counts)
 
 
 def make_dummy_rows() -> DataProto:

@@ -1,7 +1,7 @@
 """Configuration keys and checks of ``agent_system`` and ``rlvcr``, for the entry points.
 
 Importing this module adds the settings of the environments and of the method to the configuration.
-It imports neither torch nor the environments; the functions do when they are called.
+It imports neither torch nor the environments. Its functions import them when they are called.
 """
 
 from collections.abc import Sequence

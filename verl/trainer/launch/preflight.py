@@ -23,7 +23,7 @@ from verl.trainer.launch.preflight_model import (
     find_model_problems,
     find_tokenizer_directory,
 )
-from verl.trainer.launch.preflight_prompts import Counts, find_prompt_problems
+from verl.trainer.launch.preflight_prompts import TaskCounts, find_prompt_problems
 from verl.trainer.launch.preflight_weights import load_tokenizer
 from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 
@@ -42,19 +42,22 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
         *_find_engine_problems(cfg),
         *_find_reward_problems(cfg),
     ]
-    counts: Counts = {}
+    task_counts: TaskCounts = {}
     # If a cold start has to create the tokenizer, prompts are measured after the cold start.
     tokenizer_directory = None if problems else find_tokenizer_directory(cfg)
     if tokenizer_directory is not None:
         tokenizer = load_tokenizer(
             tokenizer_directory, cfg.actor_rollout_ref.model.trust_remote_code
         )
-        problems += find_prompt_problems(cfg, tokenizer, counts)
-    return Inspection(problems, {} if problems else {**collect_model_facts(cfg), **counts})
+        problems += find_prompt_problems(cfg, tokenizer, task_counts)
+    return Inspection(problems, {} if problems else {**collect_model_facts(cfg), **task_counts})
 
 
 def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield problems of importing the environment and of its prompts and images."""
+    """Yield a problem if the environment cannot be imported or does not suit the config.
+
+    Its prompts must suit the config. It must not show images, which a text policy cannot read.
+    """
     name = cfg.env.env_name
     try:
         package = get_package(name)

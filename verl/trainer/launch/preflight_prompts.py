@@ -19,12 +19,15 @@ from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.waits import log_waiting
 
 PROMPT_KEY = "data.max_prompt_length"
-Counts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
-MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
+TaskCounts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
+MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks; with ``val_only`` one for both."""
+    """Return the managers of training and validation tasks.
+
+    With ``val_only`` the manager of validation tasks is returned for both.
+    """
     if cfg.trainer.val_only:
         val_envs = EnvironmentManagerBase(cfg, "val")
         return val_envs, val_envs
@@ -32,15 +35,15 @@ def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManag
 
 
 def find_prompt_problems(
-    cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts | None = None
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts | None = None
 ) -> Iterator[str]:
     """Yield problems of opening the environment, and of first prompts that are too long.
 
     A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
-    tasks are stored in ``counts``.
+    tasks are stored in ``task_counts``.
     """
-    counts = {} if counts is None else counts
-    observations, problems = open_environment(cfg, counts)
+    task_counts = {} if task_counts is None else task_counts
+    observations, problems = open_environment(cfg, task_counts)
     yield from problems
     try:
         check_first_tokens(cfg, tokenizer, observations)
@@ -51,7 +54,7 @@ def find_prompt_problems(
             "put another chat_template.jinja into its directory, or set env.history=window"
         )
     if uses_file_tasks(cfg) and not problems:
-        yield from _find_row_problems(cfg, tokenizer, counts)
+        yield from _find_row_problems(cfg, tokenizer, task_counts)
         return
     lengths = measure_first_prompts(cfg, tokenizer, observations)
     longest_prompt = max(lengths, default=0)
@@ -69,27 +72,39 @@ def find_prompt_problems(
         )
 
 
-def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
+def _find_row_problems(
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts
+) -> Iterator[str]:
     """Yield problems of the prompts in the data files. All prompts are measured."""
     try:
-        train_manager, val_manager = open_tasks(cfg)
-        for envs in (train_manager, val_manager):
+        train_envs, val_envs = open_tasks(cfg)
+        for envs in (train_envs, val_envs):
             fit_prompts(cfg, tokenizer, envs)
-        counts |= {"train_tasks": len(train_manager.task_list), "val_tasks": len(val_manager.panel)}
+        task_counts |= {
+            "train_tasks": len(train_envs.task_list),
+            "val_tasks": len(val_envs.panel),
+        }
     except ConfigError as error:
         yield from error.problems
     except ValueError as error:
         yield str(error)
 
 
-def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
-    """Return first observations of tasks, and problems; store numbers of tasks in ``counts``."""
+def open_environment(
+    cfg: PPOConfig, task_counts: TaskCounts
+) -> tuple[list[Observation], Sequence[str]]:
+    """Return the first observations of tasks, and problems.
+
+    The numbers of training and validation tasks are stored in ``task_counts``.
+    """
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             split = "val" if cfg.trainer.val_only else "train"
             envs = EnvironmentManagerBase(cfg, split)
-            counts |= _count_tasks(cfg, envs)
-            return collect_first_observations(envs, min(MEASURED_TASKS, len(envs.task_list))), []
+            task_counts |= _count_tasks(cfg, envs)
+            return collect_first_observations(
+                envs, min(MAX_MEASURED_TASKS, len(envs.task_list))
+            ), []
     except ConfigError as error:
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:
@@ -99,7 +114,7 @@ def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation],
     return [], [f"env.env_name={cfg.env.env_name!r} {why}; fix: see docs/environments.md"]
 
 
-def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
+def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
     """Return the numbers of tasks; create validation tasks only if their number is not declared."""
     if envs.split == "val":
         return {"val_tasks": len(envs.panel)}

@@ -24,7 +24,10 @@ def find_weight_problems(
     model_use: Use = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[str]:
-    """Yield a problem if the weights do not fit the model; ``setting`` is the ``key=value``."""
+    """Yield a problem if the weights in ``directory`` do not fit the model.
+
+    ``setting`` is the ``key=value`` that names the directory, for the message.
+    """
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
@@ -37,9 +40,9 @@ def find_weight_problems(
 def find_tie_problems(
     override_key: str, override: Mapping[str, object], config: "PreTrainedConfig"
 ) -> Iterator[str]:
-    """Yield a problem if ``override`` changes whether ``config`` ties the output head.
+    """Yield a problem if ``override`` changes ``tie_word_embeddings`` of the model.
 
-    The rollout engine reads only config.json, so it would not use the override. ``override_key`` is
+    The rollout engine reads only config.json, so it would ignore the override. ``override_key`` is
     the config key of ``override``, for the message.
     """
     is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
@@ -48,8 +51,7 @@ def find_tie_problems(
             f"{override_key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
             f"{str(is_tied).lower()}, with which the weights were saved and which the rollout "
             f"engine reads; allowed: {str(is_tied).lower()}; fix: remove the key, or save the "
-            "model again "
-            "with another config.json"
+            "model again with another config.json"
         )
 
 

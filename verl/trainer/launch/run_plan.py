@@ -85,14 +85,14 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
         values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
     mixture_settings: Any = env.active_section
     # Only the settings of a mixture have parts: names of environments, with their weights.
-    part_names = getattr(mixture_settings, "part_weights", ())
-    for name in (env.name, *(part_name.split("/", 1)[0] for part_name in part_names)):
+    mixture_parts = getattr(mixture_settings, "part_weights", ())
+    for name in (env.name, *(mixture_part.split("/", 1)[0] for mixture_part in mixture_parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
             values[f"env.{name}"] = settings.model_copy(
                 update=dict(_list_absolute_settings(settings))
             )
-    part_kwargs = mixture_settings.kwargs if part_names else {}
+    part_kwargs = mixture_settings.kwargs if mixture_parts else {}
     if part_kwargs:
         kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in part_kwargs.items()}
         values[f"env.{env.name}"] = mixture_settings.model_copy(update={"kwargs": kwargs})

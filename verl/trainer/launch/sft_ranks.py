@@ -163,10 +163,10 @@ def train_and_save(job: SFTJob) -> Path:
     )
     sft_trainer.resume(find_checkpoint(cfg, checkpoints))
     num_parameters = sum(p.numel() for p in engine.module.parameters())
-    size_text = (
+    run_size_text = (
         f"{len(row_lengths):,} rows, {sum(row_lengths):,} tokens, {len(batches):,} optimizer steps"
     )
-    logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
+    logger.info("%s, %.1f million parameters", run_size_text, num_parameters / 1e6)
     if get_rank() > 0:
         sft_trainer.fit(lambda _step: None)
     else:  # show the steps and record their metrics

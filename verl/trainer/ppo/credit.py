@@ -37,9 +37,9 @@ def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
     """
     if config.env.allow_retokenized:
         return {}  # some tokens have no rollout log-probs
-    is_sequence_trajectory = config.algorithm.row_weight == "trajectory"
+    uses_trajectory_sequences = config.algorithm.row_weight == "trajectory"
     sequence_ids = (
-        batch.non_tensor_batch["traj_uid"] if is_sequence_trajectory else range(len(batch))
+        batch.non_tensor_batch["traj_uid"] if uses_trajectory_sequences else range(len(batch))
     )
     columns = (
         batch.batch["old_log_probs"],
@@ -67,7 +67,7 @@ def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
 class ModelRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    ``token_level_scores`` are those of the rule-based reward function ``rule_rewards``, times
+    The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
     ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
     trajectory. The score is added to the named reward parts as ``model``.
     """

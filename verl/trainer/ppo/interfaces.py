@@ -61,7 +61,7 @@ class Collector(Protocol[TasksT_contra]):
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace score requests and their results by columns that the advantage estimator reads.
 
-        The results are in the columns ``branch_scores`` and ``span_scores``.
+        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
         """
         ...
 

@@ -148,11 +148,11 @@ def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
     metrics = {WITHOUT_ADVANTAGE_METRIC: 1.0 - has_advantage.mean().item()}
     fields = batch.non_tensor_batch
     rewards = batch.batch["token_level_rewards"].sum(-1).tolist()
-    groups: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    returns_by_group: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for uid, trajectory, reward in zip(fields["uid"], fields["traj_uid"], rewards, strict=True):
-        groups[str(uid)][str(trajectory)] += reward
+        returns_by_group[str(uid)][str(trajectory)] += reward
     return_ranges = [
-        np.ptp(list(returns.values())) for returns in groups.values() if len(returns) > 1
+        np.ptp(list(returns.values())) for returns in returns_by_group.values() if len(returns) > 1
     ]
     if return_ranges:
         metrics[EQUAL_GROUPS_METRIC] = sum(
