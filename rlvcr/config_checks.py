@@ -2,7 +2,7 @@
 
 from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, method_settings
 from verl import names
-from verl.config.derive import post_rollout_reward_key
+from verl.config.derive import find_post_rollout_reward_key
 from verl.config.plugins import MethodPlugin
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
@@ -117,7 +117,7 @@ def _check_alternatives(cfg: PPOConfig) -> Problems:
             "every advantage would be 1.5 or -1.5, even for a small difference"
         )
         yield build_problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
-    reward_key = post_rollout_reward_key(cfg)
+    reward_key = find_post_rollout_reward_key(cfg)
     if settings.enable and settings.expand == "mixed_groups" and reward_key:
         key = f"{PREFIX}.expand"
         why = f"groups are compared by environment returns, before {reward_key} changes the returns"
@@ -233,7 +233,7 @@ def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
     """Return the set config keys that change the return of a trajectory after the rollout."""
     reward = cfg.reward_model
     changes = {
-        post_rollout_reward_key(cfg) or "": True,
+        find_post_rollout_reward_key(cfg) or "": True,
         "actor_rollout_ref.actor.use_invalid_action_penalty": (
             cfg.actor_rollout_ref.actor.use_invalid_action_penalty
         ),

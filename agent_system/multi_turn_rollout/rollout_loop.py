@@ -251,7 +251,7 @@ class TrajectoryCollector:
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
-        data = self.read_answers(scored.select()) if has_levels else scored
+        data = self.convert_scores_to_columns(scored.select()) if has_levels else scored
         settings = self._build_settings(is_train=True, samples_alternatives=False)
         trajectories = list_trajectories(rows)
         points = select_decision_points(
@@ -314,7 +314,7 @@ class TrajectoryCollector:
         self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
-    def read_answers(self, data: DataProto) -> DataProto:
+    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace the score requests and their results in ``data`` by thinking advantages.
 
         The results are the columns ``branch_scores`` and ``span_scores``.
@@ -539,7 +539,7 @@ class TrajectoryCollector:
         start_s = time.perf_counter()
         requests = data.select(None, [BRANCHES, SPANS], [])
         requests.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        data = self.read_answers(data.union(workers.compute_log_prob(requests)))
+        data = self.convert_scores_to_columns(data.union(workers.compute_log_prob(requests)))
         data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data
 

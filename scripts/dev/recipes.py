@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from verl.config.derive import (
-    engine_count,
-    engine_gpus_by_node,
+    count_engine_gpus_by_node,
+    count_engines,
+    count_trajectories_per_step,
     engines_have_separate_gpus,
     resolve_weight_transfer,
-    trajectories_per_step,
 )
 from verl.config.memory import has_reference
 from verl.config.plan import Facts, make_plan
@@ -128,10 +128,10 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
         device_memory_gb=device.memory_gb,
         parameters=model.num_parameters,
         vocab_size=model.vocab,
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        num_heads=model.heads,
+        num_kv_heads=model.kv_heads,
     )
 
 
@@ -140,8 +140,8 @@ def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> d
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    engines = engine_count(cfg, "cuda")
-    num_trajectories = trajectories_per_step(cfg)
+    engines = count_engines(cfg, "cuda")
+    num_trajectories = count_trajectories_per_step(cfg)
     steps = assumed.steps * cfg.env.max_steps
     row = assumed.prompt + steps * (assumed.turn + assumed.observation)
     contexts = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
@@ -219,10 +219,9 @@ def format_tables() -> Iterator[str]:
         memory_plan = make_plan(cfg, facts_of(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
         if engines_have_separate_gpus(cfg, "cuda"):
-            nodes += (
-                f", and {len(engine_gpus_by_node(cfg))} x {engine_gpus_by_node(cfg)[0]} for engines"
-            )
-        fits = "; ".join(memory_plan.resource_problems()) or "yes"
+            gpus_by_node = count_engine_gpus_by_node(cfg)
+            nodes += f", and {len(gpus_by_node)} x {gpus_by_node[0]} for engines"
+        fits = "; ".join(memory_plan.find_resource_problems()) or "yes"
         yield f"| `{name}` | {nodes} | {memory_plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
     yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"

@@ -41,9 +41,9 @@ def _format_cell(text: str) -> str:
 
 def _key_row(key: Key) -> str:
     marks = [
-        "no effect" if key.unused_mark else "",
+        "no effect" if key.unused_annotation else "",
         "GPUs only" if key.is_gpu_only else "",
-        "names code" if key.code_mark else "",
+        "names code" if key.code_annotation else "",
     ]
     notes = "; ".join(mark for mark in marks if mark)
     default = (

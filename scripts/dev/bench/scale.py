@@ -24,7 +24,7 @@ import torch
 
 from scripts.dev.bench import balance, driver
 from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, estimate_part_seconds
-from verl.config.memory import BYTES, micro_batch_tokens
+from verl.config.memory import BYTES_PER_VALUE, count_micro_batch_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.minibatch_sharding import split_mini_batches
@@ -147,8 +147,8 @@ def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
     update gathers them twice, forward and backward, and reduces gradients in float32.
     """
     weights = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
-    gathered = weights * BYTES[cfg.actor_rollout_ref.actor.dtype]
-    batches = max(1.0, tokens / micro_batch_tokens(cfg))
+    gathered = weights * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
+    batches = max(1.0, tokens / count_micro_batch_tokens(cfg))
     updates = max(STEPS, batches)
     each = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
     return each * (ranks - 1) / ranks

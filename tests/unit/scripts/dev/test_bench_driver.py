@@ -6,7 +6,7 @@ import pytest
 
 from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
-from verl.config.memory import micro_batch_tokens
+from verl.config.memory import count_micro_batch_tokens
 
 SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
 
@@ -78,7 +78,7 @@ def test_weight_shards_are_sent_once_per_micro_batch():
     # Two scoring passes and an update of four steps: forward, backward and gradient.
     once = 2 * 2 * weights + 4 * (2 * 2 + 4) * weights
     assert scale.compute_link_bytes(cfg, 8, 1.0) == pytest.approx(once * 7 / 8)
-    many = 10 * micro_batch_tokens(cfg)
+    many = 10 * count_micro_batch_tokens(cfg)
     whole = 10 * 2 * 2 * weights + 10 * (2 * 2 + 4) * weights
     assert scale.compute_link_bytes(cfg, 8, many) == pytest.approx(whole * 7 / 8)
 

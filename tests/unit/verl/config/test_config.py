@@ -11,7 +11,7 @@ from rlvcr.settings import method_settings
 from tests.helpers.refusals import suggestion, suggests
 from verl.config.load import (
     default_config,
-    keys_without_effect,
+    find_keys_without_effect,
     load_config,
     to_dict,
     to_yaml,
@@ -384,7 +384,7 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
         f"{MODEL}.use_liger" in record.getMessage()
         and f"{ROLLOUT}.free_cache_engine" in record.getMessage()
     )
-    assert f"{ROLLOUT}.free_cache_engine" not in keys_without_effect(cfg, "cuda")
+    assert f"{ROLLOUT}.free_cache_engine" not in find_keys_without_effect(cfg, "cuda")
     caplog.clear()
     warn_without_effect(load_config("ppo_trainer"))
     assert not caplog.records
@@ -392,7 +392,11 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
 def test_help_marks_every_key_without_effect(schema):
-    marks = {path: key.unused_mark for path, key in schema_keys(schema).items() if key.unused_mark}
+    marks = {
+        path: key.unused_annotation
+        for path, key in schema_keys(schema).items()
+        if key.unused_annotation
+    }
     assert marks
     for path, mark in marks.items():
         text = cli.parse(["--help", path], schema=schema).text or ""

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from rlvcr.settings import method_settings
-from verl.config.checks.models import CHECKSUMS
-from verl.config.cold_start import cold_start_config
+from verl.config.checks.models import CHECKSUMS_FILE
+from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
 from verl.config.plan import PPOPlan, gather_facts, make_plan
@@ -35,7 +35,7 @@ def test_config_is_shown_checked_and_planned(name):
     assert find_problems(cfg, check_files=False) == []
     plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
     assert cfg.trainer.default_local_dir in plan.format_text()
-    assert plan.resource_problems() == []
+    assert plan.find_resource_problems() == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,14 +79,14 @@ def test_quickstart_starts_from_the_shipped_policy(name):
     cfg = load_config(name)
     assert cfg.actor_rollout_ref.model.path == str(QUICKSTART)
     assert find_problems(cfg) == []
-    assert gather_facts(cfg).made_by == ""
+    assert gather_facts(cfg).cold_start_config_name == ""
 
 
 def test_cold_start_recipe_matches_the_shipped_policy(tmp_path):
     cfg = load_config("quickstart", [f"{PATH}={tmp_path}/made", "cold_start.enable=true"])
-    assert find_problems(cfg) == [] and gather_facts(cfg).made_by == "quickstart_sft"
+    assert find_problems(cfg) == [] and gather_facts(cfg).cold_start_config_name == "quickstart_sft"
     recipe, shipped = (
-        cold_start_config(cfg).model,
+        build_cold_start_config(cfg).model,
         json.loads((QUICKSTART / "config.json").read_text()),
     )
     assert recipe.save_path == f"{tmp_path}/made"
@@ -105,7 +105,7 @@ def test_altered_or_incomplete_shipped_policy_is_refused(name, tmp_path):
     (policy / name).write_bytes(content)
     (altered,) = find_problems(cfg)
     assert altered.startswith(f"{PATH}=") and "cold_start.enable=true" in altered
-    if name != CHECKSUMS:
+    if name != CHECKSUMS_FILE:
         assert f"{name} is" in altered
         (policy / name).unlink()
         assert find_problems(cfg) == [altered]
@@ -158,7 +158,7 @@ def test_plan_counts_match_values_by_hand():
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
     rlvcr = method_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
-    assert plan.other_tokens_at_most == {
+    assert plan.extra_tokens_at_most == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
     }
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)

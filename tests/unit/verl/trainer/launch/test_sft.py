@@ -385,7 +385,7 @@ def test_steps_are_heartbeats_without_a_logger(tmp_path):
     cfg = SFTConfig()
     cfg.trainer.logger = []
     before = count_heartbeats()
-    with SFTProgress(cfg, tmp_path, total=2) as progress:
+    with SFTProgress(cfg, tmp_path, total_steps=2) as progress:
         for step in (1, 2):
             progress.on_step(OptimizerStep(step, {"train/loss": 1.0}, is_last=step == 2))
     assert count_heartbeats() == before + 2
