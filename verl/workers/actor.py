@@ -13,7 +13,7 @@ from verl.algos import TokenPicker
 from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.export import save_hf, tied_names, to_hf_names
-from verl.models.flops import Work
+from verl.models.flops import ForwardSize
 from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
@@ -83,7 +83,7 @@ class ActorWorker(TrainingWorker):
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
             attention=model.attn_implementation,
-            empty=get_rank() > 0,
+            without_weights=get_rank() > 0,
         )
         # Read before sharding: sharded parameters no longer show ties and LoRA scales.
         self.tied = tied_names(self.lm)
@@ -159,7 +159,7 @@ class ActorWorker(TrainingWorker):
         loss = self._policy_loss(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records: list[StepOutcome] = []
-        work = Work()
+        forward_size = ForwardSize()
         tracing = trace_call(data.meta_info.get(PROFILE), "update_actor")
         with self.train_engine.model_on_device(training=True), tracing:
             for row_indices in plan_mini_batches(data, section, "update_actor", self.seed, step):
@@ -175,11 +175,11 @@ class ActorWorker(TrainingWorker):
                         self.train_engine, rows, computed, section, loss_share, loss.metrics
                     )
                 )
-                work += rows.count_work(computed)
+                forward_size += rows.measure_forward_size(computed)
             self.train_engine.check_finite_weights()
         self.updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("actor", self.train_engine, records, work, seconds)
+        metrics = update_metrics("actor", self.train_engine, records, forward_size, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
     def _rows_to_compute(

@@ -7,7 +7,7 @@ import torch
 
 from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
-from verl.models.flops import Work
+from verl.models.flops import ForwardSize
 from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
 from verl.models.policy import ValueModel
@@ -54,13 +54,13 @@ class CriticWorker(TrainingWorker):
         model = config.model
         backbone = load_causal_lm(
             model_directory_or_none(model.path),
-            use="value",
+            purpose="value",
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
             attention=model.attn_implementation,
-            empty=get_rank() > 0,
+            without_weights=get_rank() > 0,
         )
         self._create_engine(
             ValueModel(backbone),
@@ -92,7 +92,7 @@ class CriticWorker(TrainingWorker):
 
     def _compute_row_values(self, rows: Rows, index: list[int]) -> torch.Tensor:
         packed = rows.pack_rows(index)
-        predicting_positions = rows.sampled_targets(packed, index).index
+        predicting_positions = rows.sampled_targets(packed, index).predicting_positions
         return self.train_engine.module(
             packed.input_ids, packed.position_ids, packed.layout, predicting_positions
         )
@@ -109,7 +109,7 @@ class CriticWorker(TrainingWorker):
         data = drop_padding(data)
         step = int(data.meta_info.get("global_step", self.updates))
         records = []
-        work = Work()
+        forward_size = ForwardSize()
         tracing = trace_call(data.meta_info.get(PROFILE), "update_critic")
         with self.train_engine.model_on_device(training=True), tracing:
             for row_indices in plan_mini_batches(data, config, "update_critic", self.seed, step):
@@ -120,11 +120,11 @@ class CriticWorker(TrainingWorker):
                         self.train_engine, rows, row_indices, config, loss_share, METRICS
                     )
                 )
-                work += rows.count_work(row_indices)
+                forward_size += rows.measure_forward_size(row_indices)
             self.train_engine.check_finite_weights()
         self.updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("critic", self.train_engine, records, work, seconds)
+        metrics = update_metrics("critic", self.train_engine, records, forward_size, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
     def _loss_share(

@@ -105,7 +105,9 @@ class TrainEngine:
             check_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
-        module.group = create_sequence_group(module.config, sequence_ranks, self.device, TIMEOUT)
+        module.sequence_group = create_sequence_group(
+            module.config, sequence_ranks, self.device, TIMEOUT
+        )
         if compiled:
             compile_blocks(module, self.device)
         self._sharded = self._shard_model(DTYPES[dtype])
@@ -186,13 +188,13 @@ class TrainEngine:
         finally:
             self._offload_state()
 
-    def begin_turn(self, turn: int) -> bool:
-        """Begin pass ``turn`` (0 to ``sequence_ranks - 1``) of a micro-batch. In each pass, the
+    def begin_pass(self, owner: int) -> bool:
+        """Begin pass ``owner`` (0 to ``sequence_ranks - 1``) of a micro-batch. In each pass, the
         ranks of a sequence group compute the rows of one of them. Returns True for this rank's.
 
         Otherwise the caller runs ``module.compute_zero_loss()`` for the rows of another rank.
         """
-        return self.module.group is None or self.module.group.begin_turn(turn)
+        return self.module.sequence_group is None or self.module.sequence_group.begin_pass(owner)
 
     # ------------------------------------------------------------------ training
 

@@ -114,10 +114,10 @@ def score_micro_batches(
     """
     micro_batch_rows = cut_rows(engine, sizes, limits)
     with engine.model_on_device():
-        for pass_index, turn in product(
+        for pass_index, owner in product(
             range(common_passes(micro_batch_rows)), range(engine.sequence_ranks)
         ):
-            if engine.begin_turn(turn):
+            if engine.begin_pass(owner):
                 # a rank that has finished repeats row 0, to join the collective calls
                 score(micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else [0])
             else:

@@ -15,7 +15,7 @@ from typing import TypedDict
 import torch
 
 from verl.models.branch_attention import PackedBranches, pack_with_branches
-from verl.models.flops import Work
+from verl.models.flops import ForwardSize
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto
 from verl.records import Branch
@@ -84,10 +84,10 @@ class Rows:
         packed_index = predicting_positions[mask].to(self.device)
         return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
-    def count_work(self, rows: Sequence[int]) -> Work:
+    def measure_forward_size(self, rows: Sequence[int]) -> ForwardSize:
         """Return the size of a forward pass of the given rows, from which FLOPs are computed."""
         lengths = [self.lengths[row] for row in rows]
-        return Work(
+        return ForwardSize(
             tokens=sum(lengths),
             positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
             pairs=sum(length * (length + 1) // 2 for length in lengths),

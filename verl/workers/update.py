@@ -10,7 +10,7 @@ import torch
 
 from verl.config.schema.actor import ActorConfig
 from verl.config.schema.critic import CriticConfig
-from verl.models.flops import Work, model_flops
+from verl.models.flops import ForwardSize, model_flops
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
@@ -75,15 +75,15 @@ def optimizer_step(
     # The number of passes is equal on every rank, because a pass contains collective calls.
     for pass_index in range(passes):
         batch_indices = micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
-        for turn in range(engine.sequence_ranks):
+        for owner in range(engine.sequence_ranks):
             measured: dict[str, torch.Tensor] = {}
-            if engine.begin_turn(turn):
+            if engine.begin_pass(owner):
                 loss, measured = loss_share([row_indices[i] for i in batch_indices])
             else:
                 loss = engine.module.compute_zero_loss()
             engine.backward(
                 loss,
-                is_last_micro_batch=(pass_index, turn) == (passes - 1, engine.sequence_ranks - 1),
+                is_last_micro_batch=(pass_index, owner) == (passes - 1, engine.sequence_ranks - 1),
             )
             for name, value in measured.items():
                 sums[name] = sums[name] + value.float().cpu()
@@ -92,12 +92,16 @@ def optimizer_step(
 
 
 def update_metrics(
-    role: str, engine: TrainEngine, records: Sequence[StepOutcome], work: Work, seconds: float
+    role: str,
+    engine: TrainEngine,
+    records: Sequence[StepOutcome],
+    forward_size: ForwardSize,
+    seconds: float,
 ) -> dict[str, float]:
     """Return the metrics of an update: means over optimizer steps, counts of steps, time and speed.
 
-    ``work`` is the size of all passes of this rank in all epochs, ``seconds`` the time of this
-    rank. The result is equal on every rank. A collective call.
+    ``forward_size`` is the size of all passes of this rank in all epochs, ``seconds`` the time of
+    this rank. The result is equal on every rank. A collective call.
     """
     # the slowest rank determines the time of the update
     seconds = max_over_ranks([seconds])[0]
@@ -110,10 +114,10 @@ def update_metrics(
         f"{role}/optimizer_steps": float(len(reports)),
         f"{role}/skipped_steps": float(sum(report.skipped for report in reports)),
         f"{role}/zero_steps": float(sum(report.zero for report in reports)),
-        f"perf/update_{role}_tokens": sum_over_ranks([work.tokens])[0],
+        f"perf/update_{role}_tokens": sum_over_ranks([forward_size.tokens])[0],
         f"perf/update_{role}_seconds": seconds,
     }
-    flops = model_flops(engine.module).update(work)
+    flops = model_flops(engine.module).update(forward_size)
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 

@@ -17,7 +17,7 @@ from agent_system.tokens.bridge import is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
-from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
+from verl.config.checks.models import SUPPORTED_MODELS as ALLOWED_MODEL
 from verl.config.checks.models import fix_for_missing
 from verl.config.cold_start import cold_start_config
 from verl.config.memory import read_policy_size
@@ -25,12 +25,12 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.architecture import ALLOWED, FIX, config_reasons
+from verl.models.architecture import SUGGESTED_FIX, SUPPORTED_MODELS, find_config_problems
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
-from verl.models.weights import Use
+from verl.models.weights import WeightPurpose
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
@@ -108,8 +108,9 @@ def _find_config_problems(
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
     problems = [
-        f"{setting}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
-        for reason in config_reasons(config)
+        f"{setting}: {config.model_type}: {reason}; allowed: {SUPPORTED_MODELS}; "
+        f"fix: {SUGGESTED_FIX}"
+        for reason in find_config_problems(config)
     ]
     problems += _find_window_problems(cfg, setting, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
@@ -117,7 +118,7 @@ def _find_config_problems(
     yield from problems
     # An invalid config would make the check of the weights fail too.
     if Path(str(model.path)).is_dir() and not (unknown or tied or problems):
-        use: Use = "policy" if isinstance(model, ModelConfig) else "value"
+        use: WeightPurpose = "policy" if isinstance(model, ModelConfig) else "value"
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
@@ -151,8 +152,8 @@ def _find_lora_problems(
     module_names = linear_names(lm)
     for problem in target_problems(lm, model.target_modules):
         suggestion = ""
-        if problem.unknown:
-            suggestion = did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
+        if problem.unknown_target:
+            suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
 

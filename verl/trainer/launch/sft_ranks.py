@@ -130,7 +130,7 @@ def train_and_save(job: SFTJob) -> Path:
         trust_remote_code=cfg.model.trust_remote_code,
         override_config=cfg.model.override_config,
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
-        empty=get_rank() > 0,
+        without_weights=get_rank() > 0,
     )
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied = tied_names(lm)

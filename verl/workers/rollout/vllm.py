@@ -289,7 +289,9 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
         return
     described = read_config(path, trust_remote_code)
     if is_comparable(described):
-        check_weights(path, described, trust_remote_code=trust_remote_code, values=False)
+        check_weights(
+            path, described, trust_remote_code=trust_remote_code, should_check_values=False
+        )
     else:
         check_files(Path(path), f"model path={path!r}")
 

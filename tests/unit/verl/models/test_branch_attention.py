@@ -58,7 +58,7 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
     """Branches differ in length, three share a start, starts are 1 and the end of the row, one row
     has none.
     """
-    monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
+    monkeypatch.setattr(branch_attention, "MIN_BLOCK_QUERIES", block)
     data = add_branches(random_rows())
     output = actor_of(policy, **limits).compute_log_prob(data)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)

@@ -66,7 +66,7 @@ def test_update_counts_the_operations_of_its_rows(policy, role, epochs):
         output = worker.update_critic(data)
     metrics = output.meta_info["metrics"]
     seconds = metrics[f"perf/update_{role}_seconds"]
-    work = Rows(data).count_work(range(4))
+    work = Rows(data).measure_forward_size(range(4))
     assert metrics[f"perf/update_{role}_tokens"] == epochs * work.tokens
     expected = epochs * model_flops(worker.train_engine.module).update(work)
     assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)

@@ -62,7 +62,7 @@ def compute_numbers(
         return numbers
     engine.module.train()
     for turn in range(ranks):
-        if not engine.begin_turn(turn):
+        if not engine.begin_pass(turn):
             engine.backward(
                 engine.module.compute_zero_loss(), is_last_micro_batch=turn == ranks - 1
             )

@@ -67,7 +67,14 @@ def sample_and_update() -> str:
 
     with tempfile.TemporaryDirectory() as directory:
         path = build_policy(
-            Path(directory), TEXTS, tags=TAGS, vocab_size=400, hidden=64, layers=1, heads=2, ff=128
+            Path(directory),
+            TEXTS,
+            tags=TAGS,
+            vocab_size=400,
+            hidden=64,
+            layers=1,
+            heads=2,
+            intermediate_size=128,
         )
         config = ActorRolloutRefConfig()
         config.model.path = str(path)
