@@ -102,8 +102,8 @@ def build_tokenizer(
 
     The vocabulary consists of ``SPECIAL_TOKENS``, ``tags``, the 256 bytes, the most frequent words
     of ``texts`` and merges for other words. ``words`` are additional words of the tasks that may be
-    missing in ``texts``. Each counts as one occurrence and is written with the space before it (``"
-    mug"``). Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
+    missing in ``texts``. Each counts as one occurrence and includes the space before it, as in
+    ``" mug"``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
     tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -33,19 +33,19 @@ class Rows:
 
     def __init__(self, data: DataProto, device: str = "cpu") -> None:
         batch = data.batch
-        attention = batch["attention_mask"].bool()
+        is_token = batch["attention_mask"].bool()
         self.responses = batch["responses"]
-        self.width = self.responses.shape[1]
+        self.response_length = self.responses.shape[1]
         self.mask = batch["response_mask"].bool()
-        self.lengths: list[int] = attention.sum(-1).tolist()
+        self.lengths: list[int] = is_token.sum(-1).tolist()
         if 0 in self.lengths:
             raise ValueError(f"row {self.lengths.index(0)} has no tokens")
-        self.tokens = batch["input_ids"][attention].split(self.lengths)
-        # The response is in the last R columns. Positions are counted without padding.
-        self.response_index = (attention.long().cumsum(-1) - 1)[:, -self.width :]
-        unpredicted = (self.mask & (self.response_index < 1)).any(-1)
-        if unpredicted.any():
-            row = int(unpredicted.nonzero()[0])
+        self.tokens = batch["input_ids"][is_token].split(self.lengths)
+        # The response is in the last R columns. The cumulative sum counts tokens without padding.
+        self.response_index = (is_token.long().cumsum(-1) - 1)[:, -self.response_length :]
+        is_unpredicted = (self.mask & (self.response_index < 1)).any(-1)
+        if is_unpredicted.any():
+            row = int(is_unpredicted.nonzero()[0])
             raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
         self.device = device
 
@@ -74,13 +74,13 @@ class Rows:
 
         The tokens are concatenated row by row.
         """
-        index = torch.as_tensor(rows)
-        mask = self.mask[index]
-        # -1, because the logits at a position predict the next token
+        row_indices = torch.as_tensor(rows)
+        mask = self.mask[row_indices]
+        # Subtract 1, because the logits at a position predict the next token.
         predicting_positions = (
-            torch.as_tensor(packed.offsets)[:, None] + self.response_index[index] - 1
+            torch.as_tensor(packed.offsets)[:, None] + self.response_index[row_indices] - 1
         )
-        tokens = self.responses[index][mask]
+        tokens = self.responses[row_indices][mask]
         packed_index = predicting_positions[mask].to(self.device)
         return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
@@ -104,9 +104,12 @@ class Rows:
 
 
 def drop_padding(data: DataProto) -> DataProto:
-    """Return the batch without the copied rows that make the number of rows equal on all ranks."""
+    """Return the batch without padding rows.
+
+    Padding rows are copies that make the number of rows equal on all ranks.
+    """
     num_padding = int(data.meta_info.get(PADDING_ROWS, 0))
-    # Copies are the last rows of a rank (see the dispatch modes).
+    # Padding rows are the last rows of a rank (see the dispatch modes).
     return data[: len(data) - num_padding] if num_padding else data
 
 
@@ -139,16 +142,16 @@ def micro_batches(
     ``max_tokens=8`` give [[0, 2], [1]].
     """
     batches: list[list[int]] = []
-    tokens = 0
+    num_tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
-            # The sum of lengths, because packed rows have no padding.
-            is_full = tokens + lengths[row] > max_tokens
+            # The size of a micro-batch is the sum of lengths, because packed rows have no padding.
+            is_full = num_tokens + lengths[row] > max_tokens
         else:
             is_full = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
         if is_full or not batches:
             batches.append([])
-            tokens = 0
+            num_tokens = 0
         batches[-1].append(row)
-        tokens += lengths[row]
+        num_tokens += lengths[row]
     return batches

@@ -25,7 +25,7 @@ from verl.models.policy import PolicyModel
 from verl.models.weights import UnusableWeights, find_non_finite
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory, require_replaceable
-from verl.workers.actor import PREFIX
+from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -72,11 +72,11 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
                     "adapters; allowed: merged; fix: set lora=merged"
                 )
-            save_adapters(lm, _convert_dtype(state, cfg), PREFIX, directory, origin.path)
+            save_adapters(lm, _convert_dtype(state, cfg), LM_PREFIX, directory, origin.path)
         else:
             if cfg.dtype:
                 lm.config.dtype = getattr(torch, cfg.dtype)
-            weights = _convert_dtype(to_hf_names(state, PREFIX, scales, tied), cfg)
+            weights = _convert_dtype(to_hf_names(state, LM_PREFIX, scales, tied), cfg)
             save_hf(lm, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target

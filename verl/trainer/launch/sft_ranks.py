@@ -33,7 +33,7 @@ from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import answer_with_stacks
-from verl.workers.collectives import TIMEOUT, backend_of, get_rank, resolve_device
+from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
@@ -104,7 +104,7 @@ def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
         "GLOO_SOCKET_IFNAME", next((n for n in names if n.startswith("lo")), "lo")
     )
     dist.init_process_group(
-        backend_of(device), init_method=init_method, rank=number, world_size=ranks, timeout=TIMEOUT
+        get_backend(device), init_method=init_method, rank=number, world_size=ranks, timeout=TIMEOUT
     )
     try:
         train_and_save(job)
