@@ -175,9 +175,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(scores, index, traj_index, by_std=False)
-    centred = spread(advantages, response_mask)
-    whitened = masked_whiten(centred, response_mask)
-    return whitened, whitened
+    token_advantages = spread(advantages, response_mask)
+    whitened_advantages = masked_whiten(token_advantages, response_mask)
+    return whitened_advantages, whitened_advantages
 
 
 @register_adv_est("opo", inputs=OUTCOME_INPUTS)
@@ -195,11 +195,13 @@ def compute_opo_outcome_advantage(
     trajectories = merge_rows_to_trajectories(scores, index, traj_index, response_mask.sum(-1))
     group = trajectories.group
     stats = compute_group_stats(trajectories.score, group)
-    centred = trajectories.score - stats.mean  # exactly 0 in a group of equal returns
-    zeros = torch.zeros_like(centred)
-    token_weighted_sum = zeros.index_add(0, group, trajectories.tokens * centred)[group]
-    group_tokens = zeros.index_add(0, group, trajectories.tokens)[group]
-    minus_weighted_mean = centred - token_weighted_sum / group_tokens.clamp(min=1)
+    centred_returns = trajectories.score - stats.mean  # exactly 0 in a group of equal returns
+    group_zeros = torch.zeros_like(centred_returns)
+    token_weighted_sum = group_zeros.index_add(0, group, trajectories.tokens * centred_returns)[
+        group
+    ]
+    group_tokens = group_zeros.index_add(0, group, trajectories.tokens)[group]
+    minus_weighted_mean = centred_returns - token_weighted_sum / group_tokens.clamp(min=1)
     advantages = torch.where(stats.count > 1, minus_weighted_mean, trajectories.score)
     token_advantages = spread(advantages[trajectories.trajectory_of_row], response_mask)
     return token_advantages, token_advantages
@@ -223,9 +225,9 @@ def compute_gpg_outcome_advantage(
     # GPG regards trajectories with return 0 as uninformative; alpha compensates for their number.
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = compute_group_stats(trajectories.score, trajectories.group)
-    centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
+    centred_returns = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
     token_advantages = spread(
-        (alpha * centred / f_norm)[trajectories.trajectory_of_row], response_mask
+        (alpha * centred_returns / f_norm)[trajectories.trajectory_of_row], response_mask
     )
     return token_advantages, token_advantages
 
@@ -318,9 +320,9 @@ def compute_gdpo_outcome_advantage(
         weighted_sum += weight * normalised_scores.double()
     trajectories = merge_rows_to_trajectories(weighted_sum, index, traj_index)
     batch_stats = compute_group_stats(trajectories.score, torch.zeros_like(trajectories.group))
-    whitened = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
+    whitened_advantages = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
     token_advantages = spread(
-        whitened[trajectories.trajectory_of_row].to(response_mask.device), response_mask
+        whitened_advantages[trajectories.trajectory_of_row].to(response_mask.device), response_mask
     )
     return token_advantages, token_advantages
 

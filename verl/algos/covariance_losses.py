@@ -73,15 +73,13 @@ def find_covariance_range(
     if not len(advantages) or share <= 0:
         return EMPTY_RANGE
     # Sort the values before the mean. The order depends on the ranks, and it changes the rounding.
-    unselected_range = CovarianceRange(
+    full_range = CovarianceRange(
         advantages.double().sort().values.mean().item(),
         old_log_prob.double().sort().values.mean().item(),
         lowest,
         highest,
     )
-    token_covariances = unselected_range.compute_covariances(old_log_prob[None], advantages[None])[
-        0
-    ]
+    token_covariances = full_range.compute_covariances(old_log_prob[None], advantages[None])[0]
     qualifying_covariances = token_covariances[
         (token_covariances > 0) & (token_covariances >= lowest) & (token_covariances <= highest)
     ]
@@ -90,7 +88,7 @@ def find_covariance_range(
     num_selected = min(len(qualifying_covariances), max(1, int(share * len(advantages))))
     lowest_selected = qualifying_covariances.topk(num_selected).values[-1].item()
     return CovarianceRange(
-        unselected_range.mean_advantage, unselected_range.mean_log_prob, lowest_selected, highest
+        full_range.mean_advantage, full_range.mean_log_prob, lowest_selected, highest
     )
 
 

@@ -164,7 +164,7 @@ def compute_step_advantages(
 
 def add_step_advantages(
     per_row: PerRow,
-    per_step: PerStep,
+    step_values: PerStep,
     weight: float,
     steps: Steps,
     step_ids: TokenIndex,
@@ -175,9 +175,9 @@ def add_step_advantages(
     Returns advantages and returns ``[B, R]``, which are the same tensor.
     """
     advantages = spread(per_row, response_mask)
-    step_advantages = broadcast_to_step_tokens(per_step, steps, step_ids) * response_mask.float()
-    combined = advantages + weight * step_advantages.to(advantages.device)
-    return combined, combined
+    step_advantages = broadcast_to_step_tokens(step_values, steps, step_ids) * response_mask.float()
+    combined_advantages = advantages + weight * step_advantages.to(advantages.device)
+    return combined_advantages, combined_advantages
 
 
 @register_adv_est(

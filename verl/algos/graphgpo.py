@@ -128,8 +128,10 @@ def compute_graphgpo_outcome_advantage(
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
-    names = zip(index, traj_index, won, strict=True)
-    returns = compute_graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
+    trajectory_outcomes = zip(index, traj_index, won, strict=True)
+    returns = compute_graph_returns(
+        steps, {(u, t) for u, t, w in trajectory_outcomes if w}, gamma, goal_value
+    )
     per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
     scores = token_level_rewards.double().sum(-1)
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)

@@ -71,13 +71,13 @@ def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupS
     values = values.double()
     group_index = group_index.to(values.device)
     num_groups = int(group_index.max()) + 1 if group_index.numel() else 0
-    zeros = values.new_zeros(num_groups)
-    count = zeros.index_add(0, group_index, torch.ones_like(values))
+    group_zeros = values.new_zeros(num_groups)
+    count = group_zeros.index_add(0, group_index, torch.ones_like(values))
     # Sum the differences from the smallest member, which are exactly 0 in a group of equal values.
-    lowest = zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
-    excess_sums = zeros.index_add(0, group_index, values - lowest[group_index])
+    lowest = group_zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
+    excess_sums = group_zeros.index_add(0, group_index, values - lowest[group_index])
     mean = lowest + excess_sums / count.clamp(min=1)
-    squared_sums = zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
+    squared_sums = group_zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
     std = (squared_sums / (count - 1).clamp(min=1)).sqrt()
     return GroupStats(mean[group_index], std[group_index], count[group_index])
 
@@ -110,16 +110,22 @@ def merge_rows_to_trajectories(
     group = torch.zeros(num_trajectories, dtype=torch.long, device=device).scatter(
         0, trajectory_of_row, row_group
     )
-    zeros = torch.zeros(num_trajectories, dtype=torch.float64, device=device)
+    trajectory_zeros = torch.zeros(num_trajectories, dtype=torch.float64, device=device)
     tokens = (
-        zeros if row_tokens is None else zeros.index_add(0, trajectory_of_row, row_tokens.double())
+        trajectory_zeros
+        if row_tokens is None
+        else trajectory_zeros.index_add(0, trajectory_of_row, row_tokens.double())
     )
-    row_counts = zeros.index_add(
+    row_counts = trajectory_zeros.index_add(
         0, trajectory_of_row, torch.ones_like(trajectory_of_row, dtype=torch.float64)
     )
     # Sum differences, as in compute_group_stats, so that the mean of equal scores is exact.
-    lowest = zeros.scatter_reduce(0, trajectory_of_row, scores.double(), "amin", include_self=False)
-    excess_sums = zeros.index_add(0, trajectory_of_row, scores.double() - lowest[trajectory_of_row])
+    lowest = trajectory_zeros.scatter_reduce(
+        0, trajectory_of_row, scores.double(), "amin", include_self=False
+    )
+    excess_sums = trajectory_zeros.index_add(
+        0, trajectory_of_row, scores.double() - lowest[trajectory_of_row]
+    )
     _require_equal_scores(scores.double() - lowest[trajectory_of_row], scores.double(), traj_keys)
     return Trajectories(
         lowest + excess_sums / row_counts.clamp(min=1), group, tokens, trajectory_of_row
@@ -158,10 +164,10 @@ def group_normalised_scores(
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
     stats = compute_group_stats(trajectories.score, trajectories.group)
     has_several = stats.count > 1
-    centred = trajectories.score - torch.where(has_several, stats.mean, 0.0)
+    centred_scores = trajectories.score - torch.where(has_several, stats.mean, 0.0)
     if by_std:
-        centred = centred / (torch.where(has_several, stats.std, 1.0) + epsilon)
-    return centred[trajectories.trajectory_of_row].float()
+        centred_scores = centred_scores / (torch.where(has_several, stats.std, 1.0) + epsilon)
+    return centred_scores[trajectories.trajectory_of_row].float()
 
 
 def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:

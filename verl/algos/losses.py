@@ -23,8 +23,8 @@ TokenLogits = Float[Tensor, "B R V"]
 
 
 def _get_row_shares(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
-    ones = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
-    return ones if row_shares is None else row_shares.to(ones)
+    equal_shares = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
+    return equal_shares if row_shares is None else row_shares.to(equal_shares)
 
 
 def compute_loss_denominator(
@@ -81,10 +81,10 @@ def agg_loss(
     elif loss_agg_mode == "seq-mean-token-sum-norm":
         num_positions = loss_mask.shape[-1]
         row_sums = row_sums / (num_positions if loss_scale_factor is None else loss_scale_factor)
-    total = row_sums.sum()
-    denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
+    loss_sum = row_sums.sum()
+    denominator = torch.as_tensor(denominator, dtype=loss_sum.dtype, device=loss_sum.device)
     # A denominator of 0 is replaced by 1: for token-sum, and to avoid 0 / 0 without sampled tokens.
-    return total / torch.where(denominator > 0, denominator, 1.0)
+    return loss_sum / torch.where(denominator > 0, denominator, 1.0)
 
 
 def compute_token_mean(

@@ -35,7 +35,7 @@ def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
     """Compute the GSPO loss with an advantage per token (Zheng et al., 2025, arXiv 2507.18071).
 
     The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with ``s = exp(mean of d over the
-    row)``. All tokens of a row have the ratio s, and each token has the gradient of its own
+    row)``. All tokens of a row have the ratio s, and each token has the gradient of its
     log-prob. With one advantage per row and ``seq-mean-token-mean`` this equals the loss with one
     ratio per sequence. Use small clip ranges, such as the paper's 3e-4 (low) and 4e-4 (high).
     """

@@ -78,9 +78,9 @@ def pack_with_branches(
                 positions.append(torch.arange(branch.start, branch.start + num_tokens))
                 next_offset += num_tokens
                 longest_branch = max(longest_branch, branch.start + num_tokens)
-            sizes = tuple(len(row_branches[index].token_ids) for index in block)
+            branch_lengths = tuple(len(row_branches[index].token_ids) for index in block)
             prefix_lengths = tuple(row_branches[index].start for index in block)
-            blocks.append(BranchBlock(block_start, offset, sizes, prefix_lengths))
+            blocks.append(BranchBlock(block_start, offset, branch_lengths, prefix_lengths))
         branch_offsets.append(row_branch_offsets)
     return PackedBranches(
         torch.cat(token_ids).to(device),

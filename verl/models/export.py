@@ -28,14 +28,17 @@ TOKENIZER_FILES = (
 
 
 def to_hf_names(
-    state: dict[str, torch.Tensor], prefix: str, scales: dict[str, float], tied: set[str]
+    state: dict[str, torch.Tensor],
+    prefix: str,
+    scales: dict[str, float],
+    tied_weight_names: set[str],
 ) -> dict[str, torch.Tensor]:
     """Convert the unsharded weights of a ``PolicyModel`` to those of the Hugging Face model.
 
     ``prefix`` ("lm.") is removed from the names. LoRA adapters are merged with the ``scales`` of
-    ``lora_scales``. Names in ``tied`` are omitted, as in ``save_pretrained``: these weights are the
-    same tensors as other weights. Raises ``ValueError`` for a name without ``prefix``, and for
-    adapters that cannot be merged.
+    ``lora_scales``. Names in ``tied_weight_names`` are omitted, as in ``save_pretrained``: these
+    weights are the same tensors as other weights. Raises ``ValueError`` for a name without
+    ``prefix``, and for adapters that cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:
@@ -45,7 +48,7 @@ def to_hf_names(
         )
     model_state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     merged_state = merge_lora(model_state, scales)
-    return {name: tensor for name, tensor in merged_state.items() if name not in tied}
+    return {name: tensor for name, tensor in merged_state.items() if name not in tied_weight_names}
 
 
 def tied_names(lm: nn.Module) -> set[str]:

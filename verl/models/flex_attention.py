@@ -52,9 +52,9 @@ def _create_mask_function(
     row_of_segment = list(range(num_rows))
     prefix_lengths = [0] * num_rows
     for block in layout.blocks:
-        segment_lengths += block.sizes
-        row_of_segment += [row_by_start[block.trunk]] * len(block.sizes)
-        prefix_lengths += block.starts
+        segment_lengths += block.branch_lengths
+        row_of_segment += [row_by_start[block.row_start]] * len(block.branch_lengths)
+        prefix_lengths += block.prefix_lengths
     # The packed sequence consists of segments: first each row, then each branch.
     lengths = torch.tensor(segment_lengths)
     segment = torch.repeat_interleave(torch.arange(len(segment_lengths)), lengths)

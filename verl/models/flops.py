@@ -1,10 +1,10 @@
 """Floating-point operations of a model's passes, in closed form.
 
     forward    2 W T + 2 V N + 4 A P
-    backward   the forward's operations for the gradients of layer inputs
-               + those of the trained weights' products for the weight gradients
+    backward   2 (W + W') T + 2 (V + V') N + 8 A P
 
 W: decoder weights that one token is multiplied with. T: tokens. V: weights of the output head.
+W' and V': the parts of W and V that are trained. Their gradients need these additional operations.
 N: positions where the head computes logits. A: size of a token's queries, summed over layers.
 P: pairs of a query token and a key token that it attends to, including itself.
 
@@ -29,41 +29,51 @@ class ForwardSize:
     """Size of one or more forward passes: T, N and P of the module docstring."""
 
     tokens: int = 0
-    positions: int = 0
-    pairs: int = 0
+    head_positions: int = 0
+    attention_pairs: int = 0
 
     def __add__(self, other: "ForwardSize") -> "ForwardSize":
-        pairs = self.pairs + other.pairs
-        return ForwardSize(self.tokens + other.tokens, self.positions + other.positions, pairs)
+        attention_pairs = self.attention_pairs + other.attention_pairs
+        return ForwardSize(
+            self.tokens + other.tokens, self.head_positions + other.head_positions, attention_pairs
+        )
 
 
 @dataclass(frozen=True)
 class ModelFlops:
     """Weight counts of a model, from which FLOPs are computed.
 
-    ``weights``, ``head`` and ``queries`` are W, V and A of the module docstring. ``trained`` and
-    ``trained_head`` are the parts of W and V that require gradients.
+    ``weights``, ``head_weights`` and ``query_size`` are W, V and A of the module docstring.
+    ``trained_weights`` and ``trained_head_weights`` are the parts of W and V that require
+    gradients.
     """
 
     weights: float
-    trained: float
-    head: int
-    trained_head: int
-    queries: int
+    trained_weights: float
+    head_weights: int
+    trained_head_weights: int
+    query_size: int
 
-    def forward(self, size: ForwardSize) -> float:
+    def compute_forward_flops(self, size: ForwardSize) -> float:
         """Return the number of operations of forward passes."""
-        weight_products = self.weights * size.tokens + self.head * size.positions
-        return 2 * weight_products + 4 * self.queries * size.pairs
+        weight_products = self.weights * size.tokens + self.head_weights * size.head_positions
+        return 2 * weight_products + 4 * self.query_size * size.attention_pairs
 
-    def update(self, size: ForwardSize) -> float:
+    def compute_update_flops(self, size: ForwardSize) -> float:
         """Return the number of operations of forward and backward passes."""
-        trained_weight_products = self.trained * size.tokens + self.trained_head * size.positions
-        # Attention has two matrix products, and both factors of each need a gradient.
-        return 2 * self.forward(size) + 2 * trained_weight_products + 4 * self.queries * size.pairs
+        trained_weight_products = (
+            self.trained_weights * size.tokens + self.trained_head_weights * size.head_positions
+        )
+        # Both factors of the two matrix products of attention need a gradient, so the backward pass
+        # has twice the attention operations of the forward pass.
+        return (
+            2 * self.compute_forward_flops(size)
+            + 2 * trained_weight_products
+            + 4 * self.query_size * size.attention_pairs
+        )
 
 
-def model_flops(module: PackedModel) -> ModelFlops:
+def count_model_weights(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text_config = module.config.get_text_config()
     width = (
@@ -75,10 +85,10 @@ def model_flops(module: PackedModel) -> ModelFlops:
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),
-        trained=sum(count for count, trained in layers if trained),
-        head=head.numel(),
-        trained_head=head.numel() * head.requires_grad,
-        queries=len(module.sharded_layers) * text_config.num_attention_heads * width,
+        trained_weights=sum(count for count, trained in layers if trained),
+        head_weights=head.numel(),
+        trained_head_weights=head.numel() * head.requires_grad,
+        query_size=len(module.sharded_layers) * text_config.num_attention_heads * width,
     )
 
 

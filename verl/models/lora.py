@@ -78,7 +78,7 @@ def target_problems(
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
-    first_names = {id(weight): name for name, weight in model.named_parameters()}
+    first_weight_names = {id(weight): name for name, weight in model.named_parameters()}
     for target in targets:
         matching_names = [name for name in modules if target and f".{name}".endswith(f".{target}")]
         if not matching_names:
@@ -88,8 +88,8 @@ def target_problems(
             if not isinstance(module, nn.Linear):
                 class_name = type(module).__name__
                 problem = f"is a {class_name}: only adapters of linear layers can be merged"
-            elif first_names[id(module.weight)] != f"{name}.weight":
-                tied_name = first_names[id(module.weight)]
+            elif first_weight_names[id(module.weight)] != f"{name}.weight":
+                tied_name = first_weight_names[id(module.weight)]
                 problem = (
                     f"shares its weight with {tied_name}: only one of the two would be adapted"
                 )

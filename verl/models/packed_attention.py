@@ -55,17 +55,18 @@ UNSUPPORTED_ARGUMENTS = {
 class RowGroup:
     """Rows of similar length that share one attention call.
 
-    ``gather`` [G * L] holds the packed positions of the padded rows. ``scatter`` [sum of lengths]
-    holds the positions of the unpadded tokens in the padded result. Both are None if all rows have
-    the same length, because then the rows are a slice of the packed sequence.
+    ``gather_positions`` [G * L] holds the packed positions of the padded rows.
+    ``unpadded_positions`` [sum of lengths] holds the positions of the unpadded tokens in the padded
+    result. Both are None if all rows have the same length, because then the rows are a slice of the
+    packed sequence.
     """
 
     start: int
     end: int
-    rows: int
-    length: int
-    gather: torch.Tensor | None = None
-    scatter: torch.Tensor | None = None
+    num_rows: int
+    row_length: int
+    gather_positions: torch.Tensor | None = None
+    unpadded_positions: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -73,25 +74,25 @@ class BranchBlock:
     """Consecutive branch tokens that share one attention call.
 
     Queries are packed positions ``[start, end)``. The row of the branches begins at packed position
-    ``trunk``. Keys are positions ``[trunk, trunk + prefix)`` and the positions of the queries.
-    Branch i of the block has ``sizes[i]`` tokens and continues the first ``starts[i]`` tokens of
-    the row. ``mask`` [end - start, prefix + end - start] is added to the logits (0 or -inf). It is
-    None until ``with_masks`` has created it.
+    ``row_start``. Keys are positions ``[row_start, row_start + max_prefix_length)`` and the
+    positions of the queries. Branch i of the block has ``branch_lengths[i]`` tokens and continues
+    the first ``prefix_lengths[i]`` tokens of the row. ``mask`` [queries, keys] is added to the
+    logits (0 or -inf). It is None until ``with_masks`` has created it.
     """
 
     start: int
-    trunk: int
-    sizes: tuple[int, ...]
-    starts: tuple[int, ...]
+    row_start: int
+    branch_lengths: tuple[int, ...]
+    prefix_lengths: tuple[int, ...]
     mask: torch.Tensor | None = None
 
     @property
     def end(self) -> int:
-        return self.start + sum(self.sizes)
+        return self.start + sum(self.branch_lengths)
 
     @property
-    def prefix(self) -> int:
-        return max(self.starts)
+    def max_prefix_length(self) -> int:
+        return max(self.prefix_lengths)
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,17 @@ def _create_row_group(lengths: list[int], start: int, device: torch.device | str
     is_real_token = column[None, :] < row_lengths[:, None]  # [G, L]
     row_offsets = torch.tensor([0, *accumulate(lengths)][:-1])
     # Padding repeats the last token of the row. The causal mask hides it from all real queries.
-    gather = start + row_offsets[:, None] + torch.minimum(column[None, :], row_lengths[:, None] - 1)
-    scatter = is_real_token.reshape(-1).nonzero().squeeze(-1)
+    gather_positions = (
+        start + row_offsets[:, None] + torch.minimum(column[None, :], row_lengths[:, None] - 1)
+    )
+    unpadded_positions = is_real_token.reshape(-1).nonzero().squeeze(-1)
     return RowGroup(
-        start, end, len(lengths), max_length, gather.reshape(-1).to(device), scatter.to(device)
+        start,
+        end,
+        len(lengths),
+        max_length,
+        gather_positions.reshape(-1).to(device),
+        unpadded_positions.to(device),
     )
 
 
@@ -168,12 +176,16 @@ def with_masks(
 
 
 def _create_branch_mask(block: BranchBlock) -> torch.Tensor:
-    sizes = torch.tensor(block.sizes)
-    branch_starts = torch.tensor(block.starts)
-    branch_of_query = torch.repeat_interleave(torch.arange(len(sizes)), sizes)  # [Q]
+    branch_lengths = torch.tensor(block.branch_lengths)
+    prefix_lengths = torch.tensor(block.prefix_lengths)
+    branch_of_query = torch.repeat_interleave(
+        torch.arange(len(branch_lengths)), branch_lengths
+    )  # [Q]
     query_index = torch.arange(len(branch_of_query))
     # A query attends to its row up to the start of its branch, and causally to its branch.
-    is_in_prefix = torch.arange(block.prefix)[None, :] < branch_starts[branch_of_query][:, None]
+    is_in_prefix = (
+        torch.arange(block.max_prefix_length)[None, :] < prefix_lengths[branch_of_query][:, None]
+    )
     is_in_branch = (branch_of_query[:, None] == branch_of_query[None, :]) & (
         query_index[:, None] >= query_index[None, :]
     )
@@ -257,16 +269,20 @@ def _attend_rows(
     rows = [_select_rows(states, group) for states in (query, key, value)]
     output = F.scaled_dot_product_attention(*rows, is_causal=True, scale=scaling, dropout_p=dropout)
     tokens = output.transpose(1, 2).flatten(0, 1)
-    return (tokens if group.scatter is None else tokens.index_select(0, group.scatter))[None]
+    return (
+        tokens
+        if group.unpadded_positions is None
+        else tokens.index_select(0, group.unpadded_positions)
+    )[None]
 
 
 def _select_rows(states: torch.Tensor, group: RowGroup) -> torch.Tensor:
     """Return the rows of ``group`` from ``states`` [1, H, T, D], padded to [rows, H, length, D]."""
-    if group.gather is None:
+    if group.gather_positions is None:
         tokens = states[0, :, group.start : group.end]
-        return tokens.unflatten(1, (group.rows, group.length)).transpose(0, 1)
-    tokens = states[0].transpose(0, 1).index_select(0, group.gather)
-    return tokens.unflatten(0, (group.rows, group.length)).transpose(1, 2)
+        return tokens.unflatten(1, (group.num_rows, group.row_length)).transpose(0, 1)
+    tokens = states[0].transpose(0, 1).index_select(0, group.gather_positions)
+    return tokens.unflatten(0, (group.num_rows, group.row_length)).transpose(1, 2)
 
 
 def _attend_block(
@@ -279,7 +295,7 @@ def _attend_block(
 ) -> torch.Tensor:
     """Return the attention of one block of branch tokens [1, tokens, H, D]."""
     block_positions = slice(block.start, block.end)
-    prefix_positions = slice(block.trunk, block.trunk + block.prefix)
+    prefix_positions = slice(block.row_start, block.row_start + block.max_prefix_length)
     keys = torch.cat([key[:, :, prefix_positions], key[:, :, block_positions]], dim=2)
     values = torch.cat([value[:, :, prefix_positions], value[:, :, block_positions]], dim=2)
     assert block.mask is not None  # ``with_masks`` was called before the layers

@@ -192,11 +192,17 @@ def _encode_layout(layout: PackedLayout) -> list[int]:
     """Encode a layout as integers.
 
     The order is: number of rows and their lengths. Then follow for each block of branches
-    ``start``, ``trunk``, the number of branches, ``sizes`` and ``starts``.
+    ``start``, ``row_start``, the number of branches, ``branch_lengths`` and ``prefix_lengths``.
     """
     numbers = [len(layout.lengths), *layout.lengths]
     for block in layout.blocks:
-        numbers += [block.start, block.trunk, len(block.sizes), *block.sizes, *block.starts]
+        numbers += [
+            block.start,
+            block.row_start,
+            len(block.branch_lengths),
+            *block.branch_lengths,
+            *block.prefix_lengths,
+        ]
     return numbers
 
 
@@ -207,11 +213,13 @@ def _decode_layout(numbers: Sequence[int], device: str) -> PackedLayout:
     longest_branch = 0
     position = 1 + num_rows
     while position < len(numbers):
-        block_start, trunk, count = numbers[position : position + 3]
-        sizes = tuple(numbers[position + 3 : position + 3 + count])
-        branch_starts = tuple(numbers[position + 3 + count : position + 3 + 2 * count])
-        blocks.append(BranchBlock(block_start, trunk, sizes, branch_starts))
-        longest_branch = max(longest_branch, *map(sum, zip(sizes, branch_starts, strict=True)))
+        block_start, row_start, count = numbers[position : position + 3]
+        branch_lengths = tuple(numbers[position + 3 : position + 3 + count])
+        prefix_lengths = tuple(numbers[position + 3 + count : position + 3 + 2 * count])
+        blocks.append(BranchBlock(block_start, row_start, branch_lengths, prefix_lengths))
+        longest_branch = max(
+            longest_branch, *map(sum, zip(branch_lengths, prefix_lengths, strict=True))
+        )
         position += 3 + 2 * count
     return replace(layout, blocks=tuple(blocks), longest_branch=longest_branch)
 

@@ -201,9 +201,11 @@ def _indexed_shards(index: Path, setting: str) -> list[Path]:
 
 
 def _check_file(file: Path, setting: str) -> None:
-    pointer = _describe_lfs_pointer(file)
-    if pointer:
-        raise _unusable_error(setting, f"{file.name} holds no weights{pointer}", "git lfs pull")
+    lfs_description = _describe_lfs_pointer(file)
+    if lfs_description:
+        raise _unusable_error(
+            setting, f"{file.name} holds no weights{lfs_description}", "git lfs pull"
+        )
     if file.suffix != ".safetensors":
         return
     try:

@@ -69,12 +69,14 @@ def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     warmup_steps = optim.lr_warmup_steps
     if warmup_steps < 0:  # -1 means that only the ratio is set
         warmup_steps = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
-    peak = float(optim.lr)
+    peak_lr = float(optim.lr)
     if step < warmup_steps:
         # The first rate is lr / w and not 0, because a step with rate 0 has no effect.
-        return peak * (step + 1) / warmup_steps
+        return peak_lr * (step + 1) / warmup_steps
     if optim.warmup_style == "constant":
-        return peak
+        return peak_lr
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
-    min_ratio = float(optim.min_lr_ratio)
-    return peak * (min_ratio + (1.0 - min_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+    min_lr_ratio = float(optim.min_lr_ratio)
+    return peak_lr * (
+        min_lr_ratio + (1.0 - min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    )

@@ -68,16 +68,16 @@ def broadcast_from_rank_zero(submodule: nn.Module, device: str) -> None:
     if world_size() == 1:
         return
     copies: dict[torch.Tensor, torch.Tensor] = {}
-    tables: list[dict[str, Any]] = []
+    tensor_tables: list[dict[str, Any]] = []
     for module in submodule.modules():
-        tables += [module._parameters, module._buffers]
-    for table in tables:
-        for name, tensor in table.items():
+        tensor_tables += [module._parameters, module._buffers]
+    for tensor_table in tensor_tables:
+        for name, tensor in tensor_table.items():
             if tensor is None or isinstance(tensor, DTensor):
                 continue
             if tensor not in copies:
                 copies[tensor] = _broadcast_tensor(tensor, device)
-            table[name] = copies[tensor]
+            tensor_table[name] = copies[tensor]
 
 
 def _broadcast_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:

@@ -89,8 +89,8 @@ class Rows:
         lengths = [self.lengths[row] for row in rows]
         return ForwardSize(
             tokens=sum(lengths),
-            positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
-            pairs=sum(length * (length + 1) // 2 for length in lengths),
+            head_positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
+            attention_pairs=sum(length * (length + 1) // 2 for length in lengths),
         )
 
     def scatter_to_responses(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from verl.config.schema.actor import ActorConfig
 from verl.config.schema.critic import CriticConfig
-from verl.models.flops import ForwardSize, model_flops
+from verl.models.flops import ForwardSize, count_model_weights
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
@@ -120,7 +120,7 @@ def update_metrics(
         f"perf/update_{role}_tokens": sum_over_ranks([forward_size.tokens])[0],
         f"perf/update_{role}_seconds": seconds,
     }
-    flops = model_flops(engine.module).update(forward_size)
+    flops = count_model_weights(engine.module).compute_update_flops(forward_size)
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 

@@ -65,7 +65,7 @@ class WeightStream:
         self._engine = engine
         self._dtype = dtype
         self._hf_arguments = (prefix, scales, tied)
-        # Fingerprints of the weights of the last iteration; only rank 0 computes them.
+        # Fingerprints of the weights that were yielded last. Only rank 0 computes them.
         self.fingerprints = WeightFingerprints({}, {})
 
     @property

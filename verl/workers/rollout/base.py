@@ -22,7 +22,7 @@ GREEDY_BELOW = 1e-5  # a temperature below this value means argmax
 _GOLDEN_RATIO_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
-_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds must fit the signed integers of torch and vLLM
+_MASK_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds must fit the signed integers of torch and vLLM
 
 Weights: TypeAlias = "Iterable[tuple[str, np.ndarray | torch.Tensor]]"
 SleepLevel: TypeAlias = Literal[1, 2]
@@ -153,7 +153,7 @@ class StopPlan:
     """Stop conditions of a request: single tokens, and strings in the decoded text."""
 
     token_ids: frozenset[int]  # end-of-turn tokens, and stop strings of one token
-    strings: tuple[str, ...]  # stop strings of several tokens
+    stop_strings: tuple[str, ...]  # stop strings of several tokens
 
 
 class StopRules:
@@ -187,15 +187,15 @@ class StopRules:
 
     def completes_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
-        if not stop_plan.strings:
+        if not stop_plan.stop_strings:
             return False
         # A token has at least one byte, so as many tokens as the longest string has bytes contain
         # it. One more token is needed, because decoding may drop a space at the start.
-        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.strings) + 1
+        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.stop_strings) + 1
         decoded_tail = self._tokenizer.decode(
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return any(text in decoded_tail for text in stop_plan.strings)
+        return any(text in decoded_tail for text in stop_plan.stop_strings)
 
 
 def derive_counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
@@ -224,13 +224,13 @@ class RequestSeeds:
     """
 
     def __init__(self, engine_seed: int) -> None:
-        self._engine_seed = np.array([engine_seed & _63_BITS], dtype=np.uint64)
+        self._engine_seed = np.array([engine_seed & _MASK_63_BITS], dtype=np.uint64)
         self._num_derived_seeds = 0
 
     def get_seed(self, request: SamplingRequest) -> int:
         """Return the seed of ``request``, or the next seed derived from the engine seed."""
         if request.seed is not None:
-            return request.seed & _63_BITS
+            return request.seed & _MASK_63_BITS
         self._num_derived_seeds += 1
         return (
             int(derive_counter_seeds(self._engine_seed, np.array([self._num_derived_seeds]))[0])

@@ -38,9 +38,9 @@ def truncate_logits(
     if top_p is not None:
         sorted_probs, sorted_ids = logits.softmax(dim=-1).sort(dim=-1, descending=True)
         cumulative_before = sorted_probs.cumsum(dim=-1) - sorted_probs
-        is_outside = cumulative_before >= top_p.unsqueeze(-1)
-        is_outside[:, 0] = False  # a top_p of 0 keeps the most likely token
-        logits = logits.masked_fill(is_outside.scatter(-1, sorted_ids, is_outside), float("-inf"))
+        is_removed = cumulative_before >= top_p.unsqueeze(-1)
+        is_removed[:, 0] = False  # a top_p of 0 keeps the most likely token
+        logits = logits.masked_fill(is_removed.scatter(-1, sorted_ids, is_removed), float("-inf"))
     return logits
 
 

@@ -180,11 +180,11 @@ class VLLMEngine(ReceivingEngine):
             temperature=0.0 if is_greedy else request.temperature,
             top_p=1.0 if is_greedy else request.top_p,
             top_k=-1 if is_greedy else request.top_k,
-            stop=list(stop_plan.strings),
+            stop=list(stop_plan.stop_strings),
             stop_token_ids=sorted(stop_plan.token_ids),
             include_stop_str_in_output=True,
             ignore_eos=True,  # end tokens are among stop_token_ids
-            detokenize=bool(stop_plan.strings),
+            detokenize=bool(stop_plan.stop_strings),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # 0 asks for the log-prob of the sampled token only. On CPU, ``SeededSampler`` records

@@ -43,13 +43,13 @@ class WeightReceipt:
         """Yield ``weights`` unchanged and record the fingerprint (checksum) of each one."""
         for name, value in weights:
             self.received_checksums[name] = compute_fingerprint(value)
-            held_weight = self._weights_before.get(name)
+            engine_weight = self._weights_before.get(name)
             # Quantised weights are not compared, because a cast does not reproduce their values.
-            if held_weight is not None and held_weight.dtype in COMPARABLE_DTYPES:
-                local_part = self._local_part(value, held_weight.shape)
+            if engine_weight is not None and engine_weight.dtype in COMPARABLE_DTYPES:
+                local_part = self._local_part(value, engine_weight.shape)
                 if local_part is not None:
                     self._expected_checksums[name] = compute_fingerprint(
-                        local_part, held_weight.dtype
+                        local_part, engine_weight.dtype
                     )
             yield name, value
 

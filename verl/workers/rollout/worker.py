@@ -41,7 +41,7 @@ T = TypeVar("T")
 # Longest wait of ``poll`` for a result. A longer wait makes idle clients cheaper. A shorter wait
 # lets a caller notice a stopped engine sooner.
 POLL_S = 1.0
-MAX_STEPS_S = 0.05  # the engine thread stops stepping after this time, to check deadlines
+STEP_LOOP_LIMIT_S = 0.05  # the engine thread stops stepping after this time, to check deadlines
 # Time limit for one request, from submit to result. Even a long turn on a busy CPU takes less.
 REQUEST_TIMEOUT_S = 600.0
 # Time limit for the clean-up of the engine. Ray kills the process afterwards.
@@ -92,7 +92,7 @@ class RolloutWorker:
         # Calls that the engine thread makes before its next engine step.
         self._engine_commands: deque[Callable[[], list[SamplingResult]]] = deque()
         # Request id -> (client, deadline) of requests without a result, oldest first.
-        self._unfinished: dict[str, tuple[str, float]] = {}
+        self._unfinished_requests: dict[str, tuple[str, float]] = {}
         self._ids_in_engine: dict[str, None] = {}  # ids in order; used only by the engine thread
         self._delayed_requests: list[SamplingRequest] = []
         self._num_pauses = 0
@@ -135,13 +135,13 @@ class RolloutWorker:
         await self.wait_until_ready()
         self._check_alive()
         request_ids = [request.request_id for request in requests]
-        used_ids = [name for name in request_ids if name in self._unfinished]
+        used_ids = [name for name in request_ids if name in self._unfinished_requests]
         if used_ids or len(set(request_ids)) < len(request_ids):
             ids_in_use = used_ids[:3] or "an id occurs twice in this call"
             raise ValueError(f"request ids must be unique; in use: {ids_in_use}")
         deadline = time.monotonic() + self._timeout_s
         for request in requests:
-            self._unfinished[request.request_id] = (request.client, deadline)
+            self._unfinished_requests[request.request_id] = (request.client, deadline)
         if self._num_pauses:
             self._delayed_requests.extend(requests)
         else:
@@ -168,7 +168,7 @@ class RolloutWorker:
     async def abort(self, client: str) -> None:
         """Discard all requests and results of ``client``."""
         client_request_ids = [
-            name for name, (owner, _) in self._unfinished.items() if owner == client
+            name for name, (owner, _) in self._unfinished_requests.items() if owner == client
         ]
         self._remove_requests(client_request_ids)
         self._results_by_client[client].results = []
@@ -180,7 +180,7 @@ class RolloutWorker:
         """
         running_s = time.monotonic() - self._start_time if self._start_time else 0.0
         idle_s = max(0.0, running_s - self._counts["busy_s"])
-        return {**self._counts, "idle_s": idle_s, "running": float(len(self._unfinished))}
+        return {**self._counts, "idle_s": idle_s, "running": float(len(self._unfinished_requests))}
 
     async def close(self) -> None:
         """Stop serving and free the engine. Later calls raise ``EngineError``."""
@@ -300,7 +300,7 @@ class RolloutWorker:
         try:
             await asyncio.wait_for(self._idle_event.wait(), self._timeout_s)
         except TimeoutError:
-            num_running = len(self._unfinished) - len(self._delayed_requests)
+            num_running = len(self._unfinished_requests) - len(self._delayed_requests)
             raise EngineError(
                 f"{purpose} needs an idle engine, but {num_running} requests still run after "
                 f"{self._timeout_s:g} s"
@@ -318,7 +318,7 @@ class RolloutWorker:
             self._stop_cause = f"its loop ended: {self._serve_task.exception()!r}"
         if self._stop_cause:
             raise EngineError(f"the rollout engine has stopped: {self._stop_cause}")
-        oldest_request = next(iter(self._unfinished.values()), None)
+        oldest_request = next(iter(self._unfinished_requests.values()), None)
         if oldest_request is not None and time.monotonic() > oldest_request[1] + self._timeout_s:
             raise EngineError(
                 f"the rollout engine hangs: a request has run longer than {2 * self._timeout_s:g} "
@@ -336,7 +336,7 @@ class RolloutWorker:
 
     def _deliver_results(self, results: list[SamplingResult]) -> None:
         for result in results:
-            client, _ = self._unfinished.pop(result.request_id, (None, 0.0))
+            client, _ = self._unfinished_requests.pop(result.request_id, (None, 0.0))
             if client is None:  # the client aborted or the request timed out
                 continue
             client_results = self._results_by_client[client]
@@ -349,7 +349,7 @@ class RolloutWorker:
     def _abort_expired(self) -> None:
         current_time = time.monotonic()
         expired_ids: list[str] = []
-        for name, (_, deadline) in self._unfinished.items():
+        for name, (_, deadline) in self._unfinished_requests.items():
             if deadline > current_time:  # requests are ordered by deadline
                 break
             expired_ids.append(name)
@@ -365,7 +365,7 @@ class RolloutWorker:
     def _remove_requests(self, request_ids: list[str]) -> None:
         removed_ids = set(request_ids)
         for name in request_ids:
-            self._unfinished.pop(name, None)
+            self._unfinished_requests.pop(name, None)
         self._delayed_requests = [
             request for request in self._delayed_requests if request.request_id not in removed_ids
         ]
@@ -390,11 +390,11 @@ class RolloutWorker:
             )
 
     def _run_steps(self) -> list[SamplingResult]:
-        """Run engine steps until a request finishes or ``MAX_STEPS_S`` seconds have passed."""
+        """Run engine steps until a request finishes, for at most ``STEP_LOOP_LIMIT_S`` seconds."""
         start_time = time.perf_counter()
         results: list[SamplingResult] = []
         try:
-            while not results and time.perf_counter() - start_time < MAX_STEPS_S:
+            while not results and time.perf_counter() - start_time < STEP_LOOP_LIMIT_S:
                 while self._engine_commands:
                     results += self._engine_commands.popleft()()
                 if not self._started_engine.has_work():
