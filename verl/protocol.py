@@ -381,7 +381,7 @@ class DataProto:
     # ---- order and division of rows ------------------------------------------------------------
 
     def reorder(self, indices: RowIndices) -> None:
-        """Permute the rows in place: row ``i`` becomes the former row ``indices[i]``."""
+        """Permute the rows in place: the new row ``i`` is the old row ``indices[i]``."""
         index = self._as_index(indices)
         if not np.array_equal(np.sort(index), np.arange(len(self))):
             raise ValueError(f"reorder needs a permutation of the {len(self)} rows")

@@ -1,9 +1,10 @@
 """Policy losses that limit the entropy decrease (Cui et al., 2025, arXiv 2505.22617).
 
-They treat the tokens with the largest covariance of log-prob and advantage differently. These
-tokens depend on the whole mini-batch. A ``CovarianceRange`` is therefore computed from the old
-log-probs before the mini-batch is split, and selects the same tokens in any split. Tokens of equal
-covariance are selected together or not at all, so the order of the tokens does not matter.
+The losses treat the tokens with the largest covariance of log-prob and advantage differently. The
+selection of these tokens depends on the whole mini-batch. A ``CovarianceRange`` is therefore
+computed from the old log-probs before the mini-batch is split. It selects the same tokens for any
+split. Tokens of equal covariance are selected together or not at all, so their order does not
+matter.
 """
 
 import math

@@ -100,7 +100,7 @@ def compute_discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
 
 
 def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[StateKey]:
-    """Replace each ``(uid, anchor)`` by the first similar one of the same uid.
+    """Replace each state ``(uid, anchor)`` by the first similar state of the same uid.
 
     Two anchors are similar if their ``difflib`` ratio (0 to 1) is at least ``threshold``.
     """
@@ -288,7 +288,7 @@ def compute_hgpo_outcome_advantage(
     gamma: float = 0.95,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Compute HGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
+    """Compute HGPO advantages: GRPO advantage plus ``step_advantage_w`` times the step advantage.
 
     Columns and ``mode`` are those of GiGPO; ``context=0`` equals GiGPO. ``returns`` is the same
     tensor as the advantages.

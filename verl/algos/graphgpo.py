@@ -120,7 +120,7 @@ def compute_graphgpo_outcome_advantage(
     goal_value: float = 10.0,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Compute GraphGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
+    """Compute GraphGPO advantages: GRPO plus ``step_advantage_w`` times the step advantage.
 
     A step is compared with all steps of its task from the same state. Columns and ``mode`` are
     those of GiGPO, plus ``won [B]``. The step advantage is exactly 0 in a task without success and

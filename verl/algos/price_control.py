@@ -58,7 +58,7 @@ class PriceController:
         }
 
     def resume(self, state: Mapping[str, float | None]) -> None:
-        """Restore ``state``. Without a tolerance, or for an empty state, nothing changes."""
+        """Restore ``state``. Do nothing without a tolerance, or for an empty state."""
         if self.tolerance is not None and state:
             self.multiplier = float(state["multiplier"] or 0.0)
             self.average_success = state["average"]

@@ -1,7 +1,7 @@
 """Correction of the mismatch between the rollout engine's log-probs and the trainer's.
 
 Tokens are sampled with the engine's probabilities q. The loss uses the trainer's probabilities p of
-the same weights. They differ if the engine computes with lower precision or other kernels. The
+the same weights. p and q differ if the engine computes with lower precision or other kernels. The
 correction multiplies the loss of a token by the ratio ``p / q``, truncates large weights and
 rejects tokens with ratios far from 1. Sources: Yao et al., 2025, "Your efficient RL framework
 secretly brings you off-policy RL training"; Liu et al., 2025, "When speed kills stability".

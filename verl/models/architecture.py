@@ -173,7 +173,7 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
     try:
         lm.base_model(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
-        return  # packed attention was called, and raised because it got no layout
+        return  # packed attention was called, and it raised this error because it got no layout
     raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 

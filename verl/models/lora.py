@@ -50,7 +50,7 @@ def add_lora(
         raise problem
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # no dropout: with it, the log-probs of one row would differ between forward passes
+    # No dropout, because it would change the log-probs of a row from one forward pass to the next.
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
@@ -147,8 +147,8 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
     """Return the full state with adapters merged into their weights: ``W + scale * B @ A``.
 
     Names in the result are those of the model without adapters. Raises ``ValueError`` if an adapter
-    or its weight is missing, and for tensors that cannot be merged. Ignoring them would change the
-    policy.
+    or its weight is missing, and for tensors that cannot be merged. If these tensors were ignored,
+    the exported policy would differ.
     """
     merged_state: dict[str, torch.Tensor] = {}
     merged_adapter_names: set[str] = set()

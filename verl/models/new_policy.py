@@ -53,8 +53,7 @@ def build_policy(
     tie_embeddings: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Train the tokenizer, initialise the model and save both to ``out_dir`` in Hugging Face
-    format.
+    """Train a tokenizer, initialise a model and save both in Hugging Face format to ``out_dir``.
 
     ``texts``, ``words`` and ``tags`` are those of ``build_tokenizer``. The model has one embedding
     per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text. Raises
@@ -121,7 +120,8 @@ def build_tokenizer(
     words_by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     # Single bytes are entries already.
     candidate_words = [word for word, _ in words_by_frequency if len(word) > 1]
-    # Up to a quarter of the free entries is reserved for merges, the rest is for whole words.
+    # Up to a quarter of the free entries is reserved for merges. The remaining entries are for
+    # whole words.
     whole_words = candidate_words[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
     merges = train_merges(candidate_words, counts, alphabet, free_entries - len(whole_words))
     merged_tokens = [left + right for left, right in merges]

@@ -1,6 +1,6 @@
 """The two trained models: a policy that scores tokens and a value model that scores states.
 
-The input of both is packed rows.
+The input of both models is packed rows.
 """
 
 from collections.abc import Sequence

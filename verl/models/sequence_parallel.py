@@ -105,7 +105,9 @@ class SequenceGroup:
         return padded_values[self.index * length :][:length]
 
     def to_heads(self, states: torch.Tensor) -> torch.Tensor:
-        """Exchange all heads of this rank's tokens [1, A, t, D] for its heads of all tokens.
+        """Exchange data so that this rank has all tokens for its part of the heads.
+
+        ``states`` [1, A, t, D] are all heads for the tokens of this rank.
 
         The result is [1, A / size, T, D]. If there are fewer heads than ranks, several ranks get
         the same head.
@@ -116,7 +118,9 @@ class SequenceGroup:
         return received_heads.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
 
     def to_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Exchange this rank's heads of all tokens [1, T, A / size, D] for all heads of its tokens.
+        """Exchange data so that this rank has all heads for its part of the tokens.
+
+        ``states`` [1, T, A / size, D] are all tokens for the heads of this rank.
 
         The result is [1, t, A, D].
         """

@@ -115,7 +115,7 @@ def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class Float32Logits(torch.autograd.Function):
-    """``hidden [N, H] @ weight [V, H].T`` of bfloat16 factors with a float32 result.
+    """Product ``hidden [N, H] @ weight [V, H].T`` of bfloat16 factors with a float32 result.
 
     On a GPU no float32 copies of the factors are made. Backward rounds the gradient of the logits
     to bfloat16, the dtype of the gradients of both factors.

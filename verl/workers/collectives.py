@@ -55,9 +55,9 @@ def init_distributed(device: str) -> None:
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """Create a mesh over all ranks: (shard,), or (replicate, shard) for an ``fsdp_size`` below the
-    world size.
+    """Create a device mesh over all ranks.
 
+    Its dimensions are (shard,), or (replicate, shard) if ``fsdp_size`` is below the world size.
     Raises ``ValueError`` if the world size is not a multiple of ``fsdp_size``.
     """
     num_ranks = dist.get_world_size()

@@ -221,7 +221,7 @@ class TrainEngine:
     def step(self) -> StepReport:
         """Clip the gradient, take one AdamW step and advance the schedule.
 
-        A gradient that is not finite is discarded and reported as ``skipped``. For a gradient of
+        A gradient that is not finite is discarded and reported as ``is_skipped``. For a gradient of
         exactly zero the optimizer step is omitted, because momentum and weight decay would change
         the weights without any signal.
         """

@@ -113,9 +113,9 @@ def score_micro_batches(
     limits: MicroBatchLimits,
     score: Callable[[list[int]], None],
 ) -> None:
-    """Call ``score`` with the rows of every micro-batch, with the model on the device and without
-    gradient.
+    """Call ``score`` with the row indices of every micro-batch, without gradient.
 
+    The model is on the device during the calls.
     ``row_sizes`` are the numbers of tokens of the rows of this rank. Every rank of the engine must
     call this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches
     calls it with row 0 again.

@@ -134,9 +134,9 @@ def choose_limits(
 def micro_batches(
     lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None
 ) -> list[list[int]]:
-    """Return the row indices of each micro-batch of at most ``max_tokens`` tokens or ``max_rows``
-    rows.
+    """Return the row indices of each micro-batch.
 
+    A micro-batch has at most ``max_tokens`` tokens, or ``max_rows`` rows without ``max_tokens``.
     Rows are sorted by length, because rows of similar length share an attention call. A row longer
     than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
     ``max_tokens=8`` give [[0, 2], [1]].

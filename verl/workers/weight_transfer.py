@@ -11,7 +11,8 @@ Engines on separate devices (``nccl``):
     rank 1   shards ─gather─▶ a weight
 
 ``vllm.distributed.weight_transfer`` sends the data. All ranks iterate over the weights together,
-and rank 0 calls the engines. Each device of an engine keeps its part of a weight.
+and rank 0 calls the engines. Each device of an engine receives whole weights and keeps its part of
+them.
 
 Extra memory with ``ipc``: one chunk on each rank and one copy of it in the engine. With ``nccl``:
 up to three chunks on rank 0 and in each engine.

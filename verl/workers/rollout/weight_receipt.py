@@ -21,10 +21,9 @@ Array: TypeAlias = np.ndarray | torch.Tensor
 class WeightReceipt:
     """Record of the weights that an engine receives, to verify afterwards that it holds them.
 
-    ``held`` are the readable weights of the engine before the update. For an engine with tensor
-    parallelism, this record is for device number ``device_index`` of ``num_devices`` devices.
-    ``received`` maps the name of each weight that the engine received to its fingerprint
-    (checksum).
+    ``weights_before`` are the readable weights of the engine before the update. For an engine with
+    tensor parallelism, this record is for device ``device_index`` of ``num_devices`` devices.
+    ``received_checksums`` maps the name of each received weight to its checksum (fingerprint).
     """
 
     def __init__(
