@@ -72,7 +72,7 @@ def test_counts_equal_those_of_torch(policy, make, backward):
     module = make(load_causal_lm(policy))
     rows = Rows(random_rows(rows=3))
     work = rows.measure_forward_size([0, 1, 2])
-    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
     flops = count_model_weights(module)
     expected = (
         flops.compute_update_flops(square) if backward else flops.compute_forward_flops(square)
@@ -86,7 +86,7 @@ def test_adapters_cost_a_forward_and_input_gradients(policy):
     module = PolicyModel(load_causal_lm(policy, lora_rank=4))
     rows = Rows(random_rows(rows=3))
     work = rows.measure_forward_size([0, 1, 2])
-    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
     flops = count_model_weights(module)
     assert 0 < flops.trained_weights < 0.3 * flops.weights and flops.trained_head_weights == 0
     expected = flops.compute_update_flops(square)
@@ -120,7 +120,7 @@ def test_experts_count_as_often_as_a_token_uses_them(backward):
     lm.set_experts_implementation("eager")  # torch does not count grouped products
     rows = Rows(random_rows(rows=3))
     work = rows.measure_forward_size([0, 1, 2])
-    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
+    square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
     flops = count_model_weights(PolicyModel(lm))
     expected = (
         flops.compute_update_flops(square) if backward else flops.compute_forward_flops(square)
