@@ -128,7 +128,7 @@ def test_branches_keep_their_order_and_positions():
         )
     blocks = packed.layout.blocks
     assert sum(block.end - block.start for block in blocks) == 6
-    assert all(block.trunk == 3 for block in blocks)
+    assert all(block.row_start == 3 for block in blocks)
 
 
 @pytest.mark.parametrize("start", [0, 7, -1])
