@@ -74,7 +74,7 @@ def test_rows_in_one_attention_call_are_independent(policy):
     engine = make_engine(policy)
     rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
     layout = layout_of_rows([len(row) for row in rows])
-    assert [group.rows for group in layout.groups] == [3, 1, 1]
+    assert [group.num_rows for group in layout.groups] == [3, 1, 1]
 
     def scores(chosen):
         ids = torch.cat(chosen)
