@@ -417,10 +417,10 @@ def _other_members_differ(data: DataProto) -> torch.Tensor:
     group = trajectories.group
     returns = trajectories.score
     successes = torch.as_tensor(columns["won"].astype(float))
-    successes = torch.zeros_like(returns).scatter(0, trajectories.of_row, successes)
+    successes = torch.zeros_like(returns).scatter(0, trajectories.trajectory_of_row, successes)
     squares = mean_of_others(returns**2)
     differ = squares - mean_of_others(returns) ** 2 > ROUNDING_ERROR * squares
-    return ((mean_of_others(successes) > 0) | differ)[trajectories.of_row]
+    return ((mean_of_others(successes) > 0) | differ)[trajectories.trajectory_of_row]
 
 
 def _difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:

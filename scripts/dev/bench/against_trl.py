@@ -106,10 +106,10 @@ def make_endless_policy(directory: Path) -> Path:
 def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
     plan = StopRules(tokenizer, find_end_ids(tokenizer, policy)).get_plan(stop)
-    if plan.strings:
+    if plan.stop_strings:
         raise SystemExit(
-            f"stop strings {plan.strings} have several tokens each: TRL would sample past them; "
-            "use stop strings of one token"
+            f"stop strings {plan.stop_strings} have several tokens each: TRL would sample past "
+            "them; use stop strings of one token"
         )
     return plan.token_ids
 

@@ -25,7 +25,7 @@ from verl.models.policy import PolicyModel
 from verl.models.weights import UnusableWeights, find_non_finite
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory, require_replaceable
-from verl.workers.actor import PREFIX
+from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,13 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                     "adapters; allowed: merged; fix: set lora=merged"
                 )
             save_adapters(
-                language_model, _convert_dtype(state, cfg), PREFIX, directory, origin.path
+                language_model, _convert_dtype(state, cfg), LM_PREFIX, directory, origin.path
             )
         else:
             if cfg.dtype:
                 language_model.config.dtype = getattr(torch, cfg.dtype)
             weights = _convert_dtype(
-                to_hf_names(state, PREFIX, adapter_scales, tied_parameters), cfg
+                to_hf_names(state, LM_PREFIX, adapter_scales, tied_parameters), cfg
             )
             save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")

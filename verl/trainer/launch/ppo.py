@@ -32,7 +32,7 @@ from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings import ConfigError, Section
 from verl.models.hub import model_directory, pin_revision
-from verl.models.weights import Use
+from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
@@ -212,9 +212,9 @@ def pin_models(cfg: PPOConfig) -> dict[str, str]:
     A directory becomes an absolute path. A hub name gets its commit, as owner/name@commit. Raises
     ``ConfigError`` for a model that does not exist or has invalid weights.
     """
-    models_by_key: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
-        "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
-    }
+    models_by_key: dict[
+        str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, WeightPurpose]
+    ] = {"actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")}
     if cfg.critic.enable:
         models_by_key["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:

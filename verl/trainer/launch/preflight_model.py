@@ -25,12 +25,12 @@ from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.architecture import ALLOWED, FIX, config_reasons
+from verl.models.architecture import SUGGESTED_FIX, SUPPORTED_MODELS, find_config_problems
 from verl.models.backbone import attention_window
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
-from verl.models.weights import Use
+from verl.models.weights import WeightPurpose
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
@@ -112,8 +112,9 @@ def _find_config_problems(
     for key in set(model.override_config) - set(unknown_keys):
         setattr(config, key, model.override_config[key])
     problems = [
-        f"{setting}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
-        for reason in config_reasons(config)
+        f"{setting}: {config.model_type}: {reason}; allowed: {SUPPORTED_MODELS}; "
+        f"fix: {SUGGESTED_FIX}"
+        for reason in find_config_problems(config)
     ]
     problems += _find_window_problems(cfg, setting, attention_window(config))
     if isinstance(model, ModelConfig) and model.lora_rank:
@@ -121,7 +122,7 @@ def _find_config_problems(
     yield from problems
     # An invalid config would make the check of the weights fail too.
     if Path(str(model.path)).is_dir() and not (unknown_keys or tie_problems or problems):
-        use: Use = "policy" if isinstance(model, ModelConfig) else "value"
+        use: WeightPurpose = "policy" if isinstance(model, ModelConfig) else "value"
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
@@ -158,8 +159,8 @@ def _find_lora_problems(
     module_names = linear_names(meta_model)
     for problem in target_problems(meta_model, model.target_modules):
         suggestion = ""
-        if problem.unknown:
-            suggestion = did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
+        if problem.unknown_target:
+            suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
 

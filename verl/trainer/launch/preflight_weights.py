@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.settings import ConfigError
 from verl.models.loader import read_config
-from verl.models.weights import UnusableWeights, Use, check_files, check_weights, is_comparable
+from verl.models.weights import (
+    UnusableWeights,
+    WeightPurpose,
+    check_files,
+    check_weights,
+    is_comparable,
+)
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
@@ -21,7 +27,7 @@ def find_weight_problems(
     setting: str,
     directory: Path,
     trust_remote_code: bool,
-    model_use: Use = "policy",
+    model_use: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[str]:
     """Yield a problem if the weights in ``directory`` do not fit the model.
@@ -31,7 +37,11 @@ def find_weight_problems(
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
-            directory, config, setting=setting, use=model_use, trust_remote_code=trust_remote_code
+            directory,
+            config,
+            setting=setting,
+            purpose=model_use,
+            trust_remote_code=trust_remote_code,
         )
     except (UnusableWeights, OSError) as error:
         yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"

@@ -394,7 +394,7 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
         heads=new_model.num_attention_heads,
         kv_heads=new_model.num_key_value_heads,
         head_dim=new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads,
-        ff=new_model.intermediate_size,
+        intermediate_size=new_model.intermediate_size,
         max_length=new_model.max_position_embeddings,
         tie_embeddings=new_model.tie_word_embeddings,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,

@@ -33,7 +33,7 @@ from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import answer_with_stacks
-from verl.workers.collectives import TIMEOUT, backend_of, get_rank, resolve_device
+from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
@@ -104,7 +104,7 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
         "GLOO_SOCKET_IFNAME", next((n for n in interface_names if n.startswith("lo")), "lo")
     )
     dist.init_process_group(
-        backend_of(device),
+        get_backend(device),
         init_method=init_method,
         rank=rank_number,
         world_size=num_ranks,
@@ -137,7 +137,7 @@ def train_and_save(job: SFTJob) -> Path:
         trust_remote_code=cfg.model.trust_remote_code,
         override_config=cfg.model.override_config,
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
-        empty=get_rank() > 0,
+        without_weights=get_rank() > 0,
     )
     # Determine tied weights before the engine shards the parameters, which hides them.
     tied_parameters = tied_names(language_model)

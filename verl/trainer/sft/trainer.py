@@ -21,7 +21,7 @@ from verl.workers.collectives import (
 )
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
-from verl.workers.mini_batches import common_passes
+from verl.workers.mini_batches import count_common_passes
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ class SFTTrainer:
         return compute_mean_losses(sums, "train") | {
             "train/grad_norm": step_report.grad_norm,
             "train/lr": step_report.lr,
-            "train/skipped": float(step_report.skipped),
+            "train/skipped": float(step_report.is_skipped),
             "perf/tokens": float(batch_tokens),
             "perf/throughput": batch_tokens / max(time.perf_counter() - start_time, 1e-9),
         }
@@ -156,7 +156,9 @@ class SFTTrainer:
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
-        empty_batches = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
+        empty_batches = [
+            [] for _ in range(count_common_passes(micro_batch_rows) - len(micro_batch_rows))
+        ]
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
     def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:

@@ -556,7 +556,7 @@ def test_names_agree_with_the_registries():
     assert set(shipped.AdvantageEstimator) == set(names.estimators)
     assert set(shipped.POLICY_LOSSES) == set(names.policy_losses)
     assert set(shipped.ENGINES) == set(names.engines)
-    assert {name.removesuffix("+") for name in shipped.KL_ESTIMATORS} == set(kl._FORM_OF_NAME)
+    assert {name.removesuffix("+") for name in shipped.KL_ESTIMATORS} == set(kl._ESTIMATOR_OF_NAME)
     assert set(shipped.LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
 
 

@@ -78,7 +78,7 @@ def sample_and_update() -> str:
             hidden=64,
             layers=1,
             heads=2,
-            ff=128,
+            intermediate_size=128,
         )
         config = ActorRolloutRefConfig()
         config.model.path = str(path)
