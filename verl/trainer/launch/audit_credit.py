@@ -11,7 +11,7 @@ import torch
 
 from rlvcr.research.audit import AuditPoint
 from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_group_prices, add_thinking_columns
-from rlvcr.settings import COMBINES, method_settings
+from rlvcr.settings import COMBINE_RULES, get_method_settings
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
@@ -22,7 +22,7 @@ POSTERIOR = "rlvcr_posterior"
 # Config values of each form of the estimators that read columns of the method.
 FORMS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "rlvcr": {
-        **{f"rlvcr_{combine}": {"algorithm.rlvcr.combine": combine} for combine in COMBINES},
+        **{f"rlvcr_{combine}": {"algorithm.rlvcr.combine": combine} for combine in COMBINE_RULES},
         POSTERIOR: {"algorithm.rlvcr.credit": "posterior", "algorithm.rlvcr.combine": "additive"},
     },
     "copo": {"copo": {}},
@@ -145,5 +145,5 @@ def _add_method_columns(scored: DataProto, cfg: PPOConfig) -> DataProto:
     turns = rows.non_tensor_batch[TURNS_COLUMN]
     rows = add_thinking_columns(rows, cfg)
     if cfg.algorithm.adv_estimator == "level_groups":
-        add_group_prices(rows, list(turns), method_settings(cfg.algorithm))
+        add_group_prices(rows, list(turns), get_method_settings(cfg.algorithm))
     return rows

@@ -16,7 +16,7 @@ from agent_system.multi_turn_rollout.rollout_settings import should_request_leve
 from agent_system.tokens.bridge import is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
 from verl.config.checks.models import fix_for_missing
 from verl.config.cold_start import cold_start_config
@@ -125,7 +125,7 @@ def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> I
     """Yield a problem if rows and branches may exceed the attention ``window``, in tokens."""
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
-    method = method_settings(cfg.algorithm)
+    method = get_method_settings(cfg.algorithm)
     if method.enable:
         rows += method.max_alternative_tokens
         keys += " + algorithm.rlvcr.max_alternative_tokens"
