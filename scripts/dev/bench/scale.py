@@ -23,7 +23,14 @@ from dataclasses import dataclass
 import torch
 
 from scripts.dev.bench import balance, driver
-from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, estimate_part_seconds
+from scripts.dev.recipes import (
+    FLOAT32_BYTES,
+    GIGA,
+    H100,
+    MODELS,
+    Assumptions,
+    estimate_part_seconds,
+)
 from verl.config.memory import BYTES, micro_batch_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
@@ -167,7 +174,7 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
     stored_bytes = (
         tokens * model.received_bytes_per_token + padded_tokens * model.moved_bytes_per_token
     )
-    part_seconds = estimate_part_seconds(cfg, H100, Assumed())
+    part_seconds = estimate_part_seconds(cfg, H100, Assumptions())
     link_bytes = compute_link_bytes(cfg, ranks, tokens / ranks)
     non_update_s = sum(value for part, value in part_seconds.items() if part != "update")
     return StepLoad(
