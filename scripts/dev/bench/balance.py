@@ -45,7 +45,7 @@ CASES = (
     BalanceCase(64, 1024, 4),
     BalanceCase(1024, 10240, 8),
     BalanceCase(1024, 10240, 2),
-    BalanceCase(1024, 10240, 8, window=True),
+    BalanceCase(1024, 10240, 8, has_window_history=True),
 )
 
 
