@@ -17,8 +17,8 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, 
 from rlvcr.research.executed import (
     DIFFERENCE_FACTOR,
     choose_executed_level,
+    compute_priced_return,
     count_priced_tokens,
-    priced_return,
 )
 from rlvcr.settings import RLVCRSettings
 
@@ -123,4 +123,4 @@ def priced_return_at(trajectory: Trajectory, step: int, rlvcr: RLVCRSettings) ->
         return None
     turn = trajectory.turns[step]
     num_priced_tokens = count_priced_tokens(turn.parsed, turn.end - turn.start)
-    return priced_return(trajectory.reward, trajectory.won, num_priced_tokens, rlvcr)
+    return compute_priced_return(trajectory.reward, trajectory.won, num_priced_tokens, rlvcr)

@@ -211,13 +211,13 @@ class CollectorWorker:
     ) -> list[Trajectory]:
         group = await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
         alternatives = context.settings.alternatives
-        if alternatives is not None and alternatives.follows_rollout:
+        if alternatives is not None and alternatives.samples_after_rollout:
             trajectories = select_trajectories(group, self._env_config.on_abort)[0]
-            if alternatives.expand == "successes":
+            if alternatives.expanded_turns == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
             # With equal returns all group advantages are 0, so thoughts are not needed.
-            if alternatives.expand != "mixed_groups" or not has_equal_returns:
+            if alternatives.expanded_turns != "mixed_groups" or not has_equal_returns:
                 await generate_group_alternatives(context, trajectories)
         return group
 

@@ -56,7 +56,7 @@ from rlvcr.scoring import (
     add_score_requests,
     add_thinking_columns,
 )
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
@@ -126,7 +126,7 @@ class TrajectoryCollector:
                 "message"
             )
         self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
-        rlvcr = method_settings(config.algorithm)
+        rlvcr = get_method_settings(config.algorithm)
         self.collapse_detector = LevelCollapseDetector(rlvcr.collapse_patience)
         self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
         self._collector_group: CollectorGroup | None = None
@@ -157,7 +157,7 @@ class TrajectoryCollector:
             return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train=False)
         if self.config.algorithm.filter_groups.enable:
             return self.dynamic_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
-        if method_settings(self.config.algorithm).enable:
+        if get_method_settings(self.config.algorithm).enable:
             return self.rlvcr_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
         return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
 
@@ -238,7 +238,7 @@ class TrajectoryCollector:
             select_decision_points,
         )
 
-        rlvcr = method_settings(self.config.algorithm)
+        rlvcr = get_method_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
             data, rows = self._replay_recorded(recorded, actor_rollout_wg)
@@ -275,7 +275,7 @@ class TrajectoryCollector:
         the groups found so far are used. If there are none, the last batch with usable trajectories
         is used.
         """
-        samples_alternatives = bool(method_settings(self.config.algorithm).enable)
+        samples_alternatives = bool(get_method_settings(self.config.algorithm).enable)
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         step = gen_batch.meta_info["global_step"]
         num_groups_wanted = len(set(gen_batch.non_tensor_batch["uid"]))
@@ -515,7 +515,7 @@ class TrajectoryCollector:
 
         With ``samples_alternatives`` also add the score requests for thoughts.
         """
-        rlvcr = method_settings(self.config.algorithm)
+        rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
             return
         if samples_alternatives and rlvcr.credit in ("executed", "corrected"):
@@ -551,7 +551,7 @@ class TrajectoryCollector:
         data.meta_info["metrics"] |= execute_alternatives(
             list_trajectories(rows),
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
-            method_settings(self.config.algorithm),
+            get_method_settings(self.config.algorithm),
             settings.seed,
         )
         data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

@@ -10,7 +10,7 @@ from agent_system.tokens.conversation import TokenLimits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import merge_level_prompts
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvConfig
 
@@ -73,7 +73,7 @@ class RolloutSettings:
         ``samples_alternatives`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
         rollout_config = config.actor_rollout_ref.rollout
-        rlvcr = method_settings(config.algorithm)
+        rlvcr = get_method_settings(config.algorithm)
         sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
@@ -97,7 +97,7 @@ class RolloutSettings:
             alternatives=alternatives,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Validation measures the levels that the policy chooses.
-            level_rule=LevelRule.force_uniformly(rlvcr.epsilon_levels)
+            level_rule=LevelRule.from_uniform_share(rlvcr.epsilon_levels)
             if samples_alternatives
             else FREE_RULE,
             seed=rollout_config.seed,
@@ -114,7 +114,7 @@ class RolloutSettings:
 def should_request_levels(config: PPOConfig) -> bool:
     """Return ``env.levels``. If the key is null, return True if RLVCR is enabled."""
     levels: bool | None = config.env.levels
-    return bool(method_settings(config.algorithm).enable) if levels is None else levels
+    return bool(get_method_settings(config.algorithm).enable) if levels is None else levels
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
@@ -133,7 +133,7 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
             "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
             "env.levels unset"
         )
-    level_texts = method_settings(config.algorithm).prompts
+    level_texts = get_method_settings(config.algorithm).prompts
     if level_texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no "

@@ -187,7 +187,7 @@ class TrajectoryGenerator:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
         # Do not wait here, so that thoughts are sampled while the environment steps.
         sampler = context.alternatives
-        if sampler is not None and not sampler.settings.follows_rollout:
+        if sampler is not None and not sampler.settings.samples_after_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn
@@ -279,7 +279,7 @@ async def generate_group_alternatives(
     if sampler is None:
         return
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
-    if not sampler.settings.share:
+    if not sampler.settings.shares_thoughts:
         await gather_or_cancel(
             generate_alternative_thinking_levels(context, trajectory, turn)
             for trajectory, turn in turns

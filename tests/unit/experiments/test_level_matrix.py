@@ -11,7 +11,7 @@ from experiments.level_matrix import (
     MatrixEnvironment,
     SampledStep,
     collect_expert_states,
-    half_width,
+    compute_half_width,
     main,
     measure_levels,
 )
@@ -104,8 +104,8 @@ def test_mutual_information_by_hand():
 
 
 def test_interval_half_width_by_hand():
-    assert half_width(0.5, 100) == pytest.approx(0.098)
-    assert half_width(1.0, 7) == 0.0
+    assert compute_half_width(0.5, 100) == pytest.approx(0.098)
+    assert compute_half_width(1.0, 7) == 0.0
 
 
 def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):

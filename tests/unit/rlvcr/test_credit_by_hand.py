@@ -205,7 +205,7 @@ def row_turn(row: int, s: dict[str, Any]) -> RowTurn:
     choice = LevelChoice(CHOSEN[row], 1, (3, end))
     parsed = ParsedTurn(
         CHOSEN[row], (1, 2), (3, end), (end + 1, end + 3), (end + 1, end + 4),
-        "own", "go", "strict", None, end_span=(end, end + 1), choice=choice,
+        "own", "go", "strict", None, thought_end_span=(end, end + 1), choice=choice,
     )  # fmt: skip
     if row == CUT:
         parsed = ParsedTurn(

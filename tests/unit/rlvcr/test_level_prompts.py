@@ -13,7 +13,7 @@ from agent_system.environments.env_package.number_line.package import PACKAGE as
 from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from tests.helpers.number_line_world import make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -38,7 +38,7 @@ def first_prompt(overrides, is_train):
     group, envs, (engine,) = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        thinking = is_train and method_settings(config.algorithm).enable
+        thinking = is_train and get_method_settings(config.algorithm).enable
         settings = RolloutSettings.from_config(
             config, envs.package, is_train, samples_alternatives=thinking
         )

@@ -61,11 +61,11 @@ def test_replayed_trajectories_are_equal_with_slipping(tmp_path, history, capsys
 
 def test_validation_trajectories_use_the_validation_seeds():
     row = {"uid": "panel-lake/3", "task_id": "lake/3"}
-    assert reverify.seed_of(row, 0) == reverify.seed_of(row, 9) != 0
+    assert reverify.derive_environment_seed(row, 0) == reverify.derive_environment_seed(row, 9) != 0
     train = {"uid": "train-4-0-1", "task_id": "lake/3"}
-    assert reverify.seed_of(train, 0) != reverify.seed_of(train, 9)
+    assert reverify.derive_environment_seed(train, 0) != reverify.derive_environment_seed(train, 9)
     with pytest.raises(ValueError, check=mentions("'my group'")):
-        reverify.seed_of({"uid": "my group"}, 0)
+        reverify.derive_environment_seed({"uid": "my group"}, 0)
 
 
 def test_changes_are_named_and_failed_trajectories_skipped(run, tmp_path, capsys):

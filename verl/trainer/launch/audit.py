@@ -81,7 +81,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
-    from rlvcr.settings import method_settings
+    from rlvcr.settings import get_method_settings
 
     inspection = inspect_start(cfg, ignores_local_devices)
     if inspection.problems:
@@ -93,7 +93,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
                 "turns cannot be replayed; allowed: environments that step by action"
             ]
         )
-    rlvcr = method_settings(cfg.algorithm)
+    rlvcr = get_method_settings(cfg.algorithm)
     try:
         recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
@@ -121,11 +121,11 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
     Each is empty if ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid
     line, and ``OSError`` for a file that cannot be read.
     """
-    from rlvcr.settings import method_settings
+    from rlvcr.settings import get_method_settings
     from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
     from verl.trainer.launch.preflight_prompts import open_tasks
 
-    rlvcr = method_settings(cfg.algorithm)
+    rlvcr = get_method_settings(cfg.algorithm)
     external_scores = (
         {} if rlvcr.audit_scores_file is None else read_external_scores(rlvcr.audit_scores_file)
     )
@@ -142,7 +142,7 @@ def run_audit(cfg: PPOConfig) -> None:
     Packages that are slow to import are imported only here.
     """
     from rlvcr.research.audit import audit_scores
-    from rlvcr.settings import method_settings
+    from rlvcr.settings import get_method_settings
     from verl.trainer.launch.audit_credit import add_credits
     from verl.trainer.launch.audit_files import add_external_scores
     from verl.trainer.launch.audit_record import (
@@ -158,7 +158,7 @@ def run_audit(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        rlvcr = method_settings(cfg.algorithm)
+        rlvcr = get_method_settings(cfg.algorithm)
         # The number of tasks is limited by the existing tasks and by the number of audited turns.
         num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
         tasks = trainer.val_envs.gen_batch(1, num_tasks)

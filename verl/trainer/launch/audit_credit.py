@@ -11,7 +11,7 @@ import torch
 
 from rlvcr.research.audit import AuditPoint
 from rlvcr.scoring import GROUP_PRICE_COLUMN, TURNS_COLUMN, add_group_prices, add_thinking_columns
-from rlvcr.settings import COMBINES, method_settings
+from rlvcr.settings import COMBINE_RULES, get_method_settings
 from verl.algos import ADV_ESTIMATORS, find_missing_inputs
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
@@ -25,7 +25,7 @@ ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "rlvcr": {
         **{
             f"rlvcr_{combination}": {"algorithm.rlvcr.combine": combination}
-            for combination in COMBINES
+            for combination in COMBINE_RULES
         },
         POSTERIOR_VARIANT: {
             "algorithm.rlvcr.credit": "posterior",
@@ -161,5 +161,5 @@ def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
     turn_records = rows.non_tensor_batch[TURNS_COLUMN]
     rows = add_thinking_columns(rows, cfg)
     if cfg.algorithm.adv_estimator == "level_groups":
-        add_group_prices(rows, list(turn_records), method_settings(cfg.algorithm))
+        add_group_prices(rows, list(turn_records), get_method_settings(cfg.algorithm))
     return rows

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from agent_system.environments.config_rules import ENVIRONMENTS
-from rlvcr.config_checks import METHOD
+from rlvcr.config_checks import METHOD_PLUGIN
 from verl.config import plugins
 from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 plugins.ENVIRONMENT_PLUGINS.append(ENVIRONMENTS)
-plugins.METHOD_PLUGINS.append(METHOD)
+plugins.METHOD_PLUGINS.append(METHOD_PLUGIN)
 EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="utf-8")))
 
 

@@ -16,7 +16,7 @@ from agent_system.multi_turn_rollout.rollout_settings import should_request_leve
 from agent_system.tokens.bridge import is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL
 from verl.config.checks.models import suggest_fix_for_missing_model
 from verl.config.cold_start import build_cold_start_config
@@ -133,7 +133,7 @@ def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> I
     """
     row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
     keys = "data.max_prompt_length + data.max_response_length"
-    method = method_settings(cfg.algorithm)
+    method = get_method_settings(cfg.algorithm)
     if method.enable:
         row_length += method.max_alternative_tokens
         keys += " + algorithm.rlvcr.max_alternative_tokens"

@@ -18,7 +18,7 @@ pytest.importorskip("textarena")
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package, list_selectable_names
-from scripts.dev.same_transcripts import run_random_episode, small_settings
+from scripts.dev.same_transcripts import make_small_settings, run_random_episode
 
 ROOT = Path(__file__).resolve().parents[4]
 # The other environments start a JVM or generate games for seconds.
@@ -86,7 +86,7 @@ def test_irreproducible_environment_is_noticed():
 
 
 def test_small_settings_make_few_tasks():
-    settings = small_settings("reasoning_gym/gcd")
+    settings = make_small_settings("reasoning_gym/gcd")
     assert settings.known_tasks("train") == 4 and settings.known_tasks("val") == 4
 
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.checks.models import CHECKSUMS_FILE
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
@@ -55,7 +55,7 @@ FORMULA = ("mode", "combine", "score", "cost_coef", "price_in", "step_advantage_
 
 
 def formula_of(name: str) -> tuple[object, ...]:
-    settings = method_settings(load_config(name).algorithm)
+    settings = get_method_settings(load_config(name).algorithm)
     return tuple(getattr(settings, key) for key in FORMULA)
 
 
@@ -63,7 +63,7 @@ def formula_of(name: str) -> tuple[object, ...]:
 def test_recipes_use_a_formula_with_published_results(name):
     """Results are in experiments/quickstart and experiments/relay16."""
     cfg = load_config(name)
-    settings = method_settings(cfg.algorithm)
+    settings = get_method_settings(cfg.algorithm)
     if settings.enable:
         assert formula_of(name) in (formula_of("quickstart"), formula_of("relay_16"))
         # The level entropy bonus of the published method destroyed the format of small policies.
@@ -156,7 +156,7 @@ def test_plan_counts_match_values_by_hand():
     assert isinstance(plan, PPOPlan)
     assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
-    rlvcr = method_settings(cfg.algorithm)
+    rlvcr = get_method_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
     assert plan.extra_tokens_at_most == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens

@@ -348,7 +348,7 @@ def test_script_demonstrates_only_training_words(tmp_path, monkeypatch):
     from scripts import train_twenty_questions as script
 
     monkeypatch.setattr(script.subprocess, "run", lambda *args, **options: None)
-    words = script.select_words(script.WORDS)
+    words = script.select_words(script.NUM_WORDS)
     script.train_by_imitation(script.parse_arguments(["--episodes=96"]), words, tmp_path)
     lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
     secrets = {json.loads(line)["task_id"].partition("/")[2] for line in lines}
