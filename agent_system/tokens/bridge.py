@@ -24,8 +24,8 @@ from verl.utils.chat_template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
-    find_end_ids,
     find_end_of_turn_id,
+    find_stop_token_ids,
     make_anchor,
 )
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
@@ -138,10 +138,10 @@ class ChatBridge:
         self.template = ChatTemplate(tokenizer, template_kwargs)
         self._turn_end = self.template.render_turn_end()
         self.end_of_turn_id = find_end_of_turn_id(tokenizer, self._turn_end)
-        self.end_ids = find_end_ids(tokenizer)
+        self.end_ids = find_stop_token_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._template_frame())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
-        self.closing = self._tokens.find_leading_control_text(self._turn_end)
+        self.closing = self._tokens.find_control_text_at_start(self._turn_end)
         self.encode = self._tokens.encode
         self.encode_turn = lru_cache(ENCODED_TEXTS)(self._encode_turn)
 
@@ -209,7 +209,7 @@ class ChatBridge:
 
     def _encode_after_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of template ``text`` that directly follows other text."""
-        return self.encode(text, inside=self._tokens.pattern.match(text) is None)
+        return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
@@ -232,7 +232,7 @@ class ChatBridge:
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
-        ids = self._tokens.continue_text(prompt, turn_text + self.closing)
+        ids = self._tokens.encode_following_text(prompt, turn_text + self.closing)
         if self.closing and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
                 f"the tokenizer does not encode its end of turn {self.closing.strip()!r} as one "
@@ -242,11 +242,11 @@ class ChatBridge:
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text, with control tokens as plain text."""
-        return self.encode(self._tokens.mark_control_tokens(text), inside=True)
+        return self.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
-        return self.encode(text, inside=True)
+        return self.encode(text, is_continuation=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
@@ -302,7 +302,7 @@ class PlainBridge:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.end_ids = find_end_ids(tokenizer)
+        self.end_ids = find_stop_token_ids(tokenizer)
         # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
         is_transformers = hasattr(tokenizer, "added_tokens_decoder")
         self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
@@ -340,13 +340,13 @@ class PlainBridge:
         """Return the ids of text that continues other text, with control tokens as plain text."""
         if self._tokens is None:
             return self._encode(text)
-        return self._tokens.encode(self._tokens.mark_control_tokens(text), inside=True)
+        return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
         if self._tokens is None:
             return self._encode(text)
-        return self._tokens.encode(text, inside=True)
+        return self._tokens.encode(text, is_continuation=True)
 
     def _start_tokens(self) -> list[int]:
         """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""

@@ -33,7 +33,7 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def rename_aside(path: Path) -> Path:
+def rename_with_number(path: Path) -> Path:
     """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest free n from 1; return that path."""
     copy_number = 1
     while (aside := path.with_name(f"{path.stem}.{copy_number}{path.suffix}")).exists():
@@ -188,7 +188,7 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     partial_dir.chmod(0o777 & ~read_umask())
     try:
         yield partial_dir
-        finish_files(partial_dir)
+        set_permissions_and_flush(partial_dir)
         files = [path for path in sorted(partial_dir.rglob("*")) if path.is_file()]
         hashes = {
             path.relative_to(partial_dir).as_posix(): _compute_fingerprint(path) for path in files
@@ -239,7 +239,7 @@ def read_umask() -> int:
     return umask
 
 
-def finish_files(directory: Path) -> None:
+def set_permissions_and_flush(directory: Path) -> None:
     """Give all files in ``directory`` the user's usual permissions and flush them to the disk."""
     umask = read_umask()
     for path in directory.rglob("*"):

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import psutil
 
-from verl.single_controller.ray.local import LOOPBACK_SWITCH
+from verl.single_controller.ray.local import LOOPBACK_VARIABLE
 
 CPUS = 4
 
@@ -28,14 +28,14 @@ class Nodes:
 @contextlib.contextmanager
 def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
     """Run the cluster during the block. ``environ``: environment variables of its workers."""
-    variables = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    variables = {LOOPBACK_VARIABLE: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
     with patch.dict(os.environ, variables), _start_cluster() as nodes:
         yield nodes
 
 
 @contextlib.contextmanager
 def _start_cluster() -> Iterator[Nodes]:
-    from ray.cluster_utils import Cluster  # reads LOOPBACK_SWITCH when it is imported
+    from ray.cluster_utils import Cluster  # reads LOOPBACK_VARIABLE when it is imported
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)

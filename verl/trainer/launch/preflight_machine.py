@@ -14,7 +14,7 @@ from verl.config.derive import engine_gpus_by_node, engines_have_separate_gpus
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
-from verl.record.run_dir import LOCK, RunDirectory
+from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.single_controller.ray.local import explain_directory_refusal, find_token_path
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
@@ -85,11 +85,11 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem if the run directory has files of other programs, or is in use by a run."""
-    lock = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK
+    lock = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK_FILE
     try:
         directory = RunDirectory(value_at_path(cfg, RUN_DIR_KEY))
-        lock = directory.path / LOCK
-        if foreign := directory.foreign_file():
+        lock = directory.path / LOCK_FILE
+        if foreign := directory.find_foreign_file():
             why = f"contains {foreign}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
             yield build_problem(cfg, RUN_DIR_KEY, why, allowed, f"set {RUN_DIR_KEY}=DIR")

@@ -71,7 +71,7 @@ def run_sft(cfg: SFTConfig) -> Path:
     seed_everything(schedule.seed)
     with (
         RunDirectory(schedule.default_local_dir).open(cfg, {"trainer": schedule.seed}) as run,
-        run.logging_interrupts(),
+        run.log_interrupts(),
         watch_run(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s) as enter,
     ):
         setup_logging(run.logs / "sft.log")
