@@ -28,7 +28,7 @@ from verl.utils.chat_template import (
     find_stop_token_ids,
     make_anchor,
 )
-from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
+from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTokens
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
@@ -143,7 +143,7 @@ class ChatBridge:
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
         self.closing = self._tokens.find_control_text_at_start(self._turn_end)
         self.encode = self._tokens.encode
-        self.encode_turn = lru_cache(ENCODED_TEXTS)(self._encode_turn)
+        self.encode_turn = lru_cache(MAX_CACHED_TEXTS)(self._encode_turn)
 
     def first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of ``messages`` with the generation prompt.

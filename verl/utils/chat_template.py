@@ -68,7 +68,8 @@ class ChatTemplate:
         if reserved_keys:
             raise TemplateUnsupported(
                 f"data.apply_chat_template_kwargs has {', '.join(reserved_keys)}, which the "
-                "framework sets; allowed: arguments that the template itself reads; fix: remove them (put a "
+                "framework sets; allowed: arguments that the template itself reads; fix: remove "
+                "them (put a "
                 "template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_parts()

@@ -152,7 +152,7 @@ class CheckpointManager:
     def _finish_save(
         self, step: int, partial_dir: Path, encoded_state: str, written_or_waiter: object
     ) -> None:
-        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint's name."""
+        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
         checkpoint_dir = self._get_step_directory(step)
         try:
             if callable(written_or_waiter):
@@ -255,8 +255,9 @@ class CheckpointManager:
                 writer, path = invisible_files[0]
                 raise CheckpointError(
                     f"{len(invisible_files)} files of the checkpoint are not visible to the driver "
-                    f"on {socket.gethostname()} after {self.visibility_timeout_s:g} s, the first of "
-                    f"them {path}, which {writer} wrote: {self.root} is not on storage that all nodes "
+                    f"on {socket.gethostname()} after {self.visibility_timeout_s:g} s, the first "
+                    f"of them {path}, which {writer} wrote: {self.root} is not on storage that "
+                    "all nodes "
                     "of the run share; fix: trainer.default_local_dir=DIR, an absolute path of a "
                     "directory that all nodes share"
                 )

@@ -62,8 +62,8 @@ def watch_driver(driver_pid: int, silent_s: float) -> None:
     if os.getppid() != driver_pid:
         return
     sys.stderr.write(
-        f"Stalled: the driver (process {driver_pid}) has sent no heartbeat for {silent_time_s:.0f} s: "
-        "it is stopped, or native code holds the GIL; it is killed\n"
+        f"Stalled: the driver (process {driver_pid}) has sent no heartbeat for "
+        f"{silent_time_s:.0f} s: it is stopped, or native code holds the GIL; it is killed\n"
     )
     sys.stderr.flush()
     os.kill(driver_pid, signal.SIGUSR1)
