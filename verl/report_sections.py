@@ -251,9 +251,9 @@ class NumberColumn:
 class AlternativesView:
     """A table below a turn of the report, for example of alternative thoughts of this turn.
 
-    ``key`` is the key of the turn's record with the list of alternatives; each is a dict. Three
-    fields are keys of this dict: ``badge`` (a number from 1 to 4, by which the table is sorted),
-    ``text``, and ``chosen`` (true for the text that the agent used). ``note`` is a pair: a key of
+    ``key`` is the key of the turn's record with the list of alternatives; each is a dict.
+    ``badge``, ``text`` and ``chosen`` are keys of this dict. ``badge`` has a number from 1 to 4, by
+    which the table is sorted. ``chosen`` is true for the text that the agent used. ``note`` is a pair: a key of
     the turn's record, and a sentence with a placeholder for its value. ``outcomes`` reads the
     returns of trajectories that were continued with one of the alternatives.
     """
@@ -333,7 +333,7 @@ def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
     """
     ordered_entries = list(entries)
     for added_entry in added:
-        # Collect the names in each iteration: an entry may be placed after one just added.
+        # Collect the names for each entry: it may be placed after one that was just added.
         names = [entry.name for entry in ordered_entries]
         position = (
             names.index(added_entry.placed_after) + 1

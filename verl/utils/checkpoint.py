@@ -51,7 +51,7 @@ STATE_FILE = "state.json"
 MANIFEST_FORMAT = 2  # version of the manifest's format
 MANIFEST_DIGEST = "sha256"  # key of the digest of all other entries of the manifest
 PARTIAL_PREFIX = ".partial-"
-MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories are removed, whoever made them
+MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all processes are removed
 # Maximum time to wait until the driver sees a file that another node wrote. Network file systems
 # cache for up to a minute that a file does not exist.
 VISIBILITY_TIMEOUT_S = 90.0

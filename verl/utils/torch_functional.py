@@ -92,9 +92,9 @@ class _TokenStatistics(torch.autograd.Function):
     """Autograd function: log-prob of the label and entropy of every row of logits [N, V].
 
     It works in chunks of rows, so that a float32 copy exists for one chunk only. The backward pass
-    uses the saved logits. With temperature T, label y and ``p = softmax(x / T)``, the gradient of
-    the log-prob with respect to the logits x is ``(1[y] - p) / T``. The gradient of the entropy H
-    is ``-p (log p + H) / T``.
+    uses the saved logits x. Let T be the temperature, y the label and ``p = softmax(x / T)``. The
+    gradient of the log-prob is ``(1[y] - p) / T``. The gradient of the entropy H is
+    ``-p (log p + H) / T``.
     """
 
     @staticmethod

@@ -41,12 +41,12 @@ def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
 
     It is for waits before the watchdog runs, which otherwise logs them.
     """
-    has_ended = threading.Event()
+    end_event = threading.Event()
     start_time = time.monotonic()
 
     def log_repeatedly() -> None:
         next_log_s = quiet_s
-        while not has_ended.wait(start_time + next_log_s - time.monotonic()):
+        while not end_event.wait(start_time + next_log_s - time.monotonic()):
             logger.info("waiting for %s for %.0f s", awaited, next_log_s)
             next_log_s *= 2
 
@@ -54,7 +54,7 @@ def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        has_ended.set()
+        end_event.set()
 
 
 # ---- parts of a training step ------------------------------------------------------------------

@@ -79,7 +79,7 @@ class Watchdog:
         self._progress_time = clock()
         self._next_log_s = quiet_s
         self._stall_message: str | None = None
-        self._is_stopped = threading.Event()
+        self._end_event = threading.Event()
         self._guard: DriverGuard | None = None
         self._handles_sigint = False  # True if the watchdog replaced an ignored SIGINT
         self._collect_remote_stacks: Callable[[Path], RemoteStacks] | None = None
@@ -117,7 +117,7 @@ class Watchdog:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        self._is_stopped.set()
+        self._end_event.set()
         self._thread.join()
         if self._guard is not None:
             self._guard.close()
@@ -166,7 +166,7 @@ class Watchdog:
             raise KeyboardInterrupt
 
     def _run(self) -> None:
-        while not self._is_stopped.wait(POLL_S):
+        while not self._end_event.wait(POLL_S):
             if self._guard is not None:
                 self._guard.send_heartbeat()
             try:

@@ -303,7 +303,7 @@ def _draw_tokens_chart(run: RunData) -> Chart:
 
 def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
     curves = []
-    # Draw at most as many sources as there are colours: equal colours could not be told apart.
+    # Draw at most as many sources as there are colours, so that each has a different colour.
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
         source = metric.split("/")[1]
         curves.append(
