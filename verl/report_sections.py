@@ -253,9 +253,9 @@ class AlternativesView:
 
     ``key`` is the key of the turn's record with the list of alternatives; each is a dict.
     ``badge``, ``text`` and ``chosen`` are keys of this dict. ``badge`` has a number from 1 to 4, by
-    which the table is sorted. ``chosen`` is true for the text that the agent used. ``note`` is a pair: a key of
-    the turn's record, and a sentence with a placeholder for its value. ``outcomes`` reads the
-    returns of trajectories that were continued with one of the alternatives.
+    which the table is sorted. ``chosen`` is true for the text that the agent used. ``note`` is a
+    pair: a key of the turn's record, and a sentence with a placeholder for its value. ``outcomes``
+    reads the returns of trajectories that were continued with one of the alternatives.
     """
 
     key: str
