@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from verl.utils.waits import waiting_for
 
-ResultT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT")
 
 
 class BackgroundCall(Generic[ResultT]):

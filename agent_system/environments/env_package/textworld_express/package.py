@@ -217,7 +217,7 @@ def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[T
         # Games with equal starts can differ in rooms that are not visible at the start.
         start_counts = Counter(start_hashes)
         content_hashes = [
-            env.compute_content_hash(candidate_task, rooms=True)
+            env.compute_content_hash(candidate_task, includes_rooms=True)
             if start_counts[start_hash] > 1
             else start_hash
             for candidate_task, start_hash in zip(candidate_tasks, start_hashes, strict=True)

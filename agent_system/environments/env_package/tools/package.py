@@ -101,9 +101,8 @@ class ToolsEnv:
         self._history = [task["messages"][-1]["content"]]
         *opening, last_message = task["messages"]
         if opening:
-            opening = _add_to_system_message(
-                opening, make_system_instructions(self.settings, levels=False)
-            )  # pyright: ignore[reportArgumentType]  settings hash
+            text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
+            opening = _add_to_system_message(opening, text)
         return Observation(last_message["content"], opening=opening)
 
     def step(self, action: str) -> Step:
