@@ -218,9 +218,8 @@ def compute_rlvcr_outcome_advantage(
     ``combine`` changes the sign of this part only with ``price_in="gate"``.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    Three tensors ``[B, R]`` are added in all rows: ``thinking_level_bonus`` with weight 1,
-    ``thinking_executed`` (credit from replays) and ``thinking_group_price`` with weight
-    ``step_advantage_w``.
+    Three tensors ``[B, R]`` are added in all rows: ``thinking_level_bonus`` with weight 1, and with
+    ``step_advantage_w`` ``thinking_executed`` (credit from replays) and ``thinking_group_price``.
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
