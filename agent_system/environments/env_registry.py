@@ -43,6 +43,7 @@ _BUILTIN_SETTINGS_AND_EXTRAS: dict[str, tuple[str, str | None]] = {
     "agent": ("AgentSettings", None),
     "alfworld": ("AlfworldSettings", "envs"),
     "dataset": ("DatasetSettings", None),
+    "exam": ("ExamSettings", "envs"),
     "frozen_lake": ("LakeSettings", "envs"),
     "gymnasium": ("GymnasiumSettings", "envs"),
     "mixture": ("MixtureSettings", None),

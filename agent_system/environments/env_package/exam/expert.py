@@ -1,0 +1,83 @@
+"""Expert for the exam. It reads the question, solves it, and writes results of the solver's trace.
+
+One rule makes the thoughts of all generators. It knows nothing of the question: level 1 writes
+nothing, and level l writes the results of every (5 - l)-th step and of the last one. The expert
+names no required level. Which level suffices depends on what the policy can do without writing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_system.environments.env import Observation, Task
+from agent_system.environments.env_package.exam.questions import NAME, draw_tasks
+from agent_system.environments.env_package.exam.settings import ExamSettings
+from agent_system.environments.env_package.exam.solvers import solve_question
+from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert, Thought
+from rlvcr.levels import LEVELS
+
+MAX_NUMBERED_STEPS = 20  # step numbers that a new tokenizer encodes as one token each
+
+
+class ExamExpert:
+    """Expert of one episode. It reads questions from observations."""
+
+    def __init__(self, episode: EpisodeStart[ExamSettings]) -> None:
+        self.solution = solve_question(episode.first.text)
+
+    def act(self) -> Decision:
+        """Return the right answer to the current question, with a thought for each level."""
+        answer = self.solution.answer
+        thoughts = {
+            level: Thought(write_thought(self.solution.results, level), answer) for level in LEVELS
+        }
+        return Decision(answer, thoughts=thoughts)
+
+    def observe(self, action: str, observation: Observation) -> None:
+        """Read the next question from ``observation``."""
+        del action  # always the right one: a wrong answer would have ended the episode
+        self.solution = solve_question(observation.text)
+
+
+def write_thought(results: Sequence[str], level: int) -> str:
+    """Return the results of every (5 - ``level``)-th step and of the last one, with step numbers.
+
+    Level 1 has an empty thought. Example with the results a, b, c, d, e::
+
+        level 2: "#3 c #5 e"
+        level 3: "#2 b #4 d #5 e"
+        level 4: "#1 a #2 b #3 c #4 d #5 e"
+    """
+    if level == LEVELS[0]:
+        return ""
+    stride = LEVELS[-1] + 1 - level
+    return " ".join(
+        f"#{step} {result}"
+        for step, result in enumerate(results, start=1)
+        if step % stride == 0 or step == len(results)
+    )
+
+
+def make_demonstration_key(settings: ExamSettings) -> list[Any]:
+    """Return everything that determines the demonstrations, as a cache key."""
+    included = {"generators", "options", "task_seed", "demonstrated_questions", "prompt"}
+    return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
+
+
+def list_demonstration_tasks(settings: ExamSettings, count: int) -> list[Task]:
+    """Return tasks for demonstrations. They have training questions, drawn with another seed."""
+    return draw_tasks(settings, "demonstrations", count, settings.demonstrated_questions)
+
+
+def list_token_symbols(settings: ExamSettings) -> list[str]:
+    """Return the step numbers, which a new tokenizer encodes as one token each."""
+    del settings  # equal for all generators
+    # A thought begins with a step number, so no space precedes this one.
+    return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
+
+
+EXPERT = Expert(
+    ExamExpert,
+    tasks=list_demonstration_tasks,
+    key=make_demonstration_key,
+    symbols=list_token_symbols,
+)

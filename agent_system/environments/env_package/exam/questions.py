@@ -1,0 +1,87 @@
+"""Tasks of the exam: which questions of reasoning-gym an episode consists of."""
+
+import hashlib
+import random
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from agent_system.environments.env import Task
+from agent_system.environments.env_package.exam.settings import ExamSettings
+from agent_system.environments.env_package.reasoning_gym.questions import Questions, load_questions
+from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
+from verl.utils.seeds import derive_seed
+
+NAME = "exam"
+VAL_DIVISOR = 4  # one question in four belongs to the validation split
+QUESTION_NUMBERS = 2**24  # questions of a generator, many of which are equal if they are simple
+
+
+def load_generators(settings: ExamSettings) -> dict[str, Questions]:
+    """Return the questions of each generator of ``settings``.
+
+    Raises ``ValueError`` if a generator does not accept its options.
+    """
+    return {
+        name: load_questions(
+            ReasoningGymSettings(
+                task=name,
+                options={name: settings.options.get(name, {})},
+                train_tasks=QUESTION_NUMBERS,
+                task_seed=settings.task_seed,
+            )
+        )
+        for name in settings.generators
+    }
+
+
+def is_validation_question(question: str) -> bool:
+    """Return True if the question with this text belongs to the validation split."""
+    # The split depends on the text, because generators make equal questions of different numbers.
+    return zlib.crc32(question.encode()) % VAL_DIVISOR == 0
+
+
+def draw_questions(
+    settings: ExamSettings, seed: int, is_validation: bool
+) -> Iterator[tuple[str, int]]:
+    """Yield an endless sequence of random questions of one split, as (generator, number)."""
+    generators = load_generators(settings)
+    rng = random.Random(seed)
+    while True:
+        name = rng.choice(settings.generators)
+        number = rng.randrange(QUESTION_NUMBERS)
+        # Draw another number of the same generator, so that all have the same share.
+        while is_validation_question(generators[name][number]["question"]) != is_validation:
+            number = rng.randrange(QUESTION_NUMBERS)
+        yield name, number
+
+
+def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
+    """Return the tasks of ``split``. The splits share no question."""
+    count = settings.val_tasks if split == "val" else settings.train_tasks
+    return draw_tasks(settings, split, count, settings.questions)
+
+
+def draw_tasks(
+    settings: ExamSettings, purpose: str, task_count: int, questions_per_task: int
+) -> list[Task]:
+    """Return ``task_count`` tasks with ``questions_per_task`` random questions each.
+
+    ``settings.task_seed`` and ``purpose`` determine the questions. Tasks with the purpose ``val``
+    have validation questions, all others training questions.
+    """
+    seed = derive_seed(NAME, settings.task_seed, purpose)
+    drawn_questions = draw_questions(settings, seed, is_validation=purpose == "val")
+    tasks = []
+    for _ in range(task_count):
+        questions = [list(question) for question in islice(drawn_questions, questions_per_task)]
+        digest = hashlib.blake2b(repr(questions).encode(), digest_size=8).hexdigest()
+        tasks.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "questions": questions})
+    return tasks
+
+
+def load_entries(settings: ExamSettings, task: Task) -> list[dict[str, Any]]:
+    """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them."""
+    generators = load_generators(settings)
+    return [generators[name][number] for name, number in task["questions"]]

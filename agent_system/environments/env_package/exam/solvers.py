@@ -1,0 +1,161 @@
+"""Solvers of questions, which write down every intermediate result.
+
+A solver reads the text of a question, never the answer or the metadata of reasoning-gym. Its trace
+has one result per step. The number of steps is the difficulty that the generator drew.
+
+The generators differ in how well a small policy answers without a trace. Rotations depend on each
+other, so few of them can be followed at once. A sum of two terms is one step. The occurrences of a
+letter can be counted in parallel, but many of them less reliably than few.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+SIDES = ("top", "right", "front", "left", "back", "bottom")
+# After a rotation each side of a cycle has the colour that the next side of the cycle had.
+ROTATION_CYCLES = {
+    "front": (("top", "front", "bottom", "back"),),
+    "right": (("top", "right", "bottom", "left"),),
+    "back": (("top", "back", "bottom", "front"),),
+    "left": (("top", "left", "bottom", "right"),),
+    "bottom": (("top", "bottom"), ("front", "back")),
+}
+INTEGER_PATTERN = re.compile(r"-?[0-9]{1,9}")
+CHOICE_RADIUS = 4  # admissible integers on either side of the right one
+_COLOR_PATTERN = re.compile(r"^- an? (\w+) (\w+) side$", re.MULTILINE)
+_ROTATION_PATTERN = re.compile(rf"\b({'|'.join(ROTATION_CYCLES)})\b")
+_TARGET_PATTERN = re.compile(r"What is now the color of the (\w+) side of the cube\?")
+_SUM_PATTERN = re.compile(r"following arithmetic problem: (-?\d+(?: [+-] -?\d+)*) =")
+_COUNT_PATTERN = re.compile(r'times does the letter "(.)" appear in the text: "(.*)"\?')
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """Solution of a question.
+
+    Attributes:
+        generator: reasoning-gym's name of the generator.
+        short_question: The question in few tokens, with a number before each step: ``sum 3 #1 + 4``.
+        results: Result of each step. The last one determines the answer.
+        answer: The right answer.
+        answer_form: Pattern of the answers that are possible. Others are invalid.
+        choices: Some possible answers, among them the right one.
+    """
+
+    generator: str
+    short_question: str
+    results: tuple[str, ...]
+    answer: str
+    answer_form: re.Pattern[str]
+    choices: tuple[str, ...]
+
+    @property
+    def situation(self) -> str:
+        """Generator and number of steps, such as ``chain_sum 3``."""
+        return f"{self.generator} {len(self.results)}"
+
+
+def solve_cube(text: str) -> Solution | None:
+    """Solve a question of ``color_cube_rotation``. A result is the colours of the six sides."""
+    target_match = _TARGET_PATTERN.search(text)
+    if target_match is None:
+        return None
+    colors = {side: color for color, side in _COLOR_PATTERN.findall(text)}
+    rotations_start = [match.end() for match in _COLOR_PATTERN.finditer(text)][-1]
+    rotations = _ROTATION_PATTERN.findall(text, rotations_start, target_match.start())
+    target = target_match[1]
+    first_state = " ".join(colors[side] for side in SIDES)
+    results = []
+    for rotation in rotations:
+        previous_colors = dict(colors)
+        for cycle in ROTATION_CYCLES[rotation]:
+            for side, next_side in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+                colors[side] = previous_colors[next_side]
+        results.append(" ".join(colors[side] for side in SIDES))
+    return Solution(
+        "color_cube_rotation",
+        f"cube {first_state}{number_steps(rotations)} ? {target}",
+        tuple(results),
+        colors[target],
+        re.compile("|".join(colors.values())),
+        tuple(sorted(colors.values())),
+    )
+
+
+def solve_sum(text: str) -> Solution | None:
+    """Solve a question of ``chain_sum``. A result is the sum so far."""
+    match = _SUM_PATTERN.search(text)
+    if match is None:
+        return None
+    first_term, *parts = match[1].split()
+    operations = [f"{sign} {term}" for sign, term in zip(parts[::2], parts[1::2], strict=True)]
+    signed_terms = [
+        int(term) if sign == "+" else -int(term)
+        for sign, term in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    sums = list(accumulate(signed_terms, initial=int(first_term)))
+    # A sum of one term has no operation; its only result is the term.
+    return _build_integer_solution(
+        "chain_sum", f"sum {first_term}{number_steps(operations)}", sums[1:] or sums
+    )
+
+
+def solve_count(text: str) -> Solution | None:
+    """Solve a question of ``letter_counting``. A result is the count after a word."""
+    match = _COUNT_PATTERN.search(text)
+    if match is None:
+        return None
+    letter = match[1]
+    words = match[2].lower().split()
+    counts = list(accumulate(word.count(letter) for word in words))
+    spelled_words = [" ".join(word) for word in words]
+    return _build_integer_solution(
+        "letter_counting", f"count {letter}{number_steps(spelled_words)}", counts
+    )
+
+
+def _build_integer_solution(generator: str, short_question: str, values: list[int]) -> Solution:
+    choices = range(values[-1] - CHOICE_RADIUS, values[-1] + CHOICE_RADIUS + 1)
+    return Solution(
+        generator,
+        short_question,
+        tuple(map(str, values)),
+        str(values[-1]),
+        INTEGER_PATTERN,
+        tuple(map(str, choices)),
+    )
+
+
+def number_steps(steps: Iterable[str]) -> str:
+    """Return the steps with their numbers: ``["+ 4", "- 1"]`` gives `` #1 + 4 #2 - 1``."""
+    return "".join(f" #{number} {step}" for number, step in enumerate(steps, start=1))
+
+
+# Maps reasoning-gym's name of a generator to its solver, which returns None for other questions.
+SOLVERS: dict[str, Callable[[str], Solution | None]] = {
+    "color_cube_rotation": solve_cube,
+    "chain_sum": solve_sum,
+    "letter_counting": solve_count,
+}
+
+
+def solve_question(text: str) -> Solution:
+    """Solve the question in the text of an observation.
+
+    Raises ``ValueError`` if it contains no question of a generator with a solver.
+    """
+    for solver in SOLVERS.values():
+        solution = solver(text)
+        if solution is not None:
+            return solution
+    raise ValueError(f"text {text!r}: expected a question of {', '.join(SOLVERS)}")
+
+
+def shorten_observation(text: str) -> str:
+    """Replace the question in an observation by its short form, if there is a question."""
+    try:
+        return solve_question(text).short_question
+    except ValueError:
+        return text
