@@ -9,17 +9,20 @@ episodes are measured.
 
 The states come from held-out episodes of the environment's expert, with a share of useless actions
 (``--noise``). They are therefore the same for every policy. An action is right if the expert
-accepts it. Complete episodes follow three kinds of rules: one fixed level, the required level of
-each state, and levels that the policy chooses ("free"). The engine ``hf`` samples
-tokens at temperature 1. The environment needs an expert, and observations that name their
-situation. ``env.history=window`` is required, because states are measured without their history.
+accepts it. Complete episodes follow four kinds of rules: one fixed level, the required level of
+each state, levels that the policy chooses ("free"), and the "oracle": for each situation the level
+that was best in the matrix. The headroom is the lead of the oracle over the best fixed level. The
+oracle's levels are chosen on the states of the same tasks, so its lead is slightly too large. The
+engine ``hf`` samples tokens at temperature 1. The environment needs an expert, and observations
+that name their situation. ``env.history=window`` is required, because states are measured without
+their history.
 """
 
 import argparse
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +51,10 @@ from verl.workers.rollout.hf import HFEngine
 
 FREE = "free"  # the policy chooses its levels
 NEEDED = "needed"  # the required level of each state
+ORACLE = "oracle"  # the best level of each situation in the matrix
+# A situation's oracle level is the one with fewest tokens among those whose accuracy is at most
+# this much below the best.
+ORACLE_TOLERANCE = 0.01
 PARALLEL_EPISODES = 128  # episodes that run in parallel
 
 
@@ -163,6 +170,10 @@ class Policy:
             [*self.system_messages, {"role": "user", "content": prompt}]
         )
 
+    def encode_reply(self, text: str) -> list[int]:
+        """Return the tokens of a turn with this text."""
+        return self.bridge.tokenizer(text, add_special_tokens=False)["input_ids"]
+
     def _parse_turn(self, ids: list[int]) -> SampledStep:
         action, _ = self.package.project(self.bridge.decode(ids))
         return SampledStep(self.codec.parse_turn(ids).level, action, len(ids), tuple(ids))
@@ -243,12 +254,13 @@ def run_episodes(
     environment: MatrixEnvironment,
     policy: StepSampler,
     tasks: Sequence[Task],
-    level_rule: int | str,
+    level_rule: int | str | Mapping[str, int],
 ) -> list[EpisodeOutcome]:
     """Run one complete episode of ``policy`` per task.
 
-    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses) or ``NEEDED`` (the required level
-    of each state). Up to ``PARALLEL_EPISODES`` episodes run in parallel.
+    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), ``NEEDED`` (the required level
+    of each state), or the level of each situation; the policy chooses in other situations. Up to
+    ``PARALLEL_EPISODES`` episodes run in parallel.
     """
     outcomes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):
@@ -260,7 +272,7 @@ def run_episodes(
         ]
         while active_episodes := [episode for episode in episodes if not episode.done]:
             levels = [
-                get_forced_level(level_rule, episode.current_observation.needed_level)
+                get_forced_level(level_rule, episode.current_observation)
                 for episode in active_episodes
             ]
             sampled_turns = policy.sample_steps(
@@ -276,11 +288,47 @@ def run_episodes(
     return outcomes
 
 
-def get_forced_level(level_rule: int | str, required_level: int | None) -> int | None:
+def get_forced_level(
+    level_rule: int | str | Mapping[str, int], observation: Observation
+) -> int | None:
     """Return the level to force under ``level_rule``, or None if the policy chooses."""
     if isinstance(level_rule, int):
         return level_rule
-    return required_level if level_rule == NEEDED else None
+    if isinstance(level_rule, str):
+        return observation.needed_level if level_rule == NEEDED else None
+    return level_rule.get(observation.situation)
+
+
+def choose_oracle_levels(situation_rows: Sequence[dict]) -> dict[str, int]:
+    """Return the best level of each situation in the rows of ``measure_accuracies``.
+
+    It is the level with fewest tokens among those whose accuracy is at most ``ORACLE_TOLERANCE``
+    below the best. Accuracies 0.3, 0.95, 0.955, 0.955 give level 2 if its turns are shortest.
+    """
+    levels = {}
+    for row in situation_rows:
+        least_accuracy = max(row["accuracy"]) - ORACLE_TOLERANCE
+        candidates = [level for level in LEVELS if row["accuracy"][level - 1] >= least_accuracy]
+        levels[row["situation"]] = min(candidates, key=lambda level: row["tokens"][level - 1])
+    return levels
+
+
+def compute_headroom(episodes: Mapping[str, Mapping[str, float]]) -> dict[str, float | int]:
+    """Return the lead of the oracle over the best fixed level, the one with most success.
+
+    ``points`` is its additional success in percentage points, ``tokens_pct`` the difference of its
+    tokens per turn in percent.
+    """
+    best_level = max(
+        LEVELS, key=lambda level: (episodes[str(level)]["success"], -episodes[str(level)]["tokens"])
+    )
+    best, oracle = episodes[str(best_level)], episodes[ORACLE]
+    best_tokens, oracle_tokens = (means["tokens"] / means["steps"] for means in (best, oracle))
+    return {
+        "best_level": best_level,
+        "points": 100 * (oracle["success"] - best["success"]),
+        "tokens_pct": 100 * (oracle_tokens / best_tokens - 1),
+    }
 
 
 def measure_levels(
@@ -297,8 +345,19 @@ def measure_levels(
     states = collect_expert_states(environment, tasks, noise)
     lines, tokens = measure_accuracies(states, policy)
     has_required_levels = all(state.required_level is not None for state in states)
-    level_rules = [*LEVELS, *([NEEDED] if has_required_levels else []), FREE]
+    oracle_levels = choose_oracle_levels(lines)
+    # The oracle comes last: samples depend on the number of earlier requests.
+    level_rules: dict[str, int | str | Mapping[str, int]] = {
+        **{str(level): level for level in LEVELS},
+        **({NEEDED: NEEDED} if has_required_levels else {}),
+        FREE: FREE,
+        ORACLE: oracle_levels,
+    }
     episode_tasks = tasks[:episodes]
+    episode_means = {
+        name: _average_outcomes(run_episodes(environment, policy, episode_tasks, level_rule))
+        for name, level_rule in level_rules.items()
+    }
     return {
         "tasks": len(tasks),
         "noise": noise,
@@ -307,12 +366,9 @@ def measure_levels(
         "tokens_by_level": tokens,
         "level_information": compute_mutual_information([line["chosen"] for line in lines]),
         "whole_episodes": len(episode_tasks),
-        "episodes": {
-            str(level_rule): _average_outcomes(
-                run_episodes(environment, policy, episode_tasks, level_rule)
-            )
-            for level_rule in level_rules
-        },
+        "episodes": episode_means,
+        "oracle_levels": oracle_levels,
+        "headroom": compute_headroom(episode_means),
     }
 
 
@@ -341,6 +397,10 @@ def measure_accuracies(
                 "states": len(state_indices),
                 "accuracy": [
                     _compute_right_share(states, turns_by_level[level], state_indices)
+                    for level in LEVELS
+                ],
+                "tokens": [
+                    _mean([turns_by_level[level][number].tokens for number in state_indices])
                     for level in LEVELS
                 ],
                 "free": _compute_right_share(states, free_turns, state_indices),
@@ -385,6 +445,7 @@ def print_measurement(measurement: dict) -> None:
     """Print the result of ``measure_levels`` as tables."""
     states = measurement["states"]
     print(f"share of right actions by level in {states} states, +- half the 95% interval")
+    width = max(len(line["situation"]) for line in measurement["situations"])
     for line in measurement["situations"]:
         shares = [*line["accuracy"], line["free"]]
         cells = [
@@ -392,8 +453,9 @@ def print_measurement(measurement: dict) -> None:
         ]
         required_level = line["needed"] or "-"
         print(
-            f"  {line['situation']:10} needs {required_level} {line['states']:5}  "
-            f"{'  '.join(cells)}"
+            f"  {line['situation']:{width}} needs {required_level} {line['states']:5}  "
+            f"{'  '.join(cells)}  oracle {measurement['oracle_levels'][line['situation']]}  "
+            f"tokens {' '.join(f'{count:.1f}' for count in line['tokens'])}"
         )
     information = measurement["level_information"]
     print(f"free choice: {information:.3f} nats mutual information with situation")
@@ -401,11 +463,17 @@ def print_measurement(measurement: dict) -> None:
         "tokens per turn: " + " ".join(f"{count:.1f}" for count in measurement["tokens_by_level"])
     )
     for level_rule, episode_means in measurement["episodes"].items():
-        width = compute_half_width(episode_means["success"], measurement["whole_episodes"])
+        half_width = compute_half_width(episode_means["success"], measurement["whole_episodes"])
         print(
-            f"episodes, {level_rule:6}: success {episode_means['success']:.3f}+-{width:.3f}, "
-            f"{episode_means['steps']:.1f} steps, {episode_means['tokens']:.0f} tokens"
+            f"episodes, {level_rule:6}: success {episode_means['success']:.3f}+-{half_width:.3f}, "
+            f"{episode_means['steps']:.1f} steps, {episode_means['tokens']:.0f} tokens, "
+            f"{episode_means['tokens'] / episode_means['steps']:.2f} per turn"
         )
+    headroom = measurement["headroom"]
+    print(
+        f"headroom: oracle minus level {headroom['best_level']}, the best fixed level: success "
+        f"{headroom['points']:+.1f} points, tokens per turn {headroom['tokens_pct']:+.1f}%"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,13 +1,21 @@
 """Train the choice of the thinking level by supervision, as a baseline for credit for levels.
 
     python experiments/train_router.py experiments/policies/relay --out data/models/router
+    python experiments/train_router.py data/models/exam --config-name exam --samples 4 --right 3 \
+        --unsolved deepest --labelled-share 0.5 --out data/models/exam_labelled
 
 1. States are drawn from the expert's episodes of training tasks.
 2. In every state every level is forced ``--samples`` times. The label of the state is the lowest
-   level at which all sampled actions are right. States without such a level have no label.
+   level at which ``--right`` of the sampled actions are right (default: all). States without such
+   a level have no label, or with ``--unsolved deepest`` the highest level.
 3. For each labelled state the policy is trained on a sampled turn with a right action at the level
-   of the label. Training on the digit alone would make it forget its thoughts and actions.
+   of the label, or on the expert's turn if there is none. Training on the digit alone would make it
+   forget its thoughts and actions. ``--labelled-share`` is the share of states that are trained at
+   their label. The others are trained on the expert's turn at a random level.
 4. Held-out episodes are run with the levels that the trained policy chooses.
+
+With ``--unsolved deepest --labelled-share 0.5`` the result is a start policy for RL: its level
+depends on the state in half of the rows, and all levels keep being trained.
 
 The cost is printed: sampled tokens and seconds of all steps. The environment needs an expert, and
 ``env.history=window``, as ``level_matrix.py`` does.
@@ -15,6 +23,7 @@ The cost is printed: sampled tokens and seconds of all steps. The environment ne
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -26,6 +35,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from agent_system.environments.experts.episode import render_reply
 from experiments.level_matrix import (
     FREE,
     DecisionState,
@@ -46,32 +56,65 @@ BATCH_SIZE = 64
 
 
 def find_right_turns(
-    states: Sequence[DecisionState], policy: StepSampler, samples: int
+    states: Sequence[DecisionState], policy: StepSampler, samples: int, right: int | None = None
 ) -> tuple[list[SampledStep | None], int]:
     """Return a turn with a right action for each state, and the number of sampled tokens.
 
-    The turn is at the lowest level that suffices: all ``samples`` turns with this forced level have
-    a right action. It is None if no level suffices.
+    The turn is at the lowest level that suffices: ``right`` (default: all) of ``samples`` turns
+    with this forced level have a right action. It is None if no level suffices.
     """
     prompts = [state.prompt for state in states]
+    needed_right = samples if right is None else right
     right_turns: list[SampledStep | None] = [None] * len(states)
     tokens = 0
     # Start with the lowest level. States that have a turn are not sampled at higher levels.
     for level in LEVELS:
         candidates = [number for number, turn in enumerate(right_turns) if turn is None]
-        right_by_state: dict[int, SampledStep] = {}
-        for _ in range(samples):
+        right_by_state: dict[int, list[SampledStep]] = {number: [] for number in candidates}
+        for samples_left in range(samples - 1, -1, -1):
             turns = policy.sample_steps([prompts[n] for n in candidates], [level] * len(candidates))
             tokens += sum(turn.tokens for turn in turns)
-            right_by_state = {
-                number: turn
-                for number, turn in zip(candidates, turns, strict=True)
-                if states[number].decision.is_right(turn.action)
-            }
-            candidates = list(right_by_state)
-        for number in candidates:
-            right_turns[number] = right_by_state[number]
+            for number, turn in zip(candidates, turns, strict=True):
+                if states[number].decision.is_right(turn.action):
+                    right_by_state[number].append(turn)
+                if len(right_by_state[number]) == needed_right:
+                    right_turns[number] = turn
+            # Continue where the level can still reach the required number and has not yet.
+            candidates = [
+                number
+                for number in candidates
+                if needed_right - samples_left <= len(right_by_state[number]) < needed_right
+            ]
     return right_turns, tokens
+
+
+def build_rows(
+    states: Sequence[DecisionState],
+    right_turns: Sequence[SampledStep | None],
+    policy: Policy,
+    labelled_share: float,
+    uses_deepest: bool,
+    seed: int,
+) -> list[tuple[list[int], Sequence[int]]]:
+    """Return the rows to train on: prompt tokens and turn tokens of each state.
+
+    A state has its right turn with probability ``labelled_share``, otherwise the expert's turn at a
+    random level. A state without a right turn has the expert's turn at the highest level if
+    ``uses_deepest`` is true, and no row otherwise.
+    """
+    rng = random.Random(seed)
+    rows = []
+    for state, right_turn in zip(states, right_turns, strict=True):
+        if right_turn is None and not uses_deepest:
+            continue
+        if labelled_share < 1 and rng.random() >= labelled_share:
+            turn_ids = policy.encode_reply(render_reply(rng.choice(LEVELS), state.decision))
+        elif right_turn is None:
+            turn_ids = policy.encode_reply(render_reply(LEVELS[-1], state.decision))
+        else:
+            turn_ids = right_turn.token_ids
+        rows.append((policy.encode_prompt(state.prompt), turn_ids))
+    return rows
 
 
 def train_on_turns(
@@ -117,6 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="directory for the trained policy")
     parser.add_argument("--tasks", type=parse_positive_int, default=256, help="training tasks")
     parser.add_argument("--samples", type=parse_positive_int, default=2, help="per state and level")
+    parser.add_argument("--right", type=parse_positive_int, help="right samples; default: all")
+    parser.add_argument(
+        "--unsolved", choices=("skip", "deepest"), default="skip", help="label if no level suffices"
+    )
+    parser.add_argument("--labelled-share", type=float, default=1.0, help="rows at their label")
     parser.add_argument("--epochs", type=parse_positive_int, default=6)
     parser.add_argument("--val-tasks", type=parse_positive_int, default=512)
     parser.add_argument("--seed", type=int, default=1)
@@ -124,6 +172,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.out.exists():
         raise UsageError(f"--out={args.out}: it exists; allowed: a new directory; fix: remove it")
+    if args.right is not None and args.right > args.samples:
+        raise UsageError(f"--right={args.right}; allowed: 1 to --samples={args.samples}")
+    if not 0 <= args.labelled_share <= 1:
+        raise UsageError(f"--labelled-share={args.labelled_share}; allowed: 0 to 1")
     cfg = load_config(args.config_name, args.overrides)
     environment = MatrixEnvironment.from_config(cfg)
     began = time.monotonic()
@@ -133,13 +185,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     policy = Policy(cfg, environment, args.policy)
     states = collect_expert_states(environment, tasks, noise=0.0)
-    right_turns, tokens = find_right_turns(states, policy, args.samples)
-    labelled_states = [
-        (s, turn) for s, turn in zip(states, right_turns, strict=True) if turn is not None
-    ]
-    counts = [sum(turn.level == level for _, turn in labelled_states) for level in LEVELS]
+    right_turns, tokens = find_right_turns(states, policy, args.samples, args.right)
+    counts = [sum(turn is not None and turn.level == n for turn in right_turns) for n in LEVELS]
     print(f"{len(states)} states, labels of levels 1 to 4: {counts}, {tokens:,} sampled tokens")
-    rows = [(policy.encode_prompt(state.prompt), turn.token_ids) for state, turn in labelled_states]
+    rows = build_rows(
+        states,
+        right_turns,
+        policy,
+        args.labelled_share,
+        uses_deepest=args.unsolved == "deepest",
+        seed=args.seed,
+    )
     model = train_on_turns(args.policy, rows, args.epochs, args.seed)
     model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(args.policy).save_pretrained(args.out)

@@ -10,7 +10,9 @@ from agent_system.environments.env_package.relay.doors import Door, compute_need
 from experiments.level_matrix import (
     MatrixEnvironment,
     SampledStep,
+    choose_oracle_levels,
     collect_expert_states,
+    compute_headroom,
     compute_half_width,
     main,
     measure_levels,
@@ -70,6 +72,33 @@ def test_optimal_policy_gets_the_optimal_matrix():
     # Every number of hops is equally frequent: 11.25 tokens per turn.
     assert required["tokens"] == pytest.approx(8 * 11.25, rel=0.02)
     assert matrix["episodes"]["1"]["success"] < 0.1
+    # The oracle by situation is the required level, because a situation is a number of arrows.
+    assert matrix["episodes"]["oracle"] == required
+    assert matrix["headroom"]["best_level"] == 4 and matrix["headroom"]["points"] == 0.0
+    assert matrix["headroom"]["tokens_pct"] == pytest.approx(-25, abs=1.5)
+
+
+def test_oracle_is_the_shortest_level_near_the_best_accuracy():
+    rows = [
+        {"situation": "a", "accuracy": [0.3, 0.95, 0.955, 0.955], "tokens": [8, 10, 12, 15]},
+        {"situation": "b", "accuracy": [0.3, 0.9, 0.955, 0.955], "tokens": [8, 10, 12, 15]},
+        {"situation": "c", "accuracy": [1.0, 1.0, 1.0, 0.9], "tokens": [20, 10, 12, 15]},
+    ]
+    assert choose_oracle_levels(rows) == {"a": 2, "b": 3, "c": 2}
+
+
+def test_headroom_is_the_lead_over_the_best_fixed_level():
+    episodes = {
+        "1": {"success": 0.1, "steps": 2.0, "tokens": 16.0},
+        "2": {"success": 0.6, "steps": 6.0, "tokens": 60.0},
+        "3": {"success": 0.7, "steps": 8.0, "tokens": 160.0},
+        "4": {"success": 0.7, "steps": 8.0, "tokens": 200.0},
+        "oracle": {"success": 0.75, "steps": 8.0, "tokens": 120.0},
+    }
+    headroom = compute_headroom(episodes)
+    assert headroom["best_level"] == 3
+    assert headroom["points"] == pytest.approx(5.0)
+    assert headroom["tokens_pct"] == pytest.approx(-25.0)
 
 
 def test_useless_actions_change_the_walk_and_are_not_right():
@@ -118,7 +147,8 @@ def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):
     assert (matrix["tasks"], matrix["states"], matrix["whole_episodes"]) == (12, 96, 5)
     assert [len(line["accuracy"]) for line in matrix["situations"]] == [4] * 8
     assert matrix["episodes"]["free"]["success"] < 0.1, "this policy is not trained"
-    assert "episodes, needed: success" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "episodes, needed: success" in printed and "headroom: oracle minus level" in printed
 
 
 def test_history_across_turns_is_refused():

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agent_system.environments.expert_protocol import Decision
+from agent_system.environments.expert_protocol import Decision, Thought
 from experiments.level_matrix import DecisionState, SampledStep
-from experiments.train_router import find_right_turns, train_on_turns
+from experiments.train_router import build_rows, find_right_turns, train_on_turns
 from tests.helpers.tiny_model import make_tiny_policy
 
 
@@ -46,6 +46,48 @@ def test_state_is_labelled_with_the_lowest_level_that_suffices():
 def test_one_wrong_sample_excludes_a_level():
     turns, _ = find_right_turns(make_states("2"), FakePolicy(unlucky="2"), samples=2)
     assert turns == [None]
+
+
+def test_label_needs_the_required_number_of_right_samples():
+    policy = FakePolicy(unlucky="2")
+    turns, tokens = find_right_turns(make_states("2", "4", "5"), policy, samples=4, right=3)
+    assert [None if turn is None else turn.level for turn in turns] == [2, 4, None]
+    # A level is given up after two wrong samples, and accepted after three right ones.
+    assert policy.seen["2", 1] == 2 and policy.seen["2", 2] == 4 and policy.seen["4", 4] == 3
+    assert policy.seen["5", 4] == 2 and ("2", 3) not in policy.seen
+    assert tokens == sum(level * count for (_, level), count in policy.seen.items())
+
+
+class FakeEncoder:
+    """Encodes prompts and replies as their text."""
+
+    def encode_prompt(self, prompt):
+        return ("prompt", prompt)
+
+    def encode_reply(self, text):
+        return text
+
+
+def test_rows_have_labels_the_deepest_level_or_random_levels():
+    thoughts = {level: Thought(f"t{level}", "right") for level in (1, 2, 3, 4)}
+    decision = Decision("right", thoughts=thoughts)
+    states = [DecisionState(str(number), "", None, decision) for number in range(2000)]
+    turns = [SampledStep(2, "right", 9, (2,)) if n % 2 else None for n in range(2000)]
+    encoder = FakeEncoder()
+    deepest = "<level>4</level><think>t4</think><action>right</action>"
+
+    labelled = build_rows(states, turns, encoder, 1.0, uses_deepest=True, seed=0)  # type: ignore[arg-type]
+    assert labelled == [(("prompt", str(n)), (2,) if n % 2 else deepest) for n in range(2000)]
+    skipped = build_rows(states, turns, encoder, 1.0, uses_deepest=False, seed=0)  # type: ignore[arg-type]
+    assert skipped == labelled[1::2]
+
+    mixed = [row for _, row in build_rows(states, turns, encoder, 0.5, uses_deepest=True, seed=0)]  # type: ignore[arg-type]
+    assert 440 <= mixed[1::2].count((2,)) <= 560
+    for level in (1, 2, 3):
+        reply = f"<level>{level}</level><think>t{level}</think><action>right</action>"
+        assert 200 <= mixed.count(reply) <= 300
+    # Half of the unsolved states, and an eighth of all other rows.
+    assert 560 <= mixed[::2].count(deepest) <= 690
 
 
 def test_training_raises_the_probability_of_the_turns(tmp_path):

@@ -23,6 +23,7 @@ from tests.helpers.solvability import collect_successes
 from verl.config.load import load_config
 
 CASES = {
+    "exam": {"questions": 5, "train_tasks": 24, "val_tasks": 6},
     "frozen_lake": {"size": 5, "train_maps": 24, "val_maps": 6},
     "relay": {"doors": 5, "train_tasks": 24, "val_tasks": 6},
     "search": {},

@@ -23,6 +23,7 @@ from scripts.dev.same_transcripts import make_small_settings, run_random_episode
 ROOT = Path(__file__).resolve().parents[4]
 # The other environments start a JVM or generate games for seconds.
 QUICK = (
+    "exam",
     "frozen_lake",
     "gymnasium",
     "mixture",
