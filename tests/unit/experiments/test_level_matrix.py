@@ -12,8 +12,8 @@ from experiments.level_matrix import (
     SampledStep,
     choose_oracle_levels,
     collect_expert_states,
-    compute_headroom,
     compute_half_width,
+    compute_headroom,
     main,
     measure_levels,
 )

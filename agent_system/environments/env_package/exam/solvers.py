@@ -37,7 +37,7 @@ class Solution:
 
     Attributes:
         generator: reasoning-gym's name of the generator.
-        short_question: The question in few tokens, with a number before each step: ``sum 3 #1 + 4``.
+        short_question: The question in few tokens, with numbered steps: ``sum 3 #1 + 4``.
         results: Result of each step. The last one determines the answer.
         answer: The right answer.
         answer_form: Pattern of the answers that are possible. Others are invalid.
