@@ -145,7 +145,7 @@ def compute_credit_metrics(
     is_sign_flipped = is_credited & (advantages * returns < 0)
     metrics = {
         "rlvcr/trajectory_advantage_abs_mean": trajectory_abs_mean,
-        "rlvcr/thinking_share": thinking_abs_mean / (change_abs_mean + trajectory_abs_mean)
+        "rlvcr/thinking_share": thinking_abs_mean / (thinking_abs_mean + trajectory_abs_mean)
         if thinking_abs_mean > 0
         else 0.0,
         "rlvcr/sign_flip_share": masked_mean(
