@@ -10,10 +10,12 @@ episodes are measured.
 The states come from held-out episodes of the environment's expert, with a share of useless actions
 (``--noise``). They are therefore the same for every policy. An action is right if the expert
 accepts it. Complete episodes follow four kinds of rules: one fixed level, the required level of
-each state, levels that the policy chooses ("free"), and the "oracle": for each situation the level
-that was best in the matrix. The headroom is the lead of the oracle over the best fixed level. The
-oracle's levels are chosen on the states of the same tasks, so its lead is slightly too large. The
-engine ``hf`` samples tokens at temperature 1. The environment needs an expert, and observations
+each state, levels that the policy chooses ("free"), and the "oracle". The oracle uses for each
+situation the level that was best in the matrix. The headroom is the lead of the oracle over the
+best fixed level. The oracle's levels are chosen on the states of the same tasks, so its lead is
+slightly too large.
+
+The engine ``hf`` samples tokens at temperature 1. The environment needs an expert, and observations
 that name their situation. ``env.history=window`` is required, because states are measured without
 their history.
 """
@@ -259,8 +261,8 @@ def run_episodes(
     """Run one complete episode of ``policy`` per task.
 
     ``level_rule`` is a fixed level, ``FREE`` (the policy chooses), ``NEEDED`` (the required level
-    of each state), or the level of each situation; the policy chooses in other situations. Up to
-    ``PARALLEL_EPISODES`` episodes run in parallel.
+    of each state), or a mapping from situations to levels. The policy chooses in situations that
+    the mapping lacks. Up to ``PARALLEL_EPISODES`` episodes run in parallel.
     """
     outcomes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):

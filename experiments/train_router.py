@@ -14,8 +14,8 @@
    their label. The others are trained on the expert's turn at a random level.
 4. Held-out episodes are run with the levels that the trained policy chooses.
 
-With ``--unsolved deepest --labelled-share 0.5`` the result is a start policy for RL: its level
-depends on the state in half of the rows, and all levels keep being trained.
+With ``--unsolved deepest --labelled-share 0.5`` the result is a start policy for RL. In half of the
+rows its level depends on the state, and all levels are still trained.
 
 The cost is printed: sampled tokens and seconds of all steps. The environment needs an expert, and
 ``env.history=window``, as ``level_matrix.py`` does.
@@ -63,29 +63,50 @@ def find_right_turns(
     The turn is at the lowest level that suffices: ``right`` (default: all) of ``samples`` turns
     with this forced level have a right action. It is None if no level suffices.
     """
-    prompts = [state.prompt for state in states]
-    needed_right = samples if right is None else right
     right_turns: list[SampledStep | None] = [None] * len(states)
     tokens = 0
     # Start with the lowest level. States that have a turn are not sampled at higher levels.
     for level in LEVELS:
-        candidates = [number for number, turn in enumerate(right_turns) if turn is None]
-        right_by_state: dict[int, list[SampledStep]] = {number: [] for number in candidates}
-        for samples_left in range(samples - 1, -1, -1):
-            turns = policy.sample_steps([prompts[n] for n in candidates], [level] * len(candidates))
-            tokens += sum(turn.tokens for turn in turns)
-            for number, turn in zip(candidates, turns, strict=True):
-                if states[number].decision.is_right(turn.action):
-                    right_by_state[number].append(turn)
-                if len(right_by_state[number]) == needed_right:
-                    right_turns[number] = turn
-            # Continue where the level can still reach the required number and has not yet.
-            candidates = [
-                number
-                for number in candidates
-                if needed_right - samples_left <= len(right_by_state[number]) < needed_right
-            ]
+        unlabelled = [number for number, turn in enumerate(right_turns) if turn is None]
+        new_turns, level_tokens = _find_right_turns_at_level(
+            [states[number] for number in unlabelled],
+            policy,
+            level,
+            samples,
+            samples if right is None else right,
+        )
+        tokens += level_tokens
+        for number, turn in zip(unlabelled, new_turns, strict=True):
+            right_turns[number] = turn
     return right_turns, tokens
+
+
+def _find_right_turns_at_level(
+    states: Sequence[DecisionState], policy: StepSampler, level: int, samples: int, right: int
+) -> tuple[list[SampledStep | None], int]:
+    """Return the last right turn of the states where ``level`` suffices, and the sampled tokens."""
+    last_right_turns: list[SampledStep | None] = [None] * len(states)
+    right_counts = [0] * len(states)
+    candidates = list(range(len(states)))
+    tokens = 0
+    for samples_left in range(samples - 1, -1, -1):
+        turns = policy.sample_steps(
+            [states[number].prompt for number in candidates], [level] * len(candidates)
+        )
+        tokens += sum(turn.tokens for turn in turns)
+        for number, turn in zip(candidates, turns, strict=True):
+            if states[number].decision.is_right(turn.action):
+                right_counts[number] += 1
+                last_right_turns[number] = turn
+        # Continue where the level can still reach the required number and has not yet.
+        candidates = [
+            number for number in candidates if right - samples_left <= right_counts[number] < right
+        ]
+    is_sufficient = [count >= right for count in right_counts]
+    return [
+        turn if suffices else None
+        for turn, suffices in zip(last_right_turns, is_sufficient, strict=True)
+    ], tokens
 
 
 def build_rows(
@@ -152,8 +173,8 @@ def train_on_turns(
     return model
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of the command. Raises ``UsageError`` for values that do not fit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("policy", help="directory of the policy (Hugging Face form)")
     parser.add_argument("--config-name", default="relay_16", help="config of the environment")
@@ -176,6 +197,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"--right={args.right}; allowed: 1 to --samples={args.samples}")
     if not 0 <= args.labelled_share <= 1:
         raise UsageError(f"--labelled-share={args.labelled_share}; allowed: 0 to 1")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    args = parse_arguments(argv)
     cfg = load_config(args.config_name, args.overrides)
     environment = MatrixEnvironment.from_config(cfg)
     began = time.monotonic()

@@ -1,8 +1,8 @@
 """Expert for the exam. It reads the question, solves it, and writes results of the solver's trace.
 
-One rule makes the thoughts of all generators. It knows nothing of the question: level 1 writes
-nothing, and level l writes the results of every (5 - l)-th step and of the last one. The expert
-names no required level. Which level suffices depends on what the policy can do without writing.
+One rule makes the thoughts of all generators, and it knows nothing of the question. Level 1 writes
+nothing. Level l writes the results of every (5 - l)-th step and of the last one. The expert names
+no required level. Which level suffices depends on what the policy can do without writing.
 """
 
 from collections.abc import Sequence
