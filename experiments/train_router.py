@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -109,10 +110,22 @@ def _find_right_turns_at_level(
     ], tokens
 
 
+class TurnEncoder(Protocol):
+    """Protocol of the part of ``Policy`` that encodes prompts and turns."""
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Return the tokens of the conversation that asks for a turn after ``prompt``."""
+        ...
+
+    def encode_reply(self, text: str) -> list[int]:
+        """Return the tokens of a turn with this text."""
+        ...
+
+
 def build_rows(
     states: Sequence[DecisionState],
     right_turns: Sequence[SampledStep | None],
-    policy: Policy,
+    encoder: TurnEncoder,
     labelled_share: float,
     uses_deepest: bool,
     seed: int,
@@ -129,12 +142,12 @@ def build_rows(
         if right_turn is None and not uses_deepest:
             continue
         if labelled_share < 1 and rng.random() >= labelled_share:
-            turn_ids = policy.encode_reply(render_reply(rng.choice(LEVELS), state.decision))
+            turn_ids = encoder.encode_reply(render_reply(rng.choice(LEVELS), state.decision))
         elif right_turn is None:
-            turn_ids = policy.encode_reply(render_reply(LEVELS[-1], state.decision))
+            turn_ids = encoder.encode_reply(render_reply(LEVELS[-1], state.decision))
         else:
             turn_ids = right_turn.token_ids
-        rows.append((policy.encode_prompt(state.prompt), turn_ids))
+        rows.append((encoder.encode_prompt(state.prompt), turn_ids))
     return rows
 
 

@@ -59,13 +59,13 @@ def test_label_needs_the_required_number_of_right_samples():
 
 
 class FakeEncoder:
-    """Encodes prompts and replies as their text."""
+    """Encodes a prompt, which is a number, as this number, and a reply as its bytes."""
 
-    def encode_prompt(self, prompt):
-        return ("prompt", prompt)
+    def encode_prompt(self, prompt: str) -> list[int]:
+        return [int(prompt)]
 
-    def encode_reply(self, text):
-        return text
+    def encode_reply(self, text: str) -> list[int]:
+        return list(text.encode())
 
 
 def test_rows_have_labels_the_deepest_level_or_random_levels():
@@ -74,20 +74,21 @@ def test_rows_have_labels_the_deepest_level_or_random_levels():
     states = [DecisionState(str(number), "", None, decision) for number in range(2000)]
     turns = [SampledStep(2, "right", 9, (2,)) if n % 2 else None for n in range(2000)]
     encoder = FakeEncoder()
-    deepest = "<level>4</level><think>t4</think><action>right</action>"
+    replies = {
+        level: list(f"<level>{level}</level><think>t{level}</think><action>right</action>".encode())
+        for level in (1, 2, 3, 4)
+    }
 
-    labelled = build_rows(states, turns, encoder, 1.0, uses_deepest=True, seed=0)  # type: ignore[arg-type]
-    assert labelled == [(("prompt", str(n)), (2,) if n % 2 else deepest) for n in range(2000)]
-    skipped = build_rows(states, turns, encoder, 1.0, uses_deepest=False, seed=0)  # type: ignore[arg-type]
+    labelled = build_rows(states, turns, encoder, 1.0, uses_deepest=True, seed=0)
+    assert labelled == [([n], (2,) if n % 2 else replies[4]) for n in range(2000)]
+    skipped = build_rows(states, turns, encoder, 1.0, uses_deepest=False, seed=0)
     assert skipped == labelled[1::2]
 
-    mixed = [row for _, row in build_rows(states, turns, encoder, 0.5, uses_deepest=True, seed=0)]  # type: ignore[arg-type]
+    mixed = [row for _, row in build_rows(states, turns, encoder, 0.5, uses_deepest=True, seed=0)]
     assert 440 <= mixed[1::2].count((2,)) <= 560
-    for level in (1, 2, 3):
-        reply = f"<level>{level}</level><think>t{level}</think><action>right</action>"
-        assert 200 <= mixed.count(reply) <= 300
-    # Half of the unsolved states, and an eighth of all other rows.
-    assert 560 <= mixed[::2].count(deepest) <= 690
+    assert all(200 <= mixed.count(replies[level]) <= 300 for level in (1, 2, 3))
+    # Half of the unsolved states, and an eighth of them at random.
+    assert 560 <= mixed[::2].count(replies[4]) <= 690
 
 
 def test_training_raises_the_probability_of_the_turns(tmp_path):
