@@ -76,6 +76,7 @@ TESTS_BY_FILE: dict[str, dict[str, list[str]]] = {
         "test_permuted_credit_comes_from_other_rows": [f"{RLVCR}.permute"],
     },
     "rlvcr/test_scoring.py": {
+        "test_posterior_columns_equal_plain_forward_passes": [f"{RLVCR}.credit"],
         "test_shared_thoughts_are_sampled_once_for_equal_prompts": [f"{RLVCR}.share_thoughts"],
     },
     "rlvcr/test_alternatives.py": {
