@@ -1,4 +1,4 @@
-"""Adapt token prices so that the success rate does not fall.
+"""Adapt token prices (amounts subtracted for thought tokens) so that success does not fall.
 
 The token prices of a batch are multiplied by a factor from 0 to 1. The factor grows while the
 average success rate is within a tolerance of the best average so far. Otherwise the factor falls.

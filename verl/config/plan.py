@@ -142,7 +142,7 @@ class Plan:
 class PPOPlan(Plan):
     """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
 
-    An audit is a run of ``main_audit``.
+    An audit (``main_audit``) compares the credit of advantage estimators with measured returns.
     """
 
     def __init__(self, cfg: PPOConfig, facts: Facts) -> None:

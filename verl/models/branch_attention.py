@@ -28,7 +28,7 @@ MIN_BLOCK_QUERIES = 96
 
 @dataclass(frozen=True)
 class PackedBranches:
-    """Rows and their branches packed into one sequence of T tokens.
+    """Rows and their branches (alternative continuations), packed into one sequence of T tokens.
 
     ``input_ids`` and ``position_ids`` are [T]. ``offsets[b]`` is the packed index of the first
     token of row b. ``branch_offsets[b][i]`` is the packed index of the first token of branch i of
@@ -47,7 +47,7 @@ def pack_with_branches(
     branches: Sequence[Sequence[Branch]] | None = None,
     device: torch.device | str = "cpu",
 ) -> PackedBranches:
-    """Pack unpadded rows (each [length] int64) and the branches of each row.
+    """Pack unpadded rows (each [length] int64) and their branches (alternative continuations).
 
     Raises ``ValueError`` for an empty row or branch and for a start outside ``0 < start <=
     length``.
@@ -102,9 +102,10 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
 
 
 def _group_into_blocks(row_branches: Sequence[Branch]) -> list[list[int]]:
-    """Sort the branches of a row by start and group their indices into blocks.
+    """Group the indices of a row's branches (alternative continuations) into blocks.
 
-    A block has about ``MIN_BLOCK_QUERIES`` tokens.
+    A block is one attention call of about ``MIN_BLOCK_QUERIES`` tokens. Branches are sorted by the
+    position in the row where they start.
     """
     blocks: list[list[int]] = []
     # Start as if the current block were full, so that the first branch begins a new block.

@@ -34,7 +34,7 @@ def check_directory(
 ) -> Problems:
     """Check that ``key`` names a valid model directory or a possible hub name.
 
-    With ``is_created_by_cold_start`` the directory may be missing.
+    With ``is_created_by_cold_start`` the directory may be missing: a supervised run creates it.
     """
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
@@ -131,7 +131,7 @@ def _suggest_sibling(directory: Path) -> str:
 
 
 def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that there is a policy, or a cold start that makes one."""
+    """Check that the policy exists, or that a cold start (supervised run) will create it."""
     key = "actor_rollout_ref.model.path"
     path = cfg.actor_rollout_ref.model.path
     if path is None:
@@ -140,8 +140,8 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
-    # Check the cold start here. Otherwise its mistakes are reported only after the tasks were
-    # created.
+    # Check the config of the cold start (supervised run for a missing policy) now. Otherwise its
+    # mistakes would be reported only after the environment has created the tasks.
     if cfg.cold_start.enable and path is not None:
         yield from _check_cold_start(cfg, ctx)
 

@@ -88,7 +88,7 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
 
 
 def build_settings_table(groups: Arms) -> NumberTable:
-    """Return the table of the settings in which the arms differ."""
+    """Return a table of the settings in which the arms (runs with equal settings) differ."""
     settings_of_arms = [_select_arm_settings(runs[0]) for runs in groups.values()]
     keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
     rows = [
@@ -100,7 +100,7 @@ def build_settings_table(groups: Arms) -> NumberTable:
 
 
 def draw_comparison_sections(groups: Arms) -> list[DrawnSection]:
-    """Return the sections with the curves and tables of ``groups``."""
+    """Return the sections with the curves and tables of ``groups``, the runs of each arm."""
     contributed_sections = [
         section for contribution in load_contributions() for section in contribution.sections
     ]
@@ -133,7 +133,10 @@ def _draw_section(groups: Arms, declaration: ReportSection) -> DrawnSection:
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """Draw the first metric of ``plot`` with one curve per arm. Skip arms without this metric."""
+    """Draw the first metric of ``plot`` with one curve per arm (runs with equal settings).
+
+    Arms without this metric are skipped.
+    """
     curve = plot.curves[0]
     arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
@@ -189,7 +192,8 @@ VALUE_COLUMNS = (
 def build_value_table(groups: Arms) -> NumberTable:
     """Return the table of metrics before and after training.
 
-    It has a line with mean and interval per arm, followed by a line per run of the arm.
+    Each arm (runs with equal settings) has a line with mean and interval, followed by a line per
+    run.
     """
     head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []

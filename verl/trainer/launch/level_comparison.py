@@ -98,7 +98,7 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> 
 
 
 def print_level_tables(metrics: dict[str, float]) -> None:
-    """Print the tables of the comparison. Tables without values in ``metrics`` are omitted."""
+    """Print the tables that compare thinking levels. Omit tables without values in ``metrics``."""
     show_tables(
         (RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE), metrics
     )

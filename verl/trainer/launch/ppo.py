@@ -202,7 +202,7 @@ def raise_problems(problems: Iterable[str]) -> None:
 
 
 def is_policy_missing(cfg: PPOConfig) -> bool:
-    """Return True if a cold start has to train the policy first."""
+    """Return True if the policy is missing and supervised training (cold start) must create it."""
     return cfg.cold_start.enable and not Path(str(cfg.actor_rollout_ref.model.path)).exists()
 
 

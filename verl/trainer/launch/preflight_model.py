@@ -65,7 +65,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         path = model.path
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
-            continue  # the cold start creates a valid policy
+            continue  # supervised training (cold start) creates this policy
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
