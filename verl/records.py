@@ -126,10 +126,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """Result of a ``Span`` or ``Branch``: means over its ``num_tokens`` tokens at temperature 1.
+    """Scores of a text requested by a ``Span`` or ``Branch``: means over its ``num_tokens`` tokens.
 
-    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are arithmetic means. ``geometric_prob`` is
-    the geometric mean of the tokens' probabilities.
+    They are computed at temperature 1. ``logprob``, ``entropy`` (nats) and ``mean_prob`` are
+    arithmetic means. ``geometric_prob`` is the geometric mean of the tokens' probabilities.
     """
 
     step: int

@@ -24,7 +24,7 @@ from verl.algos.token_losses import (
 
 @dataclass(frozen=True, slots=True)
 class CovarianceRange:
-    """Token picker that selects tokens with a covariance from ``lowest`` to ``highest``.
+    """Rule that selects tokens with a covariance from ``lowest`` to ``highest``.
 
     The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``. The means are
     those of the mini-batch.

@@ -211,10 +211,10 @@ def compute_gigpo_outcome_advantage(
 
     ``step_rewards``, ``step_index`` and ``anchor_obs`` are ``[B]`` object arrays. Each row has a
     list with one entry per environment step. ``step_ids [B, R]`` is the step of each sampled token.
-    ``mode`` applies at both levels: ``mean_norm`` subtracts the group's mean, ``mean_std_norm``
-    also divides by its sample standard deviation. A state that occurs once has step advantage 0.
-    The trajectory advantage of a group of one is its return, as in GRPO. ``returns`` is the same
-    tensor as the advantages.
+    ``mode`` applies to trajectories and to steps: ``mean_norm`` subtracts the group's mean,
+    ``mean_std_norm`` also divides by its sample standard deviation. A state that occurs once has
+    step advantage 0. The trajectory advantage of a group of one is its return, as in GRPO.
+    ``returns`` is the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)

@@ -15,7 +15,7 @@ BEST_DECAY = 0.02  # decrease of the best average per batch, as a fraction of th
 
 @dataclass(slots=True)
 class PriceController:
-    """Factor of all token prices, adapted to the success rate of the batches (dual ascent).
+    """Factor of all prices of thought tokens, adapted to the success rate (dual ascent).
 
     ``tolerance`` is in percentage points of the success rate (1 is 0.01). None keeps the factor
     ``multiplier`` at 1. The margin is ``(average_success - best_success + tolerance) / tolerance``.

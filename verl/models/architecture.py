@@ -210,9 +210,9 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
 
 
 def _list_packed_positions(packed: PackedBranches) -> Iterator[torch.Tensor]:
-    """Yield the packed positions of the three plain sequences.
+    """Yield the packed positions of the three plain sequences that ``packed`` contains.
 
-    These are row 0, row 1, and the branch of row 1 with its prefix.
+    They are row 0, row 1, and the branch (alternative continuation) of row 1 after its prefix.
     """
     for row_offset, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
         yield torch.arange(row_offset, row_offset + length)

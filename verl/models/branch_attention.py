@@ -21,8 +21,8 @@ import torch
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 from verl.records import Branch
 
-# Branches of a row are added to one attention call until the call has this many queries. Larger
-# values give fewer calls with larger masks.
+# Branches (alternative continuations) of a row are added to one attention call until the call has
+# this many queries. Larger values give fewer calls with larger masks.
 MIN_BLOCK_QUERIES = 96
 
 
@@ -128,7 +128,7 @@ def _group_into_blocks(row_branches: Sequence[Branch]) -> list[list[int]]:
 def naive_sequences(
     rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]
 ) -> list[list[torch.Tensor]]:
-    """Return, for each row, the sequences ``row[:start] + token_ids`` of its branches.
+    """Return each row's alternative continuations as full sequences ``row[:start] + token_ids``.
 
     Tests compare a separate forward of each sequence with the forward of packed branches.
     """

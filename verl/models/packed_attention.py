@@ -206,7 +206,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **other_arguments: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention for ``AttentionInterface``.
+    """Compute attention over packed rows for ``AttentionInterface`` of transformers.
 
     ``query`` is [1, H, T, D]; ``key`` and ``value`` are [1, K, T, D] with H a multiple of K.
     Returns ([1, T, H, D], None). Raises ``UnsupportedAttention`` without a layout, for a row or
@@ -294,7 +294,7 @@ def _attend_block(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Return the attention of one block of branch tokens [1, tokens, H, D]."""
+    """Return the attention [1, tokens, H, D] of a block of branches (continuations of a row)."""
     block_positions = slice(block.start, block.end)
     prefix_positions = slice(block.row_start, block.row_start + block.max_prefix_length)
     keys = torch.cat([key[:, :, prefix_positions], key[:, :, block_positions]], dim=2)

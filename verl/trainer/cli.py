@@ -350,7 +350,7 @@ def _make_checked_plans(
 def _make_plans(
     configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
 ) -> list[Plan]:
-    """Return the plan of each config.
+    """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
 
     Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
     """

@@ -74,7 +74,7 @@ def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
     path = str(value_at_path(cfg, key))
     if is_local(path):
         fixes = [_suggest_sibling(Path(path)) or "correct the path"]
-        # Suggest a cold start only if the config names one for this policy.
+        # Suggest a cold start (supervised run for a missing policy) only if the config names one.
         if key == POLICY_PATH_KEY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(COLD_START_FIX)
         return "; or ".join(fixes)

@@ -21,9 +21,9 @@ from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
-RESAMPLES = 1000  # bootstrap samples of the runs of an arm, for each point of a curve
-MAX_NAME_SETTINGS = 2  # maximum number of settings in the name of an arm
-# Config keys, in addition to seeds, that may differ between the runs of an arm.
+RESAMPLES = 1000  # bootstrap samples of runs with equal settings, per point of a curve
+MAX_NAME_SETTINGS = 2  # maximum number of settings in the name of a group of runs
+# Config keys, in addition to seeds, that are ignored when runs are compared for equal settings.
 NAME_KEYS = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
 Arms = Mapping[str, Sequence[RunData]]
@@ -53,7 +53,7 @@ def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
         name = (
             ", ".join(pairs) if 0 < len(pairs) <= MAX_NAME_SETTINGS else _find_common_name(members)
         )
-        # The directories of two arms may have the same common prefix.
+        # Number the names: the directories of two groups may have the same common prefix.
         runs_by_name[name if name not in runs_by_name else f"{name} ({len(runs_by_name) + 1})"] = (
             members
         )

@@ -75,7 +75,7 @@ class Chunk:
 
 
 def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run and its audit, ordered by step.
+    """Return all rollout files of a run, with those of ``main_audit``, ordered by step.
 
     Within a step the order is training, validation, audit.
     """

@@ -38,7 +38,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
             interval = getattr(score, name)
             if interval is not None:
                 metrics |= _name_interval_metrics(f"{metric_prefix}/{name}", interval)
-    # The correlation of a constant score is NaN, which the journal cannot store.
+    # Omit NaN, such as the correlation of a constant score: metrics files cannot store it.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 

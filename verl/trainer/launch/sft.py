@@ -129,9 +129,9 @@ def create_policy(cfg: PPOConfig) -> None:
 
 
 def run_cold_start(cfg: SFTConfig) -> None:
-    """Run the cold start ``cfg`` in this subprocess, on the available GPUs.
+    """Run the supervised training ``cfg`` of a missing policy in this subprocess.
 
-    The subprocess ends when its parent ends.
+    It uses the available GPUs. The subprocess ends when its parent ends.
     """
     die_with_parent()
     answer_with_stacks("cold start")

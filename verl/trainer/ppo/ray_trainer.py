@@ -436,8 +436,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         """Start to write the state of the workers below ``directory``.
 
-        The returned function flushes the journal and then waits until the state is written. So the
-        journal contains every step that a checkpoint contains.
+        The returned function flushes the journal (metrics and trajectories) and then waits until
+        the state is written. So the journal contains every step that a checkpoint contains.
         """
         wait_for_workers = self.workers.save_checkpoint(directory)
 
