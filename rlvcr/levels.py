@@ -364,8 +364,8 @@ class LevelCodec:
 
     ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` are the tokens of the
     format without white space. A tag may be one token or several. Raises ``ValueError`` for a
-    tokenizer that merges a level digit with its tag, or that encodes the prefixes of the four
-    levels with different tokens around the digit.
+    tokenizer that merges a level digit with its tag. Raises it also if the texts before the
+    thoughts of the four levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -69,7 +69,11 @@ class ThinkingTurnRecord(StepRecord):
     def with_credit(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
     ) -> "ThinkingTurnRecord":
-        """Return a copy of this record with these contexts, thinking advantage and price share."""
+        """Return a copy of this record with scored thoughts and thinking advantage.
+
+        ``contexts`` are the thoughts of the scored levels. ``cost`` is the part of ``advantage``
+        that is due to token cost.
+        """
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
 
     def to_json(self) -> dict[str, object]:

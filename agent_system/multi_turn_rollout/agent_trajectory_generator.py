@@ -171,7 +171,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 param="messages",
                 code="context_length_exceeded",
             )
-        # Reset: after an earlier refusal the agent continued, so the episode was not truncated.
+        # Reset: if the agent continues after a refused request, its episode is not truncated.
         self.trajectory.truncated = None
         return dialogue
 

@@ -47,7 +47,8 @@ class AuditRollouts(NamedTuple):
     """Result of an audit's rollouts.
 
     ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
-    the answers to all score requests, before a credit rule reads them. ``points``: audited turns.
+    log-probs and entropies of each action after the thoughts of all levels, from which credit rules
+    compute credit. ``points``: audited turns, with the returns of all options.
     """
 
     data: DataProto
@@ -60,8 +61,9 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    An audit of levels needs turns with scores at all four levels. Without levels it needs turns
-    that were not cut. ``data`` has the turn records of ``trajectories``.
+    An audit of thinking levels needs turns whose action has a score after a thought of each level.
+    Without levels it needs turns that were not cut by a length limit. ``data`` has the turn records
+    of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {
@@ -185,10 +187,11 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
 
 
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of all levels at one turn, by the name of the score; higher is better.
+    """Return the scores of the four levels at one turn, by the name of the score.
 
-    The audit compares the scores with returns. They are the scores of the action, and the score
-    ``deeper``, which equals the level.
+    A higher score is better; the audit compares scores with returns. The scores are log-prob,
+    probability and negative entropy of the action after the thought of each level. As a baseline,
+    the score ``deeper`` is the number of the level.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)

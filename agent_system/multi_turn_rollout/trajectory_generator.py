@@ -135,8 +135,8 @@ class TrajectoryGenerator:
             turn = await self._sample_policy_turn(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # A turn that reached the token limit is trained on. It is executed only if the
-                # whole turn is the answer.
+                # A turn that reached the token limit is trained on. Its action is executed only
+                # if the whole turn is the answer, as in single-turn data.
                 if context.package.package_for_task(spec.task).executes_cut_turns:
                     await self._step_env(env, turn)
                 return

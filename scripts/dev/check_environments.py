@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:
-    """Return the outcome of a check in one or two words."""
+    """Return the outcome of a check in one or two words, such as ``not finished``."""
     outcomes = {0: "no problem", 2: "not checked", TIMED_OUT_STATUS: NOT_FINISHED_OUTCOME}
     outcome = outcomes.get(result["status"], PROBLEMS_OUTCOME)
     return "named" if outcome == PROBLEMS_OUTCOME and has_remark else outcome

@@ -33,7 +33,7 @@ __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
 PLACEMENTS = ("inline", "thread", "locked", "process")
-# If workers take more seconds to start, the pool keeps a spare worker.
+# The pool keeps a started spare worker if starting a worker takes longer than this, in seconds.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 
@@ -153,7 +153,7 @@ class EnvironmentPool:
                 "integers of 1 or more"
             )
         self.env_name = env_name
-        # JSON values, from which the worker builds equal settings.
+        # Settings as JSON values, from which a worker process builds equal settings.
         self.section: dict[str, Any] = (
             # Omit nulls, so that the worker fills in the same defaults.
             section.model_dump(mode="json", exclude_none=True)
@@ -166,7 +166,8 @@ class EnvironmentPool:
         self.step_timeout_s = step_timeout_s
         self.start_timeout_s = start_timeout_s
         self.placement = self._choose_placement(placement)
-        # ``restarts`` of workers, and failed calls by kind (``failed_timeout``).
+        # Number of ``restarts`` of workers, and of failed calls by kind (such as
+        # ``failed_timeout``).
         self.counts: Counter[str] = Counter()
         self._workers: list[WorkerProcess] = []
         self._spare_worker: WorkerProcess | None = None

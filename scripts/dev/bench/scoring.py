@@ -96,7 +96,11 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 @dataclass
 class _BatchRow:
-    """Row of a batch: token ids, mask of sampled tokens, and spans and branches to score."""
+    """Row of a batch: token ids, mask of sampled tokens, and score requests.
+
+    A span requests the scores of an action in the row. A branch requests the scores of the same
+    action after an alternative thought.
+    """
 
     ids: np.ndarray
     mask: list[int]

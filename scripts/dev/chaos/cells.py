@@ -56,7 +56,7 @@ STAGE_METHODS = {
     SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
     EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
 }
-# Methods that start the parts which start later than the training rank.
+# Methods that start the parts of the job that start later than the training rank.
 LATE_START_METHODS = {
     COLLECTOR: (COLLECTOR, POOL_CLASS, "start"),
     ENVIRONMENT: (ENVIRONMENT, LINE_ENV_CLASS, "__init__"),

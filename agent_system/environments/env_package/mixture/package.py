@@ -123,9 +123,10 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that requests images: key, value, and value for text observations.
+    """Return the setting because of which observations are images, for an error message.
 
-    The value is the first part whose observations are images. Return None if no part has images.
+    It is ("parts", name of the first environment with images, the allowed value in words). Return
+    None if no environment of the mixture has images.
     """
     for part in settings.part_weights:
         if get_package(part).images(read_part_settings(settings, part)) is not None:
