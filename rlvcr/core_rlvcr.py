@@ -220,7 +220,7 @@ def compute_rlvcr_outcome_advantage(
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as are ``step_advantage_w``
-    times ``thinking_executed`` (replays) and ``thinking_group_price`` (thoughts shorter than usual).
+    times ``thinking_executed`` (replays) and ``thinking_group_price`` (unusually short thoughts).
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.

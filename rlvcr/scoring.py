@@ -158,7 +158,7 @@ def _add_credit_columns(
     if rlvcr.level_bonus_w:
         level_bonus = _compute_level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * level_bonus
-    # The estimator copo uses the factors whatever ``combine`` is.
+    # The estimator copo uses the reweight factors whatever ``combine`` is.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
     offsets = _compute_response_offsets(data, table.row_indices, table.turns)

@@ -13,7 +13,7 @@ class Prompts(Protocol):
     ``settings.level_prompts`` set ``shows_level_prompts = True``.
     """
 
-    # False: the prompts cannot ask for levels, and RLVCR refuses the package.
+    # False: the prompts cannot ask for thinking levels, so RLVCR refuses the environment.
     asks_for_levels: bool
 
     def system(self, levels: bool) -> str | None:

@@ -31,7 +31,7 @@ class SampledAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecisionPoint:
-    """Turn of a trajectory at which the options are executed.
+    """Turn of a trajectory at which an audit executes every option (level or action).
 
     ``actions``: the options of an audit without levels, the original action first. They are empty
     for an audit of levels.
@@ -121,7 +121,9 @@ def sample_actions(
 def continue_from_points(
     points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
 ) -> list[AuditPoint]:
-    """Continue from every point ``rollouts_per_option`` times with every option.
+    """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
+
+    An option is a thinking level or an action.
 
     The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
     for example because the state was not reproduced.
@@ -157,7 +159,10 @@ def continue_from_points(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the rollout specs for all options of ``point``, each ``rollouts_per_option`` times."""
+    """Return the rollout specs for all options (levels or actions) of the turn ``point``.
+
+    Each option has ``rollouts_per_option`` specs.
+    """
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:

@@ -304,7 +304,7 @@ async def generate_group_alternatives(
 
 @dataclass(frozen=True, slots=True)
 class _TurnWithWantedLevels:
-    """Turn that needs thoughts at ``levels``."""
+    """Turn for which alternative thoughts at ``levels`` are to be sampled."""
 
     trajectory: Trajectory
     turn: Turn
@@ -315,9 +315,9 @@ class _TurnWithWantedLevels:
 async def _sample_shared_thoughts(
     sampler: AlternativeSampler, members: Sequence[_TurnWithWantedLevels]
 ) -> None:
-    """Sample the thoughts that any of ``members`` needs, and store them in the turns.
+    """Sample each alternative thought that a turn in ``members`` needs, and store it in the turns.
 
-    The members have equal prompts.
+    All turns in ``members`` have equal prompts, so one thought per level is shared by all of them.
     """
     first = members[0]
     spec = first.trajectory.spec

@@ -109,7 +109,10 @@ class AuditResult:
 def audit_scores(
     points: Sequence[AuditPoint], seed: int = 0, resamples: int = NUM_RESAMPLES
 ) -> AuditResult:
-    """Compare every score of ``points``, and the random score ``random``, with the effects.
+    """Compare every score of the audited turns ``points`` with the measured effects of options.
+
+    A score is the credit that a rule gives to an option (level or action). A score ``random`` of
+    random numbers is added as a control.
 
     Intervals are from ``resamples`` bootstrap samples of tasks, each task with all of its points.
     Raises ``ValueError`` without points.

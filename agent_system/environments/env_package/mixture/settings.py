@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
-# NAME=WEIGHT
+# An environment of a mixture as text: NAME, or NAME=WEIGHT.
 _WEIGHTED_PART_PATTERN = re.compile(r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?")
 
 
