@@ -214,9 +214,10 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    ``thinking_level_entropies [B, R]`` is A_think, normalised and net of cost, on level digits and
-    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think due to token cost.
-    ``combine`` changes the sign of this part only with ``price_in="gate"``.
+    A_traj is the trajectory advantage. ``thinking_level_entropies [B, R]`` is the thinking
+    advantage A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is
+    its part due to token cost. ``combine`` changes the sign of this part only with
+    ``price_in="gate"``.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as are ``step_advantage_w``

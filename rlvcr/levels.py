@@ -182,7 +182,11 @@ class ParsedTurn:
 
     @property
     def level_and_score_span(self) -> tuple[int, Span]:
-        """Level and ``score_span`` of a turn. Raises ``ValueError`` if it has a ``failure``."""
+        """Level of a turn, and the range of the tokens that score its action.
+
+        The range is the action and the first token of ``</action>``. Raises ``ValueError`` for a
+        turn with a parse failure.
+        """
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span

@@ -1,4 +1,6 @@
-"""Record of a turn with thinking levels: level, scores of its four contexts, thinking advantage.
+"""Record of a turn with thinking levels: level, scores after four thoughts, thinking advantage.
+
+A context is a thought of one level before the turn's action, with the scores of the action.
 
 packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """

@@ -449,9 +449,10 @@ def _other_members_differ(data: DataProto) -> torch.Tensor:
 
 
 def _compute_difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
-    """Return the divisor for differences of returns: 1 with ``mean_norm``.
+    """Return the divisor for differences between the returns of a trajectory and of its replay.
 
-    With ``mean_std_norm`` it is the std of the batch's returns, at least ``std_floor``.
+    It is 1 with ``mean_norm``. With ``mean_std_norm`` it is the std of the batch's returns, at
+    least ``std_floor``.
     """
     if rlvcr.mode == "mean_norm":
         return 1.0

@@ -90,7 +90,8 @@ class CompactPrompts:
 
     The prompts with and without thinking levels are equal. ``shorten`` maps the text of an
     observation to a shorter text. ``shorten_first`` is used instead for the first observation of
-    an episode (default: ``shorten``). For ``keep_first`` see ``ChatPrompts``.
+    an episode (default: ``shorten``). With ``keep_first`` every prompt repeats the first
+    observation.
     """
 
     asks_for_levels = True

@@ -91,10 +91,10 @@ def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> di
 class TaskSchedule:
     """Endless order of the tasks, in which the parts of a mixture alternate.
 
-    Parts alternate as in ``build_weighted_round``, and each part repeats its tasks epoch by epoch.
-    Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
-    without ``shuffle``. The same position always has the same task, so a resumed run continues with
-    the same tasks.
+    Parts (environments) alternate in proportion to ``weights``. Each repeats its tasks epoch by
+    epoch. Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given
+    order without ``shuffle``. The same position always has the same task, so a resumed run
+    continues with the same tasks.
     """
 
     def __init__(

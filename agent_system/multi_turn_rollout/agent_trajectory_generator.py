@@ -144,7 +144,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
     def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the dialogue that ``request`` continues, or a new one.
+        """Return the conversation that ``request`` continues, or a new one.
 
         Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
         support the messages.

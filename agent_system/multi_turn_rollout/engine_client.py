@@ -250,7 +250,7 @@ class PolicySampler:
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """Sample an alternative thought (see ``rlvcr.alternatives``).
+        """Sample an alternative thought: one at another thinking level, for the same turn.
 
         Return None if the engine aborted the request.
         """

@@ -336,7 +336,10 @@ class TrajectoryCollector:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``. Its groups in flight are generated again, with the next batch."""
+        """Restore a ``state`` that ``state()`` returned for a checkpoint.
+
+        Groups that were unfinished then are generated again, together with the next batch.
+        """
         self.partial_rollouts.resume(state.get("under_way", []))
         self.collapse_detector.resume(state.get("levels_unseen", []))
 

@@ -90,12 +90,13 @@ class ScoreAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Audit of ``points`` points with ``plays`` rollouts per option.
+    """Result of an audit of ``points`` turns, with ``plays`` rollouts per option (level or action).
 
-    ``levels``: mean effects of levels 1 to 4; empty for actions. ``reliability``: expected
-    correlation of the effects of all options in two audits. ``second_audit``: this correlation for
-    the same subsets of options as in ``scores``. ``scores`` are sorted by the correlation at the
-    chosen options.
+    The effect of an option is its mean return minus the mean over the options of the turn.
+    ``levels``: mean effects of levels 1 to 4; empty for actions. ``scores``: correlations of each
+    credit rule with the effects, sorted by the correlation at the chosen options. ``reliability``:
+    expected correlation of the effects of all options in two audits. ``second_audit``: the same for
+    each selection of options in ``scores``.
     """
 
     points: int

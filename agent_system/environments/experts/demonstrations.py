@@ -252,7 +252,10 @@ def _run_in_workers(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Return one line per episode in the order of the tasks; None for an omitted episode."""
+    """Run the demonstrated episodes in worker processes and return them as JSON lines.
+
+    The lines are in the order of the tasks. An omitted episode gives None.
+    """
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
     if num_workers == 0:

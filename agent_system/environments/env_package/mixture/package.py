@@ -85,7 +85,7 @@ class MixturePrompts:
         return self._prompts_by_part[observation.info["part"]]
 
     def system(self, levels: bool) -> str | None:
-        """Return None: each part has its own system message (see ``of``)."""
+        """Return None: each environment of the mixture has its own system message."""
         del levels
         return None
 
