@@ -223,9 +223,8 @@ def compute_rlvcr_outcome_advantage(
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as are ``step_advantage_w``
     times ``thinking_executed`` (replays) and ``thinking_group_price`` (unusually short thoughts).
 
-    ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
-    normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
-    ``thinking_diversity_w`` changes no advantage. Raises ``ValueError`` for unknown options.
+    ``success [B]`` marks successful rows (default: return above 0). ``mode`` normalises returns in
+    their group as GRPO does; ``mean_norm`` does not divide. Raises ``ValueError`` for bad options.
 
         A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
         additive: advantages 0.7 on level digit and thought, 0.5 on the action

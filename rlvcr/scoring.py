@@ -80,10 +80,12 @@ ROUNDING_ERROR = 1e-9  # relative rounding error of a variance in float64
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add the columns ``branches`` and ``spans`` for ``rows``, the turns of each row of ``data``.
+    """Add requests to score the action of each turn after all of its thoughts.
 
-    Also adds the column of turns that ``add_thinking_columns`` needs. If ``digit_ids``, the tokens
-    of the four level digits, are given, the digits are scored too.
+    ``rows`` are the turns of each row of ``data``. The column ``spans`` requests scores after the
+    sampled thoughts, ``branches`` after alternative thoughts. A third column keeps the turns for
+    ``add_thinking_columns``. If ``digit_ids``, the tokens of the four level digits, are given, the
+    digits are scored too.
     """
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}

@@ -118,7 +118,7 @@ class _WorkerConnection:
                 for result in await asyncio.wait_for(poll_call, self._timeout_s):
                     self._deliver_result(result)
                 self._expire_requests()
-        except Exception as error:  # engine boundary
+        except Exception as error:  # engine boundary: a failed poll fails all requests
             self._fail_pending(error)
         finally:
             self._is_polling = False

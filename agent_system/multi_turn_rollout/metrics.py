@@ -95,7 +95,7 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
-    """Return metrics of the levels that the policy chose; forced levels are counted separately."""
+    """Return metrics of thinking levels, chosen and forced ones separately."""
     parsed_turns = [(t, turn, turn.parsed) for t, turn in turns if turn.parsed is not None]
     if not parsed_turns:
         return {}

@@ -33,7 +33,7 @@ from verl.utils.stacks import answer_with_stacks
 
 
 class EnvironmentHost:
-    """Environments of this process, by slot.
+    """Environments of this process, by slot number.
 
     An environment that raised is dropped. The next reset of its slot makes a new one.
     """

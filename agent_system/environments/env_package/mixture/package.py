@@ -31,7 +31,7 @@ class MixtureEnv:
     The environment of a part is made when its first task starts.
     """
 
-    placement = "process"  # even if all parts have another placement
+    placement = "process"  # even if all environments of the mixture have another placement
 
     def __init__(self, settings: MixtureSettings) -> None:
         self.settings = settings
@@ -106,7 +106,7 @@ class MixturePrompts:
 
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
-    """Return the tasks of all parts, interleaved in proportion to the weights."""
+    """Return the tasks of all mixed environments, interleaved in proportion to the weights."""
     tasks_by_part: dict[str, list[Task]] = {
         part: [
             {
