@@ -156,7 +156,10 @@ def _build_span(turn: RowTurn) -> Span:
 
 
 def _build_branches(turn: RowTurn) -> list[Branch]:
-    """Return one branch per alternative thought: the thought followed by the same action."""
+    """Return one branch (score request) per alternative thought.
+
+    It contains the thought, followed by the action of the turn, whose tokens are scored.
+    """
     if turn.alternatives is None:
         return []
     _, (action_start, action_end) = turn.parsed.level_and_score_span
@@ -180,7 +183,7 @@ def _build_digit_span(turn: RowTurn) -> Span:
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
-    """Return a branch of one token for each level digit that was not sampled."""
+    """Return a score request (branch) for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
         Branch(start, [digit_ids[level - 1]], step=turn.step, label=DIGIT_LABEL + level)

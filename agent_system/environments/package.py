@@ -98,7 +98,7 @@ class EnvPackage(Generic[S]):
     without_oracle: tuple[str, ...] = ()
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package of ``task``: this one, or the part of the mixture."""
+        """Return the package of ``task``: this one, or its environment's package in a mixture."""
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stop_strings(self, settings: S) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class EnvPackage(Generic[S]):
         return self.stop if self.mixture is None else self.mixture.stop(settings)
 
     def part_weights(self, settings: S) -> Mapping[str, int]:
-        """Return the weight of each part of a mixture; empty for a single environment."""
+        """Return the weight of each environment of a mixture; empty for a single environment."""
         return {} if self.mixture is None else self.mixture.weights(settings)
 
     def read_settings(self, section: Mapping[str, Any] | None = None) -> S:

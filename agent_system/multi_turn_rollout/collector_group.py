@@ -153,7 +153,10 @@ class CollectorGroup:
     def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
+        """Generate one trajectory per spec, and return them in order.
+
+        Raises the errors of the workers.
+        """
         if self._local_worker is not None:
             runner, worker = self._local_worker
             return _check_group_starts(runner.run(worker.collect(specs, settings)))

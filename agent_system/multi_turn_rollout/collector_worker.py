@@ -81,7 +81,7 @@ class CollectedTrajectories:
 
 
 def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
-    """Return ``specs`` grouped by uid, in order."""
+    """Return ``specs`` (requests for trajectories) grouped by uid, in order."""
     groups: dict[str, list[RolloutSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.uid].append(spec)

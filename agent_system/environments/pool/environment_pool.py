@@ -42,7 +42,10 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotQueue:
-    """Free slots, and a first-come first-served queue of coroutines that wait for one."""
+    """Free slots (environments of the pool), and a queue of coroutines that wait for one.
+
+    The coroutine that has waited longest gets the next free slot.
+    """
 
     def __init__(self) -> None:
         self.free_slots: list[Slot] = []
@@ -75,7 +78,7 @@ class SlotQueue:
             raise
 
     def return_slot(self, slot: Slot) -> None:
-        """Pass ``slot`` to the first waiting coroutine, or add it to the free slots."""
+        """Pass ``slot`` (an environment) to the first waiting coroutine, or mark it as free."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -84,7 +87,7 @@ class SlotQueue:
         self.free_slots.append(slot)
 
     def drop_dead_slots(self) -> None:
-        """Remove the free slots of failed workers."""
+        """Remove the free slots (environments) of failed workers."""
         # Slots in use are not in the list. Their sessions fail at the next call.
         self.free_slots = [slot for slot in self.free_slots if slot.is_alive]
 

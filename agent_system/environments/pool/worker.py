@@ -111,7 +111,10 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
 
 
 async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
-    """Answer calls of environments with coroutines: concurrently, but in order for each slot."""
+    """Answer calls of environments whose methods are coroutines.
+
+    Calls run concurrently, but the calls of one environment (slot) run in order.
+    """
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     slot_locks: dict[int, asyncio.Lock] = {}

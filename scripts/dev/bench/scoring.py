@@ -240,9 +240,10 @@ def measure_passes(
 
 
 def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
-    """Return the largest absolute difference of log-probs and entropies over all thoughts.
+    """Return the largest absolute difference of log-probs and entropies between the two passes.
 
-    Raises ``ValueError`` if the scores of spans or branches are missing.
+    Raises ``ValueError`` if scores after sampled thoughts (spans) or after alternative thoughts
+    (branches) are missing.
     """
     if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
         raise ValueError("scores of spans or branches are missing; pass batches with both")

@@ -164,7 +164,7 @@ def mark_last_evaluation() -> None:
 
 
 def install_fault() -> None:
-    """Patch the methods and clocks of this process for the cell ``CELL``."""
+    """Patch the methods and clocks of this process, so that the fault of ``CELL`` happens."""
     target_role, import_path, method = CELL.find_method()
     process_role = get_role()
     if process_role == DRIVER:

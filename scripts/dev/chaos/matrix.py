@@ -87,7 +87,7 @@ class EndedJob:
 
 
 def run_cell(cell: Cell, policy: Path, folder: Path) -> CellResult:
-    """Run ``cell`` in ``folder``, which is emptied first."""
+    """Run the test ``cell`` of the fault matrix in ``folder``, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environ = {"CHAOS_CELL": cell.cell_key, "CHAOS_FOLDER": str(folder)}
@@ -149,7 +149,7 @@ def list_node_processes(raylet: psutil.Process) -> list[psutil.Process]:
 
 
 def find_process(part: str, job: Job) -> psutil.Process:
-    """Return the process of ``part``. Raises ``LookupError`` if there is none."""
+    """Return the process of the job that is ``part``. Raises ``LookupError`` if there is none."""
     if part == DRIVER:
         return psutil.Process(job.process.pid)
     for process in psutil.Process(job.process.pid).children(recursive=True):

@@ -22,7 +22,7 @@ TABLE_END = "<!-- end of the matrix -->\n"
 
 
 def read_results(path: Path = RESULTS_PATH) -> dict[str, CellResult]:
-    """Return the results by cell key, or an empty dict if the file does not exist."""
+    """Return the results of the fault matrix by cell (PART/STAGE/FAULT); {} without the file."""
     if not path.exists():
         return {}
     return {row["key"]: CellResult(**row) for row in json.loads(path.read_text())}

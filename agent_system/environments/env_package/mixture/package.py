@@ -26,9 +26,9 @@ def read_part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
 
 
 class MixtureEnv:
-    """Environment that passes all calls to the environment of the current task.
+    """Environment that passes all calls to the mixed environment that the current task belongs to.
 
-    The environment of a part is made when its first task starts.
+    Each mixed environment is made when its first task starts.
     """
 
     placement = "process"  # even if all environments of the mixture have another placement
@@ -64,7 +64,7 @@ class MixtureEnv:
 
 
 class MixturePrompts:
-    """Prompts that pass all calls to the prompts of the part that made the observation."""
+    """Prompts that pass all calls to the prompts of the environment that made the observation."""
 
     def __init__(self, settings: MixtureSettings) -> None:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
@@ -81,7 +81,7 @@ class MixturePrompts:
         self.shows_level_prompts = all(map(shows_level_prompts, self._prompts_by_part.values()))
 
     def of(self, observation: Observation) -> Prompts:
-        """Return the prompts of the part that made ``observation``."""
+        """Return the prompts of the environment that made ``observation``."""
         return self._prompts_by_part[observation.info["part"]]
 
     def system(self, levels: bool) -> str | None:
@@ -135,7 +135,7 @@ def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None
 
 
 def _list_stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
-    """Return the stop strings of all parts, because all tasks share one sampler."""
+    """Return the stop strings of all mixed environments, because all tasks share one sampler."""
     stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
     return tuple(dict.fromkeys(stop_strings))
 
