@@ -25,8 +25,8 @@ def make_branch_spec(
     there.
 
     With ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
-    branches of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
-    branches with different levels use the same seeds.
+    replays of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
+    replays with different levels use the same seeds.
     """
     repeated_turns = trajectory.turns[: turn.step]
     return replace(

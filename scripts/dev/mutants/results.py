@@ -77,9 +77,9 @@ def hash_tests(target: Target) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why some survivors of a function are accepted.
+    """Reason why some surviving mutants of a function are accepted.
 
-    ``changes`` have the form of ``format_change``: ``before -> after``.
+    ``changes`` are the changes of these mutants, in the form ``before -> after``.
     """
 
     module: str
@@ -147,7 +147,7 @@ def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> Mod
 
 
 def has_reason(mutant: Mutant, reasons: Iterable[Reason]) -> bool:
-    """Return True if ``reasons`` has a reason to accept the survivor ``mutant``."""
+    """Return True if ``reasons`` has a reason to accept that no test kills ``mutant``."""
     function = mutant.function.partition("#")[0] or "module"
     change = format_change(mutant)
     return any(
