@@ -177,8 +177,10 @@ class Trial:
 
 
 def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
-    """Return the result of ``run_trial``: lists with one entry per trial.
+    """Return the results of all trials: lists by name, with one entry per trial.
 
+    The names include ``full_token_ids``, ``logprobs``, ``rewards``, ``turn_rewards`` and
+    ``aborted``. ``mask_mode`` selects the turns whose tokens are trained on (``build_loss_mask``).
     Token lists are empty without a tokenizer.
     """
     ledgers = [trial.transcript.token_ledger or TokenLedger() for trial in trials]

@@ -174,7 +174,7 @@ mutants itself, in forks of a process that has imported torch and collected the 
 
 
 def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
-    """Return the text of the page."""
+    """Return the Markdown page of all modules, with the reasons why mutants survive."""
     lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(_format_table_line(f"`{row.module}`", [row]))
