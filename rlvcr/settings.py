@@ -42,6 +42,8 @@ class RLVCRSettings(Section):
     added to the trajectory advantage, as in the published method.
     """
 
+    retired_keys = ("executed_share",)
+
     enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
     score: ScoreName = "entropy"

@@ -78,6 +78,8 @@ def read_config(
     for plugin in ENVIRONMENT_PLUGINS:
         plugin.preprocess(config_values, schema)
     paths = _list_keys_set_by_user(name, overrides, config_path)
+    # An unknown key of the command line is reported already.
+    _drop_retired_keys(config_values, schema, _list_keys_set_by_user(name, [], config_path))
     parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
     for plugin in ENVIRONMENT_PLUGINS:
@@ -229,6 +231,22 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
         else:
             nested_values[name] = value
     return nested_values, problems
+
+
+def _drop_retired_keys(
+    values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
+) -> None:
+    """Remove the retired keys of ``cls`` and its sections from ``values``.
+
+    Keys in ``user_paths``, which a file of the user sets, are kept and reported as unknown.
+    """
+    for name in cls.retired_keys:
+        if f"{path}{name}" not in user_paths:
+            values.pop(name, None)
+    for name, key in collect_direct_keys(cls).items():
+        section_values = values.get(name)
+        if key.section is not None and isinstance(section_values, dict):
+            _drop_retired_keys(section_values, key.section, user_paths, f"{path}{name}.")
 
 
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:

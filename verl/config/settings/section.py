@@ -53,6 +53,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    # Keys of earlier versions. They are ignored in the stored config of a run.
+    retired_keys: ClassVar[tuple[str, ...]] = ()
+
     _is_frozen: bool = PrivateAttr(default=False)
 
     def as_frozen(self) -> Self:
