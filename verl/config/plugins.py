@@ -23,7 +23,7 @@ class EnvironmentPlugin:
     ``section`` returns the class of a section, or None if its package cannot be imported.
     ``preprocess`` changes the composed config tree before it is validated. ``check_set_keys``
     gets the tree and the dotted paths that the user set, and refuses paths without effect.
-    ``stand_in`` describes the simulation that runs if the real environment (such as ALFWorld) is
+    ``stand_in`` describes the simulation that runs if the real environment (for example a game) is
     not installed. It returns "" if there is no such simulation.
     """
 

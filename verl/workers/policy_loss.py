@@ -5,7 +5,7 @@
            + clipped loss of the advantages of the allowed tokens (``choice_credit``)
 
 A choice is a sampled token that may only be one of a few tokens (``verl.records.Choice``), such as
-the digit of a thinking level.
+the digit of a level.
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
