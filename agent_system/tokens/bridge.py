@@ -26,6 +26,7 @@ from verl.utils.chat_template import (
     TemplateUnsupported,
     find_end_ids,
     find_end_of_turn_id,
+    find_sampled_end,
     make_anchor,
 )
 from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
@@ -137,7 +138,9 @@ class ChatBridge:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
         self._turn_end = self.template.render_turn_end()
-        self.end_of_turn_id = find_end_of_turn_id(tokenizer, self._turn_end)
+        # The end of a turn in the history, and the end that the policy samples.
+        self.history_end_id = find_end_of_turn_id(tokenizer, self._turn_end)
+        self.sampled_closing, self.end_of_turn_id = find_sampled_end(tokenizer, self.template)
         self.end_ids = find_end_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._template_frame())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
@@ -190,7 +193,8 @@ class ChatBridge:
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
         text_after_turn = text.partition(make_anchor(1))[2]
-        has_sampled_end = bool(sampled_ids) and sampled_ids[-1] == self.end_of_turn_id
+        end_ids = (self.end_of_turn_id, self.history_end_id)
+        has_sampled_end = bool(sampled_ids) and sampled_ids[-1] in end_ids
         if has_sampled_end and text_after_turn.startswith(self.closing):
             # Encode the text together with the sampled end-of-turn token, then drop that token.
             closing_text = self.closing.lstrip()
@@ -232,10 +236,11 @@ class ChatBridge:
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
-        ids = self._tokens.continue_text(prompt, turn_text + self.closing)
-        if self.closing and ids[-1] != self.end_of_turn_id:
+        ids = self._tokens.continue_text(prompt, turn_text + self.sampled_closing)
+        if self.sampled_closing and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not encode its end of turn {self.closing.strip()!r} as one "
+                f"the tokenizer does not encode its end of turn "
+                f"{self.sampled_closing.strip()!r} as one "
                 f"token after {text[-80:]!r}, so a policy cannot be trained to end such a turn"
             )
         return ids
@@ -288,7 +293,7 @@ class ChatBridge:
         texts = [piece for piece in pieces if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             texts += self.template.render_between_turns()
-        return "".join([*texts, self._turn_end])
+        return "".join([*texts, self._turn_end, self.sampled_closing])
 
 
 class PlainBridge:

@@ -162,7 +162,7 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     first_messages = list(opening) or [{"role": "user", "content": SAMPLES[0]}]
     if not bridge.is_plain(first_messages):
         return
-    end_id = bridge.end_of_turn_id
+    end_id = bridge.history_end_id
     sampled = [] if end_id is None else [end_id]
     for answer, text in product(ANSWERS, SAMPLES):
         turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]

@@ -15,11 +15,17 @@ from jinja2.exceptions import TemplateError
 
 from verl.utils.chat_tokens import ChatTokens
 
-# {"role": "system" | "user" | "assistant", "content": text}
-Message = dict[str, str]
+# {"role": "system" | "user" | "assistant" | "tool", "content": text}. An assistant message may also
+# have the keys of its thought and its ``tool_calls``, a tool message the name of its function.
+Message = dict[str, Any]
+
+Tools = Sequence[dict[str, Any]]  # functions as OpenAI's JSON schemas
 
 # The letter at the end distinguishes message 1 from message 10.
 ANCHOR = re.compile(r"xANCHOR(\d+)x")
+# The call that shows how a template writes calls, with one argument.
+CALL_KEY, CALL_VALUE = "xKEYx", "xVALUEx"
+CALL_ARGUMENTS = {CALL_KEY: CALL_VALUE}
 # Exceptions that a template may raise, on purpose or for roles or fields that it does not expect.
 RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
 # Arguments of ``apply_chat_template`` that this module sets.
@@ -81,21 +87,26 @@ class ChatTemplate:
         parts: bool | None = None,
         *,
         add_generation_prompt: bool = True,
+        tools: Tools = (),
     ) -> str:
-        """Return the text of ``messages``, by default followed by the generation prompt."""
-        return self._apply_template(messages, parts, add_generation_prompt, tokenize=False)
+        """Return the text of ``messages``, by default followed by the generation prompt.
 
-    def render_token_ids(self, messages: Sequence[Message]) -> list[int]:
+        ``tools`` are the functions that the policy may call, as OpenAI's JSON schemas.
+        """
+        return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
+
+    def render_token_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the ids of ``apply_chat_template(tokenize=True)``, with the generation prompt."""
-        ids = self._apply_template(messages, None, True, tokenize=True, return_dict=False)
-        return list(ids)
+        options = {"tokenize": True, "return_dict": False}
+        return list(self._apply_template(messages, None, True, tools, **options))
 
     def _apply_template(
         self,
         messages: Sequence[Message],
         parts: bool | None,
         add_generation_prompt: bool,
-        **options: bool,
+        tools: Tools,
+        **options: Any,
     ) -> Any:
         parts = self.uses_parts if parts is None else parts
         template_messages: list[dict[str, Any]] = [dict(message) for message in messages]
@@ -103,7 +114,9 @@ class ChatTemplate:
             for message in template_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         options |= {"add_generation_prompt": add_generation_prompt}
-        return self._tokenizer.apply_chat_template(template_messages, **options, **self._kwargs)
+        if tools:
+            options["tools"] = list(tools)
+        return self._tokenizer.apply_chat_template(template_messages, **(self._kwargs | options))
 
     def _split_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
         """Return the text for messages of ``roles`` as a list of strings and integers.
@@ -208,16 +221,48 @@ class ChatTemplate:
 def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
     """Return the ids that end a turn when they are sampled.
 
-    They are the end of turn of the chat template, the tokenizer's end of sequence, and those of the
-    generation config in ``model_path``. The default is the directory of the tokenizer.
+    They are the ends of turn of the chat template (``find_template_end_ids``), the tokenizer's end
+    of sequence, and those of the generation config in ``model_path``. The default is the directory
+    of the tokenizer.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     ids = set(read_config_end_ids(path)) if path else set()
     ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
     with contextlib.suppress(TemplateUnsupported):
-        end_of_turn_id = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
-        ids.update(_collect_ids(end_of_turn_id))
+        ids.update(find_template_end_ids(tokenizer, ChatTemplate(tokenizer)))
     return frozenset(ids)
+
+
+def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[int]:
+    """Return the ids with which ``template`` ends a text answer and a turn of tool calls.
+
+    Examples: ``<|im_end|>`` for both (Qwen), ``<|return|>`` and ``<|call|>`` (gpt-oss),
+    ``<|user|>`` and ``<|observation|>`` (GLM). Empty if plain text ends a turn.
+    """
+    end_id = find_sampled_end(tokenizer, template)[1]
+    ids = set() if end_id is None else {end_id}
+    for arguments in (CALL_ARGUMENTS, json.dumps(CALL_ARGUMENTS)):
+        with contextlib.suppress(*RENDER_ERRORS):
+            ids.update(_find_call_end_id(tokenizer, template, arguments, end_id))
+            break
+    return frozenset(ids)
+
+
+def find_sampled_end(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
+    """Return the text and the id of the control token with which the policy ends a text answer.
+
+    It is the one after the last turn of a conversation. Some templates write another one there
+    than in the history (gpt-oss: ``<|return|>``, later ``<|end|>``). The one in the history is
+    returned if the template writes none after the last turn.
+    """
+    turn_end = ""
+    with contextlib.suppress(TemplateUnsupported):
+        turn_end = template.render_closing()
+    end_id = find_end_of_turn_id(tokenizer, turn_end)
+    if end_id is None:
+        turn_end = template.render_turn_end()
+        end_id = find_end_of_turn_id(tokenizer, turn_end)
+    return ChatTokens(tokenizer, turn_end).find_leading_control_text(turn_end), end_id
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
@@ -226,6 +271,55 @@ def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
     closing = tokens.find_leading_control_text(turn_end)
     control_ids = [token for token in tokens.encode(closing) if token in tokens.control_ids]
     return control_ids[0] if control_ids else None
+
+
+def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dict[str, Any]:
+    """Return one call in OpenAI's format. The id has nine letters, as Mistral's templates need."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _find_call_end_id(
+    tokenizer: Any, template: ChatTemplate, arguments: Any, end_id: int | None
+) -> list[int]:
+    """Return the control token between the calls of a turn and their results, as a list.
+
+    It is empty if ``end_id``, which ends a text answer, also ends the calls. Tokens that the
+    template writes between two calls of one turn belong to the calls and do not end the turn.
+    """
+    question: Message = {"role": "user", "content": make_anchor(0)}
+    calls = [make_tool_call(make_anchor(number), arguments) for number in (2, 3)]
+    result = {"role": "tool", "name": make_anchor(2), "tool_call_id": calls[0]["id"]}
+
+    def render_after_value(calls: list[dict[str, Any]]) -> str:
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        messages = [question, turn, {**result, "content": make_anchor(1)}]
+        tools = [describe_tool(make_anchor(number), [CALL_KEY]) for number in (2, 3)]
+        text = template.render(messages, tools=tools).rpartition(make_anchor(0))[2]
+        return text.partition(CALL_VALUE)[2].partition(make_anchor(1))[0]
+
+    after_call = render_after_value(calls[:1])
+    tokens = ChatTokens(tokenizer, after_call)
+    written_ids = [token for token in tokens.encode(after_call) if token in tokens.control_ids]
+    if end_id in written_ids:
+        return []
+    try:
+        between_text, has_second_call, _ = render_after_value(calls).partition(make_anchor(3))
+    except RENDER_ERRORS:
+        has_second_call = ""  # the template allows one call per turn
+    between_ids = set(tokens.encode(between_text)) if has_second_call else set()
+    return [token for token in written_ids if token not in between_ids][:1]
+
+
+def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON schema of a function with the text arguments ``keys``."""
+    properties = {key: {"type": "string", "description": key} for key in keys}
+    parameters = {"type": "object", "properties": properties, "required": list(keys)}
+    function = {"name": name, "description": name, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def read_config_end_ids(model_path: str | Path) -> frozenset[int]:
