@@ -40,7 +40,8 @@ Device = Literal["auto", "cpu", "cuda"]
 WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
-History = Literal["append", "window"]
+DemonstrationHistory = Literal["append", "window"]
+History = Literal["append", "window", "chat"]
 
 
 # Built-in advantage estimators. True: it compares trajectories of one task, so it needs groups of

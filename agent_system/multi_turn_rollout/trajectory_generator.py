@@ -30,7 +30,7 @@ from agent_system.multi_turn_rollout.trajectory import (
     extract_info_numbers,
 )
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import TokenConversation
+from agent_system.tokens.dialogues import Dialogue
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
 from rlvcr.levels import LevelCodec, ParsedTurn
 from verl.utils.sampling import SamplingResult, StopReason
@@ -120,35 +120,35 @@ class TrajectoryGenerator:
         trajectory = self.trajectory
         history = make_history(context.settings, context.bridge, context.prompts)
         trajectory.ledgers = history.ledgers
-        trajectory.shown_messages = history.shown_messages
         spec = trajectory.spec
         observation = await self._await_env(env.reset(spec.task, spec.env_seed))
         trajectory.start_state = (observation.text, observation.state)
         max_turns = spec.max_turns or context.settings.max_steps
         for step in range(min(max_turns, context.settings.max_steps)):
-            conversation = history.open_turn(observation, step)
-            if conversation is None:
+            dialogue = history.open_turn(observation, step)
+            if dialogue is None:
                 trajectory.truncated = "budget"
                 return
             # The turn is added to the trajectory before the env step, so a failure there keeps it.
-            turn = await self._sample_policy_turn(conversation, observation, step)
+            turn = await self._sample_policy_turn(dialogue, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
                 # A cut turn has no valid action, but it is in the trajectory and trained on.
                 if context.package.package_for_task(spec.task).executes_cut_turns:
-                    await self._step_env(env, turn)
+                    await self._step_env(env, turn, history.read_reply(turn))
                 return
-            observation = await self._step_env(env, turn)
+            observation = await self._step_env(env, turn, history.read_reply(turn))
             if turn.done:
                 return
             history.close_turn(turn)
         trajectory.truncated = "steps"
 
     async def _sample_policy_turn(
-        self, conversation: TokenConversation, observation: Observation, step: int
+        self, dialogue: Dialogue, observation: Observation, step: int
     ) -> Turn:
         context = self.context
         spec = self.trajectory.spec
+        conversation = dialogue.conversation
         ledger = conversation.ledger
         self._check_replayed_observation(observation, step)
         is_repeated = step < len(spec.replay)
@@ -166,15 +166,17 @@ class TrajectoryGenerator:
                 conversation.prompt_ids, spec, step - len(spec.replay), max_tokens
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
-        segment = conversation.add_turn(sampled, step)
+        response = context.bridge.decode([*forced_ids, *sampled.token_ids])
+        segment = dialogue.add_reply(sampled, step, [response])
+        self.trajectory.shown_messages = dialogue.shown_messages
         turn = Turn(
             step=step,
             observation=observation.text,
             anchor=observation.state,
-            ledger=len(self.trajectory.ledgers) - 1,
+            ledger=dialogue.number,
             start=turn_start,
             end=segment.end_position,
-            response=context.bridge.decode(ledger.token_ids[turn_start:]),
+            response=response,
             stop_reason=sampled.stop_reason,
             image=observation.image,
             situation=observation.situation,
@@ -221,9 +223,10 @@ class TrajectoryGenerator:
         level = settings.level_rule.draw_level(draw, required_level)
         return [] if level is None else codec.prefix_ids[level]
 
-    async def _step_env(self, env: PoolSession, turn: Turn) -> Observation:
+    async def _step_env(self, env: PoolSession, turn: Turn, text: str) -> Observation:
+        """Apply the action in ``text``, the reply of ``turn``."""
         package = self.context.package.package_for_task(self.trajectory.spec.task)
-        turn.action, is_well_formed = package.project(turn.response)
+        turn.action, is_well_formed = package.project(text)
         observation, reward, done, info = await self._await_env(env.step(turn.action))
         turn.reward = float(reward)
         turn.done = bool(done)

@@ -24,6 +24,7 @@ from verl.utils.chat_template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
+    Tools,
     find_end_ids,
     find_end_of_turn_id,
     find_sampled_end,
@@ -153,11 +154,54 @@ class ChatBridge:
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        marked_messages = [
-            {**message, "content": self._tokens.mark_control_tokens(message["content"])}
-            for message in self.prepare_messages(messages)
-        ]
-        return list(self.encode(self.template.render(marked_messages)))
+        return list(self.encode(self.render_marked(self.prepare_messages(messages))))
+
+    def render_marked(
+        self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool = True
+    ) -> str:
+        """Return the text of ``messages`` for ``encode``: control tokens in contents are marked.
+
+        Raises the errors of the template (``RENDER_ERRORS``).
+        """
+        marked = [self._mark_texts(message) for message in messages]
+        return self.template.render(
+            marked, add_generation_prompt=add_generation_prompt, tools=self._mark_texts(tools)
+        )
+
+    def restore_text(self, marked: str) -> str:
+        """Return the text of ``render_marked`` as the template writes it without marks."""
+        return self._tokens.restore_control_tokens(marked)
+
+    def continue_row(
+        self, row_ids: Sequence[int], row_text: str, marked: str
+    ) -> tuple[int, ...] | None:
+        """Return the tokens that the prompt ``marked`` adds to a row; None if it is no extension.
+
+        ``row_text`` is the text of the tokens ``row_ids``. The prompt extends the row if it begins
+        with its tokens. It also does if it begins with its text, and the tokens after that text do
+        not depend on it: the policy may have sampled other tokens than the tokenizer gives for the
+        text. They are kept.
+        """
+        ids = self.encode(marked)
+        if ids[: len(row_ids)] == tuple(row_ids):
+            return ids[len(row_ids) :]
+        if not self.restore_text(marked).startswith(row_text):
+            return None
+        head_length = self._tokens.find_marked_length(marked, len(row_text))
+        head_ids = self.encode(marked[:head_length])
+        return ids[len(head_ids) :] if ids[: len(head_ids)] == head_ids else None
+
+    def join_system(self, messages: Sequence[Message]) -> list[Message]:
+        """Return ``messages`` with the system text in front of the first user message.
+
+        They are unchanged if the template has a system role.
+        """
+        has_system = len(messages) > 1 and messages[0]["role"] == "system"
+        if not has_system or self.template.takes_system:
+            return list(messages)
+        system, user_message, *later_messages = messages
+        text = f"{system['content']}\n\n{user_message['content']}"
+        return [{**user_message, "content": text}, *later_messages]
 
     def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` in the form that the template accepts.
@@ -165,13 +209,9 @@ class ChatBridge:
         If the template has no system role, the system text is put in front of the first user
         message. Raises ``TemplateUnsupported`` if the template does not show each message once.
         """
-        has_system = len(messages) > 1 and messages[0]["role"] == "system"
-        if has_system and not self.template.takes_system:
-            system, user_message, *later_messages = messages
-            text = f"{system['content']}\n\n{user_message['content']}"
-            messages = [{**user_message, "content": text}, *later_messages]
+        messages = self.join_system(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
-        return list(messages)
+        return messages
 
     def is_plain(self, messages: Sequence[Message]) -> bool:
         """Return True if no content has a control token or was changed by ``escape_added_tokens``.
@@ -255,10 +295,13 @@ class ChatBridge:
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
-        turn_ids = strip_end_ids(sampled_ids, self.end_ids)
+        return self.decode_exactly(strip_end_ids(sampled_ids, self.end_ids))
+
+    def decode_exactly(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids`` with all special tokens."""
         # The clean-up of transformers would drop sampled spaces: text and tokens would differ.
         return self.tokenizer.decode(
-            turn_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
     def escape_added_tokens(self, text: str) -> str:
@@ -269,6 +312,16 @@ class ChatBridge:
         """
         return self._added_token_pattern.sub(
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_cuts(text)
+        )
+
+    def _mark_texts(self, value: Any) -> Any:
+        """Return ``value`` with the control tokens in all its texts marked, at any depth."""
+        if isinstance(value, str):
+            return self._tokens.mark_control_tokens(value)
+        if isinstance(value, Mapping):
+            return {key: self._mark_texts(item) for key, item in value.items()}
+        return (
+            [self._mark_texts(item) for item in value] if isinstance(value, list | tuple) else value
         )
 
     @cached_property

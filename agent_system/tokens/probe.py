@@ -20,6 +20,7 @@ from agent_system.tokens.bridge import (
     TextTokenizer,
     is_chat_tokenizer,
 )
+from verl.names import History
 from verl.utils.chat_template import (
     RENDER_ERRORS,
     ChatTemplate,
@@ -63,6 +64,8 @@ class TemplateProbe:
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. Without
     them ``append`` still works, because the policy sees its own tokens. But a model that was
     trained with this template has only seen earlier turns without thoughts.
+
+    ``refuses_turns``: error of the template for a conversation of several turns, or empty.
     """
 
     verdict: Verdict
@@ -70,9 +73,10 @@ class TemplateProbe:
     opens_thought: bool = False
     keeps_thoughts: bool = True
     takes_system: bool = True
+    refuses_turns: str = ""
 
-    def require_history(self, history: str) -> None:
-        """Check that the template supports ``history`` ("append" | "window").
+    def require_history(self, history: History) -> None:
+        """Check that the template supports ``history``.
 
         Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
         """
@@ -81,8 +85,30 @@ class TemplateProbe:
         if history == "append" and self.verdict is Verdict.WINDOW:
             raise TemplateUnsupported(
                 f"env.history=append does not work with this chat template: {self.reason}. "
-                "Set env.history=window, or use a template that keeps earlier turns unchanged"
+                "Set env.history=chat or env.history=window, or use a template that keeps earlier "
+                "turns unchanged"
             )
+        if history == "chat" and self.refuses_turns:
+            raise TemplateUnsupported(
+                "env.history=chat does not work with this chat template: it refuses a "
+                f"conversation of {TURNS} turns ({self.refuses_turns}). Set env.history=window"
+            )
+
+    def explain_history(self, history: History) -> str:
+        """Return one sentence about the prompts that ``history`` gives with this template."""
+        if history == "window":
+            return "window: every turn is a row, with a prompt written anew for it"
+        if history == "append":
+            text = "append: a trajectory is one row, and prompts repeat the sampled tokens"
+            kept = "" if self.keeps_thoughts else "; thoughts stay, which the template would remove"
+            return text + kept
+        if self.reason:
+            why = f"new rows are needed, because {self.reason}"
+        elif self.keeps_thoughts:
+            why = "a trajectory is usually one row, because the template keeps earlier turns"
+        else:
+            why = "a turn after a thought begins a new row, because the template removes thoughts"
+        return f"chat: the template renders all messages in every turn; {why}"
 
 
 def probe_template(
@@ -123,8 +149,14 @@ def _probe_bridge(
         ]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
-        reason = str(error)
-        return TemplateProbe(Verdict.WINDOW, reason, opens_thought, False, template.takes_system)
+        return TemplateProbe(
+            Verdict.WINDOW,
+            str(error),
+            opens_thought,
+            False,
+            template.takes_system,
+            _find_refusal(template),
+        )
     # An empty reason is success. One way of passing thoughts to the template is enough.
     keeps_thoughts = "" in thoughts
     # If the template opens the thought, the policy never writes a turn without one.
@@ -132,7 +164,27 @@ def _probe_bridge(
     if opens_thought:
         reason = "" if keeps_thoughts else thoughts[0]
     verdict = Verdict.WINDOW if reason else Verdict.APPEND
-    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts, template.takes_system)
+    return TemplateProbe(
+        verdict,
+        reason,
+        opens_thought,
+        keeps_thoughts,
+        template.takes_system,
+        _find_refusal(template),
+    )
+
+
+def _find_refusal(template: ChatTemplate) -> str:
+    """Return the error of ``template`` for ``TURNS`` turns, or an empty text."""
+    messages: list[Message] = []
+    for turn in range(TURNS):
+        messages += [{"role": "user", "content": make_anchor(turn)}]
+        try:
+            template.render(messages)
+        except RENDER_ERRORS as error:
+            return str(error) or type(error).__name__
+        messages += [{"role": "assistant", "content": make_anchor(100 + turn)}]
+    return ""
 
 
 def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:

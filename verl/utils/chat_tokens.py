@@ -97,6 +97,25 @@ class ChatTokens:
             lambda match: f"{MARK}{self._order.index(match[0])}{MARK}", content.replace(MARK, "")
         )
 
+    def restore_control_tokens(self, marked: str) -> str:
+        """Return ``marked`` with the texts of the control tokens that were marked in it."""
+        return MARKED.sub(self._get_control_text, marked)
+
+    def find_marked_length(self, marked: str, length: int) -> int:
+        """Return the length of the start of ``marked`` whose restored text has length ``length``.
+
+        A marked control token is included as a whole or not at all.
+        """
+        marked_end = restored_end = 0
+        for match in MARKED.finditer(marked):
+            text_end = (
+                restored_end + match.start() - marked_end + len(self._get_control_text(match))
+            )
+            if text_end > length:
+                break
+            marked_end, restored_end = match.end(), text_end
+        return marked_end + length - restored_end
+
     def find_leading_control_text(self, text: str) -> str:
         """Return ``text`` up to its first control token, "" if other text precedes it."""
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
