@@ -95,20 +95,18 @@ class TemplateProbe:
             )
 
     def explain_history(self, history: History) -> str:
-        """Return one sentence about the prompts that ``history`` gives with this template."""
+        """Return a note for the plan: what the template does with earlier turns.
+
+        It is empty for ``window``, whose prompts have no earlier turns.
+        """
         if history == "window":
-            return "window: every turn is a row, with a prompt written anew for it"
-        if history == "append":
-            text = "append: a trajectory is one row, and prompts repeat the sampled tokens"
-            kept = "" if self.keeps_thoughts else "; thoughts stay, which the template would remove"
-            return text + kept
+            return ""
         if self.reason:
-            why = f"new rows are needed, because {self.reason}"
-        elif self.keeps_thoughts:
-            why = "a trajectory is usually one row, because the template keeps earlier turns"
-        else:
-            why = "a turn after a thought begins a new row, because the template removes thoughts"
-        return f"chat: the template renders all messages in every turn; {why}"
+            return f"the template: {self.reason}"
+        if not self.keeps_thoughts:
+            kept = "append keeps them" if history == "append" else "new row after each thought"
+            return f"the template removes earlier thoughts ({kept})"
+        return "the template keeps earlier turns"
 
 
 def probe_template(

@@ -35,7 +35,7 @@ LINES_OF_KEYS = {
         "env.max_turn_tokens",
         "env.max_steps",
         "env.history",
-    ): ("one step", "rows", "sampled tokens"),
+    ): ("history", "one step", "rows", "sampled tokens"),
     ("env.val_tasks", "data.val_batch_size", "trainer.test_freq"): ("tasks",),
     ("trainer.save_freq",): ("checkpoints",),
 }

@@ -39,11 +39,20 @@ from verl.config.plan_notes import iterate_plan_notes, rows_at_most
 from verl.config.plugins import METHODS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
+from verl.names import History
 
 TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
+}
+
+
+# What each value of ``env.history`` means for prompts and rows.
+HISTORY_TEXTS: dict[History, str] = {
+    "append": "a prompt is all earlier tokens, a trajectory one row",
+    "window": "a prompt is written anew for each turn, a turn one row",
+    "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 
 
@@ -60,6 +69,7 @@ class Facts(PolicySize):
     made_by: str = ""  # config name of the cold start that trains the policy
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     device_memory_gb: float | None = None  # GiB of one GPU
+    history_note: str = ""  # what the chat template of the policy does with earlier turns
 
 
 class Plan:
@@ -206,6 +216,8 @@ class PPOPlan(Plan):
         envs = _format_count(self.envs, "environment")
         collectors = _format_count(cfg.env.num_collectors, "collector")
         yield "rollout", f"{engines}, {collectors}, {processes} ({envs} at once)"
+        note = f"; {self.facts.history_note}" if self.facts.history_note else ""
+        yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
         if device != "cpu":
             transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -165,8 +165,22 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
         return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def collect_model_facts(cfg: PPOConfig) -> dict[str, int]:
-    """Return the size of an existing policy and of its adapters, for the plan."""
+def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
+    """Return facts for the plan: size of an existing policy, and what its template does."""
+    return {**_measure_policy(cfg), **_describe_history(cfg)}
+
+
+def _describe_history(cfg: PPOConfig) -> dict[str, str]:
+    path = find_tokenizer_directory(cfg)
+    if path is None:
+        return {}
+    tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
+    probe = probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
+    return {"history_note": probe.explain_history(cfg.env.history)}
+
+
+def _measure_policy(cfg: PPOConfig) -> dict[str, int]:
+    """Return the size of an existing policy and of its adapters."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
