@@ -33,6 +33,7 @@ from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.dialogues import Dialogue
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
 from rlvcr.levels import LevelCodec, ParsedTurn
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -114,6 +115,9 @@ class TrajectoryGenerator:
             trajectory.abort("engine", str(failure))
         except ReplayMismatch as failure:
             trajectory.abort("replay", str(failure))
+        except TemplateUnsupported as failure:
+            # With ``chat`` history the template also renders replies, which may be any text.
+            trajectory.abort("template", str(failure))
 
     async def _run_turns(self, env: PoolSession) -> None:
         context = self.context
