@@ -179,17 +179,16 @@ class ChatBridge:
 
         ``row_text`` is the text of the tokens ``row_ids``. The prompt extends the row if it begins
         with its tokens. It also does if it begins with its text, and the tokens after that text do
-        not depend on it: the policy may have sampled other tokens than the tokenizer gives for the
-        text. They are kept.
+        not depend on it. The policy may have sampled other tokens for the text than the tokenizer
+        gives, and they are kept.
         """
+        if self.restore_text(marked).startswith(row_text):
+            head_length = self._tokens.find_marked_length(marked, len(row_text))
+            added_ids = self._tokens.encode_from(marked, head_length)
+            if added_ids is not None:
+                return added_ids
         ids = self.encode(marked)
-        if ids[: len(row_ids)] == tuple(row_ids):
-            return ids[len(row_ids) :]
-        if not self.restore_text(marked).startswith(row_text):
-            return None
-        head_length = self._tokens.find_marked_length(marked, len(row_text))
-        head_ids = self.encode(marked[:head_length])
-        return ids[len(head_ids) :] if ids[: len(head_ids)] == head_ids else None
+        return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
 
     def join_system(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` with the system text in front of the first user message.

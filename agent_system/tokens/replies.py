@@ -64,7 +64,10 @@ class ReplyReader:
         """
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
         whole: Message = {"role": "assistant", "content": self.opened_thought + text}
-        candidates = [*self._parse_family(reply, text, tools), *_split_thought(whole["content"])]
+        candidates = [
+            *self._parse_family(reply, text, tools),
+            *self._split_thought(whole["content"]),
+        ]
         shown: list[Message] = []
         for message in [*candidates, whole]:
             rendered = self._render(messages, message, tools)
@@ -85,6 +88,20 @@ class ReplyReader:
         except RENDER_ERRORS:
             return ""
         return self._bridge.restore_text(marked)
+
+    def _split_thought(self, text: str) -> Iterator[Message]:
+        """Yield the messages of a reply that begins with a thought in ``<think>`` tags."""
+        if not text.lstrip().startswith(THINK) or END_THINK not in text:
+            return
+        thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
+        template_text = str(getattr(self._bridge.tokenizer, "chat_template", ""))
+        for key in THOUGHT_KEYS:
+            if key in template_text:
+                yield {
+                    "role": "assistant",
+                    key: thought.strip("\n"),
+                    "content": answer.lstrip("\n"),
+                }
 
     # ---- the family's format ----
 
@@ -166,12 +183,3 @@ class ReplyReader:
                     self._arguments_are_text = as_text
                     return True
         return False
-
-
-def _split_thought(text: str) -> Iterator[Message]:
-    """Yield the messages of a reply that begins with a thought in ``<think>`` tags."""
-    if not text.lstrip().startswith(THINK) or END_THINK not in text:
-        return
-    thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
-    for key in THOUGHT_KEYS:
-        yield {"role": "assistant", key: thought.strip("\n"), "content": answer.lstrip("\n")}

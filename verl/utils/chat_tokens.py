@@ -121,6 +121,18 @@ class ChatTokens:
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
+    def encode_from(self, marked: str, start: int) -> tuple[int, ...] | None:
+        """Return the token ids of ``marked[start:]`` as a part of ``marked``.
+
+        None if a token covers text on both sides of ``start``. Text before the last control token
+        in front of ``start`` is not encoded, because no token crosses a control token.
+        """
+        control_starts = [match.start() for match in self.pattern.finditer(marked, 0, start)]
+        context_start = control_starts[-1] if control_starts else 0
+        context_ids = self.encode(marked[context_start:start])
+        ids = self.encode(marked[context_start:])
+        return ids[len(context_ids) :] if ids[: len(context_ids)] == context_ids else None
+
     def continue_text(self, before: str, text: str) -> tuple[int, ...]:
         """Return the token ids of ``text`` after ``before``, whose token ids do not change.
 

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.prompts import ToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
-from agent_system.tokens.bridge import is_chat_tokenizer
+from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
+from agent_system.tokens.replies import ReplyReader
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import method_settings
 from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
@@ -175,8 +178,18 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
     if path is None:
         return {}
     tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
-    probe = probe_template(tokenizer, cfg.data.apply_chat_template_kwargs)
-    return {"history_note": probe.explain_history(cfg.env.history)}
+    arguments = cfg.data.apply_chat_template_kwargs
+    note = probe_template(tokenizer, arguments).explain_history(cfg.env.history)
+    package = get_package(cfg.env.env_name)
+    has_tools = isinstance(package.prompts(env_settings(cfg.env)), ToolPrompts)
+    if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
+        call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
+        note += (
+            f"; it renders the tools, with calls in the format {call_format}"
+            if call_format
+            else "; it renders no tools in a known format, so the system message describes them"
+        )
+    return {"history_note": note}
 
 
 def _measure_policy(cfg: PPOConfig) -> dict[str, int]:
