@@ -20,7 +20,7 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import append_user_text
-from agent_system.tokens.dialogues import Dialogue, Dialogues
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
 from agent_system.tokens.ledger import TokenLedger
 from verl.utils.chat_template import Message, Tools
 
@@ -32,7 +32,7 @@ class History:
         self._settings = settings
         self._bridge = bridge
         self._prompts = prompts
-        self._dialogues = Dialogues(bridge, settings.token_limits, settings.history)
+        self._dialogues = EpisodeDialogues(bridge, settings.token_limits, settings.history)
 
     @property
     def ledgers(self) -> list[TokenLedger]:
@@ -50,14 +50,16 @@ class History:
         """Add a turn that the environment has answered to the history."""
         raise NotImplementedError
 
-    def _convert_to_text(self, observation: Observation) -> Observation:
+    def _escape_added_tokens(self, observation: Observation) -> Observation:
         """Return ``observation`` with the added tokens in all its texts escaped."""
-        as_text = self._bridge.escape_added_tokens
+        escape_tokens = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
-            info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
-        opening = [{**m, "content": as_text(m["content"])} for m in observation.opening]
-        return replace(observation, text=as_text(observation.text), info=info, opening=opening)
+            info = {**info, "admissible_actions": [*map(escape_tokens, info["admissible_actions"])]}
+        opening = [{**m, "content": escape_tokens(m["content"])} for m in observation.opening]
+        return replace(
+            observation, text=escape_tokens(observation.text), info=info, opening=opening
+        )
 
     def _begin_messages(self, first: Observation, user_text: str) -> list[Message]:
         opening: list[Message] = list(first.opening)
@@ -83,14 +85,14 @@ class ConversationHistory(History):
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
         results = observation.info.get(TOOL_RESULTS, [])
-        observation = self._convert_to_text(observation)
+        observation = self._escape_added_tokens(observation)
         if not self._messages:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
             self._messages = self._begin_messages(observation, first_prompt)
             self._use_template_tools(observation)
         else:
             self._messages += self._make_replies(observation, results)
-        self._dialogue = self._dialogues.open(list(self._messages), step, self._tools)
+        self._dialogue = self._dialogues.open_dialogue(list(self._messages), step, self._tools)
         return self._dialogue
 
     def read_reply(self, turn: Turn) -> str:
@@ -152,20 +154,22 @@ class WindowHistory(History):
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._memory = WindowMemory(settings.history_length)
-        self._first: Observation | None = None
+        self._first_observation: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        observation = self._convert_to_text(observation)
-        if self._first is None:
-            self._first = observation
+        observation = self._escape_added_tokens(observation)
+        if self._first_observation is None:
+            self._first_observation = observation
         levels = self._settings.requests_levels
         turns = self._memory.stored_turns()
-        user_text = self._prompts.window(self._first, turns, observation, levels)
-        return self._dialogues.open(self._begin_messages(self._first, user_text), step)
+        user_text = self._prompts.window(self._first_observation, turns, observation, levels)
+        return self._dialogues.open_dialogue(
+            self._begin_messages(self._first_observation, user_text), step
+        )
 
     def close_turn(self, turn: Turn) -> None:
-        as_text = self._bridge.escape_added_tokens
-        self._memory.add(as_text(turn.observation), as_text(turn.action))
+        escape_tokens = self._bridge.escape_added_tokens
+        self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
 
 
 def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:

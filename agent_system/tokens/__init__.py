@@ -10,7 +10,7 @@ __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "ChatBridge": "bridge",
-        "Dialogues": "dialogues",
+        "EpisodeDialogues": "dialogues",
         "TokenLimits": "conversation",
         "SegmentKind": "ledger",
         "TokenConversation": "conversation",

@@ -26,7 +26,7 @@ from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
 # cannot fit, and encoding it would block all other trajectories of the collector.
-CHARACTERS_PER_TOKEN = 64
+MAX_CHARACTERS_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +63,22 @@ class _Question:
 class Dialogue:
     """One conversation, which becomes one row.
 
-    ``number`` is the index of its token list in ``Dialogues.ledgers``. ``shown_messages`` are the
-    messages before its first turn, then one message before each later turn that was sampled.
-    ``answers`` are its sampled replies, and ``text`` is the text of its tokens (only with
-    ``reader``). ``is_pending`` is True until the reply to the last messages is added.
+    ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
+    ``shown_messages`` are the messages before its first turn, then one message before each later
+    turn that was sampled. ``answers`` are its sampled replies, and ``text`` is the text of its
+    tokens (only with ``reader``). ``is_pending`` is True until the reply to the last messages is
+    added.
     """
 
     def __init__(
         self,
         conversation: TokenConversation,
-        number: int,
+        ledger_index: int,
         question: _Question,
         reader: ReplyReader | None = None,
     ) -> None:
         self.conversation = conversation
-        self.number = number
+        self.ledger_index = ledger_index
         self.shown_messages: list[Message] = []
         self.answers: list[Answer] = []
         self.text = ""
@@ -101,27 +102,30 @@ class Dialogue:
             return False
         return self.answers[-1].is_quoted_by(messages[-2])
 
-    def add_reply(self, sampled: SampledReply, step: int, replies: Sequence[str]) -> Segment:
-        """Add the sampled turn ``step``. A client may send it back as any text of ``replies``.
+    def add_reply(
+        self, sampled: SampledReply, step: int, accepted_replies: Sequence[str]
+    ) -> Segment:
+        """Add the sampled turn ``step``.
 
-        ``replies`` are texts of the whole turn, with its forced prefix.
+        Later messages may repeat the turn as any text of ``accepted_replies``. These are texts of
+        the whole turn, with its forced prefix.
         """
         question = self._question
         segment = self.conversation.add_turn(sampled, step)
-        message: Message = {"role": "assistant", "content": replies[0]}
+        message: Message = {"role": "assistant", "content": accepted_replies[0]}
         if self._reader is not None:
             reply = self._reader.decode(self.conversation.ledger.token_ids[self._prompt_length :])
             message = self._reader.read(
                 question.prompt_messages, question.text, reply, question.tools
             )
             self.text = question.text + reply
-        self.answers.append(Answer(question.messages, tuple(replies), message))
+        self.answers.append(Answer(question.messages, tuple(accepted_replies), message))
         self.shown_messages += question.shown
         self.is_pending = False
         return segment
 
 
-class Dialogues:
+class EpisodeDialogues:
     """All conversations of one episode, with prompts according to ``history``.
 
     Raises ``TemplateUnsupported`` where the chat template refuses the messages.
@@ -132,11 +136,11 @@ class Dialogues:
         self.history = history
         self._bridge = bridge
         self._limits = limits
-        self._all: list[Dialogue] = []
+        self._dialogues: list[Dialogue] = []
         self._reader = ReplyReader(bridge) if history == "chat" else None
 
     def __getitem__(self, number: int) -> Dialogue:
-        return self._all[number]
+        return self._dialogues[number]
 
     @property
     def tool_format(self) -> str | None:
@@ -146,14 +150,16 @@ class Dialogues:
         """
         return None if self._reader is None else self._reader.tool_format
 
-    def open(self, messages: list[Message], step: int, tools: Tools = ()) -> Dialogue | None:
+    def open_dialogue(
+        self, messages: list[Message], step: int, tools: Tools = ()
+    ) -> Dialogue | None:
         """Return the dialogue in which turn ``step`` answers ``messages``, or None if too long.
 
         ``tools`` are rendered by the template (only with ``chat`` history).
         """
         if self._reader is not None:
             return self._open_rendered(messages, step, tools)
-        candidates = self._all if self.history == "append" else []
+        candidates = self._dialogues if self.history == "append" else []
         dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
         if dialogue is None:
             conversation = TokenConversation(self._bridge, self._limits, messages[:-1])
@@ -167,16 +173,18 @@ class Dialogues:
         return dialogue
 
     def open_request(self, messages: list[Message], step: int) -> Dialogue | None:
-        """Return ``open`` for the messages of a client.
+        """Return ``open_dialogue`` for the messages of a client.
 
         User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
         System messages and replies come from the author of the agent and from the policy.
         """
-        most_tokens = min(self._limits.total, self._limits.prompt + self._limits.response)
+        most_tokens = min(
+            self._limits.max_total, self._limits.max_prompt + self._limits.max_response
+        )
         characters = sum(len(message["content"]) for message in messages)
-        if characters > CHARACTERS_PER_TOKEN * most_tokens:
+        if characters > MAX_CHARACTERS_PER_TOKEN * most_tokens:
             return None
-        return self.open([self._escape_user_text(message) for message in messages], step)
+        return self.open_dialogue([self._escape_user_text(message) for message in messages], step)
 
     def _open_rendered(self, messages: list[Message], step: int, tools: Tools) -> Dialogue | None:
         """Render all ``messages`` with the template, and continue a row or begin a new one."""
@@ -191,7 +199,7 @@ class Dialogues:
                 f"the chat template refuses messages of roles {roles}: {error}"
             ) from error
         text = self._bridge.restore_text(marked)
-        for dialogue in reversed(self._all):
+        for dialogue in reversed(self._dialogues):
             bridge = self._find_continuation(dialogue, messages, marked)
             # A row without space for the turn is not continued: the turn begins a new row.
             if bridge is not None and dialogue.conversation.add_bridge(bridge, step):
@@ -222,7 +230,7 @@ class Dialogues:
             bridge = self._bridge.make_bridge(ledger.all_segments[-1].ids, messages[-1]["content"])
         except TemplateUnsupported:
             return Bridge(added_ids, (), ())
-        is_equal = (*bridge.before, *bridge.observation, *bridge.after) == added_ids
+        is_equal = (*bridge.ids_before, *bridge.observation, *bridge.ids_after) == added_ids
         return bridge if is_equal else Bridge(added_ids, (), ())
 
     def _find_reply(self, messages: list[Message], index: int) -> Message:
@@ -230,7 +238,7 @@ class Dialogues:
         message = messages[index]
         if message["role"] != "assistant":
             return message
-        for dialogue in self._all:
+        for dialogue in self._dialogues:
             for answer in dialogue.answers:
                 if (
                     len(answer.messages) == index
@@ -241,9 +249,9 @@ class Dialogues:
         return message
 
     def _add_dialogue(self, conversation: TokenConversation, question: _Question) -> Dialogue:
-        dialogue = Dialogue(conversation, len(self._all), question, self._reader)
+        dialogue = Dialogue(conversation, len(self._dialogues), question, self._reader)
         self.ledgers.append(conversation.ledger)
-        self._all.append(dialogue)
+        self._dialogues.append(dialogue)
         return dialogue
 
     def _escape_user_text(self, message: Message) -> Message:

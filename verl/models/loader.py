@@ -13,15 +13,15 @@ import torch
 
 from verl.config.settings.hints import did_you_mean
 from verl.models.architecture import (
-    NOT_REACHED,
+    ATTENTION_NOT_REPLACEABLE,
     check_architecture,
-    config_reasons,
+    find_config_problems,
     unsupported_model_error,
 )
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
-from verl.models.weights import Use, load_weights
+from verl.models.weights import WeightPurpose, load_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -90,37 +90,39 @@ def load_causal_lm(
     lora_alpha: float = 16.0,
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
-    empty: bool = False,
-    use: Use = "policy",
+    without_weights: bool = False,
+    purpose: WeightPurpose = "policy",
 ) -> "PreTrainedModel":
     """Load a ``transformers`` causal LM on the CPU, with packed attention.
 
     ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
-    the adapters require gradients. With ``empty`` no weights are read: the model is on ``meta``,
-    and its weights are received from another rank later. With ``use="value"`` the output head may
-    be missing.
+    the adapters require gradients. With ``without_weights`` no weights are read: the model is on
+    ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
+    head may be missing.
 
     Raises ``FileNotFoundError`` for a missing path, config or weights. Raises ``UnusableWeights``
     for damaged weights or those of another model. Raises ``UnsupportedArchitecture`` for a model
     that packed rows do not support.
     """
     directory = check_model_dir(path)
-    if not (empty or has_weights(directory)):
+    if not (without_weights or has_weights(directory)):
         raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
-        # Imported because it registers models with transformers.
+        # The import may register models with transformers.
         importlib.import_module(external_lib)
     config = read_config(directory, trust_remote_code, override_config)
-    for reason in config_reasons(config):  # before the weights are read
+    for reason in find_config_problems(config):  # refuse before the weights are read
         raise unsupported_model_error(config, reason)
     register_packed_attention()
     try:
-        model = _build_model(None if empty else directory, config, dtype, trust_remote_code, use)
+        model = _build_model(
+            None if without_weights else directory, config, dtype, trust_remote_code, purpose
+        )
     except KeyError as error:
-        # Some architectures look up their attention in their private table instead.
+        # Some architectures look up attention functions in a private table instead.
         if error.args != (PACKED_ATTENTION,):
             raise
-        raise unsupported_model_error(config, NOT_REACHED) from error
+        raise unsupported_model_error(config, ATTENTION_NOT_REPLACEABLE) from error
     return prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
@@ -131,7 +133,7 @@ def _build_model(
     config: "PreTrainedConfig",
     dtype: torch.dtype,
     trust_remote_code: bool,
-    use: Use,
+    purpose: WeightPurpose,
 ) -> "PreTrainedModel":
     """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
     from transformers import AutoModelForCausalLM
@@ -144,7 +146,7 @@ def _build_model(
     if directory is None:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, **options)
-    return load_weights(directory, use, config=config, **options)
+    return load_weights(directory, purpose, config=config, **options)
 
 
 def prepare_for_training(
@@ -163,8 +165,9 @@ def prepare_for_training(
     register_packed_attention()
     if model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
-    model.config.use_cache = False  # nothing is decoded: every forward sees whole rows
-    # Before adapters are added (they have no effect at first), and before parameters are sharded.
+    model.config.use_cache = False  # training needs no cache: every forward gets whole rows
+    # Check before adapters are added and parameters are sharded. New adapters do not change the
+    # model.
     check_architecture(model)
     if attention == "flex":
         register_flex_attention()
@@ -172,7 +175,7 @@ def prepare_for_training(
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:
-        # Reentrant checkpointing needs an input with a gradient. With LoRA the embeddings are
-        # frozen, so there is none.
+        # Reentrant checkpointing needs an input that requires a gradient. With LoRA the embeddings
+        # are frozen, so no input requires one.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model

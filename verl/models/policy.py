@@ -1,6 +1,6 @@
 """The two trained models: a policy that scores tokens and a value model that scores states.
 
-The input of both is packed rows.
+The input of both models is packed rows.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class PackedModel(nn.Module):
 
     config: "PreTrainedConfig"
     window: int | None
-    group: SequenceGroup | None = None  # ranks that compute a row together
+    sequence_group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(
         self,
@@ -34,21 +34,21 @@ class PackedModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] of a packed sequence.
 
-        With sequence parallelism, a rank without inputs helps to compute the sequence of another
-        rank of its group.
+        With sequence parallelism, a rank without inputs computes its part of the sequence of
+        another rank.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
             inputs = (input_ids, position_ids, layout)
-        if self.group is not None:
-            return self.group.compute_hidden(backbone, inputs, self.window)
-        assert inputs is not None  # inputs may only be missing in a group
+        if self.sequence_group is not None:
+            return self.sequence_group.compute_hidden(backbone, inputs, self.window)
+        assert inputs is not None  # only ranks of a sequence group may lack inputs
         return last_hidden(backbone, *inputs, self.window)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Run the pass of another rank of the group and return a zero loss with zero gradient.
+        """Take part in a pass for the rows of another rank and return a zero loss.
 
-        The head is included because its gradient is reduced over all ranks.
+        The loss includes the output head, because its gradient is reduced over all ranks.
         """
         raise NotImplementedError
 
@@ -63,8 +63,8 @@ class PackedModel(nn.Module):
         return decoder_layers(self)
 
     def _first_position(self) -> torch.Tensor:
-        assert self.group is not None  # without a group no other rank has a turn
-        return torch.zeros(1, dtype=torch.long, device=self.group.device)
+        assert self.sequence_group is not None  # only called in passes for rows of another rank
+        return torch.zeros(1, dtype=torch.long, device=self.sequence_group.device)
 
 
 class PolicyModel(PackedModel):
@@ -90,10 +90,16 @@ class PolicyModel(PackedModel):
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
-        """Return one ``TokenScores`` per element of ``targets``. Ids and positions are [T]."""
+        """Return one ``TokenScores`` per element of ``targets``.
+
+        ``input_ids`` and ``position_ids`` are [T].
+        """
         hidden = self.compute_last_hidden(self.lm.base_model, input_ids, position_ids, layout)
         head = output_head(self.lm)
-        return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
+        return [
+            scores_from_hidden(head, hidden, target_group, choice_token_ids)
+            for target_group in targets
+        ]
 
     def compute_zero_loss(self) -> torch.Tensor:
         position = self._first_position()
@@ -111,7 +117,7 @@ class ValueModel(PackedModel):
         self.window = attention_window(lm.config)
         self.backbone = lm.base_model
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
-        # values start at 0, so that the first advantages are the returns
+        # Values are 0 at first, so that the first advantages are the returns.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 

@@ -309,7 +309,7 @@ def _find_call_end_id(
     try:
         between_text, has_second_call, _ = render_after_value(calls).partition(make_anchor(3))
     except RENDER_ERRORS:
-        has_second_call = ""  # the template allows one call per turn
+        between_text, has_second_call = "", ""  # the template allows one call per turn
     between_ids = set(tokens.encode(between_text)) if has_second_call else set()
     return [token for token in written_ids if token not in between_ids][:1]
 

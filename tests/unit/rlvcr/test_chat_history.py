@@ -14,10 +14,10 @@ from agent_system.multi_turn_rollout.branches import make_branch_spec
 from agent_system.multi_turn_rollout.collector_worker import CollectorWorker
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import make_rollout_specs
-from tests.helpers.chat_kinds import TEMPLATES
+from tests.helpers.chat_tokenizers import TEMPLATES
 from tests.helpers.policy_rows import actor_of
 from tests.helpers.scripted_engine import ScriptedEngine
-from tests.helpers.thinking_plays import (
+from tests.helpers.thinking_trajectories import (
     Reference,
     collect,
     plays_of,

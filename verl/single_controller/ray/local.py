@@ -26,6 +26,7 @@ from typing import Any
 
 from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import keep_sigterm_handler
+from verl.utils.processes import ARENAS_VARIABLE
 from verl.utils.stacks import STACKS_DIR
 
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -33,6 +34,8 @@ OBJECT_STORE_GB = 1.0
 # Always in /tmp, not in TMPDIR: the path of a socket below it is limited to 107 characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
 KEPT_SESSIONS = 3
+# Environment variables that workers on other nodes get from this process.
+FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +70,11 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     _protect_token(create=is_local)
     ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
     runtime_env = dict(options["runtime_env"] or {})
-    if not is_local and STACKS_DIR in os.environ:
+    if not is_local:
         # Workers on other nodes do not inherit the environment of this process.
-        stacks_env = {STACKS_DIR: os.environ[STACKS_DIR]}
-        runtime_env["env_vars"] = {**stacks_env, **runtime_env.get("env_vars", {})}
+        forwarded = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ}
+        if forwarded:
+            runtime_env["env_vars"] = forwarded | runtime_env.get("env_vars", {})
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:

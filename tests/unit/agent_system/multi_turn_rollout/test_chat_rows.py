@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.chat_kinds import TEMPLATES
+from tests.helpers.chat_tokenizers import TEMPLATES
 from tests.helpers.engine_cases import rollout_section
-from tests.helpers.play import Group, make_config, walk
+from tests.helpers.number_line_world import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from tests.helpers.trl_templates import template_names, trl_tokenizer
@@ -21,7 +21,7 @@ from verl.workers.rollout import create_engine
 from verl.workers.rollout.worker import RolloutWorker
 
 TENSORS = ("prompts", "responses", "attention_mask", "response_mask", "step_ids")
-LINE_AGENT = "tests.helpers.line_agent"
+LINE_AGENT = "tests.helpers.number_line_agents"
 
 
 @pytest.fixture(scope="module")

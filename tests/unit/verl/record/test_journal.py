@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from tests.helpers.play import make_config, make_world
+from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.record.journal import Journal

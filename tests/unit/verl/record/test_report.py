@@ -16,8 +16,8 @@ import yaml
 
 import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
-from tests.helpers.page import index_of, plays_of
 from tests.helpers.refusals import mentions
+from tests.helpers.report_data import index_of, plays_of
 from verl.record.report import figures, refresh_report, write_report
 from verl.record.report.charts import (
     MAX_POINTS,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_run import fake_run
-from tests.helpers.page import index_of, plays_of
 from tests.helpers.refusals import mentions
+from tests.helpers.report_data import index_of, plays_of
 from verl.record.report import serve, write_report
 from verl.record.report.serve import LiveServer
 from verl.utils import jsonl

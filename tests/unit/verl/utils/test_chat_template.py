@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge
-from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
+from tests.helpers.chat_tokenizers import BOS, END, EOS, chat_tokenizer
 from verl.utils.chat_template import find_end_ids
 
 PAD = "<|pad|>"
@@ -54,6 +54,6 @@ def test_end_of_sequence_ends_a_turn_without_a_chat_template():
     bridge = PlainBridge(tokenizer)
     assert bridge.end_ids == {tokenizer.eos_token_id}
     messages = [{"role": "user", "content": "a desk"}, {"role": "user", "content": "go north"}]
-    assert bridge.first_prompt(messages) == tokenizer("a desk\ngo north")["input_ids"]
+    assert bridge.encode_first_prompt(messages) == tokenizer("a desk\ngo north")["input_ids"]
     text_ids = tokenizer("look", add_special_tokens=False)["input_ids"]
     assert bridge.decode([*text_ids, tokenizer.eos_token_id]) == "look"

@@ -53,7 +53,7 @@ def test_rows_are_partitioned_by_their_cost():
     assert sorted(map(len, parts)) == [0, 0, 1, 1, 1] and partition_rows([], 2) == [[], []]
 
 
-@pytest.mark.parametrize("case", [c for c in balance.CASES if c.steps < 8], ids=str)
+@pytest.mark.parametrize("case", [c for c in balance.CASES if c.optimizer_steps < 8], ids=str)
 def test_updates_are_efficient_at_8_64_and_1024_ranks(case):
     unbalanced, balanced, bound = balance.measure_efficiency(case)
     assert balanced >= 0.95 and unbalanced < 0.65 and bound >= balanced
