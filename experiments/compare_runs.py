@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.charts import Chart, Series, draw_svg, smooth_values
 from verl.record.report.comparison import ARM_COLORS
-from verl.record.report.page import HERE
+from verl.record.report.page import WEB_FOLDER
 from verl.record.report.run_data import RunData, load_run
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.files import write_page
@@ -137,7 +137,7 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     # A standalone SVG has no script to show the hover texts.
     figure = re.sub(r' data-hover="[^"]*"', "", draw_svg(chart))
     # Include the colours and CSS rules of the report, because a standalone SVG has no style sheet.
-    style = (HERE / "style.css").read_text(encoding="utf-8")
+    style = (WEB_FOLDER / "style.css").read_text(encoding="utf-8")
     palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # colours of the light theme
     rules = " ".join(line for line in style.splitlines() if _is_chart_rule(line))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"

@@ -496,7 +496,7 @@ class LevelCodec:
 
     def _encode(self, text: str) -> list[int]:
         # Forced texts are never the first text of a sequence: they follow a prompt or a thought.
-        return self._encoder.encode_inside(text)
+        return self._encoder.encode_continuation(text)
 
     def _encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         prefixes = {level: self._encode(turn_format.render_prefix(level)) for level in LEVELS}

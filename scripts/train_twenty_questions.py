@@ -29,7 +29,7 @@ from agent_system.environments.env_package.twenty_questions.game import split_wo
 from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
@@ -151,7 +151,7 @@ def measure_success_and_turns(
 
     tokenizer = env.tokenizer
     sampling = TurnSampling(MAX_TURN_TOKENS, stop=env.stop)
-    end_ids = find_end_ids(tokenizer)
+    end_ids = find_stop_token_ids(tokenizer)
     policy = TrainedModelSampler(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
     # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))

@@ -44,9 +44,9 @@ DemonstrationHistory = Literal["append", "window"]
 History = Literal["append", "window", "chat"]
 
 
-# Built-in advantage estimators. True: it compares trajectories of one task, so it needs groups of
-# several. The package ``rlvcr`` registers ``rlvcr``, ``copo`` and ``level_groups``. Users register
-# theirs with ``register_adv_est``.
+# Built-in advantage estimators -> True if the estimator compares trajectories of one task. It then
+# needs several trajectories per task. The package ``rlvcr`` registers ``rlvcr``, ``copo`` and
+# ``level_groups``. Users register their estimators with ``register_adv_est``.
 ESTIMATORS: dict[str, bool] = {
     "gae": False,
     "grpo": True,
@@ -98,8 +98,8 @@ TRACKERS = (
 )
 CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a complete checkpoint
 
-# Most logits in memory at once (tokens x vocabulary size). Above it the output layer runs in
-# chunks, which are recomputed in backward.
+# Maximum number of logits in memory at once (tokens x vocabulary size). For more logits, the output
+# layer runs in chunks, which are recomputed in the backward pass.
 MAX_LOGITS = 1 << 27
 
 CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

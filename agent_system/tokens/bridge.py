@@ -25,12 +25,12 @@ from verl.utils.chat_template import (
     Message,
     TemplateUnsupported,
     Tools,
-    find_end_ids,
     find_end_of_turn_id,
     find_sampled_end,
+    find_stop_token_ids,
     make_anchor,
 )
-from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
+from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTokens
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
 TAG_LIKE_TOKEN_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
@@ -143,12 +143,12 @@ class ChatBridge:
         # The end of a turn in the history, and the end that the policy samples.
         self.history_end_id = find_end_of_turn_id(tokenizer, self._turn_end_text)
         self.sampled_closing_text, self.end_of_turn_id = find_sampled_end(tokenizer, self.template)
-        self.end_ids = find_end_ids(tokenizer)
+        self.end_ids = find_stop_token_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._collect_template_text())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
-        self.turn_closing_text = self._tokens.find_leading_control_text(self._turn_end_text)
+        self.turn_closing_text = self._tokens.find_control_text_at_start(self._turn_end_text)
         self.encode = self._tokens.encode
-        self.encode_turn = lru_cache(ENCODED_TEXTS)(self._encode_turn)
+        self.encode_turn = lru_cache(MAX_CACHED_TEXTS)(self._encode_turn)
 
     def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of ``messages`` with the generation prompt.
@@ -264,7 +264,7 @@ class ChatBridge:
 
         ``text`` may begin with a control token.
         """
-        return self.encode(text, inside=self._tokens.pattern.match(text) is None)
+        return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
@@ -288,7 +288,7 @@ class ChatBridge:
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
-        ids = self._tokens.continue_text(prompt, turn_text + self.sampled_closing_text)
+        ids = self._tokens.encode_following_text(prompt, turn_text + self.sampled_closing_text)
         if self.sampled_closing_text and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
                 "the tokenizer does not encode its end of turn "
@@ -299,11 +299,11 @@ class ChatBridge:
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text, with control tokens as plain text."""
-        return self.encode(self._tokens.mark_control_tokens(text), inside=True)
+        return self.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
-        return self.encode(text, inside=True)
+        return self.encode(text, is_continuation=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
@@ -374,7 +374,7 @@ class PlainBridge:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.end_ids = find_end_ids(tokenizer)
+        self.end_ids = find_stop_token_ids(tokenizer)
         # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
         is_transformers = hasattr(tokenizer, "added_tokens_decoder")
         self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
@@ -415,13 +415,13 @@ class PlainBridge:
         """Return the ids of text that continues other text, with control tokens as plain text."""
         if self._tokens is None:
             return self._encode(text)
-        return self._tokens.encode(self._tokens.mark_control_tokens(text), inside=True)
+        return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
         if self._tokens is None:
             return self._encode(text)
-        return self._tokens.encode(text, inside=True)
+        return self._tokens.encode(text, is_continuation=True)
 
     def _find_start_tokens(self) -> list[int]:
         """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""

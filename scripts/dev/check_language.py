@@ -310,7 +310,7 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (file, text) of every item that a blind reader may get, by kind.
 
     A docstring stands below its signature, a comment among the lines around it, and an identifier
-    beside the line that defines it first.
+    next to the line that defines it first.
     """
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):

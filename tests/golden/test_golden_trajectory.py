@@ -20,7 +20,7 @@ from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
 from verl.names import History
 from verl.protocol import DataProto, object_array
-from verl.record.rollout_log import rollout_lines
+from verl.record.rollout_log import format_rollout_lines
 from verl.records import Branch, SegmentScore, Span
 from verl.utils import jsonl
 
@@ -150,7 +150,7 @@ def test_rows_equal_the_golden_rows(history):
 def test_rollout_file_has_the_keys_of_the_golden_records():
     expected = json.loads(EXPECTED.read_text())["append"]["columns"]["steps"]
     tokenizer = byte_tokenizer()
-    lines = list(rollout_lines(collect("append", tokenizer), tokenizer))
+    lines = list(format_rollout_lines(collect("append", tokenizer), tokenizer))
     for line, records in zip(lines, expected, strict=True):
         for step, record in zip(line["steps"], records, strict=True):
             assert json.dumps(jsonl.to_json_types(step)) == json.dumps(record)

@@ -88,9 +88,8 @@ def register_token_loss(
 
     The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
     arguments of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has no
-    gradient, even if the loss uses one ratio for all tokens of a row. The function raises
-    ``ValueError`` if a loss with a picker gets no ``selected``. Unsampled positions may have any
-    value, also NaN.
+    gradient, even if the loss uses one ratio per row. The function raises ``ValueError`` if a loss
+    with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
     """
     loss_needs = needs or LossNeeds()
 

@@ -11,7 +11,7 @@ from verl.config.schema.env import EnvConfig
 from verl.config.settings import MissingKey, Section, value_at_path
 from verl.names import ESTIMATORS, WeightTransfer
 
-ConfigT = TypeVar("Config", bound=Section)
+ConfigT = TypeVar("ConfigT", bound=Section)
 ACTOR_SECTION = "actor_rollout_ref.actor"
 REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"

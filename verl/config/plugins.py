@@ -39,9 +39,9 @@ class MethodPlugin:
     """Config keys and checks of a training method (such as ``rlvcr``).
 
     ``schemas`` maps a config class to its subclass that has the keys of the method. ``columns``
-    maps each batch column of the method to "" if the config produces the column, else to the
-    override that makes the config produce it. ``sampled_tokens`` gets the config and the number of
-    turns. It returns upper bounds, by purpose, of the tokens that the method samples in addition.
+    maps each batch column of the method to the override that makes the run produce it. The override
+    is "" if the run already produces the column. ``sampled_tokens`` gets the config and the number
+    of turns. It returns upper bounds, by purpose, of the tokens that the method samples as well.
     """
 
     schemas: Mapping[type[Section], type[Section]]

@@ -20,7 +20,7 @@ from typing import Any
 
 from agent_system.environments.env import EnvFailure, FailureKind, Observation, WorkerStartError
 from agent_system.environments.pool import wire as wire
-from verl.utils.processes import OWNER, kill_descendants
+from verl.utils.processes import OWNER_VARIABLE, kill_descendants
 
 logger = logging.getLogger(__name__)
 REPOSITORY_ROOT = str(Path(__file__).resolve().parents[3])
@@ -165,7 +165,7 @@ class WorkerProcess(asyncio.Protocol):
         # Some libraries draw from sets of strings. A common hash seed gives equal draws in all
         # workers.
         environ.setdefault("PYTHONHASHSEED", "0")
-        environ[OWNER] = self._owner_id
+        environ[OWNER_VARIABLE] = self._owner_id
         module = f"{__package__}.worker"
         with worker_socket:
             self._process = subprocess.Popen(

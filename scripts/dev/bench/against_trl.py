@@ -47,7 +47,7 @@ from agent_system.tokens.conversation import TokenConversation, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
 from scripts.dev.bench.rlvcr_step import build_training_overrides, run_main_ppo
 from verl.trainer.launch.extensions import load_config
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.processes import available_cpus
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.workers.rollout.base import StopRules
@@ -109,7 +109,7 @@ def make_endless_policy(directory: Path) -> Path:
 
 def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
-    plan = StopRules(tokenizer, find_end_ids(tokenizer, policy)).get_plan(stop)
+    plan = StopRules(tokenizer, find_stop_token_ids(tokenizer, policy)).get_plan(stop)
     if plan.stop_strings:
         raise SystemExit(
             f"stop strings {plan.stop_strings} have several tokens each: TRL would sample past "

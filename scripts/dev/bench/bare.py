@@ -108,7 +108,7 @@ class BareLoop:
         old_log_probs = torch.zeros(data.batch["responses"].shape)
         for row_tensor, tensors in self.iter_micro_batches(data):
             log_probs = self.compute_log_probs(tensors) * tensors["response_mask"]
-            old_log_probs[row_tensor, : log_probs.shape[1]] = log_probs.cpu_s()
+            old_log_probs[row_tensor, : log_probs.shape[1]] = log_probs.cpu()
         return old_log_probs
 
     def update(self, data: DataProto) -> None:
@@ -175,7 +175,7 @@ def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -
     distance = moved_distance = 0.0
     for name, initial_weight in before.items():
         our_weight, their_weight = (
-            torch.as_tensor(weights[name]).cpu_s() for weights in (ours, theirs)
+            torch.as_tensor(weights[name]).cpu() for weights in (ours, theirs)
         )
         distance += float((our_weight - their_weight).square().sum())
         moved_distance += float((their_weight - initial_weight).square().sum())

@@ -46,7 +46,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, 
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.protocol import DataProto
-from verl.record.rollout_log import rollout_lines, token_lines
+from verl.record.rollout_log import format_rollout_lines, format_token_lines
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -351,7 +351,9 @@ def measure_driver_cost(
         trainer.update_actor(batch)
     with clock.measure_part(JOURNAL_PART):
         tokenizer = WordTokenizer()
-        for line in chain(token_lines(batch, tokenizer), rollout_lines(batch, tokenizer)):
+        for line in chain(
+            format_token_lines(batch, tokenizer), format_rollout_lines(batch, tokenizer)
+        ):
             store.sent[JOURNAL_PART] += len(jsonl.dumps(line))
     return DriverCost(rows, ranks, dict(clock.seconds), dict(store.sent))
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import psutil
 
-from verl.single_controller.ray.local import LOOPBACK_SWITCH
+from verl.single_controller.ray.local import LOOPBACK_VARIABLE
 
 NUM_CPUS = 4
 
@@ -31,14 +31,14 @@ def run_two_nodes(environ: Mapping[str, str]) -> Iterator[TwoNodeCluster]:
 
     ``environ``: environment variables of the processes of the cluster.
     """
-    variables = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    variables = {LOOPBACK_VARIABLE: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
     with patch.dict(os.environ, variables), _start_cluster() as cluster:
         yield cluster
 
 
 @contextlib.contextmanager
 def _start_cluster() -> Iterator[TwoNodeCluster]:
-    from ray.cluster_utils import Cluster  # reads LOOPBACK_SWITCH when it is imported
+    from ray.cluster_utils import Cluster  # reads LOOPBACK_VARIABLE when it is imported
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -10,7 +10,7 @@ from scripts import export_plays, reverify
 from tests.helpers.refusals import mentions
 from tests.helpers.solvability import follow_script, play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from verl.record.rollout_log import rollout_lines
+from verl.record.rollout_log import format_rollout_lines
 from verl.utils import jsonl
 
 SLIPPERY = {"size": 4, "train_maps": 8, "val_maps": 4, "slippery": True}
@@ -35,7 +35,9 @@ def store_trajectories(path, env_name, history, split="train", **section):
     (path / "rollouts").mkdir(exist_ok=True)
     env = {"env_name": env_name, env_name: None, "kwargs": section, "max_steps": 8, "seed": 0}
     (path / "config.yaml").write_text(yaml.safe_dump({"env": env}))
-    lines = [json.loads(jsonl.dumps(line)) for line in rollout_lines(data, make_tiny_tokenizer())]
+    lines = [
+        json.loads(jsonl.dumps(line)) for line in format_rollout_lines(data, make_tiny_tokenizer())
+    ]
     write_lines(path, lines)
     return lines
 

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from verl.config.settings.section import GpuOnly, RunsCode, Section, Unused
 
-AnnotationT = TypeVar("M")
+AnnotationT = TypeVar("AnnotationT")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from verl.config.settings.hints import build_unknown_key_problem, nearest_name
 from verl.config.settings.keys import Key, ValueType, collect_direct_keys, keys_of
 from verl.config.settings.section import Section
 
-SectionT = TypeVar("S", bound=Section)
+SectionT = TypeVar("SectionT", bound=Section)
 OUT_OF_BOUNDS_ERROR_TYPES = (
     "greater_than",
     "less_than",

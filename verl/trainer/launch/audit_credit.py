@@ -145,8 +145,8 @@ def _compute_posterior_credit(
 ) -> torch.Tensor:
     """Return the posterior credit [N, 4] of each level at each decision.
 
-    With posterior w, policy pi and trajectory advantage A it is ``(w_k - pi_k) A``: the derivative
-    of the objective ``A sum_k w_k log pi_k`` with respect to the logit of level digit k.
+    With posterior w, policy pi and trajectory advantage A it is ``(w_k - pi_k) A``. This is the
+    derivative of ``A sum_k w_k log pi_k`` with respect to the logit of level digit k.
     """
     posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
     policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)

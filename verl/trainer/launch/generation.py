@@ -23,7 +23,7 @@ from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
 from verl.utils import jsonl
 from verl.utils.chat_template import TemplateUnsupported
-from verl.utils.files import add_path_to_errors, rename_aside, require_new_file
+from verl.utils.files import add_path_to_errors, rename_with_number, require_new_file
 from verl.utils.message_rows import DataRow, Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat
 from verl.utils.sampling import SamplingRequest, SamplingResult
@@ -319,7 +319,7 @@ class AnswerFile:
         At the end of the context the partial file is deleted. After an error it is kept.
         """
         if self.partial_path.exists():
-            logger.warning("%s is now %s", self.partial_path, rename_aside(self.partial_path))
+            logger.warning("%s is now %s", self.partial_path, rename_with_number(self.partial_path))
         try:
             yield
         except BaseException:

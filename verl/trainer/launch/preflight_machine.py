@@ -14,7 +14,7 @@ from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
-from verl.record.run_dir import LOCK, RunDirectory
+from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.single_controller.ray.local import explain_directory_refusal, find_token_path
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
@@ -95,11 +95,11 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem if the run directory has files of other programs, or is in use by a run."""
-    lock_file = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK
+    lock_file = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK_FILE
     try:
         directory = RunDirectory(value_at_path(cfg, RUN_DIR_KEY))
-        lock_file = directory.path / LOCK
-        if foreign_file := directory.foreign_file():
+        lock_file = directory.path / LOCK_FILE
+        if foreign_file := directory.find_foreign_file():
             why = f"contains {foreign_file}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
             yield build_problem(cfg, RUN_DIR_KEY, why, allowed, f"set {RUN_DIR_KEY}=DIR")

@@ -73,7 +73,7 @@ def run_sft(cfg: SFTConfig) -> Path:
         RunDirectory(trainer_config.default_local_dir).open(
             cfg, {"trainer": trainer_config.seed}
         ) as run,
-        run.logging_interrupts(),
+        run.log_interrupts(),
         watch_run(
             run.logs, trainer_config.waiting_log_s, trainer_config.stall_timeout_s
         ) as enter_stage,

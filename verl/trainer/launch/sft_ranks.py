@@ -123,9 +123,9 @@ def train_and_save(job: SFTJob) -> Path:
     """
     cfg = job.cfg
     trainer = cfg.trainer
-    row_lengths = [len(row) for row in job.rows]
+    lengths = [len(row) for row in job.rows]
     batches = plan_batches(
-        row_lengths,
+        lengths,
         cfg.data.tokens_per_batch,
         trainer.total_epochs,
         trainer.total_training_steps,
@@ -163,18 +163,9 @@ def train_and_save(job: SFTJob) -> Path:
     )
     sft_trainer.resume(find_checkpoint(cfg, checkpoints))
     num_parameters = sum(p.numel() for p in engine.module.parameters())
-    run_size_text = (
-        f"{len(row_lengths):,} rows, {sum(row_lengths):,} tokens, {len(batches):,} optimizer steps"
-    )
-    logger.info("%s, %.1f million parameters", run_size_text, num_parameters / 1e6)
-    if get_rank() > 0:
-        sft_trainer.fit(lambda _step: None)
-    else:  # show the steps and record their metrics
-        checkpoints.set_aside_later_checkpoints(sft_trainer.step)
-        with SFTProgress(
-            cfg, job.run_dir, total_steps=len(batches), first_step=sft_trainer.step
-        ) as progress:
-            sft_trainer.fit(progress.on_step)
+    size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
+    logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
+    _fit_and_show_progress(job, sft_trainer, checkpoints)
     weights = to_hf_names(full_weights(engine), "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
@@ -184,6 +175,20 @@ def train_and_save(job: SFTJob) -> Path:
         )
         save_policy(language_model, weights, tokenizer, save_path, cfg.model.overwrite)
     return save_path
+
+
+def _fit_and_show_progress(
+    job: SFTJob, sft_trainer: SFTTrainer, checkpoints: CheckpointManager
+) -> None:
+    """Take all steps. Rank 0 also shows the steps and records their metrics."""
+    if get_rank() > 0:
+        sft_trainer.fit(lambda _step: None)
+        return
+    checkpoints.set_aside_later_checkpoints(sft_trainer.step)
+    total_steps = len(sft_trainer.batches)
+    first_step = sft_trainer.step
+    with SFTProgress(job.cfg, job.run_dir, total_steps, first_step) as progress:
+        sft_trainer.fit(progress.on_step)
 
 
 class SFTProgress:

@@ -26,7 +26,7 @@ from transformers.cache_utils import CacheLayerMixin
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
@@ -106,7 +106,7 @@ class HFEngine(RolloutEngine):
             # instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        stop_rules = StopRules(tokenizer, find_end_ids(tokenizer, model_path))
+        stop_rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
         self._initialise(model, stop_rules, seed, config.max_num_seqs, config.max_model_len)
 
     @classmethod

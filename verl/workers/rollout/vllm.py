@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
@@ -65,7 +65,7 @@ class VLLMEngine(ReceivingEngine):
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
         # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
-        self._rules = StopRules(tokenizer, find_end_ids(tokenizer, model_path))
+        self._rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
         self._max_model_len = model_config.max_model_len

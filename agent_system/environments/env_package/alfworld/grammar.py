@@ -93,10 +93,10 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
     A context is a dict with the keys ``state``, ``variables``, ``mapping`` and ``entity_infos``.
     """
 
-    def derive(self, start_symbol: str, context: dict[str, Any] | None = None) -> str:
-        """Expand ``start_symbol`` and return the text. It equals the text of the parent class."""
+    def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
+        """Expand ``start`` and return the text. It equals the text of the parent class."""
         # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
-        stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start_symbol))]
+        stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         terminal_texts = []
         while stack:
             symbol, symbol_context = stack.pop()

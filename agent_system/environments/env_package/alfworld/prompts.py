@@ -22,7 +22,7 @@ _ROOM_PATTERN = re.compile(
     r"You are in the middle of a room\. Looking quickly around you, you see (.*?)\.\s*", re.DOTALL
 )
 _TASK_PATTERN = re.compile(r"Your task is to: (.*?)\.?\s*$", re.DOTALL)
-_ARRIVAL_PATTERN = re.compile(r"You arrive at [^.]*\. ")
+_LOCATION_PATTERN = re.compile(r"You arrive at [^.]*\. ")
 _OPENED_PATTERN = re.compile(r"You open the [^.]*\. The ([^.]*) is open\. In it, you see ")
 _CONTENT_PATTERN = re.compile(r"(?:On the ([^,]*)|The ([^.]*) is open\. In it), you see ")
 _CLOSED_PATTERN = re.compile(r"The ([^.]*) is closed\.")
@@ -45,7 +45,7 @@ def shorten_first_text(text: str) -> str:
 
 def shorten_text(text: str) -> str:
     """Shorten an engine text. Typical results: ``desk 1: mug 2, pen 1``, ``drawer 1 closed``."""
-    text = _ARRIVAL_PATTERN.sub("", text, count=1)
+    text = _LOCATION_PATTERN.sub("", text, count=1)
     text = _OPENED_PATTERN.sub(lambda match: f"{match.group(1)}: ", text)
     text = _CONTENT_PATTERN.sub(lambda match: f"{match.group(1) or match.group(2)}: ", text)
     text = _CLOSED_PATTERN.sub(lambda match: f"{match.group(1)} closed", text)
@@ -158,7 +158,7 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
         return self._with_actions("\n".join(paragraphs), observation)
 
     def _with_actions(self, text: str, observation: Observation) -> str:
-        # Leave out the command ``help``, which changes nothing.
+        # Do not list the command ``help``, which changes nothing.
         actions = [
             action for action in observation.info.get("admissible_actions", ()) if action != "help"
         ]

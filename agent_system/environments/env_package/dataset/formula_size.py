@@ -3,7 +3,9 @@
 import math
 import re
 
-MAX_DIGITS = 3  # digits of a number in an exponent, before a factorial sign, or beside a sum
+# Maximum number of digits of a number in an exponent, before a factorial sign, or in a formula with
+# a sum, a product or a binomial.
+MAX_DIGITS = 3
 # Maximum product of the numbers in one exponent, such as 6 in x^{2*3}. Also the maximum product of
 # all exponents of brackets, such as 6 in (a+b)^2 (c+d)^3.
 MAX_EXPONENT_PRODUCT = 1000

@@ -82,7 +82,7 @@ class FrozenLakeText:
         return divmod(int(self._gym_env.s), len(self._map_rows))
 
     def _list_possible_moves(self) -> list[str]:
-        # On slippery ice all moves are possible. The agent may slip sideways, so it may change
+        # On slippery ice all moves are possible. The agent may move sideways, so it may change
         # its cell even if the move itself would leave the lake.
         if self.settings.slippery:
             return list(MOVES)

@@ -1,7 +1,7 @@
 """Doors, the puzzles of this environment.
 
-A door has a cycle of places, with one arrow from each place to the next, a start place, and the
-number of arrows to follow. The arrows are listed in random order. The short text of a door is
+A door has a cycle of places, with one arrow from each place to the next. It also has a start place
+and a number of arrows to follow. The arrows are listed in random order. Its short text is
 ``d+3 a>b f>c ...``: follow three arrows from ``d``. Observations describe a door in sentences.
 """
 

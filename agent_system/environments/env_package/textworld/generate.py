@@ -94,7 +94,7 @@ def _write_distinct_games(
 ) -> list[str]:
     """Write at most ``count`` distinct games and return their hashes.
 
-    Games with hashes in ``excluded_hashes`` are left out.
+    Games with hashes in ``excluded_hashes`` are not counted.
     """
     # Use a dict as an ordered set, so that the result is always the same.
     hashes: dict[str, None] = {}

@@ -25,7 +25,7 @@ from agent_system.environments.env_package.textworld_express.settings import (
 from agent_system.environments.package import EnvPackage
 
 NAME = "textworld_express"
-GAMES_WITH_OWN_JVM = ("sorting",)
+GAMES_WITH_SEPARATE_JVM = ("sorting",)
 # Numbers (seeds) of the games in each fold of the library. A test compares them with the library.
 GAME_NUMBERS_BY_FOLD = {
     "train": range(0, 1000),
@@ -50,7 +50,7 @@ class TextWorldExpressEnv:
         from textworld_express.constants import JAR_PATH
 
         jvm_options = tuple(settings.java_options.split())
-        is_shared = settings.game not in GAMES_WITH_OWN_JVM
+        is_shared = settings.game not in GAMES_WITH_SEPARATE_JVM
         self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, settings.heap_mb, jvm_options, shared=is_shared)
         self._server: Any = self._jvm.create_object("textworldexpress.runtime.PythonInterface")
         self._loaded_game_and_params: tuple[str, str] | None = None
@@ -217,7 +217,7 @@ def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[T
         # Games with equal starts can differ in rooms that are not visible at the start.
         start_counts = Counter(start_hashes)
         content_hashes = [
-            env.compute_content_hash(candidate_task, rooms=True)
+            env.compute_content_hash(candidate_task, includes_rooms=True)
             if start_counts[start_hash] > 1
             else start_hash
             for candidate_task, start_hash in zip(candidate_tasks, start_hashes, strict=True)

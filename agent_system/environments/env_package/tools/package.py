@@ -106,8 +106,8 @@ class ToolsEnv:
         self._history = [task["messages"][-1]["content"]]
         *opening, last_message = task["messages"]
         if opening:
-            instructions = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
-            opening = _add_to_system_message(opening, instructions)
+            text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
+            opening = _add_to_system_message(opening, text)
         return Observation(last_message["content"], opening=opening)
 
     def step(self, action: str) -> Step:

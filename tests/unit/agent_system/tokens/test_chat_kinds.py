@@ -148,8 +148,10 @@ def test_text_that_continues_another_has_no_leading_space(kind):
     tokenizer = TOKENIZERS[kind]()
     encoder = TextEncoder(tokenizer)
     head, whole = encoder.encode("a desk."), encoder.encode("a desk.go north")
-    assert encoder.puts_space and whole[: len(head)] == head
-    assert encoder.encode_inside("go north") == whole[len(head) :] != encoder.encode("go north")
+    assert encoder.adds_space and whole[: len(head)] == head
+    assert (
+        encoder.encode_continuation("go north") == whole[len(head) :] != encoder.encode("go north")
+    )
 
 
 def test_tokenizer_that_renders_other_tokens_is_refused():

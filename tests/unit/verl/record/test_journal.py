@@ -11,7 +11,7 @@ from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.record.journal import Journal
-from verl.record.rollout_log import rollout_lines, token_lines
+from verl.record.rollout_log import format_rollout_lines, format_token_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.utils import jsonl
@@ -71,8 +71,8 @@ def may_write(monkeypatch) -> threading.Event:
 def test_files_hold_the_reported_values_after_later_changes(
     tokenizer, batch, journal, may_write, tmp_path: Path
 ):
-    jsonl.write(tmp_path / "plays", rollout_lines(batch, tokenizer))
-    jsonl.write(tmp_path / "tokens", token_lines(batch, tokenizer))
+    jsonl.write(tmp_path / "plays", format_rollout_lines(batch, tokenizer))
+    jsonl.write(tmp_path / "tokens", format_token_lines(batch, tokenizer))
     table = batch.select()
     journal.log_rollouts(1, table)
     metrics = {"actor/loss": 1.0}

@@ -24,12 +24,12 @@ from verl.record.report.charts import (
     Chart,
     Scale,
     Series,
+    compute_linear_ticks,
+    compute_log_ticks,
+    compute_step_ticks,
     draw_svg,
     format_number,
-    log_ticks,
-    nice_ticks,
     smooth_values,
-    step_ticks,
 )
 from verl.record.report.figures import format_duration
 from verl.record.report.run_data import load_run
@@ -329,7 +329,7 @@ def test_samples_contrast_trajectories_of_the_same_task():
 
 
 def list_time_parts(run):
-    return [part.metric for part in figures.time_parts(run, load_contributions())]
+    return [part.metric for part in figures.select_time_parts(run, load_contributions())]
 
 
 def test_nested_rollout_times_are_not_counted_twice(tmp_path):
@@ -342,12 +342,12 @@ def test_nested_rollout_times_are_not_counted_twice(tmp_path):
 
 
 def test_ticks_are_round_and_cover_the_values():
-    assert nice_ticks(0.0, 0.97, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert nice_ticks(-3, 12, 4) == [-5, 0, 5, 10, 15]
-    assert nice_ticks(0, 0) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert nice_ticks(5, 5)[0] <= 5 <= nice_ticks(5, 5)[-1]
-    assert log_ticks(2e-7, 3e-4) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
-    assert step_ticks(1, 30, 5) == [10, 20, 30] and step_ticks(0, 0) == [0.0]
+    assert compute_linear_ticks(0.0, 0.97, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert compute_linear_ticks(-3, 12, 4) == [-5, 0, 5, 10, 15]
+    assert compute_linear_ticks(0, 0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert compute_linear_ticks(5, 5)[0] <= 5 <= compute_linear_ticks(5, 5)[-1]
+    assert compute_log_ticks(2e-7, 3e-4) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    assert compute_step_ticks(1, 30, 5) == [10, 20, 30] and compute_step_ticks(0, 0) == [0.0]
 
 
 def test_scales_map_ends_to_ends():
@@ -387,7 +387,7 @@ def test_success_is_drawn_against_tokens_per_evaluation(tmp_path):
         bounds = {"val/success_rate_low": rate - 0.1, "val/success_rate_high": rate + 0.1}
         line = {"step": step, "val/tokens_per_episode": tokens, "val/success_rate": rate, **bounds}
         jsonl.append(tmp_path / "metrics.jsonl", line)
-        charts = figures.success_section(load_run(tmp_path)).charts
+        charts = figures.draw_success_section(load_run(tmp_path)).charts
         (path,) = next(c for c in charts if c.title == "Success against tokens").series
         # A single evaluation is shown in another chart.
         assert len(path.xs) == (0 if step == 0 else 1 + step // 5)
@@ -444,7 +444,7 @@ def test_last_label_fits_and_axis_starts_at_zero():
 def test_only_task_sources_are_listed_as_task_types(tmp_path):
     names = ("val/pick/success_rate", "val/cool/success_rate", "val/ways/own/success_rate")
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 0, **dict.fromkeys(names, 0.5)})
-    charts = figures.success_section(load_run(tmp_path)).charts
+    charts = figures.draw_success_section(load_run(tmp_path)).charts
     assert [s.name for s in charts[1].series] == ["cool", "pick"]
 
 

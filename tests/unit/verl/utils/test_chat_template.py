@@ -6,7 +6,7 @@ import pytest
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from tests.helpers.chat_tokenizers import BOS, END, EOS, chat_tokenizer
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 
 PAD = "<|pad|>"
 
@@ -38,7 +38,9 @@ def test_engine_ledger_and_decoder_share_one_set(tmp_path, eos, template, files,
     tokenizer.eos_token, tokenizer.name_or_path = eos, str(tmp_path)
     try:
         expected = {token_ids[mark] for mark in ends}
-        assert find_end_ids(tokenizer, tmp_path) == expected == find_end_ids(tokenizer)
+        assert (
+            find_stop_token_ids(tokenizer, tmp_path) == expected == find_stop_token_ids(tokenizer)
+        )
         bridge = ChatBridge(tokenizer)
         assert bridge.end_ids == expected
         text_ids = tokenizer("look", add_special_tokens=False)["input_ids"]
