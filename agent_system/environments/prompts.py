@@ -44,14 +44,14 @@ class Prompts(Protocol):
 
 
 @runtime_checkable
-class ToolPrompts(Prompts, Protocol):
+class TemplateToolPrompts(Prompts, Protocol):
     """Prompts whose system message describes tools, which a chat template can render instead."""
 
-    def tools(self) -> list[dict[str, Any]]:
+    def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools as OpenAI's JSON schemas."""
         ...
 
-    def system_beside_tools(self) -> str:
+    def system_without_tools(self) -> str:
         """Return the system message for a prompt in which the template renders the tools."""
         ...
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from agent_system.environments.env import TOOL_RESULTS, Observation
-from agent_system.environments.prompts import Prompts, ToolPrompts, select_prompts
+from agent_system.environments.prompts import Prompts, TemplateToolPrompts, select_prompts
 from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import Turn
@@ -80,7 +80,9 @@ class ConversationHistory(History):
         super().__init__(settings, bridge, prompts)
         self._messages: list[Message] = []
         self._tools: Tools = ()
-        self._tool_prompts: ToolPrompts | None = None  # set where the template renders the tools
+        self._tool_prompts: TemplateToolPrompts | None = (
+            None  # set where the template renders the tools
+        )
         self._dialogue: Dialogue | None = None
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
@@ -117,14 +119,14 @@ class ConversationHistory(History):
     def _use_template_tools(self, first: Observation) -> None:
         """Let the template render the tools instead of the system message, where it can."""
         prompts = select_prompts(self._prompts, first)
-        if self._settings.requests_levels or not isinstance(prompts, ToolPrompts):
+        if self._settings.requests_levels or not isinstance(prompts, TemplateToolPrompts):
             return
         if self._dialogues.tool_format is None:
             return
         self._tool_prompts = prompts
-        self._tools = prompts.tools()
+        self._tools = prompts.list_tools()
         written_text = prompts.system(levels=False) or ""
-        other_text = prompts.system_beside_tools()
+        other_text = prompts.system_without_tools()
         # The opening of a task is text of the environment, so its added tokens are escaped.
         for text in (written_text, self._bridge.escape_added_tokens(written_text)):
             for message in self._messages:

@@ -6,9 +6,9 @@ Every turn answers a list of messages. ``env.history`` decides which row the tur
     chat     the template over the messages continues a row if it begins with that row's tokens
     window   every prompt is a new row
 
-In all other cases a new row is rendered from the messages. A reply is identified by its text. The
-row contains the tokens that were sampled for it, so each sampled token is in exactly one row, after
-the prompt from which it was sampled.
+In all other cases a new row is rendered from the messages. A reply is identified by its text, and
+the row contains the tokens that were sampled for it. So each sampled token is in exactly one row,
+after the prompt from which it was sampled.
 
     chat, thoughts removed      row 0   [system user] THOUGHT REPLY
                                 row 1   [system user reply user] THOUGHT REPLY
@@ -30,7 +30,7 @@ MAX_CHARACTERS_PER_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SampledAnswer:
     """A sampled reply to ``messages``, which a client may send back as any text of ``texts``.
 
     ``message`` is the reply as the chat template expects it.
@@ -80,12 +80,12 @@ class Dialogue:
         self.conversation = conversation
         self.ledger_index = ledger_index
         self.shown_messages: list[Message] = []
-        self.answers: list[Answer] = []
+        self.answers: list[SampledAnswer] = []
         self.text = ""
         self._reader = reader
-        self.ask(question)
+        self.set_question(question)
 
-    def ask(self, question: _Question) -> None:
+    def set_question(self, question: _Question) -> None:
         """Set ``question``, whose tokens are added, as the messages to answer."""
         self._question = question
         self._prompt_length = len(self.conversation.ledger)
@@ -119,7 +119,7 @@ class Dialogue:
                 question.prompt_messages, question.text, reply, question.tools
             )
             self.text = question.text + reply
-        self.answers.append(Answer(question.messages, tuple(accepted_replies), message))
+        self.answers.append(SampledAnswer(question.messages, tuple(accepted_replies), message))
         self.shown_messages += question.shown
         self.is_pending = False
         return segment
@@ -169,7 +169,7 @@ class EpisodeDialogues:
             return self._add_dialogue(conversation, _Question(messages, messages, messages))
         if not dialogue.conversation.add_observation(messages[-1]["content"], step):
             return None
-        dialogue.ask(_Question(messages, messages, messages[-1:]))
+        dialogue.set_question(_Question(messages, messages, messages[-1:]))
         return dialogue
 
     def open_request(self, messages: list[Message], step: int) -> Dialogue | None:
@@ -204,7 +204,7 @@ class EpisodeDialogues:
             # A row without space for the turn is not continued: the turn begins a new row.
             if bridge is not None and dialogue.conversation.add_bridge(bridge, step):
                 shown = _join_new_messages(prompt_messages)
-                dialogue.ask(_Question(messages, prompt_messages, shown, text, tools))
+                dialogue.set_question(_Question(messages, prompt_messages, shown, text, tools))
                 return dialogue
         conversation = TokenConversation(self._bridge, self._limits)
         if not conversation.add_prompt(self._bridge.encode(marked), step):

@@ -30,9 +30,9 @@ SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
 class ReplyReader:
     """Reader of sampled replies for the chat template of ``bridge``.
 
-    ``tool_format`` is the name of the format in which the template writes calls: a name of
-    ``REPLY_FORMATS``, or ``response_template`` for the one in the files of the tokenizer. None if
-    the template does not render tools, or in no known format.
+    ``tool_format`` is the name of the format in which the template writes calls. It is a name of
+    ``REPLY_FORMATS``, or ``response_template`` for the format in the files of the tokenizer. It is
+    None if the template renders no tools, or writes calls in no known format.
     """
 
     def __init__(self, bridge: ChatBridge) -> None:
@@ -47,7 +47,9 @@ class ReplyReader:
 
     @cached_property
     def tool_format(self) -> str | None:
-        return next((name for name, spec in self._specs.items() if self._reads_calls(spec)), None)
+        return next(
+            (name for name, spec in self._format_specs.items() if self._reads_calls(spec)), None
+        )
 
     @cached_property
     def opened_thought(self) -> str:
@@ -106,10 +108,10 @@ class ReplyReader:
     # ---- the family's format ----
 
     @cached_property
-    def _specs(self) -> dict[str, dict[str, Any]]:
+    def _format_specs(self) -> dict[str, dict[str, Any]]:
         """Formats of replies by name; that of the tokenizer's files is the first."""
-        own = getattr(self._bridge.tokenizer, "response_template", None)
-        specs = {"response_template": own} if isinstance(own, dict) else {}
+        file_format = getattr(self._bridge.tokenizer, "response_template", None)
+        specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
         for name, fields in REPLY_FORMATS.items():
             text = json.dumps({"fields": fields}).replace("END", json.dumps(self._ends)[1:-1])
             specs[name] = json.loads(text)
@@ -121,10 +123,10 @@ class ReplyReader:
         ``text`` is ``reply`` without its end tokens, which formats in files of a tokenizer name.
         """
         for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
-            if name not in self._specs:
+            if name not in self._format_specs:
                 continue
             sampled = reply if name == "response_template" else text
-            message = self._parse(self._specs[name], sampled, tools)
+            message = self._parse(self._format_specs[name], sampled, tools)
             if message is not None and len(message) > 2:
                 yield message
 

@@ -16,7 +16,9 @@ _TEXT = {"close_pattern": r"(?:END)\s*|$", "content": "text"}
 _RAW = {"name": "text"}
 
 
-def _calls(open_pattern: str, close_pattern: str, content: str = "json", **args: Any) -> Fields:
+def _make_call_field(
+    open_pattern: str, close_pattern: str, content: str = "json", **args: Any
+) -> Fields:
     field: dict[str, Any] = {
         "open_pattern": open_pattern,
         "close_pattern": close_pattern,
@@ -29,7 +31,7 @@ def _calls(open_pattern: str, close_pattern: str, content: str = "json", **args:
     return {"tool_calls": field}
 
 
-def _tags(pattern: str, value_parser: dict[str, Any]) -> dict[str, Any]:
+def _make_tag_args(pattern: str, value_parser: dict[str, Any]) -> dict[str, Any]:
     return {"content": "xml-inline", "tag_pattern": pattern, "value_parser": value_parser}
 
 
@@ -55,20 +57,20 @@ REPLY_FORMATS: dict[str, Fields] = {
     # Qwen3-Coder, Qwen3.5, Nemotron 3
     "qwen3_xml": {
         "reasoning_content": _THOUGHT,
-        **_calls(
+        **_make_call_field(
             r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
             r"</tool_call>\s*",
-            **_tags(r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>", _RAW),
+            **_make_tag_args(r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>", _RAW),
         ),
         "content": _TEXT,
     },
     # GLM-4.5 and later
     "glm": {
         "reasoning_content": _THOUGHT,
-        **_calls(
+        **_make_call_field(
             r"<tool_call>(?P<name>[^\s<]+)\n?",
             r"</tool_call>\s*",
-            **_tags(
+            **_make_tag_args(
                 r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", _RAW
             ),
         ),
@@ -76,7 +78,9 @@ REPLY_FORMATS: dict[str, Fields] = {
     },
     # Llama 3.1 and later
     "llama3_json": {
-        **_calls(r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*', r"\}\s*(?:END)\s*|\}\s*$"),
+        **_make_call_field(
+            r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*', r"\}\s*(?:END)\s*|\}\s*$"
+        ),
         "content": _TEXT,
     },
     # gpt-oss
@@ -86,7 +90,7 @@ REPLY_FORMATS: dict[str, Fields] = {
             "close_pattern": r"<\|end\|>(?:<\|start\|>assistant)?\s*",
             "content": "text",
         },
-        **_calls(
+        **_make_call_field(
             r"\s*to=functions\.(?P<name>\S+?)<\|channel\|>commentary\s+json<\|message\|>",
             r"<\|call\|>\s*|$",
         ),
@@ -99,10 +103,10 @@ REPLY_FORMATS: dict[str, Fields] = {
     # LFM2.5
     "lfm2": {
         "thinking": _THOUGHT,
-        **_calls(
+        **_make_call_field(
             r"(?:<\|tool_call_start\|>\[|,\s*)(?P<name>\w+)\(",
             r"\)(?:\]<\|tool_call_end\|>)?\s*",
-            **_tags(
+            **_make_tag_args(
                 rf"(?P<key>\w+)=(?P<value>{_LFM_VALUE})",
                 {"name": "json", "args": {"string_delims": [["'", "'"]], "allow_non_json": True}},
             ),
@@ -116,7 +120,7 @@ REPLY_FORMATS: dict[str, Fields] = {
             "close_pattern": r"<channel\|>\s*",
             "content": "text",
         },
-        **_calls(
+        **_make_call_field(
             r"<\|tool_call>call:(?P<name>\w+)",
             r"<tool_call\|>\s*",
             string_delims=[['<|"|>', '<|"|>']],
@@ -126,11 +130,13 @@ REPLY_FORMATS: dict[str, Fields] = {
     },
     # Muse
     "atem": {
-        **_calls(
+        **_make_call_field(
             r"\s*(?:to=\S+?<\|message\|>)?<atem:function_calls>\s*"
             r'<atem:invoke name="(?P<name>[^"]+)">',
             r"</atem:function_calls>\s*",
-            **_tags(r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>', _RAW),
+            **_make_tag_args(
+                r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>', _RAW
+            ),
         ),
         "content": _TEXT,
     },

@@ -51,7 +51,7 @@ TRANSFER_TEXTS = {
 # What each value of ``env.history`` means for prompts and rows.
 HISTORY_TEXTS: dict[History, str] = {
     "append": "a prompt is all earlier tokens, a trajectory one row",
-    "window": "a prompt is written anew for each turn, a turn one row",
+    "window": "each turn is one row with a new prompt",
     "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from agent_system.environments.env_registry import env_settings, get_package
-from agent_system.environments.prompts import ToolPrompts
+from agent_system.environments.prompts import TemplateToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
 from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
@@ -189,7 +189,7 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
     arguments = cfg.data.apply_chat_template_kwargs
     note = probe_template(tokenizer, arguments).explain_history(cfg.env.history)
     package = get_package(cfg.env.env_name)
-    has_tools = isinstance(package.prompts(env_settings(cfg.env)), ToolPrompts)
+    has_tools = isinstance(package.prompts(env_settings(cfg.env)), TemplateToolPrompts)
     if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
         call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
         note += (

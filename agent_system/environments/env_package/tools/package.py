@@ -187,11 +187,11 @@ class ToolPrompts(ChatPrompts):
         super().__init__(rules="", example="", keep_first=True)
         self._settings = settings
 
-    def tools(self) -> list[dict[str, Any]]:
+    def list_tools(self) -> list[dict[str, Any]]:
         """Return the tools as OpenAI's JSON schemas."""
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
-    def system_beside_tools(self) -> str:
+    def system_without_tools(self) -> str:
         """Return the answer format without tools."""
         return SHORT_INSTRUCTIONS
 
