@@ -174,20 +174,23 @@ class ChatBridge:
         return self._tokens.restore_control_tokens(marked)
 
     def continue_row(
-        self, row_ids: Sequence[int], row_text: str, marked: str
+        self, row_ids: Sequence[int], last_prompt: str, reply: str, marked: str
     ) -> tuple[int, ...] | None:
         """Return the tokens that the prompt ``marked`` adds to a row; None if it is no extension.
 
-        ``row_text`` is the text of the tokens ``row_ids``. The prompt extends the row if it begins
-        with its tokens. It also does if it begins with its text, and the tokens after that text do
-        not depend on it. The policy may have sampled other tokens for the text than the tokenizer
-        gives, and they are kept.
+        ``row_ids`` are the tokens of the row. It ends with a reply to ``last_prompt``, a text of
+        ``render_marked``. The prompt extends the row if it begins with its tokens. It also does if
+        it begins with its text, and the tokens after that text do not depend on it. The policy may
+        have sampled other tokens for the reply than the tokenizer gives, and they are kept.
         """
-        if self.restore_text(marked).startswith(row_text):
-            head_length = self._tokens.find_marked_length(marked, len(row_text))
-            added_ids = self._tokens.encode_from(marked, head_length)
-            if added_ids is not None:
-                return added_ids
+        # Marked texts are compared: text of a user never equals the control tokens of a template.
+        if marked.startswith(last_prompt):
+            after_prompt = marked[len(last_prompt) :]
+            if self.restore_text(after_prompt).startswith(reply):
+                reply_length = self._tokens.find_marked_length(after_prompt, len(reply))
+                added_ids = self._tokens.encode_from(marked, len(last_prompt) + reply_length)
+                if added_ids is not None:
+                    return added_ids
         ids = self.encode(marked)
         return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from agent_system.tokens.bridge import Bridge, ChatBridge
 from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
 from agent_system.tokens.ledger import Segment, TokenLedger
-from agent_system.tokens.replies import ReplyReader
+from agent_system.tokens.replies import ReplyReader, get_reply_reader
 from verl.names import History
 from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported, Tools
 
@@ -49,14 +49,14 @@ class _Question:
     """Messages that a dialogue has to answer.
 
     ``messages`` are those of the caller, ``prompt_messages`` those that the template gets, and
-    ``shown`` the new ones among the latter. ``text`` is the rendered prompt. It and ``tools`` are
-    empty unless the history is ``chat``.
+    ``shown`` the new ones among the latter. ``prompt`` is the text of ``ChatBridge.render_marked``.
+    It and ``tools`` are empty unless the history is ``chat``.
     """
 
     messages: list[Message]
     prompt_messages: list[Message]
     shown: list[Message]
-    text: str = ""
+    prompt: str = ""
     tools: Tools = ()
 
 
@@ -65,9 +65,9 @@ class Dialogue:
 
     ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
     ``shown_messages`` are the messages before its first turn, then one message before each later
-    turn that was sampled. ``answers`` are its sampled replies, and ``text`` is the text of its
-    tokens (only with ``reader``). ``is_pending`` is True until the reply to the last messages is
-    added.
+    turn that was sampled. ``answers`` are its sampled replies. ``is_pending`` is True until the
+    reply to the last messages is added. ``last_prompt`` and ``last_reply`` are the text of the last
+    turn (only with ``reader``).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Dialogue:
         self.ledger_index = ledger_index
         self.shown_messages: list[Message] = []
         self.answers: list[SampledAnswer] = []
-        self.text = ""
+        self.last_reply = ""
         self._reader = reader
         self.set_question(question)
 
@@ -90,6 +90,10 @@ class Dialogue:
         self._question = question
         self._prompt_length = len(self.conversation.ledger)
         self.is_pending = True
+
+    @property
+    def last_prompt(self) -> str:
+        return self._question.prompt
 
     @property
     def messages(self) -> list[Message]:
@@ -114,11 +118,11 @@ class Dialogue:
         segment = self.conversation.add_turn(sampled, step)
         message: Message = {"role": "assistant", "content": accepted_replies[0]}
         if self._reader is not None:
-            reply = self._reader.decode(self.conversation.ledger.token_ids[self._prompt_length :])
+            ids = self.conversation.ledger.token_ids[self._prompt_length :]
+            self.last_reply = self._reader.decode(ids)
             message = self._reader.read(
-                question.prompt_messages, question.text, reply, question.tools
+                question.prompt_messages, question.prompt, self.last_reply, question.tools
             )
-            self.text = question.text + reply
         self.answers.append(SampledAnswer(question.messages, tuple(accepted_replies), message))
         self.shown_messages += question.shown
         self.is_pending = False
@@ -137,7 +141,7 @@ class EpisodeDialogues:
         self._bridge = bridge
         self._limits = limits
         self._dialogues: list[Dialogue] = []
-        self._reader = ReplyReader(bridge) if history == "chat" else None
+        self._reader = get_reply_reader(bridge) if history == "chat" else None
 
     def __getitem__(self, number: int) -> Dialogue:
         return self._dialogues[number]
@@ -198,18 +202,17 @@ class EpisodeDialogues:
             raise TemplateUnsupported(
                 f"the chat template refuses messages of roles {roles}: {error}"
             ) from error
-        text = self._bridge.restore_text(marked)
         for dialogue in reversed(self._dialogues):
             bridge = self._find_continuation(dialogue, messages, marked)
             # A row without space for the turn is not continued: the turn begins a new row.
             if bridge is not None and dialogue.conversation.add_bridge(bridge, step):
                 shown = _join_new_messages(prompt_messages)
-                dialogue.set_question(_Question(messages, prompt_messages, shown, text, tools))
+                dialogue.set_question(_Question(messages, prompt_messages, shown, marked, tools))
                 return dialogue
         conversation = TokenConversation(self._bridge, self._limits)
         if not conversation.add_prompt(self._bridge.encode(marked), step):
             return None
-        question = _Question(messages, prompt_messages, prompt_messages, text, tools)
+        question = _Question(messages, prompt_messages, prompt_messages, marked, tools)
         return self._add_dialogue(conversation, question)
 
     def _find_continuation(
@@ -222,7 +225,9 @@ class EpisodeDialogues:
         if dialogue.is_pending:
             return None
         ledger = dialogue.conversation.ledger
-        added_ids = self._bridge.continue_row(ledger.token_ids, dialogue.text, marked)
+        added_ids = self._bridge.continue_row(
+            ledger.token_ids, dialogue.last_prompt, dialogue.last_reply, marked
+        )
         if not added_ids:
             return None
         # With the same tokens as ``append``, the segments are the same too.

@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
@@ -58,12 +58,14 @@ class ReplyReader:
         return prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
 
     def read(
-        self, messages: Sequence[Message], prompt_text: str, reply: str, tools: Tools = ()
+        self, messages: Sequence[Message], prompt: str, reply: str, tools: Tools = ()
     ) -> Message:
         """Return the assistant message of ``reply``, the text of all sampled tokens.
 
-        ``messages`` are those that it answers, and ``prompt_text`` is their rendered text.
+        ``messages`` are those that it answers, and ``prompt`` is their text of ``render_marked``.
+        Calls are read only if there are ``tools``.
         """
+        prompt_text = self._bridge.restore_text(prompt)
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
         whole: Message = {"role": "assistant", "content": self.opened_thought + text}
         candidates = [
@@ -127,7 +129,9 @@ class ReplyReader:
                 continue
             sampled = reply if name == "response_template" else text
             message = self._parse(self._format_specs[name], sampled, tools)
-            if message is not None and len(message) > 2:
+            if message is None or (message.get("tool_calls") and not tools):
+                continue
+            if len(message) > 2:  # more than role and content
                 yield message
 
     def _parse(self, spec: dict[str, Any], reply: str, tools: Tools) -> Message | None:
@@ -140,7 +144,7 @@ class ReplyReader:
             parsed = parse_response(
                 reply, spec, prefix=START + self.opened_thought, tools=list(tools) or None
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
         message: Message = {"role": "assistant", "content": parsed.get("content") or ""}
         message |= {key: parsed[key] for key in THOUGHT_KEYS if parsed.get(key)}
@@ -185,3 +189,9 @@ class ReplyReader:
                     self._arguments_are_text = as_text
                     return True
         return False
+
+
+@lru_cache(maxsize=4)
+def get_reply_reader(bridge: ChatBridge) -> ReplyReader:
+    """Return the reader of ``bridge``. It is made once, because it tries all formats of calls."""
+    return ReplyReader(bridge)
