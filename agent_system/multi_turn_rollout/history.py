@@ -80,9 +80,8 @@ class ConversationHistory(History):
         super().__init__(settings, bridge, prompts)
         self._messages: list[Message] = []
         self._tools: Tools = ()
-        self._tool_prompts: TemplateToolPrompts | None = (
-            None  # set where the template renders the tools
-        )
+        # None unless the template renders the tools.
+        self._tool_prompts: TemplateToolPrompts | None = None
         self._dialogue: Dialogue | None = None
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:

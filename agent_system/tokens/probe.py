@@ -103,7 +103,7 @@ class TemplateProbe:
         if history == "window":
             return ""
         if self.reason:
-            return f"the template: {self.reason}"
+            return f"with this template {self.reason}"
         if not self.keeps_thoughts:
             kept = "append keeps them" if history == "append" else "new row after each thought"
             return f"the template removes earlier thoughts ({kept})"

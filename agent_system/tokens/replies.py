@@ -25,6 +25,8 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 START = "xSTARTx"
 SAMPLE_TOOL = "xTOOLx"
 SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
+SAMPLE_TOOLS = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
+SAMPLE_RESULT = "xRESULTx"
 
 
 class ReplyReader:
@@ -165,30 +167,37 @@ class ReplyReader:
         return make_tool_call(name, value, f"call{number:05d}")
 
     def _reads_calls(self, spec: dict[str, Any]) -> bool:
-        """Return True if ``spec`` reads the call that the template writes."""
-        template = self._bridge.template
-        question: Message = {"role": "user", "content": "Hello."}
-        tools = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
+        """Return True if ``spec`` reads the call that the template writes.
+
+        The template must also render the tools and the result of the call.
+        """
         for as_text in (False, True):
             arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
-            turn: Message = {"role": "assistant", "content": ""}
-            turn["tool_calls"] = [make_tool_call(SAMPLE_TOOL, arguments)]
             with contextlib.suppress(*RENDER_ERRORS):
-                prompt = template.render([question], tools=tools)
-                text = template.render([question, turn], add_generation_prompt=False, tools=tools)
-                opening = prompt.removesuffix(self.opened_thought).rstrip("\n")
-                if SAMPLE_TOOL not in prompt or not text.startswith(opening):
-                    continue
-                reply = (
-                    text.removeprefix(prompt) if text.startswith(prompt) else text[len(opening) :]
-                )
-                parsed = self._parse(spec, reply, tools)
+                reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments))
+                parsed = None if reply is None else self._parse(spec, reply, SAMPLE_TOOLS)
                 calls = [] if parsed is None else parsed.get("tool_calls", [])
                 functions = [call["function"] for call in calls]
                 if functions == [{"name": SAMPLE_TOOL, "arguments": SAMPLE_ARGUMENTS}]:
                     self._arguments_are_text = as_text
                     return True
         return False
+
+    def _render_sample_call(self, call: dict[str, Any]) -> str | None:
+        """Return the text of the reply ``call``; None if the template hides tools or results."""
+        render = self._bridge.template.render
+        question: Message = {"role": "user", "content": "Hello."}
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
+        messages = [question, turn, {**result, "content": SAMPLE_RESULT}]
+        shows_result = SAMPLE_RESULT in render(messages, tools=SAMPLE_TOOLS)
+        prompt = render([question], tools=SAMPLE_TOOLS)
+        text = render([question, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
+        # Without a thought, a template may write a turn that does not begin with its prompt.
+        opening = prompt.removesuffix(self.opened_thought).rstrip("\n")
+        if not shows_result or SAMPLE_TOOL not in prompt or not text.startswith(opening):
+            return None
+        return text[len(prompt if text.startswith(prompt) else opening) :]
 
 
 @lru_cache(maxsize=4)
