@@ -134,19 +134,19 @@ def compute_credit_metrics(
     arguments (the other inputs of the estimator) are ignored.
     """
     sampled = response_mask.bool()
-    thinking_change = advantages - returns
-    is_credited = sampled & (thinking_change != 0)
+    thinking_part = advantages - returns
+    is_credited = sampled & (thinking_part != 0)
     # Also count tokens whose thinking advantage has no effect because of ``combine``.
     for credit_column in (thinking_level_entropies, thinking_reweight):
         if credit_column is not None:
             is_credited = is_credited | (sampled & (credit_column != 0))
     trajectory_abs_mean = masked_mean(returns.abs(), is_credited).item()
-    change_abs_mean = masked_mean(thinking_change.abs(), is_credited).item()
+    thinking_abs_mean = masked_mean(thinking_part.abs(), is_credited).item()
     is_sign_flipped = is_credited & (advantages * returns < 0)
     metrics = {
         "rlvcr/trajectory_advantage_abs_mean": trajectory_abs_mean,
-        "rlvcr/thinking_share": change_abs_mean / (change_abs_mean + trajectory_abs_mean)
-        if change_abs_mean > 0
+        "rlvcr/thinking_share": thinking_abs_mean / (thinking_abs_mean + trajectory_abs_mean)
+        if thinking_abs_mean > 0
         else 0.0,
         "rlvcr/sign_flip_share": masked_mean(
             is_sign_flipped.float(), is_credited & (returns != 0)
@@ -218,9 +218,8 @@ def compute_rlvcr_outcome_advantage(
     ``combine`` changes the sign of this part only with ``price_in="gate"``.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    Three tensors ``[B, R]`` are added in all rows: ``thinking_level_bonus`` with weight 1,
-    ``thinking_executed`` (credit from replays) and ``thinking_group_price`` with weight
-    ``step_advantage_w``.
+    Three tensors ``[B, R]`` are added in all rows: ``thinking_level_bonus`` with weight 1, and with
+    ``step_advantage_w`` ``thinking_executed`` (credit from replays) and ``thinking_group_price``.
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.

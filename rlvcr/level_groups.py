@@ -37,10 +37,11 @@ class TokenComparison:
     has_partner: TurnMask
 
     def compute_prices(self, tokens: Tensor) -> Tensor:
-        """Return ``(tokens - mean) / scale``, 0 without a partner.
+        """Return the price ``(tokens - mean) / scale`` of each thought.
 
-        ``tokens`` is [S], or [S, K] for K thoughts of each turn. A price is positive for a thought
-        that is longer than the mean of the other trajectories.
+        ``tokens`` is [S], or [S, K] for K thoughts of each turn. A thought that is longer than the
+        mean over other successful trajectories has a positive price. The price is 0 if no other
+        successful trajectory reached the state.
         """
         columns = (-1,) + (1,) * (tokens.dim() - 1)
         prices = (tokens.double() - self.mean.view(columns)) / self.scale.view(columns)

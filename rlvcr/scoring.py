@@ -143,7 +143,7 @@ def _scale_token_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings
 
 
 def _add_credit_columns(
-    data: DataProto, table: ScoredTurns, credit: "_ThinkingCredit", config: PPOConfig
+    data: DataProto, table: ScoredTurns, credit: "_TurnCredit", config: PPOConfig
 ) -> None:
     """Add the columns [B, R] of ``credit`` and of the bonus for rare levels to ``data``."""
     rlvcr = get_method_settings(config.algorithm)
@@ -178,7 +178,7 @@ def _add_credit_columns(
 
 def _add_posterior_credit(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, rlvcr: RLVCRSettings
-) -> "_ThinkingCredit":
+) -> "_TurnCredit":
     """Add the columns of ``verl.records.Choice``, and return the token prices as credit.
 
     ``prices`` [S, 4] are in units of the advantage. Level digits without alternative thoughts have
@@ -215,7 +215,7 @@ def _add_posterior_credit(
     if rlvcr.price_in == "group":
         chosen_price = torch.zeros_like(chosen_price)  # thinking_group_price holds these prices
     price_share = -chosen_price.float()
-    return _ThinkingCredit(
+    return _TurnCredit(
         price_share, price_share, torch.ones_like(price_share), has_posterior=has_posterior
     )
 
@@ -311,7 +311,7 @@ def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
         )
 
 
-class _ThinkingCredit(NamedTuple):
+class _TurnCredit(NamedTuple):
     """Thinking advantages of all turns, each [S].
 
     ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
@@ -328,9 +328,7 @@ class _ThinkingCredit(NamedTuple):
     has_posterior: torch.Tensor | None = None
 
 
-def _compute_credit(
-    table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings
-) -> _ThinkingCredit:
+def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _TurnCredit:
     """Return thinking advantages; ``costs`` [S, 4] are the thought tokens with a token cost."""
     advantage, price_share = compute_thinking_advantage(
         table.scores,
@@ -352,12 +350,12 @@ def _compute_credit(
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
     )
-    return _ThinkingCredit(advantage, price_share, factor)
+    return _TurnCredit(advantage, price_share, factor)
 
 
 def _permute_credit(
-    credit: _ThinkingCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
-) -> _ThinkingCredit:
+    credit: _TurnCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
+) -> _TurnCredit:
     """Return ``credit`` shuffled among the scored turns.
 
     The result is for a control experiment: it has the same values, assigned to random turns.
@@ -373,18 +371,18 @@ def _permute_credit(
     permuted_fields = (
         values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
     )
-    return _ThinkingCredit(*permuted_fields)
+    return _TurnCredit(*permuted_fields)
 
 
 def _combine_with_executed_credit(
-    credit: _ThinkingCredit,
+    credit: _TurnCredit,
     table: ScoredTurns,
     data: DataProto,
     is_success: torch.Tensor,
     rlvcr: RLVCRSettings,
     seed: int,
     metrics: dict[str, float],
-) -> _ThinkingCredit:
+) -> _TurnCredit:
     """Return ``credit`` combined with credit from replays, and add metrics to ``metrics``."""
     executed_credit = [
         math.nan if step.executed_credit is None else step.executed_credit for step in table.turns
@@ -403,7 +401,7 @@ def _combine_with_executed_credit(
     scale = _compute_difference_scale(data, rlvcr)
     joined_credit = join_credit(credit.advantage, differences, is_counted, rlvcr.credit, scale)
     metrics |= joined_credit.metrics
-    return _ThinkingCredit(
+    return _TurnCredit(
         credit.advantage * joined_credit.weight,
         credit.price_share * joined_credit.weight,
         credit.factor,
@@ -495,7 +493,7 @@ def _scatter_to_tokens(
 
 
 def _add_credit_to_records(
-    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _ThinkingCredit
+    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _TurnCredit
 ) -> None:
     """Add the scored contexts and thinking advantages to the turn records of ``data``.
 

@@ -29,11 +29,11 @@ from agent_system.environments.tasks import (
     hash_validation_set,
     select_validation_set,
 )
-from agent_system.environments.vectorised import LockStepDriver
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
+    from agent_system.environments.vectorised import LockStepDriver
     from verl.config.schema import PPOConfig
     from verl.protocol import DataProto
 
@@ -176,6 +176,9 @@ class EnvironmentManagerBase:
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
+            # Import here: training does not step environments together.
+            from agent_system.environments.vectorised import LockStepDriver
+
             self._driver = LockStepDriver(self.env_config, self.settings)
         self._tasks_of_last_reset = rows["task"].tolist()
         observations = self._driver.run(

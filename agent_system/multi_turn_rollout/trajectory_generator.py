@@ -138,7 +138,8 @@ class TrajectoryGenerator:
             turn = await self._sample_policy_turn(dialogue, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # A cut turn has no valid action, but it is in the trajectory and trained on.
+                # A turn that reached the token limit is trained on. It is executed only if the
+                # whole turn is the answer.
                 if context.package.package_for_task(spec.task).executes_cut_turns:
                     await self._step_env(env, turn, history.read_reply(turn))
                 return

@@ -156,11 +156,11 @@ class SegmentArrays:
 
         Segments with an unknown or negative version are not counted.
         """
-        counts = Counter[int]()
+        token_counts = Counter[int]()
         for kind_code, length, _, _, version, *_ in self.table.tolist():
             if kind_code == _AGENT_CODE and version >= 0:
-                counts[version] += length
-        return counts
+                token_counts[version] += length
+        return token_counts
 
 
 class TokenLedger:

@@ -191,7 +191,7 @@ class _Comparison:
     def audit_chosen(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two arrays [P]. Points where ``first`` is NaN are left out."""
+        """Return ``measure`` of two arrays [P]. Points where ``first`` is NaN are omitted."""
         interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
 

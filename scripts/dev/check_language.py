@@ -309,8 +309,8 @@ def _describe_definition(node: ast.AST) -> str:
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (file, text) of every item that a blind reader may get, by kind.
 
-    A docstring stands below its signature, a comment among the lines around it, and an identifier
-    next to the line that defines it first.
+    A docstring stands below its signature, and a comment among the lines around it. An identifier
+    stands before the lines around its first definition, and a sentence after the one before it.
     """
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):
@@ -326,13 +326,17 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
                 items["comments"].append((file, "\n".join(lines[max(0, row - 1) : row + 4])))
         for name, line in list_defined_names(tree).items():
             if len(name) > 1 and name[:2] != "__" and name not in ("self", "cls"):
-                items["identifiers"].append((file, f"{name}\n    {lines[line - 1].strip()}"))
+                context = "\n".join(lines[max(0, line - 3) : line + 2])
+                items["identifiers"].append((file, f"{name}\n{context}"))
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for paragraph in text.split("\n\n"):
             if not paragraph.lstrip().startswith(("|", "#", "<!--")):
-                sentences = re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
-                items["sentences"] += [(path.name, s) for s in sentences if len(s.split()) >= 5]
+                sentences = re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split()))
+                for before, sentence in zip(["", *sentences], sentences, strict=False):
+                    if len(sentence.split()) >= 5:
+                        context = f"(before it: {before})\n" if before else ""
+                        items["sentences"].append((path.name, context + sentence))
     return items
 
 

@@ -56,7 +56,7 @@ def find_docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Constant]]:
 
 
 def compute_nesting_depth(node: ast.AST, depth: int = 0) -> int:
-    """Return how deep blocks are nested in ``node``, without functions and classes inside it.
+    """Return the nesting depth of the blocks in ``node``, without functions and classes inside it.
 
     An ``elif`` has the depth of its ``if``.
     """

@@ -83,16 +83,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
     The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
     """
-    override_choices = []
+    values_of_each_override = []
     for override in parse_overrides(overrides):
         if override.is_sweep_override():
             name = override.get_key_element()
-            override_choices.append(
+            values_of_each_override.append(
                 [f"{name}={value}" for value in override.sweep_string_iterator()]
             )
         else:
-            override_choices.append([override.input_line])
-    return [list(job) for job in itertools.product(*override_choices)]
+            values_of_each_override.append([override.input_line])
+    return [list(job) for job in itertools.product(*values_of_each_override)]
 
 
 def _prepare_overrides(

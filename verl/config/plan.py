@@ -170,7 +170,7 @@ class PPOPlan(Plan):
         self.trajectories = count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
         self.rows_at_most = count_rows_at_most(cfg)
-        self.extra_tokens_at_most = self._count_extra_tokens()
+        self.most_extra_tokens = self._count_extra_tokens()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
@@ -256,7 +256,7 @@ class PPOPlan(Plan):
             # The response contains the whole trajectory, so its bound applies to all turns.
             tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
         extra_counts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.extra_tokens_at_most.items()
+            f" + {count:,} of {purpose}" for purpose, count in self.most_extra_tokens.items()
         ]
         yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
 

@@ -5,7 +5,10 @@ thread                 └─▶ tokens/20 ─▶ rollouts/20 ─▶ metrics of 
 """
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,15 @@ logger = logging.getLogger(__name__)
 # write blocks the caller.
 MAX_WAITING_WRITES = 2
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
+REPORT_TIMEOUT_S = 600.0
+REPORT_PROGRAM = """
+import sys
+from verl.record.report import write_report
+from verl.utils.processes import die_with_parent
+
+die_with_parent()
+print(write_report(sys.argv[1]))
+"""
 TRANSCRIPT_COLUMNS = ["task", "return", "play"]
 
 
@@ -117,10 +129,24 @@ class Journal:
 
 
 def _write_report(run_directory: Path) -> Path | None:
-    # Import here: a run without a report does not need its modules.
-    from verl.record.report import refresh_report
+    """Write the report in a child process, so that its memory does not stay in the driver.
 
-    return refresh_report(run_directory)
+    Returns the path. A failure is logged and does not end the run; then the result is None.
+    """
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", REPORT_PROGRAM, str(run_directory)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=REPORT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logger.warning("the report of %s could not be written: %s", run_directory, reason)
+        return None
+    return Path(result.stdout.splitlines()[-1])
 
 
 def format_transcripts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:

@@ -131,9 +131,11 @@ def format_token_lines(batch: "DataProto", tokenizer: Decoder) -> Iterator[dict[
 
 
 def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Compute ``mask``, ``weight``, ``entropy`` and ``gap``, each [R], from the tensors of a row.
+    """Return the token values of one row that a token file has, each [R].
 
-    A value whose tensors are missing is omitted.
+    ``mask`` marks sampled tokens. ``weight`` is the weight of rollout correction, ``entropy`` that
+    of the policy, and ``gap`` the log-prob of the engine minus that of the training worker. A value
+    whose tensors are missing is omitted.
     """
     values = {"mask": row_tensors["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in row_tensors:

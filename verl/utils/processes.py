@@ -101,9 +101,9 @@ def wait_passively() -> None:
 def limit_memory_arenas() -> None:
     """Make all threads of this process and of its children share two memory arenas (glibc only).
 
-    glibc gives each new thread an arena of its own, up to eight per core, and memory freed there
-    stays in the process. Each checkpoint is written by a new thread: 31 checkpoints of a policy of
-    0.4 million parameters added 19 MiB, and 2 MiB with two arenas. An existing
+    glibc gives each new thread a separate arena, up to eight per core, and memory freed there stays
+    in the process. Each checkpoint is written by a new thread. 31 checkpoints of 0.4 million
+    parameters added 19 MiB, and 2 MiB with two arenas. An existing
     ``MALLOC_ARENA_MAX`` is kept.
     """
     if ARENAS_VARIABLE not in os.environ:

@@ -149,7 +149,7 @@ class GRPOEnvTrainer(GRPOTrainer):
         self.agent: Agent = self._make_agent(sampling_params) if agent is None else agent
         self.rollout_func = self._run_rollout
         self._rows: list[dict[str, Any]] = []
-        self._openings: list[list[dict[str, str]]] = []
+        self._opening_messages: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
 
     def _unify_end_tokens(self) -> None:
@@ -255,7 +255,7 @@ class GRPOEnvTrainer(GRPOTrainer):
                 "tokens can differ from those that the policy sampled. Use an agent that returns "
                 "agent_system.agents.Action, or set allow_retokenized=True"
             )
-        for opening, record in zip(self._openings, trials["records"], strict=True):
+        for opening, record in zip(self._opening_messages, trials["records"], strict=True):
             # Change in place: TRL keeps these lists for reward functions and logs.
             messages = itertools.takewhile(
                 lambda message: message["role"] != "assistant", record["messages"]
@@ -294,8 +294,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._rows = [dict(row) for row in inputs]
         # Placeholders: the opening of a trial is only known after its start, and ``_run_rollout``
         # fills it in. TRL passes only the prompts to its rollout function, so store the rows.
-        self._openings = [[dict(EMPTY_USER_MESSAGE)] for _ in inputs]
-        pairs = zip(inputs, self._openings, strict=True)
+        self._opening_messages = [[dict(EMPTY_USER_MESSAGE)] for _ in inputs]
+        pairs = zip(inputs, self._opening_messages, strict=True)
         rows = [{**row, "prompt": opening} for row, opening in pairs]
         output = super()._generate_and_score_completions(rows)
         # Every token of the agent was sampled and has a finite log-prob.

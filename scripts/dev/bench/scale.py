@@ -68,7 +68,7 @@ class DriverModel:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Estimated seconds and gigabytes of driver, links and devices in one step."""
+    """Estimated seconds (``_s``) and transferred gigabytes (``_gb``) of one training step."""
 
     ranks: int
     num_trajectories: int

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,6 @@ from verl.record.report.trajectory_chunks import (
 from verl.utils import jsonl
 from verl.utils.files import write_page
 
-logger = logging.getLogger(__name__)
 WEB_FOLDER = Path(__file__).parent / "web"
 STYLES = ("style.css", "plays.css")
 SCRIPTS = (
@@ -58,15 +56,6 @@ def write_report(run_dir: str | Path) -> Path:
     run = load_run(run_dir)
     jsonl.write_text(run.directory.report_path, render_report(run))
     return run.directory.report_path
-
-
-def refresh_report(run_dir: str | Path) -> Path | None:
-    """Write the report during training. If this fails, log a warning and return None."""
-    try:
-        return write_report(run_dir)
-    except Exception:  # catch every error: a failed report must not end training
-        logger.warning("the report of %s could not be written", run_dir, exc_info=True)
-        return None
 
 
 def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:

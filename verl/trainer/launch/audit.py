@@ -74,9 +74,9 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 
 
 def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
-    """Run ``inspect_start``, and check the trajectory and score files of an audit.
+    """Check environment, tokenizer, engine, and the trajectory and score files of an audit.
 
-    Return the problems, and facts for the plan.
+    Return the problems found, and facts that the run plan prints.
     """
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels

@@ -83,7 +83,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
     with answers.keep_partial_answers():
         with (
-            _watch_generation(cfg, answers.path),
+            _watch_for_stalls(cfg, answers.path),
             contextlib.closing(_open_engine(cfg, policy_directory)) as engine,
         ):
             sample_answers(engine, requests, store_result)
@@ -133,7 +133,7 @@ def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
 
 
 @contextlib.contextmanager
-def _watch_generation(cfg: GenerationConfig, target: Path) -> Iterator[None]:
+def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
     log_directory = target.with_name(f"{target.stem}.logs")
     try:
         with watch_run(

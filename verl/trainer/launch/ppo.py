@@ -207,9 +207,10 @@ def is_policy_missing(cfg: PPOConfig) -> bool:
 
 
 def pin_models(cfg: PPOConfig) -> dict[str, str]:
-    """Return the models of the run by config key, so that all nodes load the same weights.
+    """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
-    A directory becomes an absolute path. A hub name gets its commit, as owner/name@commit. Raises
+    Example: {"actor_rollout_ref.model.path": "/data/qwen"}. A directory becomes an absolute path,
+    and a hub name gets its commit: owner/name@commit. Raises
     ``ConfigError`` for a model that does not exist or has invalid weights.
     """
     models_by_key: dict[

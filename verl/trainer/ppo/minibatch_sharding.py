@@ -48,7 +48,7 @@ def select_columns(
     return data.select(tensor_names, [key for key in non_tensors if key in data.non_tensor_batch])
 
 
-def score_on_ranks(
+def compute_balanced_on_ranks(
     compute_on_ranks: Callable[[DataProto], DataProto],
     data: DataProto,
     num_ranks: int,

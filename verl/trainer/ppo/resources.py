@@ -15,7 +15,7 @@ from verl.single_controller.ray.calls import gather_results
 from verl.trainer.ppo.minibatch_sharding import (
     FORWARD_COLUMNS,
     SCORE_REQUEST_COLUMNS,
-    score_on_ranks,
+    compute_balanced_on_ranks,
     select_columns,
 )
 from verl.workers.rollout.base import EnginePart
@@ -190,7 +190,9 @@ class TrainingWorkers:
     def _call_on_ranks(
         self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
     ) -> DataProto:
-        return score_on_ranks(compute_on_ranks, data, self.data_parallel_size, self.is_balanced)
+        return compute_balanced_on_ranks(
+            compute_on_ranks, data, self.data_parallel_size, self.is_balanced
+        )
 
     def sleep_engines(self) -> None:
         """Free the device memory of the engines if they share devices with the groups."""

@@ -108,7 +108,10 @@ def parse_door(text: str) -> Door:
 
 
 def shorten_observation(text: str) -> str:
-    """Replace the sentences of a door in ``text`` by its short text ``d+3 a>b f>c ...``."""
+    """Replace the sentences that describe a door by their short form ``d+3 a>b f>c ...``.
+
+    ``d+3`` means: start at place d and follow three arrows. ``a>b`` is an arrow from a to b.
+    """
     match = _DOOR_PATTERN.search(text)
     return text if match is None else f"{text[: match.start()]}{parse_door(text)}"
 

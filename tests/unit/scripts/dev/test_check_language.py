@@ -183,10 +183,11 @@ def test_each_kind_is_collected(tmp_path):
         "def count_rows(rows, cls=None)\nReturn the number of rows.",
     ]
     assert [text.splitlines()[1] for _, text in items["comments"]] == ["LIMIT = 3  # rows at most"]
-    identifiers = [text.splitlines() for _, text in items["identifiers"]]
-    assert sorted(name for name, _ in identifiers) == ["LIMIT", "count_rows", "rows", "total"]
-    assert ["LIMIT", "    LIMIT = 3  # rows at most"] in identifiers
-    assert items["sentences"] == [("README.md", "This sentence has exactly six words.")]
+    contexts = dict(text.split("\n", 1) for _, text in items["identifiers"])
+    assert sorted(contexts) == ["LIMIT", "count_rows", "rows", "total"]
+    assert "LIMIT = 3  # rows at most" in contexts["LIMIT"].splitlines()
+    sentence = "(before it: One short line.)\nThis sentence has exactly six words."
+    assert items["sentences"] == [("README.md", sentence)]
 
 
 def test_seed_determines_the_sample(tmp_path):

@@ -167,3 +167,12 @@ def test_rollouts_have_a_second_copy_and_trackers_get_samples(tokenizer, history
     assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
     assert len(rows) == 2 and all(reward == "1" for _, reward, _ in rows)
     assert rows[0][2].count("> You are at") == rows[0][2].count("<action>") >= 3
+
+
+def test_report_that_cannot_be_written_does_not_end_the_run(journal, caplog):
+    journal.run.report_path.mkdir()  # a file cannot replace a directory
+    journal.log_step(1, {"val/success_rate": 0.5})
+    journal.finish_run()
+    assert caplog.text.count("could not be written") == 2, "after the validation and at the end"
+    assert "report.html" in caplog.text, "the message has the error of the child process"
+    assert [record["step"] for record in jsonl.read(journal.run.metrics_path)] == [1]

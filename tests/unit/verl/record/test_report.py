@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import html.parser
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a repor
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
 from tests.helpers.report_data import index_of, plays_of
-from verl.record.report import figures, refresh_report, write_report
+from verl.record.report import figures, write_report
 from verl.record.report.charts import (
     MAX_POINTS,
     Chart,
@@ -301,12 +300,9 @@ def test_run_that_has_just_begun_has_a_report(tmp_path, present):
     parse_page(write_report(tmp_path).read_text())
 
 
-def test_missing_run_is_an_error_except_in_the_trainer(tmp_path, caplog):
+def test_missing_run_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, check=mentions("metrics.jsonl")):
         write_report(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert refresh_report(tmp_path) is None
-    assert "could not be written" in caplog.text
 
 
 def test_rows_of_one_trajectory_are_joined_in_order(tmp_path):
