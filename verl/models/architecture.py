@@ -1,8 +1,9 @@
 """Check that a model computes the same log-probs in packed rows as in plain forwards.
 
 The config and the layers are searched for features that packed rows do not support: attention
-sinks, alibi, soft caps, recurrent states. Then the log-probs of two short rows and a branch, packed
-as in training, are compared with plain forwards that use the model's original attention.
+sinks, alibi, soft caps, recurrent states. Then two short rows and a branch (alternative
+continuation of a row) are packed as in training. Their log-probs are compared with those of plain
+forwards that use the model's original attention.
 
     packed   | row 0 | row 1 | branch of row 1 |      one forward, as in training and scoring
     plain    | row 0 |   | row 1 |   | row 1[:start] + branch |      one forward per sequence
@@ -25,9 +26,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Largest difference of log-probs (nats) that rounding can explain. Measured: 65 tiny supported
-# models differed by at most 9e-6 in float32. In bfloat16 they differed by at most 0.07 if rounding
-# changed the expert of no token. Unsupported models differed by at least 0.01. Training loads
-# float32 weights, also for mixed precision.
+# models differed by at most 9e-6 in float32. In bfloat16 they differed by at most 0.07, unless
+# rounding sent a token to another expert. Unsupported models differed by at least 0.01. Training
+# loads float32 weights, also for mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.25  # for bfloat16 and float16
 # In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
@@ -209,9 +210,9 @@ def _measure_log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
 
 
 def _list_packed_positions(packed: PackedBranches) -> Iterator[torch.Tensor]:
-    """Yield the packed positions of the three plain sequences.
+    """Yield the packed positions of the three plain sequences that ``packed`` contains.
 
-    These are row 0, row 1, and the branch of row 1 with its prefix.
+    They are row 0, row 1, and the branch (alternative continuation) of row 1 after its prefix.
     """
     for row_offset, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
         yield torch.arange(row_offset, row_offset + length)

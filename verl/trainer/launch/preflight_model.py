@@ -68,7 +68,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         path = model.path
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
-            continue  # the cold start creates a valid policy
+            continue  # supervised training (cold start) creates this policy
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
@@ -201,7 +201,7 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
 
 
 def _measure_policy(cfg: PPOConfig) -> dict[str, int]:
-    """Return the size of an existing policy and of its adapters."""
+    """Return the size of an existing policy and its LoRA adapters."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
@@ -276,7 +276,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer; None if there is no such directory.
 
-    If the policy does not exist, its cold start may name an existing tokenizer.
+    If the policy does not exist, the supervised run that will create it may name a tokenizer.
     """
     path = cfg.actor_rollout_ref.model.path
     if path is None:
