@@ -372,3 +372,15 @@ def test_template_of_one_turn_is_refused():
     probe.require_history("window")
     with pytest.raises(TemplateUnsupported, check=mentions("env.history=chat", "one at a time")):
         probe.require_history("chat")
+
+
+@pytest.mark.skipif(not template_names(), reason="trl is not installed")
+def test_plan_says_what_the_template_does_with_earlier_turns():
+    forgets, keeps, rewrites = (
+        probe_template(trl_tokenizer(name)) for name in ("qwen3", "qwen2_5", "qwen3_6")
+    )
+    assert "new row after each thought" in forgets.explain_history("chat")
+    assert "append keeps them" in forgets.explain_history("append")
+    assert keeps.explain_history("chat") == keeps.explain_history("append") != ""
+    assert rewrites.reason in rewrites.explain_history("chat")
+    assert forgets.explain_history("window") == ""
