@@ -39,7 +39,10 @@ class History:
         return self._dialogues.ledgers
 
     def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
-        """Return the dialogue that turn ``step`` continues; None if that turn would not fit."""
+        """Return the dialogue that turn ``step`` continues.
+
+        Return None if the turn would exceed the token limits.
+        """
         raise NotImplementedError
 
     def read_reply(self, turn: Turn) -> str:

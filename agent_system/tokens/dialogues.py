@@ -109,7 +109,7 @@ class Dialogue:
     def add_reply(
         self, sampled: SampledReply, step: int, accepted_replies: Sequence[str]
     ) -> Segment:
-        """Add the sampled turn ``step``.
+        """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
         Later messages may repeat the turn as any text of ``accepted_replies``. These are texts of
         the whole turn, with its forced prefix.
@@ -157,9 +157,11 @@ class EpisodeDialogues:
     def open_dialogue(
         self, messages: list[Message], step: int, tools: Tools = ()
     ) -> Dialogue | None:
-        """Return the dialogue in which turn ``step`` answers ``messages``, or None if too long.
+        """Return the conversation in which turn ``step`` answers ``messages``.
 
-        ``tools`` are rendered by the template (only with ``chat`` history).
+        Continue an earlier conversation if ``messages`` extend it, otherwise begin a new one.
+        Return None if a turn after ``messages`` would exceed the token limits. The template renders
+        ``tools`` (only with ``chat`` history).
         """
         if self._reader is not None:
             return self._open_rendered(messages, step, tools)

@@ -1,9 +1,10 @@
 """Credit that each registered advantage estimator gives to the audited turns of ``main_audit``.
 
-A turn is audited by continuing it with every thinking level, or with several actions.
+A turn is audited by continuing it with every thinking level, or with several actions. Each
+estimator runs on the stored batch, once for each variant of its config values. Its credit for a
+turn is the mean advantage of the tokens that chose the level or the action:
 
-scored rows ──columns of the method, for each variant──▶ estimator ──▶ advantages [B, R]
-    ──tokens of the decision──▶ credit of the chosen option, one number per decision point
+    batch, config of a variant ──▶ estimator ──▶ advantages [B, R] ──▶ one number per audited turn
 """
 
 from collections.abc import Mapping, Sequence
