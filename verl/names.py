@@ -40,7 +40,8 @@ Device = Literal["auto", "cpu", "cuda"]
 WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
-History = Literal["append", "window"]
+DemonstrationHistory = Literal["append", "window"]
+History = Literal["append", "window", "chat"]
 
 
 # Built-in advantage estimators -> True if the estimator compares trajectories of one task. It then

@@ -16,7 +16,6 @@ from collections.abc import Awaitable
 from dataclasses import asdict
 
 from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
-from agent_system.endpoint.dialogues import Dialogue, EpisodeDialogues
 from agent_system.endpoint.forms import Reply, RequestRefused
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env import EnvFailure
@@ -27,6 +26,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
 )
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
@@ -43,10 +43,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             settings.temperature, settings.top_p, settings.top_k, settings.max_turn_tokens
         )
         self._endpoint = endpoint
-        continues_dialogues = settings.history == "append"
-        self._dialogues = EpisodeDialogues(
-            context.bridge, settings.token_limits, continues_dialogues
-        )
+        self._dialogues = EpisodeDialogues(context.bridge, settings.token_limits, settings.history)
         self._num_turns = 0
         self._has_posted_reward = False
         self._has_ended = False
@@ -158,7 +155,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = self._dialogues.open_dialogue(request.messages, step)
+            dialogue = self._dialogues.open_request(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error

@@ -13,6 +13,7 @@ from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvConfig
+from verl.names import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class RolloutSettings:
     ``trajectories_per_row`` trajectories are generated.
     """
 
-    history: str
+    history: History
     history_length: int
     max_steps: int
     max_turn_tokens: int

@@ -43,7 +43,7 @@ PLAN_LABELS_BY_KEYS = {
         "env.max_turn_tokens",
         "env.max_steps",
         "env.history",
-    ): ("one step", "rows", "sampled tokens"),
+    ): ("history", "one step", "rows", "sampled tokens"),
     ("env.val_tasks", "data.val_batch_size", "trainer.test_freq"): ("tasks",),
     ("trainer.save_freq",): ("checkpoints",),
 }

@@ -39,11 +39,20 @@ from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
+from verl.names import History
 
 TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
+}
+
+
+# What each value of ``env.history`` means for prompts and rows.
+HISTORY_TEXTS: dict[History, str] = {
+    "append": "a prompt is all earlier tokens, a trajectory one row",
+    "window": "each turn is one row with a new prompt",
+    "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 
 
@@ -63,6 +72,7 @@ class Facts(PolicySize):
     cold_start_config_name: str = ""  # config name of the cold start that trains the policy
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     device_memory_gb: float | None = None  # GiB of one GPU
+    history_note: str = ""  # what the chat template of the policy does with earlier turns
 
 
 class Plan:
@@ -225,6 +235,8 @@ class PPOPlan(Plan):
             "rollout",
             f"{engines_text}, {collectors_text}, {processes_text} ({environments_text} at once)",
         )
+        note = f"; {self.facts.history_note}" if self.facts.history_note else ""
+        yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
         if device != "cpu":
             transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"

@@ -21,7 +21,8 @@ TOTAL_STEPS_KEY = "trainer.total_training_steps"
 def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows of a training step.
 
-    A trajectory is one row with ``env.history=append``, and one row per turn with ``window``.
+    A trajectory is one row with ``env.history=append``, one row per turn with ``window``, and
+    between these with ``chat``.
     """
     trajectories = count_trajectories_per_step(cfg)
     return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps

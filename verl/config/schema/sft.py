@@ -16,7 +16,7 @@ from verl.config.settings import (
     Seed,
     Share,
 )
-from verl.names import Device, History, ResumeMode, TrainDtype
+from verl.names import DemonstrationHistory, Device, ResumeMode, TrainDtype
 
 
 class NewPolicyConfig(Section):
@@ -84,7 +84,7 @@ class SFTDataConfig(Section):
     """expert episodes to train on"""
     val_episodes: NonNegativeInt = 64
     """expert episodes for the held-out loss; with data.history=window, turns"""
-    history: History = "append"
+    history: DemonstrationHistory = "append"
     """append: an expert episode is one row; window: each of its turns is a row, whose prompt shows
     env.history_length past turns"""
     noise: Share = 0.35

@@ -8,13 +8,16 @@ import dataclasses
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.prompts import TemplateToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
-from agent_system.tokens.bridge import is_chat_tokenizer
+from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
+from agent_system.tokens.replies import ReplyReader
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
 from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL
@@ -173,8 +176,32 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
         return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def collect_model_facts(cfg: PPOConfig) -> dict[str, int]:
-    """Return the size of an existing policy and its LoRA adapters, for the printed plan."""
+def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
+    """Return facts for the plan: size of an existing policy, and what its template does."""
+    return {**_measure_policy(cfg), **_describe_history(cfg)}
+
+
+def _describe_history(cfg: PPOConfig) -> dict[str, str]:
+    path = find_tokenizer_directory(cfg)
+    if path is None:
+        return {}
+    tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
+    arguments = cfg.data.apply_chat_template_kwargs
+    note = probe_template(tokenizer, arguments).explain_history(cfg.env.history)
+    package = get_package(cfg.env.env_name)
+    has_tools = isinstance(package.prompts(env_settings(cfg.env)), TemplateToolPrompts)
+    if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
+        call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
+        note += (
+            f"; it renders the tools, with calls in the format {call_format}"
+            if call_format
+            else "; it renders no tools in a known format, so the system message describes them"
+        )
+    return {"history_note": note}
+
+
+def _measure_policy(cfg: PPOConfig) -> dict[str, int]:
+    """Return the size of an existing policy and its LoRA adapters."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}

@@ -386,6 +386,7 @@ class StepWarnings:
         data = self.config.data
         if self.config.env.history == "append":
             return f"data.max_response_length={data.max_response_length}"
+        # A prompt of ``chat`` history that does not fit into its row begins a new row.
         return f"data.max_prompt_length={data.max_prompt_length}"
 
     def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers.engine_cases import (
     ask,
+    assert_every_end_stops,
     load,
+    make_base_policy,
     perturb,
     play,
     prompts,
@@ -238,6 +240,14 @@ def test_end_of_turn_token_ends_and_is_included(policy):
     for result in ended:
         assert result.token_ids.index(END) == len(result.token_ids) - 1
         assert len(result.logprobs) == len(result.token_ids)
+
+
+def test_every_end_of_a_base_model_with_a_template_ends_a_turn(tmp_path):
+    directory, end_ids = make_base_policy(tmp_path)
+    section = rollout_section(max_num_seqs=128)
+    engine = create_engine("hf", section, str(directory), seed=3, num_threads=1)
+    requests = ask(160, max_tokens=48, temperature=1.0)
+    assert_every_end_stops(play(engine, requests), end_ids, 48)
 
 
 def test_length_ends_at_max_tokens_and_at_the_context(engine):
