@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
+from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
+from verl.models.forward_path import PackedForward, RowForward, path_of
+from verl.models.own_head import make_head
 from verl.models.packed_attention import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
@@ -19,10 +21,13 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 class PackedModel(nn.Module):
-    """Base class of models that take packed rows and that FSDP shards layer by layer."""
+    """Base class of models that take packed rows and that FSDP shards layer by layer.
+
+    ``path`` computes the hidden states of a micro-batch: packed or row by row.
+    """
 
     config: "PreTrainedConfig"
-    window: int | None
+    path: PackedForward | RowForward
     group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(
@@ -41,9 +46,9 @@ class PackedModel(nn.Module):
         if input_ids is not None and position_ids is not None and layout is not None:
             inputs = (input_ids, position_ids, layout)
         if self.group is not None:
-            return self.group.compute_hidden(backbone, inputs, self.window)
+            return self.group.compute_hidden(backbone, inputs, attention_window(self.config))
         assert inputs is not None  # inputs may only be missing in a group
-        return last_hidden(backbone, *inputs, self.window)
+        return self.path.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
         """Run the pass of another rank of the group and return a zero loss with zero gradient.
@@ -76,7 +81,7 @@ class PolicyModel(PackedModel):
         super().__init__()
         self.lm = lm
         self.config = lm.config
-        self.window = attention_window(lm.config)
+        self.path = path_of(lm)
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -91,8 +96,9 @@ class PolicyModel(PackedModel):
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
         """Return one ``TokenScores`` per element of ``targets``. Ids and positions are [T]."""
-        hidden = self.compute_last_hidden(self.lm.base_model, input_ids, position_ids, layout)
-        head = output_head(self.lm)
+        backbone = find_backbone(self.lm)
+        hidden = self.compute_last_hidden(backbone, input_ids, position_ids, layout)
+        head = make_head(self.lm, self.path.own_head)
         return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
 
     def compute_zero_loss(self) -> torch.Tensor:
@@ -108,8 +114,8 @@ class ValueModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.config = lm.config
-        self.window = attention_window(lm.config)
-        self.backbone = lm.base_model
+        self.path = path_of(lm)
+        self.backbone = find_backbone(lm)
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
         # values start at 0, so that the first advantages are the returns
         nn.init.zeros_(self.value_head.weight)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from verl.models.backbone import last_hidden
+from verl.models.backbone import find_length_dependent_rope, last_hidden
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -132,7 +132,7 @@ def create_sequence_group(
     if size == 1:
         return None
     text = config.get_text_config()
-    rope_type = _rotated_by_length(text)
+    rope_type = find_length_dependent_rope(config)
     if rope_type:
         raise ValueError(
             f"{KEY}={size}: the rotary embeddings of the model ({rope_type}) depend on the longest "
@@ -155,15 +155,6 @@ def create_sequence_group(
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
     assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of the groups
     return SequenceGroup(ranks, device)
-
-
-def _rotated_by_length(text: "PreTrainedConfig") -> str:
-    """Return the type of rotary embeddings that depend on the sequence length, "" for others."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    # In some models every type of layer has separate parameters.
-    nested = [value for value in rope.values() if isinstance(value, dict)]
-    kinds = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
-    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:

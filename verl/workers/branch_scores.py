@@ -82,12 +82,10 @@ class _BatchScorer:
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
     def row_sizes(self) -> list[int]:
-        """Return the number of tokens of each row including its branches."""
-        rows_and_branches = zip(self.rows.lengths, self.branches, strict=True)
-        return [
-            length + sum(len(b.token_ids) for b in branches)
-            for length, branches in rows_and_branches
-        ]
+        """Return the number of tokens that each row costs, including its branches."""
+        return list(
+            map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches)
+        )
 
     def score_micro_batch(self, index: list[int]) -> None:
         """Score the rows ``index``, their branches and their spans in one forward."""

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,9 +24,9 @@ from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.architecture import ALLOWED, FIX, config_reasons
-from verl.models.backbone import attention_window
+from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
@@ -107,11 +107,7 @@ def _find_config_problems(
     yield from tied
     for key in set(model.override_config) - set(unknown):
         setattr(config, key, model.override_config[key])
-    problems = [
-        f"{setting}: {config.model_type}: {reason}; allowed: {ALLOWED}; fix: {FIX}"
-        for reason in config_reasons(config)
-    ]
-    problems += _find_window_problems(cfg, setting, attention_window(config))
+    problems = list(_find_parallel_problems(cfg, section, setting, config))
     if isinstance(model, ModelConfig) and model.lora_rank:
         problems += _find_lora_problems(cfg, model, config)
     yield from problems
@@ -121,19 +117,27 @@ def _find_config_problems(
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
-def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
-    """Yield a problem if rows and branches may exceed the attention ``window``, in tokens."""
+def _find_parallel_problems(
+    cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
+) -> Iterator[str]:
+    """Yield a problem if sequence parallelism is set, and rows may have row-wise passes."""
+    is_policy = section == POLICY
+    key = "actor_rollout_ref.actor" if is_policy else "critic"
+    key += ".ulysses_sequence_parallel_size"
+    size = value_at_path(cfg, key)
+    if size == 1:
+        return
+    reason, limit = expected_path(config)
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
-    keys = "data.max_prompt_length + data.max_response_length"
     method = method_settings(cfg.algorithm)
     if method.enable:
         rows += method.max_alternative_tokens
-        keys += " + algorithm.rlvcr.max_alternative_tokens"
-    if window is not None and rows > window:
+    if not reason and limit is not None and rows > limit:
+        reason = f"rows may have {rows} tokens, and rows are packed up to {limit}"
+    if reason:
         yield (
-            f"{setting}: some layers attend to {window} tokens only, but rows with their branches "
-            f"may have {rows} ({keys}); allowed: rows within the window; fix: lower these keys, or "
-            "use a model without a window (docs/models.md)"
+            f"{key}={size}: {setting} has row-wise forward passes, which one rank computes "
+            f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1"
         )
 
 
@@ -165,18 +169,19 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
         return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def collect_model_facts(cfg: PPOConfig) -> dict[str, int]:
-    """Return the size of an existing policy and of its adapters, for the plan."""
+def collect_model_facts(cfg: PPOConfig) -> dict[str, int | str]:
+    """Return size and forward path of an existing policy, and the size of adapters, for the plan."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
     directory = Path(description_directory(model.path))
-    facts = dataclasses.asdict(read_policy_size(directory))
-    if facts["parameters"] is not None and not model.lora_rank:
-        return {name: value for name, value in facts.items() if value is not None}
+    facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code)
     for key, value in model.override_config.items():
         setattr(config, key, value)
+    facts["row_wise"], facts["packed_tokens"] = expected_path(config)
+    if facts["parameters"] is not None and not model.lora_rank:
+        return {name: value for name, value in facts.items() if value is not None}
     lm = _build_meta_model(model, config)
     facts["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
     if model.lora_rank:

@@ -7,10 +7,13 @@ cache.
 Rows are left-padded to the widest row. When rows finish, columns with only padding are removed. New
 rows are prefilled together and added to the batch. This copies the whole cache, which costs a small
 policy more time than decoding. Therefore a few new rows wait some steps for others.
+
+Layers with a recurrent state (linear attention, state spaces, convolutions) keep one state per row.
+The models set the inputs of padding to zero, which leaves these states unchanged.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +22,13 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
@@ -280,7 +289,7 @@ class HFEngine(RolloutEngine):
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
             for tensors in (prompts, masks)
         )
-        prefixes = _Prefixes(DynamicCache(), mask)
+        prefixes = _Prefixes(_make_cache(self._open_model), mask)
         logits = self._run_model(ids, prefixes)
         self._join(rows, prefixes)
         return logits
@@ -316,8 +325,12 @@ class HFEngine(RolloutEngine):
         for layer, new_layer in zip(
             _cache_layers(old.cache), _cache_layers(new.cache), strict=True
         ):
-            layer.keys = _stack_padded(layer.keys, old_pad, new_layer.keys, new_pad)
-            layer.values = _stack_padded(layer.values, old_pad, new_layer.values, new_pad)
+            if layer.keys is not None:
+                layer.keys = _stack_padded(layer.keys, old_pad, new_layer.keys, new_pad)
+                layer.values = _stack_padded(layer.values, old_pad, new_layer.values, new_pad)
+        for states, new_states in zip(_row_states(old.cache), _row_states(new.cache), strict=True):
+            for number, state in states.items():
+                states[number] = torch.cat([state, new_states[number]])
 
     def _keep_rows(self, kept_indices: list[int]) -> None:
         """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
@@ -331,9 +344,12 @@ class HFEngine(RolloutEngine):
         first_column = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
         prefixes.mask = mask[:, first_column:]
         for layer in _cache_layers(prefixes.cache):
-            assert layer.keys is not None and layer.values is not None  # set by the first forward
-            layer.keys = layer.keys[kept_indices, :, first_column:]
-            layer.values = layer.values[kept_indices, :, first_column:]
+            if layer.keys is not None and layer.values is not None:
+                layer.keys = layer.keys[kept_indices, :, first_column:]
+                layer.values = layer.values[kept_indices, :, first_column:]
+        for states in _row_states(prefixes.cache):
+            for number, state in states.items():
+                states[number] = state[kept_indices]
 
     def _sample(self, logits: torch.Tensor) -> None:
         """Sample a token per row from ``logits`` [B, V]; append it and its log-prob to the row."""
@@ -366,15 +382,45 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
     model.to(device)  # type checkers do not accept the signature of ``PreTrainedModel.to``
 
 
-def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
-    """Return the layers of ``cache``. Raises ``EngineError`` for layers without keys and values."""
-    layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
-    if len(layers) < len(cache.layers):
+def _make_cache(model: PreTrainedModel) -> DynamicCache:
+    """Return an empty cache for ``model``.
+
+    Attention layers keep all keys and values, also those with a window: the mask of the model
+    applies the window. So all of them have the columns of ``_Prefixes.mask``. Raises
+    ``EngineError`` for layers with another kind of cache.
+    """
+    cache = DynamicCache(config=model.config)
+    kinds = {type(layer) for layer in cache.layers}
+    if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[index] = DynamicLayer()
+    kinds = {type(layer) for layer in cache.layers}
+    known = {DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
+    others = sorted(kind.__name__ for kind in kinds - known)
+    if others:
         raise EngineError(
-            "rollout.name=hf does not support models with layers without keys and values; "
+            f"rollout.name=hf does not support the cache of {model.config.model_type} "
+            f"({', '.join(others)}); allowed: keys and values, and recurrent states; "
             "fix: set actor_rollout_ref.rollout.name=vllm"
         )
-    return layers
+    return cache
+
+
+def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
+    """Return the layers of ``cache`` with keys and values."""
+    return [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+
+
+def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
+    """Yield the states of each recurrent layer, with one entry per row in dimension 0."""
+    for layer in cache.layers:
+        if isinstance(layer, LinearAttentionLayer):
+            for states in (layer.conv_states, layer.recurrent_states):
+                # A layer may have only one of both kinds.
+                if all(state is not None for state in states.values()):
+                    yield states  # pyright: ignore[reportReturnType]
 
 
 def _stack_padded(
