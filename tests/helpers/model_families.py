@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-VOCABULARY = 120
+VOCABULARY = 320
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -49,7 +49,7 @@ MAMBA: dict[str, Any] = {
 }
 LINEAR_THEN_FULL = ["linear_attention", "full_attention"]
 WINDOW_THEN_FULL = ["sliding_attention", "full_attention"]
-WINDOW = 6  # tokens; shorter than the rows of the tests
+WINDOW = 10  # tokens; shorter than the rows of the tests
 
 
 def sizes(*groups: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -94,7 +94,12 @@ ROW_WISE: dict[str, Callable[[], Any]] = {
     "deepseek-v4": lambda: hf.DeepseekV4Config(
         **sizes(LATENT, INDEX), head_dim=16, num_local_experts=4
     ),
-    "kimi-linear": lambda: hf.KimiLinearConfig(**sizes(LATENT, EXPERTS)),
+    "kimi-linear": lambda: hf.KimiLinearConfig(
+        **sizes(LATENT, EXPERTS),
+        linear_head_dim=8,
+        linear_num_heads=2,
+        layer_types=LINEAR_THEN_FULL,
+    ),
     "granite-4-hybrid": lambda: hf.GraniteMoeHybridConfig(
         **sizes(MAMBA),
         num_local_experts=4,
@@ -112,6 +117,9 @@ ROW_WISE: dict[str, Callable[[], Any]] = {
         num_local_experts=4,
         num_experts_per_tok=2,
         layer_types=WINDOW_THEN_FULL,
+    ),
+    "mimo-v2-flash": lambda: hf.MiMoV2FlashConfig(
+        **sizes(LATENT), head_dim=8, sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
     ),
     "gemma2": lambda: hf.Gemma2Config(
         **sizes(), head_dim=8, sliding_window=WINDOW, final_logit_softcapping=3.0
@@ -177,6 +185,7 @@ WINDOWED: dict[str, Callable[[], Any]] = {
         layer_types=WINDOW_THEN_FULL,
         hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=VOCABULARY,
+        final_logit_softcapping=5.0,
     ),
     "olmo3": lambda: hf.Olmo3Config(
         **sizes(), sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
@@ -185,9 +194,6 @@ WINDOWED: dict[str, Callable[[], Any]] = {
         **sizes(), sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
     ),
     "mistral": lambda: hf.MistralConfig(**sizes(), sliding_window=WINDOW),
-    "mimo-v2-flash": lambda: hf.MiMoV2FlashConfig(
-        **sizes(LATENT), head_dim=8, sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
-    ),
     "llama4": lambda: hf.Llama4TextConfig(
         **sizes(), head_dim=8, num_local_experts=2, attention_chunk_size=WINDOW
     ),

@@ -75,14 +75,24 @@ def read_policy_size(path: Path) -> PolicySize:
 def count_new_parameters(new: NewPolicyConfig, vocab: int) -> int:
     """Return the number of parameters of a new policy with ``vocab`` tokens."""
     head = new.head_dim or new.hidden_size // new.num_attention_heads
-    # Query and output projections per attention head, key and value per key/value head.
-    attention = new.hidden_size * head * 2 * (new.num_attention_heads + new.num_key_value_heads)
-    # Three matrices of SwiGLU, two norms of width hidden_size, and the norms of queries and keys of
-    # width head_dim.
-    layer = attention + 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size + 2 * head
+    queries, keys = head * new.num_attention_heads, head * new.num_key_value_heads
+    # Query and output projections per attention head, key and value per key/value head, and the
+    # norms of queries and keys. Queries of Qwen3.5 have a gate of the same size.
+    is_hybrid = new.architecture == "qwen3_5"
+    attention = new.hidden_size * ((3 if is_hybrid else 2) * queries + 2 * keys) + 2 * head
+    # Three matrices of SwiGLU and two norms.
+    common = 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size
     embeddings = vocab * new.hidden_size * (1 if new.tie_word_embeddings else 2)
+    linear_layers = (new.num_hidden_layers + 1) // 2 if is_hybrid else 0
+    # Projections and a convolution (width 4) of queries, keys and values, gate and output, two
+    # numbers per head with their projections and offsets, and a norm.
+    mixed = 2 * keys + queries
+    linear = new.hidden_size * (mixed + 2 * queries) + 4 * mixed + head
+    linear += 2 * new.num_attention_heads * (new.hidden_size + 1)
+    layers = new.num_hidden_layers * common + linear_layers * linear
+    layers += (new.num_hidden_layers - linear_layers) * attention
     # The last term is the norm after the last layer.
-    return embeddings + new.num_hidden_layers * layer + new.hidden_size
+    return embeddings + layers + new.hidden_size
 
 
 def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:

@@ -175,7 +175,8 @@ def _own_attention(lm: "PreTrainedModel") -> str:
         return current
     # Other implementations than eager ignore a soft cap on the attention logits.
     capped = getattr(lm.config.get_text_config(), "attn_logit_softcapping", None)
-    return "sdpa" if lm._supports_sdpa and not capped else "eager"
+    has_sdpa = lm._supports_sdpa and lm._can_set_attn_implementation()
+    return "sdpa" if has_sdpa and not capped else "eager"
 
 
 def _row_path(lm: "PreTrainedModel", reason: str) -> RowForward:

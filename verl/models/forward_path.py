@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.models.backbone import attention_window, last_hidden
-from verl.models.packed_attention import PackedLayout, layout_of_rows
+from verl.models.packed_attention import PACKED_ATTENTION, PackedLayout, layout_of_rows
 from verl.names import MAX_PADDING
 from verl.records import Branch
 
@@ -86,6 +87,7 @@ class RowForward:
         use_attention(backbone, self.attention)
         sequences = list(list_sequences(layout, input_ids.device))
         passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
+        missing = _count_missing_passes(backbone, len(passes))
         parts: list[torch.Tensor] = []
         order: list[torch.Tensor] = []
         for indices in passes:
@@ -99,9 +101,7 @@ class RowForward:
                 order.append(positions[length - own :])
         flat = torch.cat(parts).index_select(0, torch.cat(order).argsort())
         one = input_ids[:1, None]
-        return flat + _run_missing_passes(
-            len(passes), input_ids.device, lambda: run_backbone(backbone, one)
-        )
+        return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
         return length + sum(branch.start + len(branch.token_ids) for branch in branches)
@@ -132,13 +132,12 @@ class PackedForward:
             return last_hidden(backbone, input_ids, position_ids, layout, self.limit)
         if self._exceeds_limit(layout.longest_context):
             return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
+        # Another rank may have longer rows and therefore more passes.
+        missing = _count_missing_passes(backbone, 1)
         use_attention(backbone, self.attention)
         hidden = last_hidden(backbone, input_ids, position_ids, layout, self.limit)
-        # Another rank may have longer rows and therefore more passes.
         one = (input_ids[:1], position_ids[:1], layout_of_rows([1], input_ids.device))
-        return hidden + _run_missing_passes(
-            1, input_ids.device, lambda: last_hidden(backbone, *one)
-        )
+        return hidden + _run_missing_passes(missing, lambda: last_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
         ends = [branch.start + len(branch.token_ids) for branch in branches]
@@ -161,8 +160,14 @@ def use_attention(model: nn.Module, attention: str) -> None:
     It is not restored after a pass: gradient checkpointing repeats the layers in backward.
     """
     lm: PreTrainedModel = model  # pyright: ignore[reportAssignmentType]  a backbone is one
-    if attention and lm.config._attn_implementation != attention:
+    current = lm.config._attn_implementation
+    if not attention or current == attention:
+        return
+    if lm._can_set_attn_implementation():
         lm.set_attn_implementation(attention)
+    elif current == PACKED_ATTENTION:
+        # The layers have one implementation. Only the code that makes masks reads the name.
+        lm.config._attn_implementation = attention
 
 
 def list_sequences(
@@ -203,28 +208,33 @@ def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
     return passes
 
 
-def _run_missing_passes(
-    passes: int, device: torch.device, run_pass: Callable[[], torch.Tensor]
-) -> torch.Tensor | float:
-    """Call ``run_pass`` until this rank has as many passes as any other rank, and return zero.
+def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
+    """Return how many more passes some rank has than this one. Called before the first pass.
 
-    Passes through a sharded model are collective operations, in forward and in backward. The zero
-    depends on the outputs, so that backward runs through these passes too.
+    Passes through a sharded model are collective operations, so every rank runs equally many. A
+    model that is not sharded yet is compared on rank 0 alone.
+    """
+    is_sharded = any(isinstance(module, FSDPModule) for module in backbone.modules())
+    if not is_sharded or dist.get_world_size() == 1:
+        return 0
+    # gloo, if there, reduces numbers of the host
+    device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
+    most = torch.tensor([passes], device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most) - passes
+
+
+def _run_missing_passes(
+    count: int, run_pass: Callable[[], torch.Tensor]
+) -> torch.Tensor | float:
+    """Call ``run_pass`` ``count`` times and return a zero.
+
+    It depends on the outputs, so that backward runs through these passes too.
     """
     zero: torch.Tensor | float = 0.0
-    for _ in range(_max_over_ranks(passes, device) - passes):
+    for _ in range(count):
         zero = zero + run_pass().sum() * 0.0
     return zero
-
-
-def _max_over_ranks(value: int, device: torch.device) -> int:
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return value
-    # gloo, if there, reduces numbers of the host
-    host = "gloo" in dist.get_backend_config()
-    tensor = torch.tensor([value], device="cpu" if host else device)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return int(tensor)
 
 
 # ---------------------------------------------------------------------- paths of models
