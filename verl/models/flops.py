@@ -8,8 +8,9 @@ N: positions where the head computes logits. A: size of a token's queries, summe
 P: pairs of a query token and a key token that it sees, itself included.
 
 A multiplication and an addition count as two operations. Not counted: norms, rotary embeddings,
-softmax, the second forward of gradient checkpointing, and masked pairs. With LoRA the input of the
-first layer needs no gradient; its share of the backward is counted nevertheless.
+softmax, recurrent states, padding, the second forward of gradient checkpointing, and masked pairs.
+With LoRA the input of the first layer needs no gradient; its share of the backward is counted
+nevertheless.
 """
 
 from dataclasses import dataclass
@@ -65,24 +66,41 @@ class ModelFlops:
 def model_flops(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text = module.config.get_text_config()
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    parameters = module.sharded_layers.parameters()
-    layers = [_count_weights_per_token(parameter, text) for parameter in parameters]
+    layers = [
+        _count_weights_per_token(name, parameter, text)
+        for name, parameter in module.sharded_layers.named_parameters()
+    ]
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),
         trained=sum(count for count, trained in layers if trained),
         head=head.numel(),
         trained_head=head.numel() * head.requires_grad,
-        queries=len(module.sharded_layers) * text.num_attention_heads * width,
+        queries=_count_attention_layers(module) * _query_width(text),
     )
 
 
+def _count_attention_layers(module: PackedModel) -> int:
+    """Return the number of layers in which a token attends to other tokens."""
+    kinds = getattr(module.config.get_text_config(), "layer_types", None)
+    if not kinds:
+        return len(module.sharded_layers)
+    without = {"linear_attention", "conv", "moe", "mlp"}
+    return sum(kind not in without for kind in kinds)
+
+
+def _query_width(text: "PreTrainedConfig") -> int:
+    """Return the size of a token's queries in one layer, 0 for a model without attention heads."""
+    heads: int = getattr(text, "num_attention_heads", 0)
+    width = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
+    return heads * width
+
+
 def _count_weights_per_token(
-    parameter: nn.Parameter, text: "PreTrainedConfig"
+    name: str, parameter: nn.Parameter, text: "PreTrainedConfig"
 ) -> tuple[float, bool]:
     """Return the number of weights that one token is multiplied with, and ``requires_grad``."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
-    if parameter.dim() == 3:  # mixture of experts: a token is sent to a few of them
-        count *= text.num_experts_per_tok / parameter.shape[0]
+    if parameter.dim() == 3 and "expert" in name:  # a token is sent to a few of them
+        count *= getattr(text, "num_experts_per_tok", parameter.shape[0]) / parameter.shape[0]
     return count, parameter.requires_grad
