@@ -12,6 +12,7 @@ Layers with a recurrent state (linear attention, state spaces, convolutions) kee
 The models set the inputs of padding to zero, which leaves these states unchanged.
 """
 
+import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -145,6 +146,7 @@ class HFEngine(RolloutEngine):
         self._rules = rules
         self._seeds = RequestSeeds(seed)
         self._device = model.device
+        _make_cache(model)  # raises for a model that the engine does not support
         self._vocab_size: int = model.config.vocab_size
         self._max_model_len: int = max_model_len or model.config.max_position_embeddings
         self._max_num_seqs = max_num_seqs
@@ -389,6 +391,12 @@ def _make_cache(model: PreTrainedModel) -> DynamicCache:
     applies the window. So all of them have the columns of ``_Prefixes.mask``. Raises
     ``EngineError`` for layers with another kind of cache.
     """
+    parameters = inspect.signature(model.forward).parameters
+    if "past_key_values" not in parameters:
+        raise EngineError(
+            f"rollout.name=hf does not support {model.config.model_type}: its forward takes no "
+            "past_key_values; fix: set actor_rollout_ref.rollout.name=vllm"
+        )
     cache = DynamicCache(config=model.config)
     kinds = {type(layer) for layer in cache.layers}
     if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
