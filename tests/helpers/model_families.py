@@ -119,7 +119,10 @@ ROW_WISE: dict[str, Callable[[], Any]] = {
         layer_types=WINDOW_THEN_FULL,
     ),
     "mimo-v2-flash": lambda: hf.MiMoV2FlashConfig(
-        **sizes(LATENT), head_dim=8, sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
+        **sizes(LATENT, num_key_value_heads=2),
+        head_dim=8,
+        sliding_window=WINDOW,
+        layer_types=WINDOW_THEN_FULL,
     ),
     "gemma2": lambda: hf.Gemma2Config(
         **sizes(), head_dim=8, sliding_window=WINDOW, final_logit_softcapping=3.0
@@ -187,9 +190,7 @@ WINDOWED: dict[str, Callable[[], Any]] = {
         vocab_size_per_layer_input=VOCABULARY,
         final_logit_softcapping=5.0,
     ),
-    "olmo3": lambda: hf.Olmo3Config(
-        **sizes(), sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
-    ),
+    "olmo3": lambda: hf.Olmo3Config(**sizes(), sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL),
     "exaone4": lambda: hf.Exaone4Config(
         **sizes(), sliding_window=WINDOW, layer_types=WINDOW_THEN_FULL
     ),

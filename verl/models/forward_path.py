@@ -224,9 +224,7 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
     return int(most) - passes
 
 
-def _run_missing_passes(
-    count: int, run_pass: Callable[[], torch.Tensor]
-) -> torch.Tensor | float:
+def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
     """Call ``run_pass`` ``count`` times and return a zero.
 
     It depends on the outputs, so that backward runs through these passes too.
@@ -253,8 +251,6 @@ def set_path(lm: nn.Module, path: PackedForward | RowForward) -> None:
     """Store ``path`` in ``lm`` and switch its layers to the attention of the path."""
     use_attention(lm, path.attention)
     lm.forward_path = path  # pyright: ignore[reportArgumentType]  a plain attribute
-
-
 
 
 def encode_path(path: ForwardPath) -> str:

@@ -83,9 +83,7 @@ class _BatchScorer:
 
     def row_sizes(self) -> list[int]:
         """Return the number of tokens that each row costs, including its branches."""
-        return list(
-            map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches)
-        )
+        return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
 
     def score_micro_batch(self, index: list[int]) -> None:
         """Score the rows ``index``, their branches and their spans in one forward."""

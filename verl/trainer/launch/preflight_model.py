@@ -170,7 +170,7 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, int | str]:
-    """Return size and forward path of an existing policy, and the size of adapters, for the plan."""
+    """Return size and path of an existing policy, and the size of its adapters, for the plan."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}

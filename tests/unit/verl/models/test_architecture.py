@@ -323,7 +323,9 @@ def test_window_counts_a_branch_with_its_prefix():
     for branch in (fits, too_long):
         branches = [branch, [], []]
         for packed, plain in zip(
-            score_packed(model, rows, branches), score_one_by_one(model, rows, branches), strict=True
+            score_packed(model, rows, branches),
+            score_one_by_one(model, rows, branches),
+            strict=True,
         ):
             torch.testing.assert_close(packed, plain, atol=5e-5, rtol=0)
 
@@ -445,7 +447,9 @@ def test_smallest_gap_of_several_draws_counts(monkeypatch):
     model.
     """
     model = build_model(SUPPORTED["qwen3-moe"]())
-    monkeypatch.setattr(architecture, "_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw])
+    monkeypatch.setattr(
+        architecture, "_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw]
+    )
     assert measure_packing_gap(model) == 1e-6
     monkeypatch.setattr(architecture, "_log_prob_gap", lambda lm, path, draw: [0.3, 0.2, 0.4][draw])
     with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
@@ -474,5 +478,7 @@ def test_docs_list_all_tested_models():
     page = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
     configs = [config() for config in SUPPORTED.values()]
     configs += [config() for config, _ in ROW_WISE.values()]
-    configs += [config() for config in {**model_families.ROW_WISE, **model_families.WINDOWED}.values()]
+    configs += [
+        config() for config in {**model_families.ROW_WISE, **model_families.WINDOWED}.values()
+    ]
     assert {config.model_type for config in configs} <= set(re.findall(r"`(\w[\w-]*)`", page))

@@ -75,7 +75,9 @@ def directory(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_score_and_learn_as_one(directory, name):
-    expected, expected_gradient = score_and_backward(directory / name / "files", make_rows(None), False)
+    expected, expected_gradient = score_and_backward(
+        directory / name / "files", make_rows(None), False
+    )
     ranks = [load_file(directory / f"{name}.{rank}.safetensors") for rank in range(2)]
     for key, values in expected.items():
         actual = torch.cat([result[key] for result in ranks])
