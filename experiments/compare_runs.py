@@ -1,6 +1,6 @@
-"""Compare runs: held-out success before and after, tokens, levels and time.
+"""Compare runs: held-out success before and after training, tokens, levels and time.
 
-Groups of several seeds also get the standard deviation over seeds.
+A group of runs that differ in the seed also gets a line with means and standard deviations.
 
 python experiments/compare_runs.py rlvcr=runs/q/rlvcr_s0,runs/q/rlvcr_s1 grpo=runs/q/grpo_s0
 python experiments/compare_runs.py rlvcr=... grpo=... --svg success.svg  # also draws train success
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.record.report.charts import Chart, Series, draw_svg, smooth_values
 from verl.record.report.comparison import ARM_COLORS
-from verl.record.report.page import HERE
+from verl.record.report.page import WEB_FOLDER
 from verl.record.report.run_data import RunData, load_run
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.files import write_page
@@ -32,7 +32,7 @@ COLUMNS = (
     "s/iteration",
 )
 SUCCESS, TOKENS = "val/success_rate", "val/tokens_per_episode"
-IN_TRAINING = "episode/success_rate"
+TRAINING_SUCCESS = "episode/success_rate"
 Points = tuple[Sequence[float], list[float]]
 """x values (training steps) of a curve, and its y values"""
 
@@ -40,19 +40,19 @@ Points = tuple[Sequence[float], list[float]]
 def format_success_interval(run: RunData, index: int) -> str:
     """Return held-out success with its 95% bootstrap interval, in percent: "61.2 (55-67)".
 
-    ``index`` 0 is the validation before training, -1 the last one.
+    ``index`` is 0 for the validation before training and -1 for the last validation.
     """
     low, high = (100 * run.metric_points(f"{SUCCESS}_{end}")[1][index] for end in ("low", "high"))
     return f"{100 * run.metric_points(SUCCESS)[1][index]:.1f} ({low:.0f}-{high:.0f})"
 
 
-def success_gain(run: RunData) -> float:
+def compute_success_gain(run: RunData) -> float:
     """Return the change of held-out success during training, in percentage points."""
     rates = run.metric_points(SUCCESS)[1]
     return 100 * (rates[-1] - rates[0])
 
 
-def run_cells(run: RunData) -> list[str]:
+def format_run_cells(run: RunData) -> list[str]:
     """Return the table cells of one run, in the order of ``COLUMNS[1:]``."""
     tokens = run.metric_points(TOKENS)[1]
     levels = [100 * (run.last_mean(f"val/level_share_{level}") or 0.0) for level in (1, 2, 3, 4)]
@@ -60,20 +60,20 @@ def run_cells(run: RunData) -> list[str]:
     return [
         format_success_interval(run, 0),
         format_success_interval(run, -1),
-        f"{success_gain(run):+.1f}",
+        f"{compute_success_gain(run):+.1f}",
         f"{tokens[0]:.0f} → {tokens[-1]:.0f}",
         " ".join(f"{share:.0f}" for share in levels),
         f"{statistics.median(times):.1f}",
     ]
 
 
-def group_cells(runs: list[RunData]) -> list[str]:
+def format_group_cells(runs: list[RunData]) -> list[str]:
     """Return the table cells of a group of seeds: means over the seeds.
 
     Success after training and its change also have their standard deviation.
     """
     after = [100 * run.metric_points(SUCCESS)[1][-1] for run in runs]
-    gains = [success_gain(run) for run in runs]
+    gains = [compute_success_gain(run) for run in runs]
     before = statistics.mean(100 * run.metric_points(SUCCESS)[1][0] for run in runs)
     tokens = [statistics.mean(run.metric_points(TOKENS)[1][end] for run in runs) for end in (0, -1)]
     # Sample standard deviation (n - 1). A single seed has none.
@@ -95,29 +95,34 @@ def format_run_table(groups: dict[str, list[RunData]]) -> str:
     lines = [COLUMNS, ("---",) * len(COLUMNS)]
     for label, runs in groups.items():
         lines += [
-            (f"{label}, seed {run.config_value('trainer.seed')}", *run_cells(run)) for run in runs
+            (f"{label}, seed {run.config_value('trainer.seed')}", *format_run_cells(run))
+            for run in runs
         ]
         if len(runs) > 1:
-            lines.append((f"**{label}**, {len(runs)} seeds", *group_cells(runs)))
+            lines.append((f"**{label}**, {len(runs)} seeds", *format_group_cells(runs)))
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def draw_training_success(groups: dict[str, list[RunData]]) -> str:
     """Return an SVG of the success on training tasks of all runs; see ``draw_success_curves``."""
     return draw_success_curves(
-        {label: [run.metric_points(IN_TRAINING) for run in runs] for label, runs in groups.items()}
+        {
+            label: [run.metric_points(TRAINING_SUCCESS) for run in runs]
+            for label, runs in groups.items()
+        }
     )
 
 
 def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     """Return a standalone SVG of the smoothed success on training tasks.
 
-    ``groups`` maps a label to one curve per seed. Curves of seeds are faint, their mean is not.
+    ``groups`` maps a label to one curve per seed. The curves of single seeds are faint, and the
+    curve of their mean is in full colour.
     """
     series = []
     for color, (label, columns) in zip(ARM_COLORS, groups.items(), strict=False):
         series += [Series(label, xs, smooth_values(ys), color, faint=True) for xs, ys in columns]
-        # Seeds may have stopped at different steps: the mean ends with the shortest curve.
+        # The runs may have stopped at different steps, so the mean ends with the shortest curve.
         length = min(len(xs) for xs, _ in columns)
         means = [statistics.mean(ys[i] for _, ys in columns) for i in range(length)]
         series.append(Series(label, columns[0][0][:length], smooth_values(means), color))
@@ -131,16 +136,17 @@ def draw_success_curves(groups: Mapping[str, Sequence[Points]]) -> str:
     )
     # A standalone SVG has no script to show the hover texts.
     figure = re.sub(r' data-hover="[^"]*"', "", draw_svg(chart))
-    # Include the colours and rules of the report: a standalone SVG has no other style sheet.
-    style = (HERE / "style.css").read_text(encoding="utf-8")
-    palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # of the light theme
+    # Include the colours and CSS rules of the report, because a standalone SVG has no style sheet.
+    style = (WEB_FOLDER / "style.css").read_text(encoding="utf-8")
+    palette = style.split("[data-theme=", 2)[1].partition("]")[2]  # colours of the light theme
     rules = " ".join(line for line in style.splitlines() if _is_chart_rule(line))
     css = f"<style>:root{palette} svg {{ background: #fff }} {rules}</style>"
     legend = ""
-    apart = (chart.width - 100) // max(1, len(chart.legend_series))
-    for number, shown in enumerate(chart.legend_series):
-        look = f"fill: var(--{shown.color}); font-weight: 600"
-        legend += f'<text x="{80 + apart * number}" y="26" style="{look}">{shown.name}</text>'
+    legend_spacing = (chart.width - 100) // max(1, len(chart.legend_series))
+    for number, legend_entry in enumerate(chart.legend_series):
+        text_style = f"fill: var(--{legend_entry.color}); font-weight: 600"
+        x = 80 + legend_spacing * number
+        legend += f'<text x="{x}" y="26" style="{text_style}">{legend_entry.name}</text>'
     opening, rest = figure.split(">", 1)
     opening = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="760" ', 1)
     return f"{opening}>{css}{rest.removesuffix('</svg>')}{legend}</svg>"

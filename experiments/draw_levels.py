@@ -1,8 +1,8 @@
 r"""Draw the thinking levels that policies choose, by situation, as an SVG.
 
 A situation is a kind of state that the environment names. The SVG has a square for each situation
-and level. The more often the level is chosen there, the darker is the square. The required level of
-the situation has a frame.
+and level. A square is darker if the level is chosen more often in this situation. The square of the
+required level has a frame.
 
     python experiments/draw_levels.py before=runs/relay/cold-eval after=runs/relay/rlvcr-eval \
         --svg levels.svg
@@ -23,14 +23,15 @@ from verl.record.tracking import read_metrics
 from verl.utils.commands import run_reporting_mistakes
 from verl.utils.files import write_page
 
-PREFIX = "val/levels_in/"
-SIDE = 44  # side of a square, in pixels
-LEFT = 64
-TOP = 66
-GAP = 48  # pixels between two grids
-INK = "#1a2230"
-SHADE = "#2563c9"
-FRAME = "#d9772b"
+METRIC_PREFIX = "val/levels_in/"
+# Sizes are in pixels.
+SQUARE_SIDE = 44
+LEFT_MARGIN = 64
+TOP_MARGIN = 66
+GRID_GAP = 48  # distance of two grids
+TEXT_COLOR = "#1a2230"
+SQUARE_COLOR = "#2563c9"
+FRAME_COLOR = "#d9772b"
 
 
 @dataclass(frozen=True)
@@ -49,76 +50,92 @@ def read_situation_shares(title: str, directory: str) -> SituationShares:
     Raises ``SystemExit`` if there are none.
     """
     lines = [
-        line for line in read_metrics(directory) if any(key.startswith(PREFIX) for key in line)
+        line
+        for line in read_metrics(directory)
+        if any(key.startswith(METRIC_PREFIX) for key in line)
     ]
     if not lines:
         raise SystemExit(
-            f"{directory}: its metrics contain no {PREFIX}*; fix: name a run directory of python "
-            "-m verl.trainer.main_eval, in an environment whose observations name their situation"
+            f"{directory}: its metrics contain no {METRIC_PREFIX}*; fix: name a run directory of "
+            "python -m verl.trainer.main_eval, in an environment whose observations name their "
+            "situation"
         )
     metrics = lines[-1]
     situation_names = [
-        key.removeprefix(PREFIX).rpartition("/")[0] for key in metrics if PREFIX in key
+        key.removeprefix(METRIC_PREFIX).rpartition("/")[0]
+        for key in metrics
+        if METRIC_PREFIX in key
     ]
     situations = tuple(dict.fromkeys(situation_names))
     return SituationShares(
         title,
         situations,
-        {name: _level_shares(metrics, name) for name in situations},
+        {name: _get_level_shares(metrics, name) for name in situations},
         {
-            name: int(metrics[f"{PREFIX}{name}/needed_level"])
+            name: int(metrics[f"{METRIC_PREFIX}{name}/needed_level"])
             for name in situations
-            if f"{PREFIX}{name}/needed_level" in metrics
+            if f"{METRIC_PREFIX}{name}/needed_level" in metrics
         },
     )
 
 
-def _level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
-    return tuple(metrics[f"{PREFIX}{name}/share_{level}"] for level in LEVELS)
+def _get_level_shares(metrics: Mapping[str, float], name: str) -> tuple[float, ...]:
+    return tuple(metrics[f"{METRIC_PREFIX}{name}/share_{level}"] for level in LEVELS)
 
 
 def draw_shares(measurements: Sequence[SituationShares]) -> str:
     """Return a standalone SVG with one grid of squares per measurement, in one row."""
-    height = TOP + SIDE * max(len(measurement.situations) for measurement in measurements) + 16
-    pitch = len(LEVELS) * SIDE + GAP
-    width = LEFT + pitch * len(measurements)
+    height = (
+        TOP_MARGIN
+        + SQUARE_SIDE * max(len(measurement.situations) for measurement in measurements)
+        + 16
+    )
+    grid_pitch = len(LEVELS) * SQUARE_SIDE + GRID_GAP
+    width = LEFT_MARGIN + grid_pitch * len(measurements)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
     ]
-    for number, panel in enumerate(measurements):
-        parts += _draw_grid(panel, LEFT + number * pitch)
+    for number, measurement in enumerate(measurements):
+        parts += _draw_grid(measurement, LEFT_MARGIN + number * grid_pitch)
     for row, situation in enumerate(measurements[0].situations):
-        y = TOP + SIDE * row + SIDE / 2 + 5
-        parts.append(f'<text x="{LEFT - 10}" y="{y}" text-anchor="end">{situation}</text>')
+        y = TOP_MARGIN + SQUARE_SIDE * row + SQUARE_SIDE / 2 + 5
+        parts.append(f'<text x="{LEFT_MARGIN - 10}" y="{y}" text-anchor="end">{situation}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _draw_grid(measurement: SituationShares, left: int) -> list[str]:
     """Return the SVG elements of one grid whose first column begins at x = ``left``."""
-    parts = [f'<text x="{left}" y="20" font-weight="600" fill="{INK}">{measurement.title}</text>']
+    parts = [
+        f'<text x="{left}" y="20" font-weight="600" fill="{TEXT_COLOR}">{measurement.title}</text>'
+    ]
     for column, level in enumerate(LEVELS):
-        x = left + SIDE * column + SIDE / 2
+        x = left + SQUARE_SIDE * column + SQUARE_SIDE / 2
         parts.append(
-            f'<text x="{x}" y="{TOP - 10}" text-anchor="middle" font-size="11">level {level}</text>'
+            f'<text x="{x}" y="{TOP_MARGIN - 10}" text-anchor="middle" font-size="11">'
+            f"level {level}</text>"
         )
     for row, situation in enumerate(measurement.situations):
         for column, level in enumerate(LEVELS):
             share = measurement.shares[situation][column]
-            x = left + SIDE * column
-            y = TOP + SIDE * row
-            needed = measurement.required_levels.get(situation) == level
-            frame = f'stroke="{FRAME}" stroke-width="3"' if needed else 'stroke="#e3e7ed"'
+            x = left + SQUARE_SIDE * column
+            y = TOP_MARGIN + SQUARE_SIDE * row
+            is_required = measurement.required_levels.get(situation) == level
+            frame = (
+                f'stroke="{FRAME_COLOR}" stroke-width="3"' if is_required else 'stroke="#e3e7ed"'
+            )
             parts.append(
-                f'<rect x="{x + 2}" y="{y + 2}" width="{SIDE - 4}" height="{SIDE - 4}" '
-                f'fill="{SHADE}" fill-opacity="{share:.3f}" {frame}/>'
+                f'<rect x="{x + 2}" y="{y + 2}" '
+                f'width="{SQUARE_SIDE - 4}" height="{SQUARE_SIDE - 4}" '
+                f'fill="{SQUARE_COLOR}" fill-opacity="{share:.3f}" {frame}/>'
             )
             # White text on dark squares.
-            ink = "#fff" if share > 0.5 else INK
+            text_color = "#fff" if share > 0.5 else TEXT_COLOR
             parts.append(
-                f'<text x="{x + SIDE / 2}" y="{y + SIDE / 2 + 5}" text-anchor="middle" '
-                f'fill="{ink}">{100 * share:.0f}</text>'
+                f'<text x="{x + SQUARE_SIDE / 2}" y="{y + SQUARE_SIDE / 2 + 5}" '
+                f'text-anchor="middle" '
+                f'fill="{text_color}">{100 * share:.0f}</text>'
             )
     return parts
 

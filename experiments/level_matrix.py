@@ -12,7 +12,7 @@ The states come from held-out episodes of the environment's expert, with a share
 accepts it. Complete episodes follow three kinds of rules: one fixed level, the required level of
 each state, and levels that the policy chooses ("free"). The engine ``hf`` samples
 tokens at temperature 1. The environment needs an expert, and observations that name their
-situation. ``env.history=window`` is required: a state is then measured without its history.
+situation. ``env.history=window`` is required, because states are measured without their history.
 """
 
 import argparse
@@ -77,17 +77,17 @@ class MatrixEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class DecisionState:
-    """Prompt of a state, its situation and required level, and the expert's decision about it."""
+    """Prompt of a state, its situation and required level, and the decision of the expert."""
 
     prompt: str
     situation: str
-    needed: int | None
+    required_level: int | None
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class SampledStep:
-    """A sampled turn: level (None if it cannot be parsed), action and tokens, forced ones too."""
+    """A sampled turn: level (None if it cannot be parsed), action, and all tokens."""
 
     level: int | None
     action: str
@@ -112,7 +112,7 @@ class StepSampler(Protocol):
     ) -> list[SampledStep]:
         """Sample a turn for each of ``prompts``, at the level in ``levels``.
 
-        At None the policy chooses the level.
+        If a level is None, the policy chooses it.
         """
         ...
 
@@ -120,28 +120,30 @@ class StepSampler(Protocol):
 class Policy:
     """The policy in ``directory``, sampled by the engine ``hf`` with the settings of ``cfg``."""
 
-    def __init__(self, cfg: PPOConfig, world: MatrixEnvironment, directory: str) -> None:
+    def __init__(self, cfg: PPOConfig, environment: MatrixEnvironment, directory: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         rollout = cfg.actor_rollout_ref.rollout
         self.engine = HFEngine(rollout, directory, seed=rollout.seed, num_threads=1)
-        self.package = world.package
+        self.package = environment.package
         self.bridge = ChatBridge(tokenizer)
         self.codec = LevelCodec(tokenizer)
         self.max_tokens = cfg.env.max_turn_tokens or cfg.data.max_response_length
-        system = world.package.prompts(world.settings).system(True)
+        system = environment.package.prompts(environment.settings).system(True)
         self.system_messages = [] if system is None else [{"role": "system", "content": system}]
         self.num_requests = 0
 
     def sample_steps(
         self, prompts: Sequence[str], levels: Sequence[int | None]
     ) -> list[SampledStep]:
-        """Sample a turn for each of ``prompts``. If a level is given, its tags begin the turn."""
-        forced = [[] if level is None else self.codec.prefix_ids[level] for level in levels]
-        for number, (prompt, prefix_ids_of_turn) in enumerate(zip(prompts, forced, strict=True)):
+        """Sample a turn for each of ``prompts``. A turn with a given level starts with its tags."""
+        forced_prefixes = [
+            [] if level is None else self.codec.prefix_ids[level] for level in levels
+        ]
+        for number, (prompt, prefix_ids) in enumerate(zip(prompts, forced_prefixes, strict=True)):
             request = SamplingRequest(
                 str(number),
-                [*self.encode_prompt(prompt), *prefix_ids_of_turn],
-                max_tokens=self.max_tokens - len(prefix_ids_of_turn),
+                [*self.encode_prompt(prompt), *prefix_ids],
+                max_tokens=self.max_tokens - len(prefix_ids),
                 stop=self.package.stop,
                 seed=derive_seed("level matrix", self.num_requests + number),
             )
@@ -151,28 +153,29 @@ class Policy:
         while self.engine.has_work():
             results |= {int(result.request_id): result for result in self.engine.step()}
         return [
-            self._read([*begun, *results[number].token_ids]) for number, begun in enumerate(forced)
+            self._parse_turn([*prefix_ids, *results[number].token_ids])
+            for number, prefix_ids in enumerate(forced_prefixes)
         ]
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Return the tokens of the conversation that asks for a turn after ``prompt``."""
-        return self.bridge.first_prompt(
+        return self.bridge.encode_first_prompt(
             [*self.system_messages, {"role": "user", "content": prompt}]
         )
 
-    def _read(self, ids: list[int]) -> SampledStep:
+    def _parse_turn(self, ids: list[int]) -> SampledStep:
         action, _ = self.package.project(self.bridge.decode(ids))
         return SampledStep(self.codec.parse_turn(ids).level, action, len(ids), tuple(ids))
 
 
 class StepwiseEpisode:
-    """An episode of ``task`` that takes one action at a time."""
+    """An episode of ``task`` that the caller continues by one action at a time."""
 
-    def __init__(self, world: MatrixEnvironment, task: Task, seed: int) -> None:
-        self.world = world
-        self.env = world.package.make(world.settings)
-        self.prompts = world.package.prompts(world.settings)
-        self.memory = WindowMemory(world.history_length)
+    def __init__(self, environment: MatrixEnvironment, task: Task, seed: int) -> None:
+        self.environment = environment
+        self.env = environment.package.make(environment.settings)
+        self.prompts = environment.package.prompts(environment.settings)
+        self.memory = WindowMemory(environment.history_length)
         self.first_observation: Observation = self.env.reset(task, seed)
         self.current_observation = self.first_observation
         self.steps = self.tokens = 0
@@ -186,18 +189,18 @@ class StepwiseEpisode:
         )
 
     def step(self, action: str) -> None:
-        """Execute ``action``. After ``max_steps`` turns the episode ends in any case."""
+        """Execute ``action``. The episode ends after at most ``max_steps`` turns."""
         self.memory.add(self.current_observation.text, action)
         self.current_observation, _, done, info = self.env.step(action)
         self.steps += 1
         self.is_success = bool(info["won"])
-        self.done = done or self.steps == self.world.max_steps
+        self.done = done or self.steps == self.environment.max_steps
         if self.done:
             self.env.close()
 
 
 def collect_expert_states(
-    world: MatrixEnvironment, tasks: Sequence[Task], noise: float
+    environment: MatrixEnvironment, tasks: Sequence[Task], noise: float
 ) -> list[DecisionState]:
     """Return the states of one expert episode per task.
 
@@ -206,21 +209,26 @@ def collect_expert_states(
     states = []
     for number, task in enumerate(tasks):
         seed = derive_seed("level matrix walk", number)
-        episode = StepwiseEpisode(world, task, seed & 0x7FFFFFFF)
-        first = episode.first_observation
-        # The first expert acts with noise. The second gets the same observations and decides
-        # without noise: its decision is the right action.
-        begin = EpisodeStart(world.settings, task, first, random.Random(seed), Noise(noise))
-        noisy_expert = world.expert.start(begin)
-        exact_expert = world.expert.start(
-            EpisodeStart(world.settings, task, first, random.Random(seed))
+        episode = StepwiseEpisode(environment, task, seed & 0x7FFFFFFF)
+        first_observation = episode.first_observation
+        # The noisy expert selects the actions that are executed. The exact expert gets the same
+        # observations, and its decisions define the right actions.
+        noisy_start = EpisodeStart(
+            environment.settings, task, first_observation, random.Random(seed), Noise(noise)
+        )
+        noisy_expert = environment.expert.start(noisy_start)
+        exact_expert = environment.expert.start(
+            EpisodeStart(environment.settings, task, first_observation, random.Random(seed))
         )
         while not episode.done:
-            right = exact_expert.act()
+            right_decision = exact_expert.act()
             observation = episode.current_observation
             states.append(
                 DecisionState(
-                    episode.current_prompt, observation.situation, observation.needed_level, right
+                    episode.current_prompt,
+                    observation.situation,
+                    observation.needed_level,
+                    right_decision,
                 )
             )
             action = noisy_expert.act().action
@@ -232,30 +240,35 @@ def collect_expert_states(
 
 
 def run_episodes(
-    world: MatrixEnvironment, policy: StepSampler, tasks: Sequence[Task], level_rule: int | str
+    environment: MatrixEnvironment,
+    policy: StepSampler,
+    tasks: Sequence[Task],
+    level_rule: int | str,
 ) -> list[EpisodeOutcome]:
     """Run one complete episode of ``policy`` per task.
 
-    ``how`` is a fixed level, or a rule: ``FREE`` (the policy chooses) or ``NEEDED`` (the required
-    level). Up to ``AT_A_TIME`` episodes run in parallel.
+    ``level_rule`` is a fixed level, ``FREE`` (the policy chooses) or ``NEEDED`` (the required level
+    of each state). Up to ``PARALLEL_EPISODES`` episodes run in parallel.
     """
     outcomes = []
     for start in range(0, len(tasks), PARALLEL_EPISODES):
         episodes = [
-            StepwiseEpisode(world, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF)
+            StepwiseEpisode(
+                environment, task, derive_seed("level matrix", start, number) & 0x7FFFFFFF
+            )
             for number, task in enumerate(tasks[start : start + PARALLEL_EPISODES])
         ]
         while active_episodes := [episode for episode in episodes if not episode.done]:
             levels = [
-                level_of(level_rule, episode.current_observation.needed_level)
+                get_forced_level(level_rule, episode.current_observation.needed_level)
                 for episode in active_episodes
             ]
-            answers = policy.sample_steps(
+            sampled_turns = policy.sample_steps(
                 [episode.current_prompt for episode in active_episodes], levels
             )
-            for episode, answer in zip(active_episodes, answers, strict=True):
-                episode.tokens += answer.tokens
-                episode.step(answer.action)
+            for episode, sampled_turn in zip(active_episodes, sampled_turns, strict=True):
+                episode.tokens += sampled_turn.tokens
+                episode.step(sampled_turn.action)
         outcomes += [
             EpisodeOutcome(episode.is_success, episode.steps, episode.tokens)
             for episode in episodes
@@ -263,28 +276,28 @@ def run_episodes(
     return outcomes
 
 
-def level_of(level_rule: int | str, needed: int | None) -> int | None:
-    """Return the level to force under the rule ``how``, or None if the policy chooses."""
+def get_forced_level(level_rule: int | str, required_level: int | None) -> int | None:
+    """Return the level to force under ``level_rule``, or None if the policy chooses."""
     if isinstance(level_rule, int):
         return level_rule
-    return needed if level_rule == NEEDED else None
+    return required_level if level_rule == NEEDED else None
 
 
 def measure_levels(
-    world: MatrixEnvironment,
+    environment: MatrixEnvironment,
     policy: StepSampler,
     tasks: Sequence[Task],
     noise: float,
     episodes: int | None = None,
 ) -> dict:
-    """Return all results as a JSON-serializable dict: accuracies, and results of episodes.
+    """Measure accuracies and complete episodes. Return all results as a JSON-serializable dict.
 
-    Complete episodes are run for the first ``episodes`` of ``tasks`` (None: for all).
+    Complete episodes are run for the first ``episodes`` of ``tasks``, or for all if it is None.
     """
-    states = collect_expert_states(world, tasks, noise)
+    states = collect_expert_states(environment, tasks, noise)
     lines, tokens = measure_accuracies(states, policy)
-    has_required_levels = all(state.needed is not None for state in states)
-    ways = [*LEVELS, *([NEEDED] if has_required_levels else []), FREE]
+    has_required_levels = all(state.required_level is not None for state in states)
+    level_rules = [*LEVELS, *([NEEDED] if has_required_levels else []), FREE]
     episode_tasks = tasks[:episodes]
     return {
         "tasks": len(tasks),
@@ -295,7 +308,10 @@ def measure_levels(
         "level_information": compute_mutual_information([line["chosen"] for line in lines]),
         "whole_episodes": len(episode_tasks),
         "episodes": {
-            str(how): _mean_outcome(run_episodes(world, policy, episode_tasks, how)) for how in ways
+            str(level_rule): _average_outcomes(
+                run_episodes(environment, policy, episode_tasks, level_rule)
+            )
+            for level_rule in level_rules
         },
     }
 
@@ -308,31 +324,36 @@ def measure_accuracies(
     The situations are ordered by their required level.
     """
     prompts = [state.prompt for state in states]
-    answers = {level: policy.sample_steps(prompts, [level] * len(prompts)) for level in LEVELS}
-    free = policy.sample_steps(prompts, [None] * len(prompts))
-    needs = {state.situation: state.needed for state in states}
-    lines = []
-    for situation in sorted(needs, key=lambda name: (needs[name] or 0, name)):
+    turns_by_level = {
+        level: policy.sample_steps(prompts, [level] * len(prompts)) for level in LEVELS
+    }
+    free_turns = policy.sample_steps(prompts, [None] * len(prompts))
+    required_levels = {state.situation: state.required_level for state in states}
+    situation_rows = []
+    for situation in sorted(required_levels, key=lambda name: (required_levels[name] or 0, name)):
         state_indices = [
             number for number, state in enumerate(states) if state.situation == situation
         ]
-        lines.append(
+        situation_rows.append(
             {
                 "situation": situation,
-                "needed": needs[situation],
+                "needed": required_levels[situation],
                 "states": len(state_indices),
                 "accuracy": [
-                    _share_right(states, answers[level], state_indices) for level in LEVELS
+                    _compute_right_share(states, turns_by_level[level], state_indices)
+                    for level in LEVELS
                 ],
-                "free": _share_right(states, free, state_indices),
-                "chosen": [sum(free[n].level == level for n in state_indices) for level in LEVELS],
+                "free": _compute_right_share(states, free_turns, state_indices),
+                "chosen": [
+                    sum(free_turns[n].level == level for n in state_indices) for level in LEVELS
+                ],
             }
         )
-    tokens = [_mean([answer.tokens for answer in answers[level]]) for level in LEVELS]
-    return lines, tokens
+    tokens = [_mean([answer.tokens for answer in turns_by_level[level]]) for level in LEVELS]
+    return situation_rows, tokens
 
 
-def _share_right(
+def _compute_right_share(
     states: list[DecisionState], answers: list[SampledStep], state_indices: list[int]
 ) -> float:
     return _mean(
@@ -340,7 +361,7 @@ def _share_right(
     )
 
 
-def _mean_outcome(outcomes: list[EpisodeOutcome]) -> dict[str, float]:
+def _average_outcomes(outcomes: list[EpisodeOutcome]) -> dict[str, float]:
     return {
         "success": _mean([episode.is_success for episode in outcomes]),
         "steps": _mean([episode.steps for episode in outcomes]),
@@ -352,10 +373,10 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def half_width(share: float, count: int) -> float:
+def compute_half_width(share: float, count: int) -> float:
     """Return half the width of the 95% interval of a share of ``count`` independent draws.
 
-    Normal approximation: a share of 0.5 of 100 draws gives 1.96 * 0.05 = 0.098.
+    It uses the normal approximation. A share of 0.5 of 100 draws gives 1.96 * 0.05 = 0.098.
     """
     return 1.96 * (share * (1 - share) / count) ** 0.5
 
@@ -366,18 +387,23 @@ def print_measurement(measurement: dict) -> None:
     print(f"share of right actions by level in {states} states, +- half the 95% interval")
     for line in measurement["situations"]:
         shares = [*line["accuracy"], line["free"]]
-        cells = [f"{share:4.2f}+-{half_width(share, line['states']):4.2f}" for share in shares]
-        needed = line["needed"] or "-"
-        print(f"  {line['situation']:10} needs {needed} {line['states']:5}  {'  '.join(cells)}")
+        cells = [
+            f"{share:4.2f}+-{compute_half_width(share, line['states']):4.2f}" for share in shares
+        ]
+        required_level = line["needed"] or "-"
+        print(
+            f"  {line['situation']:10} needs {required_level} {line['states']:5}  "
+            f"{'  '.join(cells)}"
+        )
     information = measurement["level_information"]
     print(f"free choice: {information:.3f} nats mutual information with situation")
     print(
         "tokens per turn: " + " ".join(f"{count:.1f}" for count in measurement["tokens_by_level"])
     )
-    for how, episode_means in measurement["episodes"].items():
-        width = half_width(episode_means["success"], measurement["whole_episodes"])
+    for level_rule, episode_means in measurement["episodes"].items():
+        width = compute_half_width(episode_means["success"], measurement["whole_episodes"])
         print(
-            f"episodes, {how:6}: success {episode_means['success']:.3f}+-{width:.3f}, "
+            f"episodes, {level_rule:6}: success {episode_means['success']:.3f}+-{width:.3f}, "
             f"{episode_means['steps']:.1f} steps, {episode_means['tokens']:.0f} tokens"
         )
 
@@ -402,10 +428,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{args.policy}: it contains no config.json; allowed: the directory of a policy"
         )
     cfg = load_config(args.config_name, args.overrides)
-    world = MatrixEnvironment.from_config(cfg)
-    tasks = world.package.tasks(world.settings, "val")[: args.tasks]
+    environment = MatrixEnvironment.from_config(cfg)
+    tasks = environment.package.tasks(environment.settings, "val")[: args.tasks]
     measurement = measure_levels(
-        world, Policy(cfg, world, args.policy), tasks, args.noise, args.episodes
+        environment, Policy(cfg, environment, args.policy), tasks, args.noise, args.episodes
     )
     print_measurement(measurement)
     if args.out is not None:

@@ -15,8 +15,8 @@ A plan is a YAML file::
       grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0, 1, 2]}
 
 The result of a run is ``<plan>/<arm>_s<seed>.json``, next to the plan. Runs with a result are
-skipped, so an interrupted sweep continues. A result of other overrides is refused. ``--commit``
-commits every result as soon as it is written.
+skipped, so an interrupted sweep continues. If a stored result was made with other overrides, the
+sweep is refused. ``--commit`` commits every result as soon as it is written.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.compare_runs import IN_TRAINING, Points, draw_success_curves
+from experiments.compare_runs import TRAINING_SUCCESS, Points, draw_success_curves
 from experiments.sweep_report import format_sweep_report
 from verl.config.settings import PositiveInt, Section
 from verl.config.settings.reading import read_section_or_raise
@@ -51,9 +51,10 @@ from verl.utils.commands import (
 )
 from verl.utils.files import atomic_write, write_page
 
-# Metrics in a result: complete curves of CURVES, first and last values of names with ENDS.
-CURVES = (IN_TRAINING, "rollout/tokens_per_episode", "rlvcr/level_information")
-ENDS = "val/"
+# A result has all values of the metrics CURVE_METRICS. Of the metrics whose name starts with
+# END_METRIC_PREFIX it has the first and the last value.
+CURVE_METRICS = (TRAINING_SUCCESS, "rollout/tokens_per_episode", "rlvcr/level_information")
+END_METRIC_PREFIX = "val/"
 
 
 class Arm(Section):
@@ -122,23 +123,28 @@ class Run:
 def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     """Read the plan in ``path`` and list its runs.
 
-    The runs are ordered by seed, then by arm. So an interrupted sweep has equal seeds of all arms.
-    Raises ``ConfigError`` that names every wrong key.
+    The runs are ordered by seed, then by arm, so that an interrupted sweep has the same seeds of
+    all arms. Raises ``ConfigError`` that names every wrong key.
     """
     values = read_yaml_mapping(path)
-    written = values.pop("arms", None)
-    if not isinstance(written, Mapping) or not written:
+    arm_sections = values.pop("arms", None)
+    if not isinstance(arm_sections, Mapping) or not arm_sections:
         example = "{grpo: {words: [algorithm.adv_estimator=grpo], seeds: [0]}}"
-        raise UsageError(f"{path}: arms={written!r}; allowed: arms by name; fix: arms: {example}")
-    arms = {str(name): read_arm(str(name), arm) for name, arm in written.items()}
+        raise UsageError(
+            f"{path}: arms={arm_sections!r}; allowed: arms by name; fix: arms: {example}"
+        )
+    arms = {str(name): read_arm(str(name), arm) for name, arm in arm_sections.items()}
     plan = read_section_or_raise(SweepPlan, values)
     runs = [
         Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
         for name, arm in arms.items()
         for seed in arm.seeds
     ]
-    first = {name: {seed: n for n, seed in enumerate(arm.seeds)} for name, arm in arms.items()}
-    return plan, sorted(runs, key=lambda run: first[run.arm][run.seed])
+    seed_positions = {
+        name: {seed: position for position, seed in enumerate(arm.seeds)}
+        for name, arm in arms.items()
+    }
+    return plan, sorted(runs, key=lambda run: seed_positions[run.arm][run.seed])
 
 
 def read_arm(name: str, values: Any) -> Arm:
@@ -187,15 +193,15 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def result_of(run: Run, seconds: float) -> dict[str, Any]:
+def build_result(run: Run, seconds: float) -> dict[str, Any]:
     """Return the result of a finished run as a dict that is small enough to commit."""
     run_data = load_run(run.run_directory)
     facts = run_data.facts
     metrics: dict[str, Any] = {
-        name: _round_values(run_data.metric_points(name)[1]) for name in CURVES
+        name: _round_values(run_data.metric_points(name)[1]) for name in CURVE_METRICS
     }
     for name in run_data.metric_names:
-        if name.startswith(ENDS):
+        if name.startswith(END_METRIC_PREFIX):
             values = run_data.metric_points(name)[1]
             # A run that validates only at its end has one value.
             metrics[name] = _round_values(values if len(values) < 2 else [values[0], values[-1]])
@@ -224,7 +230,7 @@ class RunFailed(RuntimeError):
 def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) -> None:
     """Run ``command`` until it ends, pinned to ``threads`` separate cores.
 
-    Pinning keeps parallel runs from slowing each other down. Output goes to the file ``log``.
+    Without pinning, parallel runs would slow each other down. Output goes to the file ``log``.
     Raises ``RunFailed``, which names ``log``, for a nonzero exit status.
     """
     with log.open("w") as file:
@@ -246,7 +252,7 @@ def train_run(run: Run, core: int) -> dict[str, Any]:
     run.run_directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     run_on_core(run.build_command(), run.run_directory / "console.log", core, run.threads)
-    return result_of(run, time.monotonic() - began)
+    return build_result(run, time.monotonic() - began)
 
 
 def train_and_store(run: Run, core: int, commit: bool) -> str:
@@ -266,14 +272,14 @@ def _select_cores(first: int, count: int) -> set[int]:
     return {available[(first * count + n) % len(available)] for n in range(count)}
 
 
-# Two runs may end at the same time. git allows one process at a time to change the index.
-_GIT = threading.Lock()
+# Two runs may end at the same time, but only one git process at a time can change the index.
+_GIT_LOCK = threading.Lock()
 
 
 def _commit_result(run: Run) -> None:
     path = str(run.result_path.relative_to(ROOT))
     message = f"Result: {run.plan.stem} {run.name}"
-    with _GIT:
+    with _GIT_LOCK:
         for command in (["git", "add", path], ["git", "commit", "-q", "-m", message, "--", path]):
             subprocess.run(command, cwd=ROOT, check=True)
 
@@ -281,31 +287,33 @@ def _commit_result(run: Run) -> None:
 def run_in_parallel(
     runs: Sequence[Run], workers: int, process_run: Callable[[Run, int], str]
 ) -> Iterator[tuple[bool, str]]:
-    """Call ``do(run, core)`` for each run in ``workers`` threads, each with its core number.
+    """Call ``process_run(run, core)`` for each run, in ``workers`` threads.
 
-    Yield success and a one-line summary of each run as soon as it ends.
+    Each thread has its own core number.
+
+    As soon as a run ends, yield True for success, and a one-line summary.
     """
-    waiting: Queue[Run] = Queue()
+    remaining_runs: Queue[Run] = Queue()
     for run in runs:
-        waiting.put(run)
-    done: Queue[tuple[bool, str]] = Queue()
+        remaining_runs.put(run)
+    finished_runs: Queue[tuple[bool, str]] = Queue()
 
-    def run_waiting(core: int) -> None:
+    def run_remaining(core: int) -> None:
         while True:
             try:
-                run = waiting.get_nowait()
+                run = remaining_runs.get_nowait()
             except Empty:
                 return
             # A failed run must not end the sweep.
             try:
-                done.put((True, f"{run.name}: {process_run(run, core)}"))
+                finished_runs.put((True, f"{run.name}: {process_run(run, core)}"))
             except Exception as error:
-                done.put((False, f"{run.name}: {type(error).__name__}: {error}"))
+                finished_runs.put((False, f"{run.name}: {type(error).__name__}: {error}"))
 
     for core in range(workers):
-        threading.Thread(target=run_waiting, args=(core,), daemon=True).start()
+        threading.Thread(target=run_remaining, args=(core,), daemon=True).start()
     for _ in runs:
-        yield done.get()
+        yield finished_runs.get()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -356,19 +364,19 @@ def _group_training_curves(results: Sequence[Mapping[str, Any]]) -> dict[str, li
     """Return the curves (steps, success rates in training) by arm, one for each seed."""
     arms: dict[str, list[Points]] = {}
     for result in results:
-        values = result["metrics"][IN_TRAINING]
+        values = result["metrics"][TRAINING_SUCCESS]
         arms.setdefault(result["arm"], []).append((list(range(1, len(values) + 1)), values))
     return arms
 
 
 def print_results(outcomes: Iterable[tuple[bool, str]]) -> int:
     """Print a line for every run as it ends. Return the exit status: 1 if a run failed."""
-    failed = 0
-    for succeeded, line in outcomes:
-        failed += not succeeded
+    num_failed = 0
+    for is_success, line in outcomes:
+        num_failed += not is_success
         sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
         sys.stdout.flush()
-    return 1 if failed else 0
+    return 1 if num_failed else 0
 
 
 def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) -> Sequence[str]:
@@ -383,13 +391,13 @@ def require_known_arms(arms: Sequence[str], runs: Sequence[Run], option: str) ->
 
 
 def _select_runs(runs: Sequence[Run], arms: Sequence[str], seeds: int | None) -> list[Run]:
-    kept: dict[str, int] = {}
-    chosen = []
+    counts_by_arm: dict[str, int] = {}
+    selected_runs = []
     for run in runs:
-        number = kept[run.arm] = kept.get(run.arm, 0) + 1
+        number = counts_by_arm[run.arm] = counts_by_arm.get(run.arm, 0) + 1
         if (not arms or run.arm in arms) and (seeds is None or number <= seeds):
-            chosen.append(run)
-    return chosen
+            selected_runs.append(run)
+    return selected_runs
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@
 ``level_matrix.py`` measures the last checkpoint of each run in the episodes of ``--config-name``.
 Its output is kept as ``<plan>/levels/<run>.json``. A run with this file is not measured again.
 
-A run without checkpoints is first trained again. If its success rate then differs from that of its
-stored result, nothing is written. This can happen on another CPU model.
+A run without checkpoints is first trained again. If its success rate differs from its stored
+result, which can happen on another CPU model, the run is not measured.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from verl.utils.commands import parse_positive_int, run_reporting_mistakes
 from verl.utils.files import atomic_write
 
 SUCCESS = "val/success_rate"
-DECIDING = "grpo,priced,success,permuted"
+DEFAULT_ARMS = "grpo,priced,success,permuted"
 
 
-def levels_path(run: Run) -> Path:
+def get_levels_path(run: Run) -> Path:
     """Return the path of the level measurement of ``run``."""
     return run.result_path.parent / "levels" / run.result_path.name
 
@@ -61,12 +61,12 @@ def measure_run(run: Run, core: int, config: str) -> str:
         str(measured_file),
     ]
     sweep.run_on_core([sys.executable, *matrix], log, core)
-    kept = levels_path(run)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(kept) as file:
+    stored_file = get_levels_path(run)
+    stored_file.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(stored_file) as file:
         file.write(measured_file.read_text())
-    nats = json.loads(measured_file.read_text())["level_information"]
-    return f"mutual information of level and situation: {nats:.2f} nats"
+    level_information = json.loads(measured_file.read_text())["level_information"]
+    return f"mutual information of level and situation: {level_information:.2f} nats"
 
 
 def _train_again(run: Run, core: int) -> None:
@@ -100,9 +100,12 @@ def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _format_accuracies(situations: Sequence[Mapping[str, Any]], needed: int) -> str:
-    """Return the mean accuracy at each level, in percent, of situations that require ``needed``."""
-    rows = [line["accuracy"] for line in situations if line["needed"] == needed]
+def _format_accuracies(situations: Sequence[Mapping[str, Any]], required_level: int) -> str:
+    """Return the mean accuracy at each level, in percent.
+
+    The mean is over the situations with the required level ``required_level``.
+    """
+    rows = [line["accuracy"] for line in situations if line["needed"] == required_level]
     return " ".join(f"{100 * statistics.fmean(column):.0f}" for column in zip(*rows, strict=True))
 
 
@@ -112,7 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("plan", type=Path, help="YAML file of a plan whose runs are finished")
-    parser.add_argument("--arms", default=DECIDING, help=f"separated by commas; default {DECIDING}")
+    parser.add_argument(
+        "--arms", default=DEFAULT_ARMS, help=f"separated by commas; default {DEFAULT_ARMS}"
+    )
     parser.add_argument("--seed", type=int, default=7, help="seed of these runs; default 7")
     parser.add_argument("--config-name", default="relay", help="config of the episodes")
     parser.add_argument(
@@ -135,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{path.stem}: there is no result of {', '.join(unfinished)}; fix: run "
             "experiments/sweep.py first"
         )
-    missing = [run for run in chosen if not levels_path(run).exists()]
+    missing = [run for run in chosen if not get_levels_path(run).exists()]
     sys.stdout.write(f"{path.stem}: {len(missing)} of {len(chosen)} runs to measure\n")
     return sweep.print_results(
         sweep.run_in_parallel(missing, args.workers, partial(measure_run, config=args.config_name))

@@ -7,12 +7,12 @@ from typing import Any
 from verl.utils.statistics import bootstrap_interval
 
 Result = Mapping[str, Any]
-AREA = "success in training, mean"
-TOKENS = "tokens per step"
-# Title of a table column, metric, decimal places. Without the metric the cell is empty.
+MEAN_TRAINING_SUCCESS = "success in training, mean"
+TOKENS_PER_TURN = "tokens per step"
+# (title of a table column, metric, decimal places); a run without the metric has an empty cell
 COLUMNS = (
     ("success", "val/success_rate", 3),
-    ("tokens/step", TOKENS, 2),
+    ("tokens/step", TOKENS_PER_TURN, 2),
     ("level information", "val/level_information", 2),
 )
 
@@ -30,17 +30,18 @@ def format_sweep_report(results: Sequence[Result], baseline: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def value_of(result: Result, name: str) -> float | None:
+def get_value(result: Result, name: str) -> float | None:
     """Return one number of a run: the last value of the metric ``name``, or a derived value.
 
-    ``AREA`` is the mean of the success rate over all training steps. ``TOKENS`` is the last number
-    of sampled tokens per turn. It is per turn because an episode that fails early has few tokens.
+    There are two derived values. ``MEAN_TRAINING_SUCCESS`` is the mean of the success rate over all
+    training steps. ``TOKENS_PER_TURN`` is the number of sampled tokens per turn in the last
+    validation. Tokens per episode would be misleading, because an early failure saves tokens.
     """
     metrics = result["metrics"]
-    if name == AREA:
+    if name == MEAN_TRAINING_SUCCESS:
         curve = metrics.get("episode/success_rate")
         return statistics.fmean(curve) if curve else None
-    if name == TOKENS:
+    if name == TOKENS_PER_TURN:
         return metrics["val/tokens_per_episode"][-1] / metrics["val/episode_length"][-1]
     values = metrics.get(name)
     return values[-1] if values else None
@@ -48,13 +49,16 @@ def value_of(result: Result, name: str) -> float | None:
 
 def _format_arm_means(arms: Mapping[str, Mapping[int, Result]]) -> list[str]:
     heads = [name for name, _, _ in COLUMNS]
-    lines = [f"| arm | seeds | before | {' | '.join(heads)} | {AREA} |"]
+    lines = [f"| arm | seeds | before | {' | '.join(heads)} | {MEAN_TRAINING_SUCCESS} |"]
     lines.append("|---" * (len(heads) + 4) + "|")
     for arm, by_seed in arms.items():
-        every = list(by_seed.values())
-        cells = [arm, str(len(every)), _format_initial_success(every)]
-        cells += [_format_mean_and_std(every, metric, digits) for _, metric, digits in COLUMNS]
-        lines.append(f"| {' | '.join([*cells, _format_mean_and_std(every, AREA, 3)])} |")
+        arm_results = list(by_seed.values())
+        cells = [arm, str(len(arm_results)), _format_initial_success(arm_results)]
+        cells += [
+            _format_mean_and_std(arm_results, metric, digits) for _, metric, digits in COLUMNS
+        ]
+        cells.append(_format_mean_and_std(arm_results, MEAN_TRAINING_SUCCESS, 3))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -67,7 +71,7 @@ def _format_initial_success(results: Sequence[Result]) -> str:
 
 def _format_mean_and_std(results: Sequence[Result], metric: str, digits: int) -> str:
     """Return mean and standard deviation over seeds as text: "0.612 ± 0.034"."""
-    seed_values = [value for result in results if (value := value_of(result, metric)) is not None]
+    seed_values = [value for result in results if (value := get_value(result, metric)) is not None]
     if not seed_values:
         return ""
     mean = f"{statistics.fmean(seed_values):.{digits}f}"
@@ -91,26 +95,39 @@ def _format_differences(arms: Mapping[str, Mapping[int, Result]], baseline: str)
         cells = [arm, str(len(shared))]
         for _, metric, digits in COLUMNS:
             cells.append(
-                _format_interval(_paired_differences(pairs, metric, relative=False), digits)
+                _format_interval(
+                    _compute_paired_differences(pairs, metric, is_relative=False), digits
+                )
             )
-        cells.append(_format_interval(_paired_differences(pairs, TOKENS, relative=True), 1))
+        cells.append(
+            _format_interval(
+                _compute_paired_differences(pairs, TOKENS_PER_TURN, is_relative=True), 1
+            )
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _paired_differences(
-    pairs: Sequence[tuple[Result, Result]], metric: str, relative: bool
+def _compute_paired_differences(
+    pairs: Sequence[tuple[Result, Result]], metric: str, is_relative: bool
 ) -> list[float]:
     """Return the metric of the first run minus that of the second, for each pair.
 
-    With ``relative`` the differences are in percent of the second.
+    With ``is_relative`` the differences are in percent of the metric of the second run.
     """
     differences = []
-    for arm_result, base_result in pairs:
-        arm_value, base = value_of(arm_result, metric), value_of(base_result, metric)
-        if arm_value is None or base is None:
+    for arm_result, baseline_result in pairs:
+        arm_value, baseline_value = (
+            get_value(arm_result, metric),
+            get_value(baseline_result, metric),
+        )
+        if arm_value is None or baseline_value is None:
             continue
-        differences.append(100 * (arm_value - base) / base if relative else arm_value - base)
+        differences.append(
+            100 * (arm_value - baseline_value) / baseline_value
+            if is_relative
+            else arm_value - baseline_value
+        )
     return differences
 
 

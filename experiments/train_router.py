@@ -1,16 +1,16 @@
-"""Train the choice of the thinking level by supervision, the simplest rival of credit for levels.
+"""Train the choice of the thinking level by supervision, as a baseline for credit for levels.
 
     python experiments/train_router.py experiments/policies/relay --out data/models/router
 
 1. States are drawn from the expert's episodes of training tasks.
-2. In every state every level is forced ``--samples`` times. The label of the state is the cheapest
-   level that gave a right action in all of them; states without such a level have no label.
-3. The policy is trained on a right turn at that level in each labelled state. Training on the digit
-   alone makes it forget its thoughts and actions.
+2. In every state every level is forced ``--samples`` times. The label of the state is the lowest
+   level at which all sampled actions are right. States without such a level have no label.
+3. For each labelled state the policy is trained on a sampled turn with a right action at the level
+   of the label. Training on the digit alone would make it forget its thoughts and actions.
 4. Held-out episodes are run with the levels that the trained policy chooses.
 
 The cost is printed: sampled tokens and seconds of all steps. The environment needs an expert, and
-``env.history=window``, as in ``level_matrix.py``, whose parts are used.
+``env.history=window``, as ``level_matrix.py`` does.
 """
 
 import argparse
@@ -42,49 +42,53 @@ from verl.utils.commands import UsageError, parse_positive_int, run_reporting_mi
 from verl.utils.files import atomic_write
 
 LEARNING_RATE = 3e-4
-BATCH_STATES = 64
+BATCH_SIZE = 64
 
 
 def find_right_turns(
     states: Sequence[DecisionState], policy: StepSampler, samples: int
 ) -> tuple[list[SampledStep | None], int]:
-    """Return a right turn at the cheapest sufficient level of each state, and the sampled tokens.
+    """Return a turn with a right action for each state, and the number of sampled tokens.
 
-    A level suffices if all ``samples`` forced turns have a right action. None: no level suffices.
+    The turn is at the lowest level that suffices: all ``samples`` turns with this forced level have
+    a right action. It is None if no level suffices.
     """
     prompts = [state.prompt for state in states]
     right_turns: list[SampledStep | None] = [None] * len(states)
     tokens = 0
-    # From the cheapest level on: a state that has its label needs no deeper thought.
+    # Start with the lowest level. States that have a turn are not sampled at higher levels.
     for level in LEVELS:
         candidates = [number for number, turn in enumerate(right_turns) if turn is None]
-        right: dict[int, SampledStep] = {}
+        right_by_state: dict[int, SampledStep] = {}
         for _ in range(samples):
             turns = policy.sample_steps([prompts[n] for n in candidates], [level] * len(candidates))
             tokens += sum(turn.tokens for turn in turns)
-            right = {
+            right_by_state = {
                 number: turn
                 for number, turn in zip(candidates, turns, strict=True)
                 if states[number].decision.is_right(turn.action)
             }
-            candidates = list(right)
+            candidates = list(right_by_state)
         for number in candidates:
-            right_turns[number] = right[number]
+            right_turns[number] = right_by_state[number]
     return right_turns, tokens
 
 
 def train_on_turns(
     directory: str, rows: Sequence[tuple[list[int], Sequence[int]]], epochs: int, seed: int
 ) -> PreTrainedModel:
-    """Train the model in ``directory`` on the second part (turn) of each row after its prompt."""
+    """Train the model in ``directory`` on rows (prompt tokens, turn tokens).
+
+    The loss includes the turn tokens only. Return the trained model.
+    """
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
-    num_batches = -(-len(rows) // BATCH_STATES)
+    num_batches = -(-len(rows) // BATCH_SIZE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * num_batches)
     for epoch in range(epochs):
         losses = []
-        for chosen in torch.randperm(len(rows)).split(BATCH_STATES):
+        for chosen in torch.randperm(len(rows)).split(BATCH_SIZE):
             batch = [rows[n] for n in chosen.tolist()]
             ids = pad_sequence([torch.tensor([*prompt, *turn]) for prompt, turn in batch], True)
             labels = pad_sequence(
@@ -121,23 +125,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out.exists():
         raise UsageError(f"--out={args.out}: it exists; allowed: a new directory; fix: remove it")
     cfg = load_config(args.config_name, args.overrides)
-    world = MatrixEnvironment.from_config(cfg)
+    environment = MatrixEnvironment.from_config(cfg)
     began = time.monotonic()
     first_task = (args.seed - 1) * args.tasks
-    tasks = world.package.tasks(world.settings, "train")[first_task : first_task + args.tasks]
-    policy = Policy(cfg, world, args.policy)
-    states = collect_expert_states(world, tasks, noise=0.0)
+    tasks = environment.package.tasks(environment.settings, "train")[
+        first_task : first_task + args.tasks
+    ]
+    policy = Policy(cfg, environment, args.policy)
+    states = collect_expert_states(environment, tasks, noise=0.0)
     right_turns, tokens = find_right_turns(states, policy, args.samples)
-    labelled = [(s, turn) for s, turn in zip(states, right_turns, strict=True) if turn is not None]
-    counts = [sum(turn.level == level for _, turn in labelled) for level in LEVELS]
+    labelled_states = [
+        (s, turn) for s, turn in zip(states, right_turns, strict=True) if turn is not None
+    ]
+    counts = [sum(turn.level == level for _, turn in labelled_states) for level in LEVELS]
     print(f"{len(states)} states, labels of levels 1 to 4: {counts}, {tokens:,} sampled tokens")
-    rows = [(policy.encode_prompt(state.prompt), turn.token_ids) for state, turn in labelled]
+    rows = [(policy.encode_prompt(state.prompt), turn.token_ids) for state, turn in labelled_states]
     model = train_on_turns(args.policy, rows, args.epochs, args.seed)
     model.save_pretrained(args.out)
     AutoTokenizer.from_pretrained(args.policy).save_pretrained(args.out)
     seconds = time.monotonic() - began
-    val_tasks = world.package.tasks(world.settings, "val")[: args.val_tasks]
-    outcomes = run_episodes(world, Policy(cfg, world, str(args.out)), val_tasks, FREE)
+    val_tasks = environment.package.tasks(environment.settings, "val")[: args.val_tasks]
+    outcomes = run_episodes(environment, Policy(cfg, environment, str(args.out)), val_tasks, FREE)
     result = {
         "seed": args.seed,
         "states": len(states),

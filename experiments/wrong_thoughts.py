@@ -1,14 +1,16 @@
 """Count wrong thoughts of a run on relay, and average the credit that they get.
 
-A score based on the policy's own probabilities could reward wrong thoughts. This table shows it.
+A score that is computed from the policy's own probabilities could reward wrong thoughts. The table
+shows how much credit they get.
 
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1-3
     python experiments/wrong_thoughts.py runs/relay/trap --steps 1,5,10,100
 
 The table has a line per level, right or wrong thought, and right or wrong action. A thought is
-right if every hop follows the arrows from the current place. The columns are the share of the
-level's turns, the mean ``think_advantage`` (in standard deviations), and the mean entropy of the
-action's tokens (nats). The last two are empty without data. Turns without a level are not counted.
+right if each of its steps follows the arrows from the current place. The columns are the share of
+the level's turns, the mean ``think_advantage`` (in standard deviations), and the mean entropy of
+the action's tokens (nats). The last two columns are empty if the run did not score the thoughts.
+Turns without a level are not counted.
 """
 
 import argparse
@@ -27,7 +29,7 @@ from agent_system.environments.env_package.relay.doors import parse_door
 from verl.utils import jsonl
 from verl.utils.commands import run_reporting_mistakes
 
-HOP = re.compile(r"\d+=(\w)")
+HOP_PATTERN = re.compile(r"\d+=(\w)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,8 +37,8 @@ class StepKind:
     """Key of a table line: level, and whether the thought and the action are right."""
 
     level: int
-    thought_right: bool
-    action_right: bool
+    is_thought_right: bool
+    is_action_right: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ class ClassifiedStep:
 
 
 def classify_step(step: dict[str, Any]) -> ClassifiedStep:
-    """Compare thought and action of a stored turn with those that its observation makes right."""
+    """Compare thought and action of a stored turn with the right ones for its observation."""
     state = parse_door(step["observation"])
-    hops = HOP.findall(step["response"].partition("</think>")[0])
-    thought_right = hops == state.follow_arrows(state.place, len(hops))
-    original_contexts = [context for context in step.get("contexts") or () if context["original"]]
+    hops = HOP_PATTERN.findall(step["response"].partition("</think>")[0])
+    is_thought_right = hops == state.follow_arrows(state.place, len(hops))
+    sampled_contexts = [context for context in step.get("contexts") or () if context["original"]]
     return ClassifiedStep(
-        StepKind(step["level"], thought_right, step["action"] == state.goal_place),
+        StepKind(step["level"], is_thought_right, step["action"] == state.goal_place),
         step.get("think_advantage"),
-        original_contexts[0]["score_entropy"] if original_contexts else None,
+        sampled_contexts[0]["score_entropy"] if sampled_contexts else None,
     )
 
 
@@ -72,10 +74,10 @@ def format_kind_table(steps: Iterable[ClassifiedStep]) -> str:
     lines = ["| level | thought | action | steps | share | A_think | entropy |", "|---" * 7 + "|"]
     words = {True: "right", False: "wrong"}
     for kind in sorted(
-        kinds, key=lambda kind: (kind.level, -kind.thought_right, -kind.action_right)
+        kinds, key=lambda kind: (kind.level, -kind.is_thought_right, -kind.is_action_right)
     ):
         members = kinds[kind]
-        cells = [str(kind.level), words[kind.thought_right], words[kind.action_right]]
+        cells = [str(kind.level), words[kind.is_thought_right], words[kind.is_action_right]]
         cells += [str(len(members)), f"{len(members) / levels[kind.level]:.3f}"]
         cells += [_mean(step.think_advantage for step in members)]
         cells += [_mean(step.entropy for step in members)]
@@ -89,7 +91,7 @@ def _mean(values: Iterable[float | None]) -> str:
 
 
 def parse_step_numbers(text: str) -> list[int]:
-    """Parse "1-3,10" to [1, 2, 3, 10]. Raises ``ValueError`` for another form."""
+    """Parse "1-3,10" to [1, 2, 3, 10]. Raises ``ValueError`` for invalid text."""
     step_numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -43,16 +43,18 @@ SampleTokens = Callable[
 class AlternativeSettings:
     """Selection of the turns that get alternative thoughts, and number of thoughts per turn.
 
-    ``which``: ``all`` three other levels, or ``one`` of them, drawn uniformly. ``expand``: turns of
-    ``all`` groups, of ``mixed_groups``, whose returns differ, or of successful trajectories.
-    ``share``: turns with equal prompts share thoughts. ``step_fraction``: share of the turns.
-    ``max_tokens``: limit of a thought in tokens. With ``action_blind=False`` the prompt of
-    a thought names the action. All random draws are derived from ``seed``.
+    ``levels_per_turn``: ``all`` three levels that were not chosen, or ``one`` of them, drawn
+    uniformly. ``expanded_turns``: ``all`` turns, the turns of ``mixed_groups`` (groups whose
+    returns differ), or the turns of ``successes`` (successful trajectories).
+    ``shares_thoughts``: group members with equal prompts share one set of thoughts.
+    ``step_fraction``: share of the turns that get thoughts. ``max_tokens``: longest thought, in
+    tokens. With ``action_blind=False`` the prompt of a thought contains the action of the turn.
+    All random draws are derived from ``seed``.
     """
 
-    which: str = "all"
-    expand: str = "all"
-    share: bool = False
+    levels_per_turn: str = "all"
+    expanded_turns: str = "all"
+    shares_thoughts: bool = False
     step_fraction: float = 1.0
     max_tokens: int = 64
     action_blind: bool = True
@@ -62,11 +64,11 @@ class AlternativeSettings:
     def from_config(
         cls, rlvcr: RLVCRSettings, seed: int, max_turn_tokens: int
     ) -> "AlternativeSettings":
-        """Read ``algorithm.rlvcr``. A thought is at most ``max_turn_tokens`` long."""
+        """Build the settings from ``algorithm.rlvcr``; ``max_turn_tokens`` limits a thought too."""
         return cls(
-            which=rlvcr.alternatives,
-            expand=rlvcr.expand,
-            share=rlvcr.share_thoughts,
+            levels_per_turn=rlvcr.alternatives,
+            expanded_turns=rlvcr.expand,
+            shares_thoughts=rlvcr.share_thoughts,
             step_fraction=rlvcr.step_fraction,
             max_tokens=min(rlvcr.max_alternative_tokens, max_turn_tokens),
             action_blind=rlvcr.action_blind,
@@ -74,14 +76,14 @@ class AlternativeSettings:
         )
 
     @property
-    def follows_rollout(self) -> bool:
-        """True if thoughts are sampled after the rollout of a group, not during it."""
-        return self.share or self.expand != "all"
+    def samples_after_rollout(self) -> bool:
+        """True if thoughts are sampled only after the rollout of a group has ended."""
+        return self.shares_thoughts or self.expanded_turns != "all"
 
 
 @dataclass(slots=True)
 class TurnAlternatives:
-    """Alternative thoughts of one turn in order of level, and counts of dropped ones by reason."""
+    """Alternative thoughts of one turn, by level, and the number of dropped thoughts by reason."""
 
     thoughts: list[ForcedThought] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -89,7 +91,7 @@ class TurnAlternatives:
 
 
 class AlternativeSampler:
-    """Sampler of alternative thoughts. ``sample`` calls the engine with the settings of a turn."""
+    """Sampler of alternative thoughts, requested from the engine by calls of ``sample``."""
 
     def __init__(
         self,
@@ -104,21 +106,23 @@ class AlternativeSampler:
         self._encode = encode
 
     def choose_levels(self, parsed: ParsedTurn, traj_uid: str, step: int) -> list[int]:
-        """Return the levels to sample thoughts at.
+        """Return the levels at which alternative thoughts of this turn are sampled.
 
-        Empty for a turn that cannot be scored. With ``step_fraction`` below 1, also empty for turns
-        drawn at random. The draw depends only on the seed, the trajectory and the turn ``step``.
+        The list is empty for a turn that cannot be parsed. With ``step_fraction`` below 1 it is
+        also empty for turns that are not drawn. The draw depends only on the seed, the trajectory
+        and the turn number ``step``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
-        # A draw from a derived seed, not from one generator: the order of episodes is not fixed.
+        # Derive the draw from a seed: the order of episodes varies, so a shared generator would not
+        # give reproducible draws.
         draw = derive_seed(self.settings.seed, "alternatives", traj_uid, step)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []
         other_levels = [level for level in LEVELS if level != parsed.level]
-        if self.settings.which == "one":
-            pick = derive_seed(self.settings.seed, "alternative level", traj_uid, step)
-            return [other_levels[pick % len(other_levels)]]
+        if self.settings.levels_per_turn == "one":
+            level_draw = derive_seed(self.settings.seed, "alternative level", traj_uid, step)
+            return [other_levels[level_draw % len(other_levels)]]
         return other_levels
 
     async def sample_thoughts(
@@ -132,7 +136,8 @@ class AlternativeSampler:
     ) -> TurnAlternatives:
         """Sample thoughts at ``levels`` after ``prompt_ids``, the prompt of turn ``step``.
 
-        Seeds depend only on the base seed, the trajectory, the turn and the level.
+        The seed of a thought depends only on the base seed, the trajectory, the turn and the
+        level. Requests with the same ``route`` go to the same rollout worker.
         """
         alternatives = TurnAlternatives()
         hint = [] if self.settings.action_blind else self._encode_action_hint(parsed)
@@ -160,11 +165,11 @@ class AlternativeSampler:
         turn_format: TurnFormat,
         alternatives: TurnAlternatives,
     ) -> None:
-        """Add the thought of ``result`` to ``alternatives``, or count the reason for a drop."""
+        """Add the thought in ``result`` to ``alternatives``, or count why it is dropped."""
         if result is None:
             alternatives.dropped["engine"] += 1
             return
-        # Dropped thoughts count too: they were sampled.
+        # Count the tokens of dropped thoughts too, because the engine sampled them.
         alternatives.sampled_tokens += len(result.token_ids)
         thought = self._codec.build_forced_thought(level, result.token_ids, turn_format)
         if thought is not None:

@@ -1,43 +1,43 @@
-"""Rules of ``algorithm.rlvcr`` and of the keys about levels: derived values, checks, bounds."""
+"""Derived values and checks of ``algorithm.rlvcr`` and ``env.levels``, and token bounds."""
 
-from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, method_settings
+from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, get_method_settings
 from verl import names
-from verl.config.derive import post_rollout_reward_key
+from verl.config.derive import find_post_rollout_reward_key
 from verl.config.plugins import MethodPlugin
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 
 THINKING_ESTIMATORS = ("rlvcr", "copo")
-LEVEL_GROUPS = "level_groups"  # estimator that reads thinking levels and no alternative thoughts
-PREFIX = "algorithm.rlvcr"
-PLAIN_ESTIMATORS = {*names.AdvantageEstimator} - {
-    *THINKING_ESTIMATORS
-}  # none of these reads thinking advantages
-# Reward managers whose rewards sum to the environment's return, unless their arguments change it.
+LEVEL_GROUPS_ESTIMATOR = "level_groups"  # uses thinking levels, samples no alternative thoughts
+KEY_PREFIX = "algorithm.rlvcr"
+# Built-in estimators that do not use thinking advantages.
+ESTIMATORS_WITHOUT_THINKING = {*names.AdvantageEstimator} - {*THINKING_ESTIMATORS}
+# With default arguments, the rewards of these managers sum up to the return of the environment.
 RETURN_PRESERVING_MANAGERS = ("episode", "naive", "prime", "step")
 DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
 def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
-    """Fill in the keys that are null: those of ``algorithm.rlvcr``, and ``env.levels``.
+    """Set the keys of ``algorithm.rlvcr`` and the key ``env.levels`` that are null.
 
-    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo, ``env.levels`` for
-    these and for level_groups. In a supervised run ``env.levels`` becomes true if the
-    demonstrations have levels.
+    ``algorithm.rlvcr.enable`` becomes true for the estimators rlvcr and copo. ``env.levels``
+    becomes true for the estimators rlvcr, copo and level_groups. In a supervised run
+    ``env.levels`` becomes true if the demonstrations have levels.
     """
     if isinstance(cfg, SFTConfig):
         uses_levels = bool(value_at_path(cfg, "data.levels"))
     else:
-        settings = method_settings(cfg.algorithm)
-        # Only null follows the estimator. A contradicting false is kept, and the checks refuse it.
+        settings = get_method_settings(cfg.algorithm)
+        # Derive the value only if it is null. The checks refuse an explicit false for these
+        # estimators.
         if settings.enable is None:
             settings.enable = cfg.algorithm.adv_estimator in THINKING_ESTIMATORS
         if settings.thinking_diversity_w is None:
             settings.thinking_diversity_w = DEFAULT_DIVERSITY_W if settings.enable else 0.0
         if settings.max_alternative_tokens is None:
             settings.max_alternative_tokens = cfg.env.max_turn_tokens
-        uses_levels = settings.enable or cfg.algorithm.adv_estimator == LEVEL_GROUPS
+        uses_levels = settings.enable or cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
     if cfg.env.levels is None:
         cfg.env.levels = uses_levels
 
@@ -45,7 +45,7 @@ def derive_method_keys(cfg: PPOConfig | SFTConfig) -> None:
 def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problems:
     """Yield a problem for each setting in ``algorithm.rlvcr`` that contradicts another setting."""
     if isinstance(cfg, PPOConfig):
-        yield from _check_switches(cfg)
+        yield from _check_required_keys(cfg)
         yield from _check_ignored_keys(cfg)
         yield from _check_alternatives(cfg)
         yield from _check_executed_credit(cfg)
@@ -55,123 +55,132 @@ def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problem
         yield from _check_std_floors(cfg)
 
 
-def _check_switches(cfg: PPOConfig) -> Problems:
-    settings = method_settings(cfg.algorithm)
+def _check_required_keys(cfg: PPOConfig) -> Problems:
+    settings = get_method_settings(cfg.algorithm)
     name = cfg.algorithm.adv_estimator
     if name in THINKING_ESTIMATORS and not settings.enable:
         why = f"{name} needs scored alternative thoughts"
-        yield build_problem(cfg, f"{PREFIX}.enable", why, "true or null", "leave it unset")
+        yield build_problem(cfg, f"{KEY_PREFIX}.enable", why, "true or null", "leave it unset")
     if settings.enable and not cfg.env.levels:
         why = "thinking advantages need a policy that chooses thinking levels"
         yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
-    if name == LEVEL_GROUPS and not cfg.env.levels:
+    if name == LEVEL_GROUPS_ESTIMATOR and not cfg.env.levels:
         why = "level_groups compares thoughts of a policy that chooses thinking levels"
         yield build_problem(cfg, "env.levels", why, "true or null", "leave env.levels unset")
     if settings.level_bonus_w and name == "copo":
         why = "copo multiplies advantages and adds nothing"
-        fix = f"{PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
-        yield build_problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
+        fix = f"{KEY_PREFIX}.level_bonus_w=0, or algorithm.adv_estimator=rlvcr"
+        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
     if set(settings.prompts) - set("1234"):
         fix = "remove the other keys"
         why = "it has a key that is not a level"
-        yield build_problem(cfg, f"{PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.prompts", why, "keys 1, 2, 3, 4", fix)
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
-    """Refuse settings without effect: the run would equal a run without them."""
-    settings = method_settings(cfg.algorithm)
+    """Yield a problem for each setting that has no effect with this estimator."""
+    settings = get_method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
-        key = f"{PREFIX}.price_in"
-        why = f"{PREFIX}.combine=additive has no gate to put the token cost behind"
+        key = f"{KEY_PREFIX}.price_in"
+        why = f"{KEY_PREFIX}.combine=additive has no gate to put the token cost behind"
         allowed = ", ".join(("won", "all"))
-        yield build_problem(cfg, key, why, allowed, f"{key}=won, or {PREFIX}.combine=gated")
+        yield build_problem(cfg, key, why, allowed, f"{key}=won, or {KEY_PREFIX}.combine=gated")
     fix = "algorithm.adv_estimator=rlvcr, or remove the key"
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
-        yield build_problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", fix)
-    # A user-provided estimator may read the columns of scored thoughts.
-    if settings.enable and cfg.algorithm.adv_estimator not in PLAIN_ESTIMATORS:
+        yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix)
+    # A user-provided estimator may use the columns of thinking advantages.
+    if settings.enable and cfg.algorithm.adv_estimator not in ESTIMATORS_WITHOUT_THINKING:
         return
     if settings.level_bonus_w:
         why = "only estimators with thinking advantages read it"
-        yield build_problem(cfg, f"{PREFIX}.level_bonus_w", why, "0", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.level_bonus_w", why, "0", fix)
     if settings.permute:
         why = "this estimator has no thinking advantages to permute"
-        yield build_problem(cfg, f"{PREFIX}.permute", why, "false", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.permute", why, "false", fix)
     if settings.credit != "scored":
         why = "this estimator has no thinking advantages, so their source has no effect"
-        yield build_problem(cfg, f"{PREFIX}.credit", why, "scored", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.credit", why, "scored", fix)
 
 
 def _check_alternatives(cfg: PPOConfig) -> Problems:
-    settings = method_settings(cfg.algorithm)
-    key = f"{PREFIX}.alternatives"
-    samples_one = settings.alternatives == "one"
-    if samples_one and (settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"):
+    settings = get_method_settings(cfg.algorithm)
+    key = f"{KEY_PREFIX}.alternatives"
+    samples_one_level = settings.alternatives == "one"
+    if samples_one_level and (
+        settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
+    ):
         why = "reweighting needs the scores of all four thoughts, and two would be unknown"
         fix = f"{key}=all, or combine: additive, gated, success"
         yield build_problem(cfg, key, why, "all", fix)
-    if settings.enable and samples_one and settings.mode == "mean_std_norm":
+    if settings.enable and samples_one_level and settings.mode == "mean_std_norm":
         why = (
-            f"with {PREFIX}.mode=mean_std_norm the std of two scores is half their difference, so "
-            "every advantage would be 1.5 or -1.5, even for a small difference"
+            f"with {KEY_PREFIX}.mode=mean_std_norm the std of two scores is half their difference, "
+            "so every advantage would be 1.5 or -1.5, even for a small difference"
         )
-        yield build_problem(cfg, key, why, "all", f"{key}=all, or {PREFIX}.mode=mean_norm")
-    reward_key = post_rollout_reward_key(cfg)
+        yield build_problem(cfg, key, why, "all", f"{key}=all, or {KEY_PREFIX}.mode=mean_norm")
+    reward_key = find_post_rollout_reward_key(cfg)
     if settings.enable and settings.expand == "mixed_groups" and reward_key:
-        key = f"{PREFIX}.expand"
+        key = f"{KEY_PREFIX}.expand"
         why = f"groups are compared by environment returns, before {reward_key} changes the returns"
         yield build_problem(cfg, key, why, "all", f"{key}=all")
     if settings.enable and settings.step_fraction == 0:
-        fix = f"{PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
+        fix = f"{KEY_PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
         why = "no turn would be scored"
-        yield build_problem(cfg, f"{PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
+        yield build_problem(cfg, f"{KEY_PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
 
 
 def _check_executed_credit(cfg: PPOConfig) -> Problems:
-    settings = method_settings(cfg.algorithm)
+    settings = get_method_settings(cfg.algorithm)
     if not settings.enable or settings.credit not in ("executed", "corrected"):
         return
-    key = f"{PREFIX}.credit"
+    key = f"{KEY_PREFIX}.credit"
     if cfg.algorithm.adv_estimator == "copo" or settings.combine == "reweight":
         why = "reweight factors are computed from scores, and executed alternatives have none"
         fix = f"{key}=scored, or algorithm.adv_estimator=rlvcr with additive, gated or success"
         yield build_problem(cfg, key, why, "scored", fix)
     if settings.executed_share == 0:
-        share_key = f"{PREFIX}.executed_share"
+        executed_share_key = f"{KEY_PREFIX}.executed_share"
         why = f"{key}={settings.credit} needs turns at which another level is executed"
-        yield build_problem(cfg, share_key, why, "more than 0, at most 1", f"{share_key}=0.25")
+        yield build_problem(
+            cfg, executed_share_key, why, "more than 0, at most 1", f"{executed_share_key}=0.25"
+        )
     if settings.credit == "corrected" and settings.combine == "gated":
         why = (
             "combine=gated reverses the sign of credit where the trajectory advantage is negative, "
             "and the slope from returns is fitted without the gate"
         )
-        fix = f"{PREFIX}.combine=success, or {key}=scored or executed"
+        fix = f"{KEY_PREFIX}.combine=success, or {key}=scored or executed"
         yield build_problem(cfg, key, why, "scored, executed", fix)
     if settings.epsilon_levels:
         why = "replays continue with levels of the policy, and original trajectories would not"
-        yield build_problem(cfg, f"{PREFIX}.epsilon_levels", why, "0", f"{PREFIX}.epsilon_levels=0")
+        yield build_problem(
+            cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", f"{KEY_PREFIX}.epsilon_levels=0"
+        )
     if cfg.algorithm.filter_groups.enable:
-        # Otherwise the trajectory's own return would decide if its group counts, a biased choice.
-        filtered = "algorithm.filter_groups.enable"
+        # A filter would keep or drop a group by the trajectory's own return, which biases credit.
+        filter_key = "algorithm.filter_groups.enable"
         why = "groups are dropped by their returns, and executed alternatives need all groups"
-        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or {filtered}=false")
-    for changed in _return_modifying_keys(cfg):
-        why = f"executed alternatives compare environment returns, and {changed} changes them later"
-        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or remove {changed}")
+        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or {filter_key}=false")
+    for modifying_key in _list_return_modifying_keys(cfg):
+        why = (
+            "executed alternatives compare environment returns, and "
+            f"{modifying_key} changes them later"
+        )
+        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or remove {modifying_key}")
 
 
 def _check_posterior_credit(cfg: PPOConfig) -> Problems:
-    settings = method_settings(cfg.algorithm)
+    settings = get_method_settings(cfg.algorithm)
     if not settings.enable or settings.credit != "posterior":
         return
     rollout = cfg.actor_rollout_ref.rollout
     restricted_keys: dict[str, tuple[object, object]] = {
         "algorithm.adv_estimator": (cfg.algorithm.adv_estimator, "rlvcr"),
-        f"{PREFIX}.combine": (settings.combine, "additive"),
-        f"{PREFIX}.alternatives": (settings.alternatives, "all"),
-        f"{PREFIX}.action_blind": (settings.action_blind, True),
-        f"{PREFIX}.permute": (settings.permute, False),
+        f"{KEY_PREFIX}.combine": (settings.combine, "additive"),
+        f"{KEY_PREFIX}.alternatives": (settings.alternatives, "all"),
+        f"{KEY_PREFIX}.action_blind": (settings.action_blind, True),
+        f"{KEY_PREFIX}.permute": (settings.permute, False),
         "actor_rollout_ref.rollout.temperature": (rollout.temperature, 1.0),
         "actor_rollout_ref.rollout.top_p": (rollout.top_p, 1.0),
         "actor_rollout_ref.rollout.top_k": (rollout.top_k, -1),
@@ -179,61 +188,65 @@ def _check_posterior_credit(cfg: PPOConfig) -> Problems:
     for key, (value, required) in restricted_keys.items():
         if value != required:
             why = (
-                f"{PREFIX}.credit=posterior needs the probability with which each level would have "
-                "given the sampled action, and adds no other thinking advantage"
+                f"{KEY_PREFIX}.credit=posterior needs the probability with which each level would "
+                "have given the sampled action, and adds no other thinking advantage"
             )
             yield build_problem(cfg, key, why, str(required), f"{key}={required}")
     if settings.expand == "successes":
-        why = f"{PREFIX}.credit=posterior is not 0 in failed trajectories"
-        fix = f"{PREFIX}.expand=mixed_groups"
-        yield build_problem(cfg, f"{PREFIX}.expand", why, "all, mixed_groups", fix)
+        why = f"{KEY_PREFIX}.credit=posterior is not 0 in failed trajectories"
+        fix = f"{KEY_PREFIX}.expand=mixed_groups"
+        yield build_problem(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
 
 
 def _check_group_prices(cfg: PPOConfig) -> Problems:
-    settings = method_settings(cfg.algorithm)
+    settings = get_method_settings(cfg.algorithm)
     estimator = cfg.algorithm.adv_estimator
     if settings.expand == "successes" and settings.enable and settings.combine != "success":
         why = "without combine=success, failed trajectories have thinking advantages too"
-        fix = f"{PREFIX}.combine=success, or {PREFIX}.expand=all"
-        yield build_problem(cfg, f"{PREFIX}.expand", why, "all, mixed_groups", fix)
+        fix = f"{KEY_PREFIX}.combine=success, or {KEY_PREFIX}.expand=all"
+        yield build_problem(cfg, f"{KEY_PREFIX}.expand", why, "all, mixed_groups", fix)
     if settings.price_in != "group":
         return
-    key = f"{PREFIX}.price_in"
-    if estimator in ("copo",) or not (settings.enable or estimator == LEVEL_GROUPS):
+    key = f"{KEY_PREFIX}.price_in"
+    if estimator in ("copo",) or not (settings.enable or estimator == LEVEL_GROUPS_ESTIMATOR):
         why = f"{estimator} adds no token prices to its advantages"
         fix = "algorithm.adv_estimator=rlvcr or level_groups"
         yield build_problem(cfg, key, why, ", ".join(("all", "won", "gate")), fix)
     if settings.combine == "reweight" and settings.enable:
         why = "combine=reweight multiplies advantages, and prices would be added"
         allowed = ", ".join(("all", "won"))
-        yield build_problem(cfg, key, why, allowed, f"{PREFIX}.combine=success")
+        yield build_problem(cfg, key, why, allowed, f"{KEY_PREFIX}.combine=success")
     if settings.cost_coef:
         why = "price_in=group has no price per token"
-        fix = f"{PREFIX}.cost_coef=0, or {key}=won"
-        yield build_problem(cfg, f"{PREFIX}.cost_coef", why, "0", fix)
+        fix = f"{KEY_PREFIX}.cost_coef=0, or {key}=won"
+        yield build_problem(cfg, f"{KEY_PREFIX}.cost_coef", why, "0", fix)
 
 
 def _check_success_tolerance(cfg: PPOConfig) -> Problems:
     if cfg.algorithm.success_tolerance is None:
         return
-    settings = method_settings(cfg.algorithm)
-    has_price = settings.enable and (settings.cost_coef or settings.price_in == "group")
+    settings = get_method_settings(cfg.algorithm)
+    has_thought_price = settings.enable and (settings.cost_coef or settings.price_in == "group")
     reward_kwargs = cfg.reward_model.reward_kwargs
-    has_reward_price = any(
+    has_trajectory_price = any(
         reward_kwargs.get(name) for name in ("token_price", "relative_token_price")
     )
-    if not (has_price or has_reward_price or cfg.algorithm.adv_estimator == LEVEL_GROUPS):
+    if not (
+        has_thought_price
+        or has_trajectory_price
+        or cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
+    ):
         why = "no token has a price, so the factor of the prices has no effect"
-        fix = f"{PREFIX}.price_in=group, or reward_model.reward_kwargs.relative_token_price=0.5"
+        fix = f"{KEY_PREFIX}.price_in=group, or reward_model.reward_kwargs.relative_token_price=0.5"
         key = "algorithm.success_tolerance"
         yield build_problem(cfg, key, why, "null", fix)
 
 
-def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
-    """Return the set config keys that change the return of a trajectory after the rollout."""
+def _list_return_modifying_keys(cfg: PPOConfig) -> list[str]:
+    """Return the keys with which this config changes returns after the rollout."""
     reward = cfg.reward_model
-    changes = {
-        post_rollout_reward_key(cfg) or "": True,
+    modifying_keys = {
+        find_post_rollout_reward_key(cfg) or "": True,
         "actor_rollout_ref.actor.use_invalid_action_penalty": (
             cfg.actor_rollout_ref.actor.use_invalid_action_penalty
         ),
@@ -242,72 +255,78 @@ def _return_modifying_keys(cfg: PPOConfig) -> list[str]:
         # A user-provided manager may change the return in any way.
         "reward_model.reward_manager": reward.reward_manager not in RETURN_PRESERVING_MANAGERS,
     }
-    prices = {
+    price_keys = {
         f"reward_model.reward_kwargs.{key}": reward.reward_kwargs.get(key)
         for key in ("token_price", "relative_token_price", "overlong_len")
     }
-    return [key for key, changed in (changes | prices).items() if key and changed]
+    return [
+        key for key, is_modifying in (modifying_keys | price_keys).items() if key and is_modifying
+    ]
 
 
 def _check_std_floors(cfg: PPOConfig) -> Problems:
-    settings = method_settings(cfg.algorithm)
+    settings = get_method_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
-        key = f"{PREFIX}.std_floor"
+        key = f"{KEY_PREFIX}.std_floor"
         why = "nearly equal scores would get a full-size advantage"
         yield build_problem(cfg, key, why, "more than 0", f"{key}=0.1")
     if settings.spread_floor == 0:
-        key = f"{PREFIX}.spread_floor"
+        key = f"{KEY_PREFIX}.spread_floor"
         why = "rounding noise between equal scores would get the full range of factors"
         yield build_problem(cfg, key, why, "more than 0", f"{key}=0.02")
 
 
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Return the columns that RLVCR can add to the batch.
-    The value of a column is empty if this run adds it, else the overrides that would add it.
+    """Return the overrides that make a run add each column of RLVCR to the batch, by column.
+
+    The overrides are an empty string for a column that this run adds already.
     """
-    settings = method_settings(cfg.algorithm)
-    enabling_override = "" if settings.enable else f"{PREFIX}.enable=true"
-    is_executed = settings.credit in ("executed", "corrected")
-    uses_prices = settings.enable and settings.price_in == "group"
-    is_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS
-    uses_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
-    factor_override = (
+    settings = get_method_settings(cfg.algorithm)
+    enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"
+    uses_executed_alternatives = settings.credit in ("executed", "corrected")
+    uses_group_prices = settings.enable and settings.price_in == "group"
+    uses_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
+    uses_reweight_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
+    reweight_override = (
         ""
-        if settings.enable and uses_factors
-        else f"{PREFIX}.enable=true {PREFIX}.combine=reweight"
+        if settings.enable and uses_reweight_factors
+        else f"{KEY_PREFIX}.enable=true {KEY_PREFIX}.combine=reweight"
     )
     return {
         "thinking_level_entropies": enabling_override,
         "thinking_token_costs": enabling_override,
         "choice_mask": enabling_override,
-        "thinking_reweight": factor_override,
+        "thinking_reweight": reweight_override,
         "thinking_executed": ""
-        if enabling_override == "" and is_executed
-        else f"{PREFIX}.credit=executed",
+        if enabling_override == "" and uses_executed_alternatives
+        else f"{KEY_PREFIX}.credit=executed",
         "thinking_group_price": ""
-        if uses_prices or is_level_groups
+        if uses_group_prices or uses_level_groups
         else "algorithm.adv_estimator=level_groups",
     }
 
 
 def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
-    """Return upper bounds of the tokens sampled in addition to ``steps`` turns, by purpose."""
-    settings = method_settings(cfg.algorithm)
+    """Return upper bounds of the tokens that RLVCR samples in addition to ``steps`` turns.
+
+    The keys are the purposes of the tokens, such as ``alternative thoughts``.
+    """
+    settings = get_method_settings(cfg.algorithm)
     if not settings.enable:
         return {}
-    # Three of four levels: the policy itself sampled the thought of the other one.
-    thoughts = 3 if settings.alternatives == "all" else 1
-    steps_scored = steps * settings.step_fraction
-    tokens = int(steps_scored * thoughts * settings.max_alternative_tokens)
-    token_bounds = {} if settings.credit == "executed" else {"alternative thoughts": tokens}
+    # The policy itself sampled the thought of the fourth level.
+    thoughts_per_turn = 3 if settings.alternatives == "all" else 1
+    num_scored_turns = steps * settings.step_fraction
+    thought_tokens = int(num_scored_turns * thoughts_per_turn * settings.max_alternative_tokens)
+    token_bounds = {} if settings.credit == "executed" else {"alternative thoughts": thought_tokens}
     if settings.credit in ("executed", "corrected"):
-        # The bound holds where every branch continues to the last turn.
-        turns = steps * settings.executed_share * cfg.env.max_steps
-        token_bounds["executed alternatives"] = int(turns * cfg.env.max_turn_tokens)
+        # Upper bound: every branch continues until the maximum number of turns.
+        num_executed_turns = steps * settings.executed_share * cfg.env.max_steps
+        token_bounds["executed alternatives"] = int(num_executed_turns * cfg.env.max_turn_tokens)
     return token_bounds
 
 
-METHOD = MethodPlugin(
+METHOD_PLUGIN = MethodPlugin(
     schemas={PPOConfig: MethodPPOConfig, SFTConfig: MethodSFTConfig},
     derive=derive_method_keys,
     check=check_method_keys,

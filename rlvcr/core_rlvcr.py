@@ -1,21 +1,22 @@
 """Advantages of RLVCR: thinking advantage of the chosen level plus trajectory advantage.
 
 The action of a turn is fixed and scored in the contexts of all four levels. ``U_k`` is the score of
-context k minus the token cost of its thought. The thinking advantage is the U of the chosen level
-minus the mean. It is placed on the level digit and the thought tokens of the turn. Action tokens
-get the trajectory advantage only::
+context k minus the token cost of its thought. The thinking advantage A_think is ``U`` of the chosen
+level minus the mean ``U`` of all contexts. It is placed on the level digit and the thought tokens
+of the turn. Action tokens get the trajectory advantage A_traj only::
 
     scores [S, 4], costs [S, 4] --thinking advantage--> A_think [S], price share [S]
                                 --reweight factors----> g [S]
     --place_turn_values, row by row--> thinking_level_entropies, thinking_token_costs and, if
                                        used, thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj
-    A_traj, the above --combine_advantages--> advantages [B, R]
+    A_traj and the thinking columns --combine_advantages--> advantages [B, R]
 
 The action was sampled in the chosen context. With log-prob scores E[A_think] is therefore a sum of
-KL divergences and never negative: ``additive`` rewards any chosen level, in proportion to w.
-``returns`` is A_traj, so ``advantages - returns`` is the part due to thinking advantages. The
-metrics report how often it reverses the sign of the advantage.
+KL divergences, which is never negative. So ``combine=additive`` rewards every chosen level on
+average, in proportion to its weight ``step_advantage_w``. The estimators return A_traj as
+``returns``, so ``advantages - returns`` is the part due to thinking advantages. The metrics report
+how often this part reverses the sign of the advantage.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rlvcr.level_metrics import LevelCollapseDetector, compute_level_metrics
-from rlvcr.settings import COMBINES, PRICE_RULES
+from rlvcr.settings import COMBINE_RULES, PRICE_RULES
 from rlvcr.shapes import Ids, PerToken, RowMask, TokenMask
 from rlvcr.thinking import (
     MODES,
@@ -46,7 +47,7 @@ from verl.algos import (
 from verl.utils.torch_functional import masked_mean
 
 __all__ = [
-    "COMBINES",
+    "COMBINE_RULES",
     "MODES",
     "SCORES",
     "LevelCollapseDetector",
@@ -75,8 +76,10 @@ def combine_advantages(
     price_share: PerToken | None = None,
     price_in: str = "all",
 ) -> PerToken:
-    """Join ``trajectory [B, R]`` (A_traj on sampled tokens) with ``thinking [B, R]`` (A_think where
-    placed).
+    """Combine A_traj and A_think by the formula ``combine``.
+
+    ``trajectory [B, R]`` holds A_traj on sampled tokens. ``thinking [B, R]`` holds A_think on level
+    digits and thoughts, 0 elsewhere. w is ``step_advantage_w``.
 
     * ``additive``: ``A_traj + w A_think``;
     * ``gated``: ``A_traj + w sign(A_traj) A_think``;
@@ -85,19 +88,19 @@ def combine_advantages(
       w and ``thinking`` are not used.
 
     ``price_share [B, R]`` is the part of ``thinking`` due to token cost. ``gated`` would reverse
-    its sign where A_traj is negative, and so reward long thoughts. ``gated`` and ``success``
-    therefore add it unchanged, unless ``price_in`` is ``gate``. With ``price_in=won`` it is 0 in
-    unsuccessful trajectories.
+    the sign of this part where A_traj is negative, and so reward long thoughts. ``gated`` and
+    ``success`` therefore add the part unchanged, unless ``price_in`` is ``gate``. With
+    ``price_in=won`` the part is 0 in unsuccessful trajectories.
 
     Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
     """
-    choose(combine, COMBINES, "combine (algorithm.rlvcr.combine)")
+    choose(combine, COMBINE_RULES, "combine (algorithm.rlvcr.combine)")
     if combine == "reweight":
         if reweight is None:
             raise ValueError(
                 "combine=reweight needs the column thinking_reweight [B, R] in the batch"
             )
-        # A factor is a ratio of exponentials and never 0, so 0 means that none was placed.
+        # Factors are ratios of exponentials and never 0, so 0 marks a token without a factor.
         return trajectory * torch.where(reweight > 0, reweight, 1.0)
     choose(price_in, PRICE_RULES, "price_in (algorithm.rlvcr.price_in)")
     gate = torch.ones_like(thinking)
@@ -123,37 +126,39 @@ def compute_credit_metrics(
     thinking_reweight: PerToken | None = None,
     **_: object,
 ) -> dict[str, float]:
-    """Return the size of the thinking advantage relative to the trajectory advantage.
+    """Return metrics of the thinking advantage relative to the trajectory advantage.
 
-    Means are over the tokens with thinking advantage. With C = mean ``|advantages - returns|`` and
-    T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the share
-    of tokens with non-zero A_traj whose sign the thinking advantage reversed. Other inputs of the
-    estimators are ignored.
+    Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
+    and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
+    share of tokens with non-zero A_traj whose sign the thinking advantage reversed. Further keyword
+    arguments (the other inputs of the estimator) are ignored.
     """
     sampled = response_mask.bool()
-    thinking_change = advantages - returns
-    credited = sampled & (thinking_change != 0)
-    # Tokens with a thinking advantage also count where ``combine`` sets its effect to 0.
-    for placed in (thinking_level_entropies, thinking_reweight):
-        if placed is not None:
-            credited = credited | (sampled & (placed != 0))
-    trajectory_abs_mean = masked_mean(returns.abs(), credited).item()
-    change_abs_mean = masked_mean(thinking_change.abs(), credited).item()
-    flipped = credited & (advantages * returns < 0)
+    thinking_part = advantages - returns
+    is_credited = sampled & (thinking_part != 0)
+    # Also count tokens whose thinking advantage has no effect because of ``combine``.
+    for credit_column in (thinking_level_entropies, thinking_reweight):
+        if credit_column is not None:
+            is_credited = is_credited | (sampled & (credit_column != 0))
+    trajectory_abs_mean = masked_mean(returns.abs(), is_credited).item()
+    thinking_abs_mean = masked_mean(thinking_part.abs(), is_credited).item()
+    is_sign_flipped = is_credited & (advantages * returns < 0)
     metrics = {
         "rlvcr/trajectory_advantage_abs_mean": trajectory_abs_mean,
-        "rlvcr/thinking_share": change_abs_mean / (change_abs_mean + trajectory_abs_mean)
-        if change_abs_mean > 0
+        "rlvcr/thinking_share": thinking_abs_mean / (change_abs_mean + trajectory_abs_mean)
+        if thinking_abs_mean > 0
         else 0.0,
-        "rlvcr/sign_flip_share": masked_mean(flipped.float(), credited & (returns != 0)).item(),
-        "rlvcr/credited_token_share": masked_mean(credited.float(), sampled).item(),
+        "rlvcr/sign_flip_share": masked_mean(
+            is_sign_flipped.float(), is_credited & (returns != 0)
+        ).item(),
+        "rlvcr/credited_token_share": masked_mean(is_credited.float(), sampled).item(),
     }
     if thinking_level_entropies is not None:
         metrics["rlvcr/thinking_advantage_abs_mean"] = masked_mean(
-            thinking_level_entropies.abs(), credited
+            thinking_level_entropies.abs(), is_credited
         ).item()
     if thinking_token_costs is not None:
-        metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, credited).item()
+        metrics["rlvcr/cost_share_mean"] = masked_mean(thinking_token_costs, is_credited).item()
     return metrics
 
 
@@ -209,12 +214,12 @@ def compute_rlvcr_outcome_advantage(
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
     ``thinking_level_entropies [B, R]`` is A_think, normalised and net of cost, on level digits and
-    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of it due to token cost. Only
-    with ``price_in="gate"`` does ``combine`` change the sign of that part.
+    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think due to token cost.
+    ``combine`` changes the sign of this part only with ``price_in="gate"``.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    ``thinking_level_bonus [B, R]`` is added in all rows. So are, with weight ``step_advantage_w``,
-    ``thinking_executed [B, R]`` (credit from replays) and ``thinking_group_price [B, R]``.
+    Three tensors ``[B, R]`` are added in all rows: ``thinking_level_bonus`` with weight 1, and with
+    ``step_advantage_w`` ``thinking_executed`` (credit from replays) and ``thinking_group_price``.
 
     ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
     normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
@@ -233,23 +238,25 @@ def compute_rlvcr_outcome_advantage(
         thinking_level_entropies.float() * sampled,
         step_advantage_w,
         combine,
-        _read_success(success, scores),
+        _get_success_mask(success, scores),
         thinking_reweight,
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
-    # Both already contain the outcome, so ``combine`` does not apply.
-    for addend in (thinking_executed, thinking_group_price):
-        if addend is not None:
-            advantages = advantages + step_advantage_w * addend.float() * sampled
+    # These two credits are computed from returns, so ``combine`` does not apply to them.
+    for return_credit in (thinking_executed, thinking_group_price):
+        if return_credit is not None:
+            advantages = advantages + step_advantage_w * return_credit.float() * sampled
     # Added after ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * sampled
     return advantages, trajectory
 
 
-def _read_success(success: Sequence[bool] | np.ndarray | Tensor | None, scores: Tensor) -> RowMask:
-    """Return ``success [B]`` as bool tensor. Without it: ``scores [B]`` above 0."""
+def _get_success_mask(
+    success: Sequence[bool] | np.ndarray | Tensor | None, scores: Tensor
+) -> RowMask:
+    """Return ``success [B]`` as a bool tensor; if it is None, return ``scores > 0``."""
     if success is None:
         return scores > 0
     return torch.as_tensor(np.asarray(success).astype(bool), device=scores.device)
@@ -276,8 +283,8 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    No alternative thought is sampled or scored; see ``rlvcr.level_groups``. Other arguments and
-    results as in ``compute_rlvcr_outcome_advantage``.
+    No alternative thought is sampled or scored; see ``rlvcr.level_groups``. The other arguments and
+    the results are those of ``compute_rlvcr_outcome_advantage``.
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),
@@ -308,13 +315,14 @@ def compute_copo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Multiply positive trajectory advantages by the factor of the chosen level (CoPO).
 
-    Other advantages are unchanged. Arguments and results as in ``compute_rlvcr_outcome_advantage``.
+    Advantages that are not positive stay unchanged. Arguments and results are those of
+    ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectory = _compute_trajectory_advantage(
         scores, response_mask, index, traj_index, mode, epsilon
     )
-    # For negative advantages a factor would punish levels with high scores more.
+    # Only positive advantages: a factor on negative ones would punish high scores more.
     has_factor = (trajectory > 0) & (thinking_reweight > 0)
     factor = torch.where(has_factor, thinking_reweight.float(), 1.0)
     return trajectory * factor, trajectory
@@ -329,6 +337,6 @@ def _compute_trajectory_advantage(
     epsilon: float,
 ) -> PerToken:
     """Return A_traj [B, R] of the returns ``scores`` [B], normalised by group as in GRPO."""
-    by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
-    per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
-    return spread(per_row, response_mask)
+    divides_by_std = choose(mode, MODES, "mode (algorithm.rlvcr.mode)") == "mean_std_norm"
+    row_advantages = group_normalised_scores(scores, index, traj_index, divides_by_std, epsilon)
+    return spread(row_advantages, response_mask)

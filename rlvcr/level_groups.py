@@ -1,12 +1,14 @@
 """Level groups: the price of a turn's tokens relative to the group's other successes.
 
 A turn of a successful trajectory is compared with the turns of the group's other successful
-trajectories in the same state (``uid`` and ``anchor_obs``). They all succeeded, so the tokens that
-one of them saved were not needed. No alternative thought and no price per token is required::
+trajectories in the same state (``uid`` and ``anchor_obs``). All of them succeeded, so the shorter
+thoughts show that the additional tokens of longer thoughts were not needed. The method needs no
+alternative thoughts and no price per token::
 
-    task 7, state "desk 3":  success with 5 tokens, success with 9 tokens, failure with 2 tokens
-                             mean of the others 9 and 5, scale 2
-                             price -2, +2, and 0 for the failure
+    task 7, state "desk 3"
+    success, 5 tokens:  mean of the other success 9, scale 2, price (5 - 9) / 2 = -2
+    success, 9 tokens:  mean of the other success 5, scale 2, price (9 - 5) / 2 = +2
+    no success, 2 tokens:  not compared, price 0
 """
 
 from dataclasses import dataclass
@@ -17,16 +19,17 @@ from torch import Tensor
 from rlvcr.shapes import Ids, PerTurn, TurnMask
 from verl.algos import compute_group_stats, number_keys
 
-MIN_SCALE = 1.0  # tokens; smaller differences between thoughts are chance
+MIN_SCALE = 1.0  # tokens; smaller standard deviations are treated as chance
 
 
 @dataclass(frozen=True, slots=True)
 class TokenComparison:
-    """Token counts of the successes with which S turns are compared, each [S] float64.
+    """Statistics of thought tokens with which S turns are compared, each [S].
 
     ``mean`` is over the turns of *other* successful trajectories of the group in the same state.
-    ``scale`` is the standard deviation over all its successful turns in that state, at least
-    ``MIN_SCALE`` tokens. ``has_partner`` is false where nothing is compared.
+    ``scale`` is the standard deviation over the turns of all successful trajectories of the group
+    in that state, at least ``MIN_SCALE`` tokens. ``has_partner`` is false for a turn without any
+    other successful trajectory in its state.
     """
 
     mean: PerTurn
@@ -34,10 +37,11 @@ class TokenComparison:
     has_partner: TurnMask
 
     def compute_prices(self, tokens: Tensor) -> Tensor:
-        """Return ``(tokens - mean) / scale``, 0 without a partner.
+        """Return the price ``(tokens - mean) / scale`` of each thought.
 
-        ``tokens`` is [S], or [S, K] for K thoughts of each turn. A positive price is for more
-        tokens than the others needed.
+        ``tokens`` is [S], or [S, K] for K thoughts of each turn. A thought that is longer than the
+        mean over other successful trajectories has a positive price. The price is 0 if no other
+        successful trajectory reached the state.
         """
         columns = (-1,) + (1,) * (tokens.dim() - 1)
         prices = (tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
@@ -49,25 +53,29 @@ def compare_with_successes(
 ) -> TokenComparison:
     """Compare the thought tokens of S turns with those of other successes in the same state.
 
-    ``tokens [S]`` are thought tokens. ``is_compared [S]`` marks the readable turns of successful
-    trajectories. ``states`` identifies group and state, ``trajectories`` the trajectory, both of
-    length S. A trajectory may be in one state several times. It is never compared with itself.
+    ``tokens [S]`` are thought tokens. ``is_compared [S]`` marks the parsed turns of successful
+    trajectories. ``states`` identifies the group and state of each turn, ``trajectories`` its
+    trajectory. A trajectory may reach one state several times, and is never compared with itself.
     """
     tokens = tokens.double()
-    state = number_keys(states)
-    member = number_keys(zip(states, trajectories, strict=True))
-    counted = is_compared.double()
+    state_ids = number_keys(states)
+    trajectory_state_ids = number_keys(zip(states, trajectories, strict=True))
+    comparison_weights = is_compared.double()
 
-    def sum_by(keys: Tensor, values: Tensor) -> Tensor:
+    def sum_by_key(keys: Tensor, values: Tensor) -> Tensor:
         return torch.zeros(len(keys), dtype=torch.float64).index_add(0, keys, values)[keys]
 
-    num_others = sum_by(state, counted) - sum_by(member, counted)
-    sum_others = sum_by(state, counted * tokens) - sum_by(member, counted * tokens)
-    mean = sum_others / num_others.clamp(min=1)
+    num_other_turns = sum_by_key(state_ids, comparison_weights) - sum_by_key(
+        trajectory_state_ids, comparison_weights
+    )
+    other_token_sum = sum_by_key(state_ids, comparison_weights * tokens) - sum_by_key(
+        trajectory_state_ids, comparison_weights * tokens
+    )
+    mean = other_token_sum / num_other_turns.clamp(min=1)
     scale = torch.full_like(tokens, MIN_SCALE)
     if is_compared.any():
-        stats = compute_group_stats(tokens[is_compared], number_keys(state[is_compared]))
-        # compute_group_stats divides by n - 1; with two members that would exceed their distance.
+        stats = compute_group_stats(tokens[is_compared], number_keys(state_ids[is_compared]))
+        # Use the population std (divisor n), because compute_group_stats divides by n - 1.
         population_std = stats.std * ((stats.count - 1).clamp(min=0) / stats.count).sqrt()
         scale[is_compared] = population_std.clamp(min=MIN_SCALE)
-    return TokenComparison(mean, scale, is_compared & (num_others > 0))
+    return TokenComparison(mean, scale, is_compared & (num_other_turns > 0))

@@ -33,11 +33,11 @@ def compute_level_metrics(
             counts[level] += 1
             successes[level] += bool(is_success)
     total = counts.total()
-    # A level that was not sampled has share 0: a missing point would hide a collapse.
+    # Report share 0 for a level that was not sampled: a missing value would hide a collapse.
     metrics = {f"rlvcr/level_share_{k}": counts[k] / total if total else 0.0 for k in LEVELS}
     metrics["rlvcr/level_steps"] = float(total)
     for level in LEVELS:
-        # A success of 0 would be wrong for a level that was not sampled.
+        # The success rate of a level that was not sampled is unknown, not 0.
         if counts[level]:
             metrics[f"rlvcr/level_success_{level}"] = successes[level] / counts[level]
     reasons = Counter(reason for reason in failures if reason is not None)
@@ -52,35 +52,39 @@ def compute_level_information(
     """Return the mutual information of level and situation, in nats. Empty without any level.
 
     ``rlvcr/level_information`` is computed from the observed counts and is at most ``log 4``.
-    ``rlvcr/level_information_null`` is its mean over permuted levels, the value expected by chance.
-    Only the excess over it shows that levels depend on situations. Turns without a level are
-    ignored.
+    ``rlvcr/level_information_null`` is the mean for permuted levels, the value expected by chance.
+    Only the difference of the two shows that levels depend on situations. Turns without a level
+    are ignored.
     """
     levels_and_situations = [
         (level, name) for level, name in zip(levels, situations, strict=True) if level
     ]
     if not levels_and_situations:
         return {}
-    columns = np.array([LEVELS.index(level) for level, _ in levels_and_situations])
-    _, rows = np.unique([name for _, name in levels_and_situations], return_inverse=True)
+    level_indices = np.array([LEVELS.index(level) for level, _ in levels_and_situations])
+    _, situation_indices = np.unique(
+        [name for _, name in levels_and_situations], return_inverse=True
+    )
     rng = np.random.default_rng(seed)
-    null_values = [
-        _compute_information(rows, rng.permutation(columns)) for _ in range(NUM_PERMUTATIONS)
+    permuted_information = [
+        _compute_index_information(situation_indices, rng.permutation(level_indices))
+        for _ in range(NUM_PERMUTATIONS)
     ]
     return {
-        "rlvcr/level_information": _compute_information(rows, columns),
-        "rlvcr/level_information_null": float(np.mean(null_values)),
+        "rlvcr/level_information": _compute_index_information(situation_indices, level_indices),
+        "rlvcr/level_information_null": float(np.mean(permuted_information)),
     }
 
 
 def compute_levels_by_situation(
     turns: Sequence[ThinkingTurnRecord], prefix: str
 ) -> dict[str, float]:
-    """Return metrics ``<prefix>/<situation>/*`` of the chosen levels in each named situation.
+    """Return metrics ``<prefix>/<situation>/*`` of the levels that the policy chose.
 
-    ``share_1..4``: shares among the turns whose level the policy chose; ``steps``: their number;
-    ``needed_level``: mean required level, where the environment names it. Empty for more than
-    ``MAX_SITUATIONS`` situations.
+    A situation is a kind of state that the environment names. ``steps`` is the number of turns in
+    which the policy chose the level. ``share_1..4`` are the shares of the levels in these turns.
+    ``needed_level`` is the mean required level, if the environment names it. The result is empty
+    for more than ``MAX_SITUATIONS`` situations.
     """
     turns_by_situation: dict[str, list[ThinkingTurnRecord]] = {}
     for step in turns:
@@ -104,12 +108,10 @@ def compute_levels_by_situation(
     return metrics
 
 
-def _compute_information(rows: np.ndarray, columns: np.ndarray) -> float:
-    """Return the mutual information of levels ``columns`` [S] and situations ``rows`` [S], both
-    indices.
-    """
-    table = np.zeros((rows.max() + 1, len(LEVELS)))
-    np.add.at(table, (rows, columns), 1.0)
+def _compute_index_information(situation_indices: np.ndarray, level_indices: np.ndarray) -> float:
+    """Return the mutual information of S pairs of a situation index and a level index, in nats."""
+    table = np.zeros((situation_indices.max() + 1, len(LEVELS)))
+    np.add.at(table, (situation_indices, level_indices), 1.0)
     return compute_mutual_information(table)
 
 
@@ -119,24 +121,31 @@ def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -
     It is 0 for an empty table.
     """
     table = np.asarray(counts, dtype=np.float64)
-    joint = table / (table.sum() or 1.0)
-    independent = joint.sum(1, keepdims=True) * joint.sum(0, keepdims=True)
-    is_nonzero = joint > 0
-    return float((joint[is_nonzero] * np.log(joint[is_nonzero] / independent[is_nonzero])).sum())
+    joint_probabilities = table / (table.sum() or 1.0)
+    independent_probabilities = joint_probabilities.sum(1, keepdims=True) * joint_probabilities.sum(
+        0, keepdims=True
+    )
+    is_nonzero = joint_probabilities > 0
+    return float(
+        (
+            joint_probabilities[is_nonzero]
+            * np.log(joint_probabilities[is_nonzero] / independent_probabilities[is_nonzero])
+        ).sum()
+    )
 
 
 class LevelCollapseDetector:
     """Detector of levels that the policy no longer samples, a known failure of the method.
 
-    ``unseen`` counts the steps since each level was last sampled. A warning is logged after
-    ``patience`` steps.
+    ``steps_since_sampled`` maps each level to the number of steps since it was last sampled. A
+    warning is logged after ``patience`` steps.
     """
 
     def __init__(self, patience: int) -> None:
         if patience < 1:
             raise ValueError(f"collapse_patience must be at least 1, got {patience}")
         self.patience = patience
-        self.unseen = dict.fromkeys(LEVELS, 0)
+        self.steps_since_sampled = dict.fromkeys(LEVELS, 0)
 
     def update(self, levels: Sequence[int | None]) -> list[int]:
         """Record the levels of one step; return those not sampled for ``patience`` steps or more.
@@ -146,21 +155,26 @@ class LevelCollapseDetector:
         """
         sampled_levels = set(levels)
         for level in LEVELS:
-            self.unseen[level] = 0 if level in sampled_levels else self.unseen[level] + 1
-            if self.unseen[level] and self.unseen[level] % self.patience == 0:
+            self.steps_since_sampled[level] = (
+                0 if level in sampled_levels else self.steps_since_sampled[level] + 1
+            )
+            if (
+                self.steps_since_sampled[level]
+                and self.steps_since_sampled[level] % self.patience == 0
+            ):
                 logger.warning(
                     "thinking level %d was not sampled for %d steps; raise "
                     "algorithm.rlvcr.thinking_diversity_w, set algorithm.rlvcr.epsilon_levels or "
                     "use algorithm.rlvcr.combine=gated",
                     level,
-                    self.unseen[level],
+                    self.steps_since_sampled[level],
                 )
-        return [level for level in LEVELS if self.unseen[level] >= self.patience]
+        return [level for level in LEVELS if self.steps_since_sampled[level] >= self.patience]
 
     def state(self) -> list[int]:
         """Return the number of steps since each level was last sampled, in order of level."""
-        return [self.unseen[level] for level in LEVELS]
+        return [self.steps_since_sampled[level] for level in LEVELS]
 
     def resume(self, state: Sequence[int]) -> None:
         """Restore the counts that ``state()`` returned; an empty ``state`` sets them to 0."""
-        self.unseen = dict(zip(LEVELS, state or [0] * len(LEVELS), strict=True))
+        self.steps_since_sampled = dict(zip(LEVELS, state or [0] * len(LEVELS), strict=True))

@@ -4,13 +4,12 @@ A turn is ``<level>l</level><think>z</think><action>a</action>``. Level 1 has an
 ``<level>1</level><think></think><action>``.
 
 The context of a level is the text before the action: prompt, level digit and thought. The four
-contexts of a turn differ only in digit and thought. Alternative thoughts therefore copy the white
-space between the tags of the turn. A turn without one of the tags is not scored, because the
-alternative contexts would have other tags.
+contexts of a turn differ only in digit and thought. The tokens around an alternative thought
+therefore have the same white space between tags as the sampled turn. A turn that lacks a tag is not
+scored, because the alternative contexts would contain this tag.
 
 Parsing works on sampled token ids. Their bytes are joined, tags are located in the bytes, and byte
-ranges are mapped back to token ranges. Text is never tokenized again. A turn without a readable
-level has no level.
+ranges are mapped back to token ranges. Text is never tokenized again.
 """
 
 import re
@@ -37,22 +36,23 @@ DEFAULT_PROMPTS: dict[int, str] = {
     "options you have.",
 }
 
-_FORMAT = (
+_INSTRUCTIONS_TEMPLATE = (
     "Before every action choose how much to think, from level 1 (least) to level 4 (most). "
     "Think more only where it helps.\n{levels}\n"
     "Answer exactly as: <level>N</level><think>your thought</think><action>your action</action>"
 )
 
 
-Overrides = Mapping[int, str] | Mapping[str, str]
+PromptOverrides = Mapping[int, str] | Mapping[str, str]
 
 
 def merge_level_prompts(
-    overrides: Overrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
+    overrides: PromptOverrides | None = None, texts: Mapping[int, str] = DEFAULT_PROMPTS
 ) -> dict[int, str]:
-    """Return ``texts`` of the four levels with ``overrides`` (keys 1..4 as numbers or strings).
+    """Return ``texts`` (by level), with the texts in ``overrides`` replaced.
 
-    Raises ``ValueError`` for another key.
+    The keys of ``overrides`` are 1 to 4, as numbers or strings. Raises ``ValueError`` for any other
+    key.
     """
     prompts = dict(texts)
     for key, text in (overrides or {}).items():
@@ -62,24 +62,22 @@ def merge_level_prompts(
     return prompts
 
 
-def render_level_instructions(overrides: Overrides | None = None) -> str:
+def render_level_instructions(overrides: PromptOverrides | None = None) -> str:
     """Return the prompt paragraph that explains the four levels and the format of a turn."""
     lines = [f"Level {level}: {text}" for level, text in merge_level_prompts(overrides).items()]
-    return _FORMAT.format(levels="\n".join(lines))
+    return _INSTRUCTIONS_TEMPLATE.format(levels="\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFormat:
-    """Texts before, between and after the level digit and the thought of a turn.
-    They consist of tags and the white space between the tags.
-    """
+    """Tags and white space before, between and after the level digit and the thought of a turn."""
 
     before: str = "<level>"
     between: str = "</level><think>"
     after: str = THINK_END + ACTION_START
 
     def render_prefix(self, level: int) -> str:
-        """Return the forced prefix that makes the policy think at ``level``."""
+        """Return the text from the start of a turn to the start of the thought at ``level``."""
         if level not in LEVELS:
             raise ValueError(f"level must be one of 1, 2, 3, 4, got {level!r}")
         return f"{self.before}{level}{self.between}"
@@ -89,7 +87,7 @@ PLAIN_FORMAT = TurnFormat()
 
 
 def render_level_prefix(level: int) -> str:
-    """Return ``<level>k</level><think>``, the prefix at level k without white space."""
+    """Return ``<level>k</level><think>``, the start of a turn at level k without white space."""
     return PLAIN_FORMAT.render_prefix(level)
 
 
@@ -105,17 +103,17 @@ class ParseFailure(StrEnum):
     UNCLOSED_ACTION = "unclosed_action"
     # No <level> tag.
     MISSING_LEVEL = "missing_level"
-    # A <level> tag around something other than 1, 2, 3, 4, or unclosed.
+    # A <level> tag that is unclosed, or that contains anything except 1, 2, 3 or 4.
     INVALID_LEVEL = "invalid_level"
-    # Text before the level or between the tagged parts, or a tag within a thought.
+    # Text before <level> or between two tags, or a tag within a thought.
     MISPLACED_LEVEL = "misplaced_level"
     # No think block.
     MISSING_THINK = "missing_think"
     # <think> without </think>.
     UNCLOSED_THINK = "unclosed_think"
-    # The token of the digit also holds other text, at this or at another level.
+    # The digit of this or of any other level shares its token with other text.
     MERGED_LEVEL = "merged_level"
-    # The action's first token also holds the end of <action>, and cannot follow a forced <action>.
+    # The first token of the action contains the end of <action>, so it cannot follow a forced tag.
     MERGED_ACTION = "merged_action"
 
 
@@ -124,36 +122,37 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class LevelChoice:
-    """Sampled level digit of a turn, located even where the text after it cannot be parsed.
+    """Sampled level digit of a turn, also of a turn whose remaining text cannot be parsed.
 
-    ``position`` is the index of the digit's token, which holds nothing else. ``thought_span`` holds
-    the text after ``<think>``, up to the next tag or the end of the turn. ``end_span`` is the token
-    after it, None at the end of the turn.
+    ``position`` is the index of the token that consists of the digit. ``thought_span`` is the range
+    of tokens after ``<think>``, up to the next tag or the end of the turn. ``thought_end_span`` is
+    the range of the token after the thought, or None if the turn ends with the thought.
     """
 
     level: int
     position: int
     thought_span: Span | None = None
-    end_span: Span | None = None
+    thought_end_span: Span | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
     """Parts of a sampled turn. Spans are half-open ranges of indices into its token ids.
 
-    ``level_span``: the digit's token. ``thought_span``: every token that holds part of the thought,
-    empty for an empty one. ``action_span``: every token that holds part of the action.
-    ``score_span``: the action and the first token of ``</action>``, which distinguishes "cabinet 1"
-    from "cabinet 10". ``end_span``: the first token of ``</think>``. Missing parts are None.
+    ``level_span``: the token of the digit. ``thought_span``: all tokens that contain text of the
+    thought; the range of an empty thought is empty. ``thought_end_span``: the first token of
+    ``</think>``. ``action_span``: all tokens that contain text of the action. ``score_span``: the
+    action and the first token of ``</action>``, which distinguishes "cabinet 1" from "cabinet 10".
+    The span of a missing part is None.
 
-    ``parser`` names the pattern that matched. A turn with a ``failure`` has no thinking advantage;
-    one without has a ``turn_format``. ``choice`` is the level digit that gets credit from returns,
-    also after a failure.
+    ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no thinking
+    advantage. A turn without ``failure`` has a ``turn_format``. ``choice`` is the level digit that
+    gets credit from returns, also in a turn with a ``failure``.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
-        level_span (1, 2), thought_span (3, 4), end_span (4, 5), action_span (6, 7)
-        score_span (6, 8)
+        level_span (1, 2), thought_span (3, 4), thought_end_span (4, 5)
+        action_span (6, 7), score_span (6, 8)
     """
 
     level: int | None
@@ -166,19 +165,19 @@ class ParsedTurn:
     parser: str
     failure: ParseFailure | None
     turn_format: TurnFormat = PLAIN_FORMAT
-    end_span: Span | None = None
+    thought_end_span: Span | None = None
     choice: LevelChoice | None = field(default=None, compare=False)
 
     @property
     def sampled_level(self) -> int | None:
-        """Level whose digit was sampled as a token without other text; None if there is none."""
+        """Level of the sampled digit, or None if no token consists of a level digit only."""
         if self.choice is not None:
             return self.choice.level
         return None if self.failure is ParseFailure.MERGED_LEVEL else self.level
 
     @property
     def thought_tokens(self) -> int:
-        """Number of tokens that hold the thought."""
+        """Number of tokens that contain text of the thought."""
         return self.thought_span[1] - self.thought_span[0] if self.thought_span else 0
 
     @property
@@ -188,40 +187,42 @@ class ParsedTurn:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
 
-    def credit_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
+    def credit_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
         """Return the token ranges that get the thinking advantage: level digit and thought.
 
         Empty for a turn with a ``failure``. ``offset`` (index of the turn's first token in the row)
-        is added to all indices. ``with_end`` includes the token that ends the thought.
+        is added to all indices. With ``includes_thought_end`` the thought's range includes the
+        token that ends the thought.
         """
         if self.failure is not None:
             return []
-        closing_span = self.end_span if with_end else None
+        closing_span = self.thought_end_span if includes_thought_end else None
         return _shift_nonempty_spans(
-            (self.level_span, _extend_to_end(self.thought_span, closing_span)), offset
+            (self.level_span, _include_thought_end(self.thought_span, closing_span)), offset
         )
 
-    def choice_spans(self, offset: int = 0, with_end: bool = False) -> list[Span]:
+    def choice_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
         """Return the token ranges that get credit from returns.
 
-        These are the ranges of ``credit_spans``. A turn with a ``failure`` has ranges too: the
-        sampled level digit and the sampled part of the thought. Its return is known, and skipping
-        failed turns would bias the credit towards levels that fail often.
+        For a turn without ``failure`` these are the ranges of ``credit_spans``. For a turn with a
+        ``failure`` they are the sampled level digit and the sampled part of the thought. Without
+        credit for such turns, levels that often cause parse failures would get too much credit.
         """
         if self.failure is None or self.sampled_level is None:
-            return self.credit_spans(offset, with_end)
+            return self.credit_spans(offset, includes_thought_end)
         if self.choice is None:
             return _shift_nonempty_spans((self.level_span, self.thought_span), offset)
         digit = (self.choice.position, self.choice.position + 1)
-        closing_span = self.choice.end_span if with_end else None
+        closing_span = self.choice.thought_end_span if includes_thought_end else None
         return _shift_nonempty_spans(
-            (digit, _extend_to_end(self.choice.thought_span, closing_span)), offset
+            (digit, _include_thought_end(self.choice.thought_span, closing_span)), offset
         )
 
 
-def _extend_to_end(thought: Span | None, end: Span | None) -> Span | None:
-    """Return ``thought`` extended to ``end``, the token that ends it.
-    The token may begin before the index of an empty thought.
+def _include_thought_end(thought: Span | None, end: Span | None) -> Span | None:
+    """Return the range of ``thought`` together with ``end``, the token that ends the thought.
+
+    The range of an empty thought may begin after this token, so the smaller start is used.
     """
     if thought is None or end is None:
         return thought
@@ -234,10 +235,10 @@ def _shift_nonempty_spans(spans: Sequence[Span | None], offset: int) -> list[Spa
 
 @dataclass(frozen=True, slots=True)
 class ForcedThought:
-    """Context of another level: the tokens between the chat prompt and the original action tokens.
+    """Alternative thought: the tokens between the chat prompt and the tokens of the sampled action.
 
-    ``token_ids`` = forced prefix, sampled thought, forced rest up to and including ``<action>``.
-    The thought is ``token_ids[thought_span[0]:thought_span[1]]``.
+    ``token_ids`` are a forced prefix, the sampled thought, and forced tokens up to and including
+    ``<action>``. The tokens of the thought are ``token_ids[thought_span[0]:thought_span[1]]``.
     """
 
     level: int
@@ -247,64 +248,79 @@ class ForcedThought:
 
     @property
     def thought_tokens(self) -> int:
-        """Number of sampled tokens that hold the thought."""
+        """Number of sampled tokens that contain text of the thought."""
         return self.thought_span[1] - self.thought_span[0]
 
 
-# Text without any tag. The look-ahead is repeated at every byte, so backtracking in the regular
-# expression cannot put a tag into a thought.
-_TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
-_LEVEL = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
-# The first level digit of a turn, and the thought after it up to any tag.
-_CHOICE = re.compile(
+# Text without any tag. The look-ahead is tested at every byte, so that the regular expression never
+# matches a tag as a part of a thought.
+_UNTAGGED_TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
+_LEVEL_PATTERN = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
+# The first level digit of a turn, and its thought up to the next tag.
+_LEVEL_CHOICE_PATTERN = re.compile(
     rb"<level>\s*(?P<level>[1-4])(?:\s*</level>\s*<think>(?P<thought>"
-    + _TEXT.removesuffix(b"?")
+    + _UNTAGGED_TEXT.removesuffix(b"?")
     + rb"))?",
     re.DOTALL,
 )
-_ACTION = rb"<action>(?P<action>.*?)</action>"
+_ACTION_PATTERN = rb"<action>(?P<action>.*?)</action>"
 # Unclosed action up to the end of the sampled text: the turn was cut by its length limit.
-_OPEN_ACTION = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
+_OPEN_ACTION_PATTERN = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
 
-# (name, pattern, failure), tried in order. The groups of a pattern are the parts of the turn. The
-# failure is None for a valid turn.
-_PARSERS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple(
+# (name, pattern, failure): the first pattern that matches is used. Its groups locate level, thought
+# and action. The failure is None for a valid turn.
+_TURN_PATTERNS: tuple[tuple[str, re.Pattern[bytes], ParseFailure | None], ...] = tuple(
     (name, re.compile(pattern, re.DOTALL), failure)
     for name, pattern, failure in (
-        ("strict", _LEVEL + rb"<think>(?P<thought>" + _TEXT + rb")</think>\s*" + _ACTION, None),
+        (
+            "strict",
+            _LEVEL_PATTERN
+            + rb"<think>(?P<thought>"
+            + _UNTAGGED_TEXT
+            + rb")</think>\s*"
+            + _ACTION_PATTERN,
+            None,
+        ),
         (
             "missing_think",
-            _LEVEL + rb"(?P<thought>)" + _ACTION,
+            _LEVEL_PATTERN + rb"(?P<thought>)" + _ACTION_PATTERN,
             ParseFailure.MISSING_THINK,
         ),
         (
             "unclosed_think",
-            _LEVEL + rb"<think>(?P<thought>" + _TEXT + rb")" + _ACTION,
+            _LEVEL_PATTERN + rb"<think>(?P<thought>" + _UNTAGGED_TEXT + rb")" + _ACTION_PATTERN,
             ParseFailure.UNCLOSED_THINK,
         ),
         (
             "unclosed_action",
-            _LEVEL + rb"(?:<think>(?P<thought>" + _TEXT + rb")(?:</think>)?\s*)?" + _OPEN_ACTION,
+            _LEVEL_PATTERN
+            + rb"(?:<think>(?P<thought>"
+            + _UNTAGGED_TEXT
+            + rb")(?:</think>)?\s*)?"
+            + _OPEN_ACTION_PATTERN,
             ParseFailure.UNCLOSED_ACTION,
         ),
         (
             "missing_level",
-            rb"\A(?!.*<level>)(?:.*?<think>(?P<thought>" + _TEXT + rb")</think>)?.*?" + _ACTION,
+            rb"\A(?!.*<level>)(?:.*?<think>(?P<thought>"
+            + _UNTAGGED_TEXT
+            + rb")</think>)?.*?"
+            + _ACTION_PATTERN,
             ParseFailure.MISSING_LEVEL,
         ),
         (
             "invalid_level",
-            rb"\A(?!.*<level>\s*[1-4]\s*</level>).*<level>.*?" + _ACTION,
+            rb"\A(?!.*<level>\s*[1-4]\s*</level>).*<level>.*?" + _ACTION_PATTERN,
             ParseFailure.INVALID_LEVEL,
         ),
         (
             "misplaced",
-            rb"<level>\s*(?P<level>[1-4])\s*</level>.*?" + _ACTION,
+            rb"<level>\s*(?P<level>[1-4])\s*</level>.*?" + _ACTION_PATTERN,
             ParseFailure.MISPLACED_LEVEL,
         ),
-        ("any_action", _ACTION, ParseFailure.MISPLACED_LEVEL),
-        ("open_action", _OPEN_ACTION, ParseFailure.UNCLOSED_ACTION),
-        ("level_only", _LEVEL, ParseFailure.MISSING_ACTION),
+        ("any_action", _ACTION_PATTERN, ParseFailure.MISPLACED_LEVEL),
+        ("open_action", _OPEN_ACTION_PATTERN, ParseFailure.UNCLOSED_ACTION),
+        ("level_only", _LEVEL_PATTERN, ParseFailure.MISSING_ACTION),
     )
 )
 
@@ -317,37 +333,39 @@ class _JoinedBytes:
         self.starts = list(accumulate((len(piece) for piece in pieces), initial=0))
 
     def find_token_span(self, start: int, end: int) -> Span:
-        """Return the range of tokens that hold part of bytes ``[start, end)``.
+        """Return the range of the tokens that contain at least one of the bytes ``[start, end)``.
 
-        An empty byte range gives an empty token range at the next token.
+        For an empty byte range, return an empty range at the first token from ``start`` on.
         """
         if start == end:
-            next_token = bisect_left(self.starts, start)
-            return next_token, next_token
+            next_token_index = bisect_left(self.starts, start)
+            return next_token_index, next_token_index
         # bisect_right skips tokens without bytes, which start at the same byte as the next one.
         return bisect_right(self.starts, start) - 1, bisect_left(self.starts, end)
 
 
 @dataclass(frozen=True, slots=True)
 class FormatTokens:
-    """Token ids of the forced parts of a turn in one ``TurnFormat``.
+    """Token ids of the forced texts of a turn in one ``TurnFormat``.
 
-    ``prefix_ids[k]``: tokens before the thought of level k. ``close_ids``: tokens between thought
-    and action. ``empty_ids``: a turn at level 1 up to the action. ``digit_ids``: the four digits.
+    ``prefix_ids[k]``: tokens before the thought of level k. ``closing_ids``: tokens between thought
+    and action. ``empty_thought_ids``: all tokens before the action at level 1. ``digit_ids``:
+    tokens of the four level digits.
     """
 
     prefix_ids: Mapping[int, list[int]]
-    close_ids: list[int]
-    empty_ids: list[int]
+    closing_ids: list[int]
+    empty_thought_ids: list[int]
     digit_ids: tuple[int, ...]
 
 
 class LevelCodec:
     """Encoder and parser of turns for one tokenizer.
 
-    ``prefix_ids``, ``close_ids``, ``empty_ids`` and ``digit_ids`` are the tokens of the format
-    without white space. A tag may be one token or several. Raises ``ValueError`` for a tokenizer
-    that merges a level digit with its tag, or whose four prefixes differ in more than the digit.
+    ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` are the tokens of the
+    format without white space. A tag may be one token or several. Raises ``ValueError`` for a
+    tokenizer that merges a level digit with its tag, or that encodes the prefixes of the four
+    levels with different tokens around the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -355,19 +373,19 @@ class LevelCodec:
         self.token_bytes = TokenBytes(tokenizer)
         self._plain_tokens = self._encode_format(PLAIN_FORMAT)
         self.prefix_ids = self._plain_tokens.prefix_ids
-        self.close_ids = self._plain_tokens.close_ids
-        self.empty_ids = self._plain_tokens.empty_ids
+        self.closing_ids = self._plain_tokens.closing_ids
+        self.empty_thought_ids = self._plain_tokens.empty_thought_ids
         self.digit_ids = self._plain_tokens.digit_ids
 
     def parse_turn(self, token_ids: Sequence[int]) -> ParsedTurn:
         """Locate level, thought and action in the sampled ``token_ids`` of one turn.
 
-        Never raises for the content of the tokens: the result then has a ``failure``.
+        Invalid content raises no error. The result has a ``failure`` instead.
         """
         joined_bytes = _JoinedBytes(self.token_bytes(token_ids))
         default_failure = ParseFailure.MISSING_ACTION
         turn = ParsedTurn(None, None, None, None, None, "", "", "none", default_failure)
-        for name, pattern, failure in _PARSERS:
+        for name, pattern, failure in _TURN_PATTERNS:
             match = pattern.search(joined_bytes.text)
             if match:
                 turn = self._build_parsed_turn(name, match, joined_bytes, failure)
@@ -377,7 +395,7 @@ class LevelCodec:
     def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         """Return the tokens of ``turn_format``.
 
-        Raises ``ValueError`` where the four levels would differ in more than the digit.
+        Raises ``ValueError`` if the four levels would differ in more tokens than the digit.
         """
         return (
             self._plain_tokens if turn_format == PLAIN_FORMAT else self._encode_format(turn_format)
@@ -386,23 +404,23 @@ class LevelCodec:
     def build_forced_thought(
         self, level: int, sampled_ids: Sequence[int], turn_format: TurnFormat = PLAIN_FORMAT
     ) -> ForcedThought | None:
-        """Build the context of ``level`` in ``turn_format`` from the tokens sampled after its
-        prefix.
+        """Build an alternative thought at ``level`` from ``sampled_ids``, sampled after its prefix.
 
-        The thought ends at ``</think>`` or at the first ``<action>``, whichever comes first.
-        Sampled tokens that hold part of it are kept. Bytes of ``</think>`` in the last kept token
-        are not forced again.
+        The thought ends at ``</think>`` or at the first ``<action>``, whichever comes first. The
+        result contains the sampled tokens of the thought and forced tokens after them. If the last
+        token of the thought contains the beginning of ``</think>``, only the remaining text is
+        forced.
 
-        Returns None where neither tag was reached (cut by length), and where the sampled text opens
-        another tag. It also returns None where a kept token holds part of ``<action>``, because
-        ``</think>`` cannot be inserted there. An empty thought is valid.
+        Returns None if the sampled text contains neither tag (cut by length), or another tag before
+        them. Also returns None if the last token of the thought contains the beginning of
+        ``<action>``, because ``</think>`` cannot be inserted there. An empty thought is valid.
         """
         joined_bytes = _JoinedBytes(self.token_bytes(sampled_ids))
         tag_positions = [joined_bytes.text.find(tag.encode()) for tag in (THINK_END, ACTION_START)]
-        thought_ends = [position for position in tag_positions if position >= 0]
-        if not thought_ends:
+        thought_end_positions = [position for position in tag_positions if position >= 0]
+        if not thought_end_positions:
             return None
-        thought_end = min(thought_ends)
+        thought_end = min(thought_end_positions)
         if re.search(rb"</?level>|<think>|</action>", joined_bytes.text[:thought_end]):
             return None
         num_kept = joined_bytes.find_token_span(0, thought_end)[1]
@@ -413,23 +431,23 @@ class LevelCodec:
             return None
         tokens = self.encode_format(turn_format)
         prefix = tokens.prefix_ids[level]
-        # The tag is encoded again only where a sampled token holds its beginning. Otherwise every
-        # context ends with the same tokens.
-        forced = (
+        # Use the same closing tokens in every context. Only if the last sampled token contains the
+        # beginning of </think>, encode the remaining text separately.
+        closing_tokens = (
             self._encode(turn_format.after[len(trailing_text) :])
             if trailing_text
-            else tokens.close_ids
+            else tokens.closing_ids
         )
         span = (len(prefix), len(prefix) + num_kept)
         thought = joined_bytes.text[:thought_end].decode(errors="replace")
         sampled = [int(token) for token in sampled_ids[:num_kept]]
-        return ForcedThought(level, [*prefix, *sampled, *forced], span, thought)
+        return ForcedThought(level, [*prefix, *sampled, *closing_tokens], span, thought)
 
     def build_empty_thought(self, turn_format: TurnFormat = PLAIN_FORMAT) -> ForcedThought:
         """Return the tokens of an empty thought at level 1, which needs no generation."""
         tokens = self.encode_format(turn_format)
         position = len(tokens.prefix_ids[1])
-        return ForcedThought(1, list(tokens.empty_ids), (position, position), "")
+        return ForcedThought(1, list(tokens.empty_thought_ids), (position, position), "")
 
     def _build_parsed_turn(
         self,
@@ -460,7 +478,7 @@ class LevelCodec:
             closing_span = joined.find_token_span(thought_end, thought_end + 1)
         turn_format = _extract_format(match) if failure is None else PLAIN_FORMAT
         is_merged = level is not None and _count_bytes(joined, level) != 1
-        if is_merged or (failure is None and not self._has_plain_digits(turn_format)):
+        if is_merged or (failure is None and not self._has_unmerged_digits(turn_format)):
             failure = ParseFailure.MERGED_LEVEL
         return ParsedTurn(
             level=int(match["level"]) if level else None,
@@ -473,47 +491,48 @@ class LevelCodec:
             parser=parser,
             failure=failure,
             turn_format=turn_format,
-            end_span=closing_span,
+            thought_end_span=closing_span,
         )
 
     def _encode(self, text: str) -> list[int]:
-        # All these texts continue a prompt or a thought.
-        return self._encoder.encode_inside(text)
+        # Forced texts are never the first text of a sequence: they follow a prompt or a thought.
+        return self._encoder.encode_continuation(text)
 
     def _encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         prefixes = {level: self._encode(turn_format.render_prefix(level)) for level in LEVELS}
         digit_indices = {
-            level: self._find_digit(turn_format, level, ids) for level, ids in prefixes.items()
+            level: self._find_digit_index(turn_format, level, ids)
+            for level, ids in prefixes.items()
         }
         digits = tuple(prefixes[level][digit_indices[level]] for level in LEVELS)
         tokens_around_digit = {
             (tuple(ids[: digit_indices[level]]), tuple(ids[digit_indices[level] + 1 :]))
             for level, ids in prefixes.items()
         }
-        # Only the digit may differ. Otherwise the scores would depend on the tokenization of tags.
+        # If more tokens than the digit differed, scores would depend on the tokenization of tags.
         if len(tokens_around_digit) != 1 or len(set(digits)) != len(LEVELS):
             raise ValueError(
                 "the tokenizer encodes the prefixes of the four levels with different tokens "
                 "around the digit; use a tokenizer that encodes digits as separate tokens"
             )
-        close_ids = self._encode(turn_format.after)
+        closing_ids = self._encode(turn_format.after)
         return FormatTokens(
             prefixes,
-            close_ids,
+            closing_ids,
             self._encode(turn_format.render_prefix(1) + turn_format.after),
             digits,
         )
 
-    def _has_plain_digits(self, turn_format: TurnFormat) -> bool:
+    def _has_unmerged_digits(self, turn_format: TurnFormat) -> bool:
         try:
             return self.encode_format(turn_format).digit_ids == self.digit_ids
         except ValueError:
             return False
 
-    def _find_digit(self, turn_format: TurnFormat, level: int, ids: Sequence[int]) -> int:
-        """Return the index in the prefix ``ids`` of the token that holds only the digit.
+    def _find_digit_index(self, turn_format: TurnFormat, level: int, ids: Sequence[int]) -> int:
+        """Return the index in the prefix ``ids`` of the token that consists of the level digit.
 
-        Raises ``ValueError`` where there is none.
+        Raises ``ValueError`` if there is no such token.
         """
         byte_pieces = self.token_bytes(ids)
         joined_bytes = _JoinedBytes(byte_pieces)
@@ -532,14 +551,14 @@ class LevelCodec:
 def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     """Return the texts around level digit and thought, from the ``match`` of a valid turn."""
     digit, thought, action = (match.span(group) for group in ("level", "thought", "action"))
-    edges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
-    # The pattern allows only ASCII characters there.
-    return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in edges))
+    text_ranges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
+    # Only tags and white space match outside of the groups, and both are ASCII.
+    return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in text_ranges))
 
 
 def _find_level_choice(joined: _JoinedBytes) -> LevelChoice | None:
-    """Return the first level digit of a turn; None where its token holds more than the digit."""
-    match = _CHOICE.search(joined.text)
+    """Return the first level digit of a turn, or None if its token contains other text too."""
+    match = _LEVEL_CHOICE_PATTERN.search(joined.text)
     if match is None:
         return None
     digit = joined.find_token_span(*match.span("level"))

@@ -20,8 +20,8 @@ SCORE_KEYS = {
 class ThoughtContext:
     """Thought at one level before the turn's action, with the scores of the action in that context.
 
-    ``tokens``: length of the thought. ``cost``: its token cost. ``original``: the policy sampled
-    this thought in the turn itself.
+    ``tokens``: length of the thought. ``cost``: its token cost. ``original``: true for the thought
+    of the sampled turn, false for alternative thoughts.
     """
 
     level: int
@@ -51,9 +51,9 @@ class ThinkingTurnRecord(StepRecord):
 
     ``level`` is None where it could not be read; ``parse_failure`` then gives the reason.
     ``level_forced``: the policy did not choose the level. ``contexts`` are in order of level.
-    ``think_cost``: the part of ``think_advantage`` due to token costs. ``situation``: state type,
-    empty where the environment names none. ``needed_level``: required level, None where it is
-    unknown.
+    ``think_cost``: the part of ``think_advantage`` due to token costs. ``situation``: kind of
+    state, empty if the environment names none. ``needed_level``: required level, None if
+    it is unknown.
     """
 
     level: int | None = None
@@ -74,10 +74,10 @@ class ThinkingTurnRecord(StepRecord):
 
     def to_json(self) -> dict[str, object]:
         """Return the record as a dict, as a rollout file stores it."""
-        # Not super(): dataclass(slots=True) creates a second class, and super() uses the first.
+        # super() would fail, because dataclass(slots=True) replaces the class by a new one.
         line = StepRecord.to_json(self)
         line["contexts"] = [context.to_json() for context in self.contexts]
-        # Only environments that describe their states have these two.
+        # Omit these two keys if the environment does not name the situation of a turn.
         for name in ("situation", "needed_level"):
             if not line[name]:
                 del line[name]

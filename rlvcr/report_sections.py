@@ -58,17 +58,17 @@ def compute_level_shares(batch: "DataProto", prefix: str) -> dict[str, float]:
     # Imported here: the command line imports this module, and importing numpy is slow.
     from rlvcr.level_metrics import compute_level_information
 
-    information = compute_level_information(levels, situations)
+    information_metrics = compute_level_information(levels, situations)
     return level_shares | {
-        name.replace("rlvcr", prefix, 1): value for name, value in information.items()
+        name.replace("rlvcr", prefix, 1): value for name, value in information_metrics.items()
     }
 
 
 def load_audit_returns(directory: Path) -> Outcomes:
     """Return the trajectory returns that ``main_audit`` measured in ``directory``.
 
-    The keys are (``traj_uid``, turn number) and then the number of the level or action. Empty
-    without ``audit.json``.
+    The keys are (``traj_uid``, turn number); the values map the number of each level or action to
+    its returns. The result is empty if the directory has no ``audit.json``.
     """
     path = directory / AUDIT_FILE
     if not path.exists():

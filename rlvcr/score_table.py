@@ -1,7 +1,8 @@
 """Score requests for the turns of rows, and the table of their results with one line per turn.
 
 S is the number of turns of all rows; level k is column k - 1. A request with label k asks for the
-action after a thought of level k. With posterior credit, ``DIGIT_LABEL + k`` asks for digit k.
+score of the action after a thought of level k. With posterior credit, a request with label
+``DIGIT_LABEL + k`` asks for the log-prob of level digit k.
 """
 
 from collections import Counter
@@ -24,8 +25,9 @@ DIGIT_LABEL = 10  # added to the label of a level digit
 class RowTurn:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
-    The first ``num_forced`` of them, a forced level, were not sampled. ``executed_credit``: credit
-    from a replay with another level (``rlvcr.research.executed``), None without a replay.
+    If a level was forced, the first ``num_forced`` tokens were not sampled. ``executed_credit`` is
+    the credit from a replay with another level (``rlvcr.research.executed``), None without a
+    replay.
     """
 
     step: int
@@ -37,41 +39,56 @@ class RowTurn:
     executed_credit: float | None = None
 
     @property
-    def samples_level(self) -> bool:
+    def has_sampled_level(self) -> bool:
         """True if the policy chose the level of this parsed turn."""
         return not self.num_forced and self.parsed.level_span is not None
 
     @property
     def has_level_alternatives(self) -> bool:
         """True if the policy chose the level, and thoughts at other levels were requested."""
-        return self.samples_level and self.alternatives is not None
+        return self.has_sampled_level and self.alternatives is not None
 
     def digit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Return the range of the sampled level digit, shifted by ``offset``; empty without one."""
+        """Return a list with the range of the sampled level digit, shifted by ``offset``.
+
+        The list is empty if the level was forced or not parsed.
+        """
         # The digit is the first range of a turn whose level was not forced.
-        return self.credit_spans(offset)[:1] if self.samples_level else []
+        return self.credit_spans(offset)[:1] if self.has_sampled_level else []
 
     @property
     def digit_position(self) -> int:
-        """Index of the level digit in ``token_ids``. Raises ``ValueError`` without one."""
+        """Index of the level digit in ``token_ids``. Raises ``ValueError`` if there is no digit."""
         if self.parsed.level_span is None:
             raise ValueError(f"turn {self.step} has no level digit")
         return self.parsed.level_span[0]
 
-    def credit_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
+    def credit_spans(
+        self, offset: int, includes_thought_end: bool = False
+    ) -> list[tuple[int, int]]:
         """Return the token ranges that get the thinking advantage, shifted by ``offset``.
 
-        ``with_end`` includes the token that ended the thought. Forced tokens are never included.
+        With ``includes_thought_end`` the ranges include the token that ended the thought. They
+        never include forced tokens.
         """
-        return self._drop_forced(self.parsed.credit_spans(offset, with_end), offset)
+        return self._drop_forced_tokens(
+            self.parsed.credit_spans(offset, includes_thought_end), offset
+        )
 
-    def choice_spans(self, offset: int, with_end: bool = False) -> list[tuple[int, int]]:
-        """Return the token ranges that get credit from returns.
+    def choice_spans(
+        self, offset: int, includes_thought_end: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return the token ranges that get credit from returns, shifted by ``offset``.
+
         Turns that were cut by length or cannot be parsed have ranges too.
         """
-        return self._drop_forced(self.parsed.choice_spans(offset, with_end), offset)
+        return self._drop_forced_tokens(
+            self.parsed.choice_spans(offset, includes_thought_end), offset
+        )
 
-    def _drop_forced(self, spans: list[tuple[int, int]], offset: int) -> list[tuple[int, int]]:
+    def _drop_forced_tokens(
+        self, spans: list[tuple[int, int]], offset: int
+    ) -> list[tuple[int, int]]:
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
@@ -89,10 +106,11 @@ class RowTurn:
 class ScoredTurns:
     """Table of all S turns of a batch in the order of rows.
 
-    ``row_indices[s]``: row of turn s. ``entries[s]``: its scores by level. ``scores``, ``is_valid``
-    (context exists) and ``costs`` (thought tokens) are [S, 4]. ``chosen`` [S]: column of the chosen
-    level, -1 for an unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's tokens.
-    ``level_log_probs`` [S, 4] are of the level digits, 0 where not requested.
+    ``row_indices[s]`` is the row of turn s, ``entries[s]`` has its scores by level. ``scores`` are
+    [S, 4]. ``is_valid`` [S, 4] is true if the level has a scored thought. ``costs`` [S, 4] are
+    thought tokens. ``chosen`` [S] is the column of the chosen level, -1 for an unparsed turn.
+    ``action_log_probs`` [S, 4] are sums over the action's tokens. ``level_log_probs`` [S, 4] are
+    log-probs of the level digits, 0 if they were not requested.
     """
 
     row_indices: list[int]
@@ -106,14 +124,15 @@ class ScoredTurns:
     level_log_probs: torch.Tensor
 
 
-def build_queries(
+def build_score_requests(
     rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the columns ``branches`` and ``spans`` [B], which ``compute_log_prob`` scores.
 
     A span is the action in its row. A branch is the same action after an alternative thought. An
-    unparsed turn has neither; a turn without alternative thoughts has only a span. With the tokens
-    ``digit_ids`` of the four levels, a span and three branches per turn also score the digits.
+    unparsed turn has neither span nor branches. A turn without alternative thoughts has only a
+    span. If ``digit_ids``, the tokens of the four level digits, are given, each turn gets one more
+    span and three more branches, which score the digits.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -175,6 +194,7 @@ def build_score_table(
     score: str,
 ) -> ScoredTurns:
     """Build the table of scores by turn and level.
+
     ``span_scores`` are of actions after the sampled thoughts, ``branch_scores`` after alternative
     thoughts. ``score`` is the value of ``algorithm.rlvcr.score``.
     """
@@ -182,11 +202,11 @@ def build_score_table(
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
     ):
-        by_step: dict[int, dict[int, SegmentScore]] = {}
+        scores_by_step: dict[int, dict[int, SegmentScore]] = {}
         for segment_score in (*row_span_scores, *row_branch_scores):
-            by_step.setdefault(segment_score.step, {})[segment_score.label] = segment_score
+            scores_by_step.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
-        entries.extend(by_step.get(step.step, {}) for step in row)
+        entries.extend(scores_by_step.get(step.step, {}) for step in row)
     turns = [step for row in rows for step in row]
     shape = (len(turns), len(LEVELS))
     table = ScoredTurns(
@@ -201,59 +221,66 @@ def build_score_table(
         action_log_probs=torch.zeros(shape, dtype=torch.float64),
         level_log_probs=torch.zeros(shape, dtype=torch.float64),
     )
-    for s, (step, turn_scores) in enumerate(zip(turns, entries, strict=True)):
+    for turn_index, (step, turn_scores) in enumerate(zip(turns, entries, strict=True)):
         thoughts = step.thoughts_by_level()
-        for label in [label for label in turn_scores if label > DIGIT_LABEL]:
-            digit_score = turn_scores.pop(label)
-            table.level_log_probs[s, label - DIGIT_LABEL - 1] = digit_score.logprob
-        for level, entry in turn_scores.items():
-            table.action_log_probs[s, level - 1] = entry.logprob * entry.num_tokens
+        for digit_label in [
+            digit_label for digit_label in turn_scores if digit_label > DIGIT_LABEL
+        ]:
+            digit_score = turn_scores.pop(digit_label)
+            table.level_log_probs[turn_index, digit_label - DIGIT_LABEL - 1] = digit_score.logprob
+        for level, segment_score in turn_scores.items():
+            table.action_log_probs[turn_index, level - 1] = (
+                segment_score.logprob * segment_score.num_tokens
+            )
             _, tokens = thoughts[level]
-            table.scores[s, level - 1] = select_score(entry, score)
-            table.is_valid[s, level - 1] = True
-            table.costs[s, level - 1] = tokens
+            table.scores[turn_index, level - 1] = select_score(segment_score, score)
+            table.is_valid[turn_index, level - 1] = True
+            table.costs[turn_index, level - 1] = tokens
         if step.parsed.failure is None:
             level, _ = step.parsed.level_and_score_span
-            table.chosen[s] = level - 1
+            table.chosen[turn_index] = level - 1
     return table
 
 
 def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict[str, float]:
-    """Return ``rlvcr/*`` of one batch: scores of sampled thoughts, valid contexts, dropped
-    thoughts.
+    """Return metrics ``rlvcr/*`` of scores, valid contexts and dropped thoughts of a batch.
 
     ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
     alternative thoughts were requested, even if all were dropped.
     """
-    expanded = [s for s, step in enumerate(table.turns) if step.alternatives is not None]
-    requested = [step.alternatives for step in table.turns if step.alternatives is not None]
+    expanded_indices = [s for s, step in enumerate(table.turns) if step.alternatives is not None]
+    requested_alternatives = [
+        step.alternatives for step in table.turns if step.alternatives is not None
+    ]
     dropped: Counter[str] = Counter()
-    for alternatives in requested:
+    for alternatives in requested_alternatives:
         dropped.update(alternatives.dropped)
-    # Shares of all sampled thoughts, dropped ones included. Level 1 is not sampled.
-    thoughts = [thought for alternatives in requested for thought in alternatives.thoughts]
+    # Dropped thoughts are reported as shares of all sampled thoughts. Level 1 is not sampled.
+    thoughts = [
+        thought for alternatives in requested_alternatives for thought in alternatives.thoughts
+    ]
     num_sampled = sum(thought.level != LEVELS[0] for thought in thoughts) + dropped.total()
     metrics = {
-        "rlvcr/expanded_steps": float(len(expanded)),
+        "rlvcr/expanded_steps": float(len(expanded_indices)),
         "rlvcr/alternative_tokens": float(
-            sum(alternatives.sampled_tokens for alternatives in requested)
+            sum(alternatives.sampled_tokens for alternatives in requested_alternatives)
         ),
     }
     for reason, count in sorted(dropped.items()):
         metrics[f"rlvcr/dropped_{reason}"] = count / num_sampled
-    originals = _sampled_thought_scores(table)
-    if originals:
-        metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in originals]))
-        metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in originals]))
-    if expanded:
+    sampled_scores = _list_sampled_thought_scores(table)
+    if sampled_scores:
+        metrics["rlvcr/score_logprob"] = float(np.mean([entry.logprob for entry in sampled_scores]))
+        metrics["rlvcr/score_entropy"] = float(np.mean([entry.entropy for entry in sampled_scores]))
+    if expanded_indices:
         metrics["rlvcr/valid_contexts_mean"] = (
-            table.is_valid[expanded].sum(-1).float().mean().item()
+            table.is_valid[expanded_indices].sum(-1).float().mean().item()
         )
-        metrics["rlvcr/advantage_abs_mean"] = advantage[expanded].abs().mean().item()
+        metrics["rlvcr/advantage_abs_mean"] = advantage[expanded_indices].abs().mean().item()
     return metrics
 
 
-def _sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
+def _list_sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
     """Return, for every parsed turn, the scores of its action after its own sampled thought."""
     scores = []
     for step, entries in zip(table.turns, table.entries, strict=True):

@@ -35,11 +35,11 @@ from rlvcr.research.executed import join_credit
 from rlvcr.score_table import (
     RowTurn,
     ScoredTurns,
-    build_queries,
+    build_score_requests,
     build_score_table,
     compute_scoring_metrics,
 )
-from rlvcr.settings import RLVCRSettings, method_settings
+from rlvcr.settings import RLVCRSettings, get_method_settings
 from rlvcr.thinking import compute_level_posterior, subtract_expected_price
 from verl.algos.groups import merge_rows_to_trajectories
 from verl.config.schema import PPOConfig
@@ -63,7 +63,7 @@ __all__ = [
     "add_level_entropy_bonus",
     "add_score_requests",
     "add_thinking_columns",
-    "build_queries",
+    "build_score_requests",
     "build_score_table",
     "compute_scoring_metrics",
 ]
@@ -82,10 +82,10 @@ def add_score_requests(
 ) -> None:
     """Add the columns ``branches`` and ``spans`` for ``rows``, the turns of each row of ``data``.
 
-    Also adds the turns themselves, which ``add_thinking_columns`` needs. With ``digit_ids``, the
-    tokens of the four levels, the digits are scored too.
+    Also adds the column of turns that ``add_thinking_columns`` needs. If ``digit_ids``, the tokens
+    of the four level digits, are given, the digits are scored too.
     """
-    branches, spans = build_queries(rows, digit_ids)
+    branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
 
 
@@ -100,9 +100,9 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
-    rlvcr = _with_price(method_settings(config.algorithm), multiplier)
-    names = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
-    branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, names)
+    rlvcr = _scale_token_price(get_method_settings(config.algorithm), multiplier)
+    request_columns = (BRANCHES, SPANS, TURNS_COLUMN, "branch_scores", "span_scores")
+    branches, _, rows, branch_scores, span_scores = map(data.non_tensor_batch.pop, request_columns)
     table = build_score_table(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
     is_success = torch.as_tensor(data.non_tensor_batch["won"][table.row_indices].astype(bool))
     # With price_in=won only thoughts of successful trajectories have a token cost.
@@ -120,39 +120,44 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     if rlvcr.permute:
         credit = _permute_credit(credit, table, is_success, seed)
     if rlvcr.credit in ("executed", "corrected"):
-        credit = _join_executed_credit(credit, table, data, is_success, rlvcr, seed, metrics)
+        credit = _combine_with_executed_credit(
+            credit, table, data, is_success, rlvcr, seed, metrics
+        )
     _add_credit_columns(data, table, credit, config)
-    _add_to_records(data, table, prices, credit)
+    _add_credit_to_records(data, table, prices, credit)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
     row_tokens = int(data.batch["attention_mask"].sum())
     metrics.update(compute_scoring_metrics(table, credit.advantage))
     metrics["rlvcr/branch_tokens_ratio"] = branch_tokens / max(row_tokens, 1)
-    _warn_about_dropped(metrics)
+    _warn_about_dropped_thoughts(metrics)
     return data
 
 
-def _with_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings:
-    """Return ``rlvcr`` with ``cost_coef`` times ``multiplier``; 0 with ``price_in=group``."""
+def _scale_token_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings:
+    """Return a copy of ``rlvcr`` with ``cost_coef`` times ``multiplier``.
+
+    With ``price_in=group`` the copy has ``cost_coef`` 0.
+    """
     cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
     return rlvcr.model_copy(update={"cost_coef": cost_coef})
 
 
 def _add_credit_columns(
-    data: DataProto, table: ScoredTurns, credit: "_Credit", config: PPOConfig
+    data: DataProto, table: ScoredTurns, credit: "_TurnCredit", config: PPOConfig
 ) -> None:
-    """Add the token columns of ``credit`` and of the level count bonus."""
-    rlvcr = method_settings(config.algorithm)
+    """Add the columns [B, R] of ``credit`` and of the bonus for rare levels to ``data``."""
+    rlvcr = get_method_settings(config.algorithm)
     columns = {
         "thinking_level_entropies": credit.advantage,
         "thinking_token_costs": credit.price_share,
     }
     if rlvcr.level_bonus_w:
-        bonus = _compute_level_bonus(table, data.non_tensor_batch["uid"])
-        columns["thinking_level_bonus"] = rlvcr.level_bonus_w * bonus
-    # COPO needs the factors for every value of ``combine``.
+        level_bonus = _compute_level_bonus(table, data.non_tensor_batch["uid"])
+        columns["thinking_level_bonus"] = rlvcr.level_bonus_w * level_bonus
+    # The estimator copo uses the factors whatever ``combine`` is.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
-    offsets = _response_offsets(data, table.row_indices, table.turns)
+    offsets = _compute_response_offsets(data, table.row_indices, table.turns)
     turns = list(zip(table.turns, offsets, strict=True))
     spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in turns]
     if credit.has_posterior is not None:
@@ -173,8 +178,8 @@ def _add_credit_columns(
 
 def _add_posterior_credit(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, rlvcr: RLVCRSettings
-) -> "_Credit":
-    """Add the columns of ``verl.records.Choice``, and return the token prices of the thoughts.
+) -> "_TurnCredit":
+    """Add the columns of ``verl.records.Choice``, and return the token prices as credit.
 
     ``prices`` [S, 4] are in units of the advantage. Level digits without alternative thoughts have
     no posterior; they get the trajectory advantage.
@@ -186,10 +191,12 @@ def _add_posterior_credit(
     ) * has_posterior.unsqueeze(-1)
     if rlvcr.price_in != "group":
         prices = subtract_expected_price(prices, table.level_log_probs, table.is_valid)
-    offsets = _response_offsets(data, table.row_indices, table.turns)
-    digits = [
-        step.digit_spans(offset) if flag else []
-        for step, offset, flag in zip(table.turns, offsets, has_posterior.tolist(), strict=True)
+    offsets = _compute_response_offsets(data, table.row_indices, table.turns)
+    digit_spans = [
+        step.digit_spans(offset) if gets_posterior else []
+        for step, offset, gets_posterior in zip(
+            table.turns, offsets, has_posterior.tolist(), strict=True
+        )
     ]
     columns = {
         CHOICE_POSTERIOR: posterior,
@@ -197,18 +204,20 @@ def _add_posterior_credit(
         CHOICE_OLD_LOG_PROBS: table.level_log_probs,
     }
     for key, values in columns.items():
-        per_level = [
-            _scatter_to_tokens(data, table.row_indices, digits, level_values)
+        level_columns = [
+            _scatter_to_tokens(data, table.row_indices, digit_spans, level_values)
             for level_values in values.float().unbind(-1)
         ]
-        data.batch[key] = torch.stack(per_level, dim=-1)
+        data.batch[key] = torch.stack(level_columns, dim=-1)
     data.meta_info["metrics"] |= _compute_posterior_metrics(table, posterior, has_posterior)
     column = table.chosen.clamp(min=0).unsqueeze(-1)
     chosen_price = prices.gather(-1, column).squeeze(-1) * has_posterior
     if rlvcr.price_in == "group":
         chosen_price = torch.zeros_like(chosen_price)  # thinking_group_price holds these prices
-    share = -chosen_price.float()
-    return _Credit(share, share, torch.ones_like(share), has_posterior=has_posterior)
+    price_share = -chosen_price.float()
+    return _TurnCredit(
+        price_share, price_share, torch.ones_like(price_share), has_posterior=has_posterior
+    )
 
 
 def _compute_posterior_metrics(
@@ -231,15 +240,15 @@ def add_group_prices(
 ) -> TokenComparison:
     """Add ``thinking_group_price`` [B, R]: minus the price of a turn's tokens in its level group.
 
-    It is placed on level digit, thought and, with ``credit_end``, the end of the thought. Digits
-    with a posterior have none there: ``choice_credit`` holds their prices.
+    The values are placed on level digit, thought and, with ``credit_end``, the end of the thought.
+    Digits with a posterior get 0, because ``choice_credit`` contains their prices.
 
     ``rows`` are the turns of each row. Returns the comparison of all turns.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]
     columns = data.non_tensor_batch
-    # In the order of ``turns``: both were built from the turns of each row.
+    # ``anchor_obs`` has one state per turn of a row, in the same order as ``turns``.
     anchors = [anchor for row in columns["anchor_obs"] for anchor in row]
     uids = [columns["uid"][row] for row in row_indices]
     tokens = torch.tensor([step.parsed.thought_tokens for step in turns], dtype=torch.float64)
@@ -257,7 +266,7 @@ def add_group_prices(
         [columns["traj_uid"][row] for row in row_indices],
     )
     prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_prices(tokens)
-    offsets = _response_offsets(data, row_indices, turns)
+    offsets = _compute_response_offsets(data, row_indices, turns)
     spans = []
     for step, offset in zip(turns, offsets, strict=True):
         has_posterior = rlvcr.credit == "posterior" and step.has_level_alternatives
@@ -277,12 +286,12 @@ def add_level_entropy_bonus(
 ) -> None:
     """Add the columns with which the actor's loss rewards entropy over the four level digits.
 
-    They are ``choice_mask`` [B, R], which is 1 on each sampled level digit, and ``choice`` in
-    ``meta_info``, with the digit tokens and the weight.
+    ``choice_mask`` [B, R] is 1 on each sampled level digit. ``choice`` in ``meta_info`` has the
+    tokens of the digits and the weight of the bonus.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
     turns = [step for row in rows for step in row]
-    offsets = _response_offsets(data, row_indices, turns)
+    offsets = _compute_response_offsets(data, row_indices, turns)
     digit_spans = [step.digit_spans(offset) for step, offset in zip(turns, offsets, strict=True)]
     mask = _scatter_to_tokens(data, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
@@ -290,7 +299,7 @@ def add_level_entropy_bonus(
     data.meta_info["choice"] = Choice(tuple(codec.digit_ids), weight, name="level")
 
 
-def _warn_about_dropped(metrics: Mapping[str, float]) -> None:
+def _warn_about_dropped_thoughts(metrics: Mapping[str, float]) -> None:
     dropped_share = metrics.get(DROPPED_LENGTH_METRIC, 0.0)
     if dropped_share > MAX_DROPPED_SHARE:
         logger.warning(
@@ -302,13 +311,14 @@ def _warn_about_dropped(metrics: Mapping[str, float]) -> None:
         )
 
 
-class _Credit(NamedTuple):
+class _TurnCredit(NamedTuple):
     """Thinking advantages of all turns, each [S].
 
     ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
-    trajectory advantage with ``combine=reweight``. ``executed``: credit from replays with another
-    level, added to ``advantage`` later; None without replays. ``has_posterior``: the credit of the
-    digit is in ``choice_credit``; None unless ``algorithm.rlvcr.credit`` is ``posterior``.
+    trajectory advantage, for ``combine=reweight``. ``executed``: credit from replays with another
+    level, which the estimator adds to ``advantage``; None without replays. ``has_posterior``: true
+    if ``choice_credit`` contains the credit of the digit; None unless ``algorithm.rlvcr.credit`` is
+    ``posterior``.
     """
 
     advantage: torch.Tensor
@@ -318,7 +328,7 @@ class _Credit(NamedTuple):
     has_posterior: torch.Tensor | None = None
 
 
-def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _Credit:
+def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _TurnCredit:
     """Return thinking advantages; ``costs`` [S, 4] are the thought tokens with a token cost."""
     advantage, price_share = compute_thinking_advantage(
         table.scores,
@@ -340,15 +350,15 @@ def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSetting
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
     )
-    return _Credit(advantage, price_share, factor)
+    return _TurnCredit(advantage, price_share, factor)
 
 
 def _permute_credit(
-    credit: _Credit, table: ScoredTurns, is_success: torch.Tensor, seed: int
-) -> _Credit:
+    credit: _TurnCredit, table: ScoredTurns, is_success: torch.Tensor, seed: int
+) -> _TurnCredit:
     """Return ``credit`` shuffled among the scored turns.
 
-    It serves as a control experiment: the sizes stay, but the values say nothing about their turns.
+    The result is for a control experiment: it has the same values, assigned to random turns.
     """
     generator = torch.Generator().manual_seed(seed)
     is_compared = (table.chosen >= 0) & (table.is_valid.sum(-1) >= 2)
@@ -361,24 +371,24 @@ def _permute_credit(
     permuted_fields = (
         values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
     )
-    return _Credit(*permuted_fields)
+    return _TurnCredit(*permuted_fields)
 
 
-def _join_executed_credit(
-    credit: _Credit,
+def _combine_with_executed_credit(
+    credit: _TurnCredit,
     table: ScoredTurns,
     data: DataProto,
     is_success: torch.Tensor,
     rlvcr: RLVCRSettings,
     seed: int,
     metrics: dict[str, float],
-) -> _Credit:
-    """Return ``credit`` combined with credit from replays at another level; adds to ``metrics``."""
+) -> _TurnCredit:
+    """Return ``credit`` combined with credit from replays, and add metrics to ``metrics``."""
     executed_credit = [
         math.nan if step.executed_credit is None else step.executed_credit for step in table.turns
     ]
-    # Where no other trajectory of the group succeeds and all returns are equal, a successful replay
-    # is chance: the turn gets no credit.
+    # If no other trajectory of the group succeeds and their returns are equal, a successful replay
+    # is chance. The turn then gets no credit from it.
     is_informative = _other_members_differ(data)[table.row_indices]
     differences = torch.tensor(executed_credit).masked_fill(~is_informative, math.nan)
     if rlvcr.permute:
@@ -388,10 +398,10 @@ def _join_executed_credit(
             executed_indices[torch.randperm(len(executed_indices), generator=generator)]
         ]
     is_counted = is_success if rlvcr.combine == "success" else torch.ones_like(is_success)
-    scale = _difference_scale(data, rlvcr)
+    scale = _compute_difference_scale(data, rlvcr)
     joined_credit = join_credit(credit.advantage, differences, is_counted, rlvcr.credit, scale)
     metrics |= joined_credit.metrics
-    return _Credit(
+    return _TurnCredit(
         credit.advantage * joined_credit.weight,
         credit.price_share * joined_credit.weight,
         credit.factor,
@@ -417,13 +427,13 @@ def _other_members_differ(data: DataProto) -> torch.Tensor:
     group = trajectories.group
     returns = trajectories.score
     successes = torch.as_tensor(columns["won"].astype(float))
-    successes = torch.zeros_like(returns).scatter(0, trajectories.of_row, successes)
-    squares = mean_of_others(returns**2)
-    differ = squares - mean_of_others(returns) ** 2 > ROUNDING_ERROR * squares
-    return ((mean_of_others(successes) > 0) | differ)[trajectories.of_row]
+    successes = torch.zeros_like(returns).scatter(0, trajectories.trajectory_of_row, successes)
+    mean_squares = mean_of_others(returns**2)
+    returns_differ = mean_squares - mean_of_others(returns) ** 2 > ROUNDING_ERROR * mean_squares
+    return ((mean_of_others(successes) > 0) | returns_differ)[trajectories.trajectory_of_row]
 
 
-def _difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
+def _compute_difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
     """Return the divisor for differences of returns: 1 with ``mean_norm``.
 
     With ``mean_std_norm`` it is the std of the batch's returns, at least ``std_floor``.
@@ -435,67 +445,75 @@ def _difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
     return max(float(np.std(list(returns.values()))), rlvcr.std_floor)
 
 
-def _compute_level_bonus(table: ScoredTurns, uid: np.ndarray) -> torch.Tensor:
+def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
     """Return the exploration bonus [S] of each turn: larger for levels that its group chose rarely.
 
     It is 0 where the level was forced.
     """
-    forced = torch.tensor([step.num_forced > 0 for step in table.turns], dtype=torch.bool)
-    # -1 is no level: forced levels are not counted.
-    chosen_levels = torch.where(forced, -1, table.chosen)
-    return compute_level_count_bonus(chosen_levels, [uid[row] for row in table.row_indices])
+    is_forced = torch.tensor([step.num_forced > 0 for step in table.turns], dtype=torch.bool)
+    # -1 stands for no level, so that forced levels are not counted.
+    chosen_levels = torch.where(is_forced, -1, table.chosen)
+    return compute_level_count_bonus(chosen_levels, [group_ids[row] for row in table.row_indices])
 
 
-def _response_offsets(
-    data: DataProto, row_of: Sequence[int], steps: Sequence[RowTurn]
+def _compute_response_offsets(
+    data: DataProto, row_indices: Sequence[int], steps: Sequence[RowTurn]
 ) -> list[int]:
-    """Return the index in ``responses`` at which each turn begins; turn s is in row ``row_of[s]``.
+    """Return the index in ``responses`` at which each turn begins.
 
-    A response begins where the row's unpadded prompt ends.
+    Turn s is in row ``row_indices[s]``. A response begins where the row's unpadded prompt ends.
     """
     width = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
-    return [step.start - prompt_lengths[row] for row, step in zip(row_of, steps, strict=True)]
+    return [step.start - prompt_lengths[row] for row, step in zip(row_indices, steps, strict=True)]
 
 
 def _scatter_to_tokens(
     data: DataProto,
-    row_of: Sequence[int],
+    row_indices: Sequence[int],
     spans: Sequence[list[tuple[int, int]]],
     values: torch.Tensor,
 ) -> torch.Tensor:
-    """Return [B, R] with ``values[s]`` on the tokens ``spans[s]`` of row ``row_of[s]``."""
+    """Return [B, R] with the value of each turn on the tokens of its spans, 0 elsewhere.
+
+    ``row_indices``, ``spans`` and ``values`` have one entry per turn.
+    """
     width = data.batch["responses"].shape[1]
-    turns_of_row: list[list[int]] = [[] for _ in range(len(data))]
-    for s, row in enumerate(row_of):
-        turns_of_row[row].append(s)
+    turns_by_row: list[list[int]] = [[] for _ in range(len(data))]
+    for turn_index, row in enumerate(row_indices):
+        turns_by_row[row].append(turn_index)
     return torch.stack(
         [
-            place_turn_values(width, [spans[s] for s in turn_indices], values[turn_indices])
-            for turn_indices in turns_of_row
+            place_turn_values(
+                width, [spans[turn_index] for turn_index in turn_indices], values[turn_indices]
+            )
+            for turn_indices in turns_by_row
         ]
     )
 
 
-def _add_to_records(
-    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _Credit
+def _add_credit_to_records(
+    data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _TurnCredit
 ) -> None:
     """Add the scored contexts and thinking advantages to the turn records of ``data``.
+
     ``prices`` [S, 4] are the token costs of the thoughts.
     """
-    turn_index: dict[tuple[int, int], int] = {}
-    for s, (row, step) in enumerate(zip(table.row_indices, table.turns, strict=True)):
-        turn_index[row, step.step] = s
+    index_by_turn: dict[tuple[int, int], int] = {}
+    for turn_index, (row, step) in enumerate(zip(table.row_indices, table.turns, strict=True)):
+        index_by_turn[row, step.step] = turn_index
     new_records: list[list[ThinkingTurnRecord]] = []
     for row, records in enumerate(data.non_tensor_batch["steps"]):
         new_records.append([])
         for record in records:
-            s = turn_index[row, record.step]
-            contexts = _build_contexts(table.turns[s], table.entries[s], prices[s])
-            advantage = float(credit.advantage[s])
+            turn_index = index_by_turn[row, record.step]
+            contexts = _build_contexts(
+                table.turns[turn_index], table.entries[turn_index], prices[turn_index]
+            )
+            advantage = float(credit.advantage[turn_index])
             if credit.executed is not None:
-                advantage += float(credit.executed[s])
-            price_share = float(credit.price_share[s])
+                advantage += float(credit.executed[turn_index])
+            price_share = float(credit.price_share[turn_index])
             new_records[row].append(record.with_credit(contexts, advantage, price_share))
     data.non_tensor_batch["steps"] = object_array(new_records)
 

@@ -1,5 +1,6 @@
 """Settings ``algorithm.rlvcr``, and other keys about thinking levels.
-Imports no torch, because the command line imports this module.
+
+This module imports no torch, because the command line imports it.
 """
 
 from typing import Annotated, Literal, get_args
@@ -19,11 +20,11 @@ from verl.config.settings import (
 )
 from verl.names import NormMode
 
-Score = Literal["entropy", "logprob", "prob"]
-SCORES: tuple[Score, ...] = get_args(Score)
+ScoreName = Literal["entropy", "logprob", "prob"]
+SCORES: tuple[ScoreName, ...] = get_args(ScoreName)
 
-Combination = Literal["additive", "gated", "success", "reweight"]
-COMBINES: tuple[Combination, ...] = get_args(Combination)
+CombineRule = Literal["additive", "gated", "success", "reweight"]
+COMBINE_RULES: tuple[CombineRule, ...] = get_args(CombineRule)
 
 PriceRule = Literal["all", "won", "gate", "group"]
 PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
@@ -42,7 +43,7 @@ class RLVCRSettings(Section):
 
     enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
-    score: Score = "entropy"
+    score: ScoreName = "entropy"
     """score of a context: entropy is -score_entropy of the records, logprob is score_logprob, prob
     is score_geometric_prob (of the action's tokens)
     """
@@ -50,7 +51,7 @@ class RLVCRSettings(Section):
     """normalisation within a turn: mean_norm subtracts the mean utility, mean_std_norm also divides
     by the std
     """
-    combine: Combination = "additive"
+    combine: CombineRule = "additive"
     """formula that joins the thinking advantage with the trajectory advantage"""
     step_advantage_w: NonNegative = 1.0
     """w: weight of the thinking advantage"""
@@ -166,7 +167,7 @@ class MethodDataConfig(SFTDataConfig):
     """
 
 
-# Pyright requires equal types for assignable attributes; these hold a subclass.
+# Pyright does not allow a subclass as the type of an overridden attribute.
 class MethodPPOConfig(PPOConfig):
     """Configuration of ``main_ppo`` with the keys of RLVCR."""
 
@@ -181,6 +182,6 @@ class MethodSFTConfig(SFTConfig):
     env: MethodEnvConfig = MethodEnvConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-def method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
+def get_method_settings(algorithm: AlgorithmConfig) -> RLVCRSettings:
     """Return the section ``algorithm.rlvcr``, which the schema of ``verl`` does not declare."""
     return value_at_path(algorithm, "rlvcr")

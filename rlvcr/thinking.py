@@ -34,8 +34,9 @@ def select_score(entry: SegmentScore, score: str) -> float:
 
 
 def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Tensor:
-    """Return the cost ``cost_coef min(T, cost_max) / cost_max`` of thoughts of ``tokens`` T,
-    float64.
+    """Return the token cost ``cost_coef min(T, cost_max) / cost_max`` of thoughts, float64.
+
+    T is the number of ``tokens`` of a thought.
 
         cost_coef 0.4, cost_max 64: 32 tokens cost 0.2, 64 or more tokens cost 0.4
     """
@@ -48,15 +49,16 @@ def compute_token_cost(tokens: Tensor, cost_coef: float, cost_max: float) -> Ten
 class Utilities(NamedTuple):
     """Utilities of the thinking levels of every turn.
 
-    ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where not ``valid``.
-    ``column`` is the column of the chosen level, 0 without one. ``is_comparable`` is true for turns
-    with a valid chosen context and at least one other.
+    ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where ``valid`` is
+    false. ``chosen_column`` is the column of the chosen level, 0 for an unparsed turn.
+    ``is_comparable`` is true for turns with valid contexts of the chosen level and of at least one
+    other level.
     """
 
     utility: PerLevel
     token_cost: PerLevel
     valid: LevelMask
-    column: Tensor  # [S, 1], as gather takes it
+    chosen_column: Tensor  # [S, 1], an index for ``Tensor.gather``
     is_comparable: TurnMask
 
 
@@ -77,10 +79,12 @@ def _compute_utilities(
     token_cost = torch.where(is_usable, compute_token_cost(costs, cost_coef, cost_max), 0.0)
     utility = torch.where(is_usable, scores.double() - token_cost, 0.0)
     is_known = (chosen >= 0) & (chosen < NUM_LEVELS)
-    column = torch.where(is_known, chosen, 0).long().unsqueeze(-1)
+    chosen_column = torch.where(is_known, chosen, 0).long().unsqueeze(-1)
     # A comparison needs a score at the chosen level and at one other level or more.
-    is_comparable = is_known & is_usable.gather(-1, column).squeeze(-1) & (is_usable.sum(-1) >= 2)
-    return Utilities(utility, token_cost, is_usable, column, is_comparable)
+    is_comparable = (
+        is_known & is_usable.gather(-1, chosen_column).squeeze(-1) & (is_usable.sum(-1) >= 2)
+    )
+    return Utilities(utility, token_cost, is_usable, chosen_column, is_comparable)
 
 
 def compute_thinking_advantage(
@@ -104,9 +108,9 @@ def compute_thinking_advantage(
     single other level j was drawn. ``3/4 (U_l - U_j)``, which has the same expectation, replaces
     the difference.
 
-    The second result (price share) is contained in the first. Subtracting it leaves the advantage
-    by score alone. Turns with an unparsed level, an invalid chosen context or fewer than two valid
-    ones get 0, and so do ties.
+    The first result minus the second (price share) is the advantage due to scores alone. Turns with
+    an unparsed level, an invalid context of the chosen level, or fewer than two valid contexts get
+    0. Turns with equal utilities get 0 too.
 
         scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen 2: A_think = -0.3 - (-0.5) = 0.2
     """
@@ -114,13 +118,13 @@ def compute_thinking_advantage(
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
     utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
     num_valid = utilities.valid.sum(-1, keepdim=True).clamp(min=1)
-    # Deviations from the utility of the chosen level: equal utilities then cancel exactly.
-    chosen_utility = utilities.utility.gather(-1, utilities.column)
+    # Subtract the utility of the chosen level first, so that equal utilities cancel exactly.
+    chosen_utility = utilities.utility.gather(-1, utilities.chosen_column)
     deviation = torch.where(utilities.valid, utilities.utility - chosen_utility, 0.0)
     mean = deviation.sum(-1, keepdim=True) / num_valid
     advantage = -mean.squeeze(-1)
     mean_cost = utilities.token_cost.sum(-1, keepdim=True) / num_valid
-    price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.column)).squeeze(-1)
+    price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.chosen_column)).squeeze(-1)
     if alternatives == "one":
         # U_l minus the mean of l and j is half of U_l - U_j; the factor m / (m - 1) = 2 corrects
         # that. Over the draw of j, the mean of 3/4 (U_l - U_j) is U_l minus the mean of all four.
@@ -154,8 +158,8 @@ def compute_reweight_factors(
     ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k`` is the scaled utility
     ``(U_k - min U) / max(max U - min U, spread_floor)``, and ``U`` is net of cost.
     ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
-    between nearly equal contexts. Other arguments as in ``compute_thinking_advantage``. Turns
-    without thinking advantage, and ties, have g = 1.
+    between nearly equal contexts. The other arguments are those of ``compute_thinking_advantage``.
+    Turns without thinking advantage, and turns with equal utilities, have g = 1.
 
         U = [0, 1], two valid contexts, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """
@@ -164,14 +168,14 @@ def compute_reweight_factors(
     utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
     min_utility = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
     max_utility = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
-    # Without any valid score the distance is -inf, and clamp returns ``spread_floor``.
+    # Without any valid score the difference is -inf, and clamp returns ``spread_floor``.
     distance = (max_utility - min_utility).clamp(min=spread_floor)
-    scaled = torch.where(utilities.valid, (utilities.utility - min_utility) / distance, 0.0)
+    scaled_utility = torch.where(utilities.valid, (utilities.utility - min_utility) / distance, 0.0)
     # Scaled utilities are in [0, 1], so weights differ at most by the factor e^2 = 7.4.
-    weight = torch.where(utilities.valid, (2 * scaled).exp(), 0.0)
+    weight = torch.where(utilities.valid, (2 * scaled_utility).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / utilities.valid.sum(-1, keepdim=True).clamp(min=1)
-    relative = weight / torch.where(mean > 0, mean, 1.0)
-    factor = relative.gather(-1, utilities.column).squeeze(-1)
+    relative_weight = weight / torch.where(mean > 0, mean, 1.0)
+    factor = relative_weight.gather(-1, utilities.chosen_column).squeeze(-1)
     return torch.where(utilities.is_comparable, factor, 1.0).float()
 
 
@@ -209,20 +213,21 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
         levels 0, 0, 0, 1 in one group: -log f = 0.29, 0.29, 0.29, 1.39, with mean 0.56
         bonus -0.27, -0.27, -0.27, 0.82
     """
-    every_group = number_keys(group_index).to(levels.device)
+    all_group_ids = number_keys(group_index).to(levels.device)
     is_known = levels >= 0
     bonus = torch.zeros(len(levels), dtype=torch.float64, device=levels.device)
     if not is_known.any():
         return bonus.float()
-    groups = every_group[is_known]
-    group_level_ids = groups * NUM_LEVELS + levels[is_known]  # one number per group and level
-    ones = torch.ones_like(groups, dtype=torch.float64)
-    zero_counts = torch.zeros(int(groups.max()) + 1, dtype=torch.float64, device=levels.device)
-    group_sizes = zero_counts.index_add(0, groups, ones)[groups]
+    group_ids = all_group_ids[is_known]
+    group_level_ids = group_ids * NUM_LEVELS + levels[is_known]  # one number per group and level
+    ones = torch.ones_like(group_ids, dtype=torch.float64)
+    zero_counts = torch.zeros(int(group_ids.max()) + 1, dtype=torch.float64, device=levels.device)
+    group_sizes = zero_counts.index_add(0, group_ids, ones)[group_ids]
     counts = torch.bincount(group_level_ids)[group_level_ids].double()
-    # Up to a constant, -log f is the gradient of the entropy of levels, so the bonus increases it.
+    # Up to a constant, -log f is the gradient of the entropy of levels, so the bonus increases the
+    # entropy.
     neg_log_frequency = -(counts / group_sizes).log()
-    bonus[is_known] = neg_log_frequency - compute_group_stats(neg_log_frequency, groups).mean
+    bonus[is_known] = neg_log_frequency - compute_group_stats(neg_log_frequency, group_ids).mean
     return bonus.float()
 
 
@@ -243,11 +248,11 @@ def compute_level_posterior(
 
         pi = (1/2, 1/2, 0, 0), p(a | c) = (0.2, 0.6, -, -): w = (1/4, 3/4, 0, 0)
     """
-    joint = torch.where(
+    joint_log_probs = torch.where(
         valid.bool(), level_log_probs.double() + action_log_probs.double(), -torch.inf
     )
     has_level = valid.bool().any(-1, keepdim=True)
-    return torch.where(has_level, joint, 0.0).softmax(-1) * has_level
+    return torch.where(has_level, joint_log_probs, 0.0).softmax(-1) * has_level
 
 
 def subtract_expected_price(

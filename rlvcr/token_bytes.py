@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-# Contains the cases that parsing meets: tags next to text, digits, words with and without a space.
+# Text with all cases that occur in turns: tags, digits, and words with and without a space before.
 _PROBE_TEXT = "<level>3</level><think>I see 2 desks.</think><action>go to desk 1</action>"
 
 
 class Tokenizer(Protocol):
     """Methods of a transformers tokenizer that ``TokenBytes`` uses.
 
-    Return types are Any where transformers returns a text or a list of texts. Here ``decode``
-    returns a text, and ``convert_ids_to_tokens`` a text, or None for an unknown id.
+    The return type is Any, because transformers returns a text or a list of texts depending on the
+    argument. With the arguments used here, ``decode`` returns a text. ``convert_ids_to_tokens``
+    returns a text, or None for an unknown id.
     """
 
     def get_added_vocab(self) -> dict[str, int]: ...
@@ -24,16 +25,17 @@ class Tokenizer(Protocol):
 
 
 def _build_byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character of byte-level BPE vocabularies.
+    """Return the byte that each character of a byte-level BPE vocabulary stands for.
 
-    Printable bytes are represented by themselves, the others by the characters from 256 on.
+    Printable bytes are represented by their own character, all other bytes by the characters from
+    code point 256 on.
     """
     # Table of GPT-2, which all byte-level vocabularies of transformers use.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    other_bytes = [byte for byte in range(256) if byte not in printable]
-    for char_offset, byte in enumerate(other_bytes):
-        alphabet[chr(256 + char_offset)] = byte
+    printable_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {chr(byte): byte for byte in printable_bytes}
+    other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
+    for index, byte in enumerate(other_bytes):
+        alphabet[chr(256 + index)] = byte
     return alphabet
 
 
@@ -45,7 +47,7 @@ def _decode_byte_level(token: str) -> bytes:
 
 
 def _decode_sentence_piece(token: str) -> bytes:
-    # A byte without a token for its character, such as <0x0A>.
+    # Tokens such as <0x0A> stand for single bytes.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace(
@@ -64,26 +66,28 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added_tokens = {i: text.encode() for text, i in tokenizer.get_added_vocab().items()}
-        self._cache: dict[int, bytes] = {}
+        self._bytes_by_id: dict[int, bytes] = {}
         self._convert_id = self._choose_converter()
 
     def __call__(self, token_ids: Iterable[int]) -> list[bytes]:
-        return [self._bytes_of_id(int(i)) for i in token_ids]
+        return [self._get_bytes(int(i)) for i in token_ids]
 
-    def _bytes_of_id(self, token_id: int) -> bytes:
-        cached = self._cache.get(token_id)
-        if cached is not None:
-            return cached
-        # Added tokens are not encoded in the alphabet of the vocabulary: their text is literal.
-        added = self._added_tokens.get(token_id)
-        id_bytes = self._convert_id(token_id) if added is None else added
-        self._cache[token_id] = id_bytes
+    def _get_bytes(self, token_id: int) -> bytes:
+        cached_bytes = self._bytes_by_id.get(token_id)
+        if cached_bytes is not None:
+            return cached_bytes
+        # The text of an added token is literal. It does not use the alphabet of the vocabulary.
+        added_bytes = self._added_tokens.get(token_id)
+        id_bytes = self._convert_id(token_id) if added_bytes is None else added_bytes
+        self._bytes_by_id[token_id] = id_bytes
         return id_bytes
 
     def _choose_converter(self) -> Callable[[int], bytes]:
-        def make_vocabulary_converter(convert: Callable[[str], bytes]) -> Callable[[int], bytes]:
+        def make_vocabulary_converter(
+            convert_token: Callable[[str], bytes],
+        ) -> Callable[[int], bytes]:
             # An id that is not in the vocabulary (padding of the embedding matrix) has no bytes.
-            return lambda i: convert(self._tokenizer.convert_ids_to_tokens(i) or "")
+            return lambda i: convert_token(self._tokenizer.convert_ids_to_tokens(i) or "")
 
         def decode_one_id(i: int) -> bytes:
             return self._tokenizer.decode([i], clean_up_tokenization_spaces=False).encode()

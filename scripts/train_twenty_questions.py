@@ -3,10 +3,10 @@
     python scripts/train_twenty_questions.py                          # about 15 min on two cores
     python scripts/train_twenty_questions.py --model DIR --steps 200  # an existing policy
 
-Without ``--model`` a policy of half a million parameters is trained first. It imitates an imperfect
-script on the training words. Reinforcement learning uses the same words. Success is measured on
-training and held-out words, at temperature 1. The policies are written to ``--out`` in Hugging Face
-format.
+Without ``--model`` a new policy of half a million parameters first imitates a scripted expert,
+which makes mistakes, on the training words. Reinforcement learning then uses the same words.
+Success is measured on training and held-out words, at temperature 1. The policies are written to
+``--out`` in Hugging Face format.
 """
 
 import argparse
@@ -29,16 +29,16 @@ from agent_system.environments.env_package.twenty_questions.game import split_wo
 from agent_system.environments.env_package.twenty_questions.knowledge import load_knowledge
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.experts.episode import ExpertEpisode, LevelSampler
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.files import atomic_write
 from verl.utils.seeds import derive_seed
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-WORDS = 48  # words of the table: few enough to train in minutes
-TURN_TOKENS = 24
-GROUP = 8
+NUM_WORDS = 48  # few enough words to train in minutes
+MAX_TURN_TOKENS = 24
+GROUP_SIZE = 8
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -56,7 +56,10 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         help="directory of the policies",
     )
     parser.add_argument(
-        "--words", type=int, default=WORDS, help="how many words of the table can be the secret one"
+        "--words",
+        type=int,
+        default=NUM_WORDS,
+        help="how many words of the table can be the secret one",
     )
     parser.add_argument("--turns", type=int, default=12, help="turns per game")
     parser.add_argument(
@@ -67,7 +70,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--steps", type=int, default=320, help="optimizer steps of reinforcement learning"
     )
     parser.add_argument(
-        "--groups", type=int, default=16, help=f"words per generation, with {GROUP} games each"
+        "--groups", type=int, default=16, help=f"words per generation, with {GROUP_SIZE} games each"
     )
     parser.add_argument("--updates", type=int, default=4, help="optimizer steps per generation")
     parser.add_argument(
@@ -81,7 +84,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def select_words(count: int) -> list[str]:
     """Select ``count`` words at even distances in the table.
 
-    The table is grouped by kind: its first words would all be animals.
+    The table is grouped by kind, so that its first ``count`` words would all be animals.
     """
     words = list(load_knowledge().things)
     return sorted(words[int(index * len(words) / count)] for index in range(min(count, len(words))))
@@ -94,7 +97,8 @@ def write_demonstrations(
 
     The file has one JSON line per game: ``{"task_id": str, "won": bool, "messages": [{"role": ...,
     "content": ...}, ...]}``, with the messages of ``TwentyQuestionsEnv``. Games without success are
-    included. The expert is careless and hasty, so that reinforcement learning can improve on it.
+    included. The expert makes mistakes on purpose, so that reinforcement learning can improve the
+    policy.
     """
     words = sorted(words)
     settings = PACKAGE.settings(max_steps=max_steps)
@@ -105,8 +109,10 @@ def write_demonstrations(
             word = words[episode_number % len(words)]
             task = {"task_id": f"twenty_questions/{word}", "solution": word}
             rng = random.Random(derive_seed("twenty questions demonstration", seed, episode_number))
-            expert = TwentyQuestionsExpert(words, rng, careless=0.5, hasty=0.1)
-            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_levels=False)
+            expert = TwentyQuestionsExpert(
+                words, rng, random_question_share=0.5, early_guess_probability=0.1
+            )
+            episode = ExpertEpisode(env, prompts, task, env.reset(task, 0), asks_for_levels=False)
             won = episode.run(expert, LevelSampler((), rng), max_steps)
             row = {"task_id": task["task_id"], "won": won, "messages": episode.messages}
             file.write(json.dumps(row) + "\n")
@@ -134,16 +140,19 @@ def train_by_imitation(args: argparse.Namespace, words: list[str], directory: Pa
     return policy_path
 
 
-def success_and_turns(
+def measure_success_and_turns(
     model: "Module", env: TwentyQuestionsEnv, words: list[str], num_games: int, seed: int
 ) -> tuple[float, float]:
-    """Return success rate and turns per game over about ``num_games`` games, at temperature 1."""
-    from agent_system.integrations.trl.policies import LivePolicy, TurnSampling
+    """Return success rate and turns per game of ``num_games`` games, at temperature 1.
+
+    The number of games is rounded to a multiple of the number of ``words``.
+    """
+    from agent_system.integrations.trl.policies import TrainedModelSampler, TurnSampling
 
     tokenizer = env.tokenizer
-    sampling = TurnSampling(TURN_TOKENS, stop=env.stop)
-    end_ids = find_end_ids(tokenizer)
-    policy = LivePolicy(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
+    sampling = TurnSampling(MAX_TURN_TOKENS, stop=env.stop)
+    end_ids = find_stop_token_ids(tokenizer)
+    policy = TrainedModelSampler(lambda: nullcontext(model.eval()), tokenizer, end_ids, seed)
     # Use each word equally often.
     rows = [{"solution": word} for word in words] * max(1, round(num_games / len(words)))
     results = env.run_trial(rows, agent=DirectOutputAgent(policy, sampling, tokenizer))
@@ -152,7 +161,7 @@ def success_and_turns(
 
 
 def measure_policy(
-    model: "Module", env: TwentyQuestionsEnv, args: argparse.Namespace, when: str
+    model: "Module", env: TwentyQuestionsEnv, args: argparse.Namespace, label: str
 ) -> dict[str, float]:
     """Measure and print success and turns on training and held-out words."""
     measurements = {}
@@ -160,13 +169,13 @@ def measure_policy(
         ("train", env.get_train_dataset()),
         ("held_out", env.get_eval_dataset()),
     ):
-        rate, turns = success_and_turns(
+        rate, turns = measure_success_and_turns(
             model, env, list(dataset["solution"]), args.plays, args.seed
         )
         measurements[f"{split}_success"] = rate
         measurements[f"{split}_turns"] = turns
     print(
-        f"{when}: success {measurements['train_success']:.1%} on training words, "
+        f"{label}: success {measurements['train_success']:.1%} on training words, "
         f"{measurements['held_out_success']:.1%} on held-out words; "
         f"{measurements['held_out_turns']:.1f} turns per game",
         flush=True,
@@ -180,17 +189,17 @@ def train_with_grpo(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv
 
     from agent_system.integrations.trl import GRPOEnvTrainer
 
-    rows = args.groups * GROUP
+    rows = args.groups * GROUP_SIZE
     config = GRPOConfig(
         output_dir=str(args.out / "grpo_run"),
         seed=args.seed,
         max_steps=args.steps,
-        # The optimizer steps of a generation share its rows.
+        # The rows of a generation are divided among its optimizer steps.
         per_device_train_batch_size=rows // args.updates,
         steps_per_generation=args.updates,
-        num_generations=GROUP,
-        # Twice the sampled tokens, to fit the replies between turns.
-        max_completion_length=env.max_steps_per_episode * 2 * TURN_TOKENS,
+        num_generations=GROUP_SIZE,
+        # Half of these tokens are for the replies of the environment between the turns.
+        max_completion_length=env.max_steps_per_episode * 2 * MAX_TURN_TOKENS,
         learning_rate=args.lr,
         lr_scheduler_type="constant",
         epsilon_high=0.28,
@@ -201,7 +210,7 @@ def train_with_grpo(args: argparse.Namespace, path: str, env: TwentyQuestionsEnv
         gradient_checkpointing=False,
         bf16=False,
     )
-    trainer = GRPOEnvTrainer(path, env, args=config, max_turn_tokens=TURN_TOKENS)
+    trainer = GRPOEnvTrainer(path, env, args=config, max_turn_tokens=MAX_TURN_TOKENS)
     trainer.train()
     return trainer
 

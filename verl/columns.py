@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-# Integer dtype that represents a dtype which numpy lacks, by bytes per element.
-_SHIPPED_AS = {1: torch.uint8, 2: torch.int16}
+# Bytes per element -> integer dtype as which a dtype that numpy lacks (bfloat16) is sent.
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16}
 
-METRICS = "metrics"  # key of meta_info: metrics of one table, which concat collects in lists
+METRICS = "metrics"  # key of meta_info: metrics of a table; concat collects them in lists
 
 
 # ---- construction ------------------------------------------------------------------------------
@@ -32,10 +32,10 @@ def object_array(values: Iterable[object]) -> np.ndarray:
 
 
 def as_column(key: str, values: object) -> np.ndarray:
-    """Return ``values`` as an array [B]; an iterable that is no array becomes an object array.
+    """Return ``values``, one value per row, as an array [B].
 
-    Raises ``TypeError`` for text, a dict or a scalar, ``ValueError`` for an array without
-    dimensions.
+    An array is returned unchanged. Another iterable becomes an object array. Raises ``TypeError``
+    for a string, a dict or a scalar, and ``ValueError`` for an array of shape ``()``.
     """
     if isinstance(values, np.ndarray):
         column = values
@@ -105,11 +105,15 @@ def as_keys(keys: str | Iterable[str] | None) -> list[str]:
 
 
 def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
-    """Raise ``KeyError`` for a ``wanted`` key that ``what`` lacks, with the most similar key."""
+    """Raise ``KeyError`` if a key of ``wanted`` is not in ``present``.
+
+    The message suggests the most similar key. ``what`` names the container of the keys in it.
+    """
     present = list(present)
     for key in wanted:
         if key not in present:
-            # Not verl.config.settings.hints: this module must not import other packages of verl.
+            # This module must not import other packages of verl, so verl.config.settings.hints
+            # cannot be used here.
             similar_keys = difflib.get_close_matches(str(key), present, n=1)
             hint = f"; did you mean {similar_keys[0]!r}?" if similar_keys else ""
             raise KeyError(f"{what} has no key {key!r}{hint} It has: {sorted(present)}")
@@ -149,7 +153,11 @@ def _are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of both dicts. Raise ``ValueError`` if a common key has two values."""
+    """Return a dict with the entries of both dicts.
+
+    Raises ``ValueError`` if both have a key with different values. ``what`` names the dicts in
+    the message.
+    """
     for key in first.keys() & second.keys():
         if not is_deeply_equal(first[key], second[key]):
             raise ValueError(f"union: both sides have {what}[{key!r}] and the values differ")
@@ -157,7 +165,10 @@ def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -
 
 
 def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> TensorDict:
-    """Return the keys of both; raise ``ValueError`` if sizes or values of a common key differ."""
+    """Return a ``TensorDict`` with the tensors of both.
+
+    Raises ``ValueError`` if the batch sizes differ, or if both have a key with different values.
+    """
     if tensor_dict1.batch_size != tensor_dict2.batch_size:
         sizes = f"{list(tensor_dict1.batch_size)} and {list(tensor_dict2.batch_size)}"
         raise ValueError(f"union: batch sizes disagree: {sizes}")
@@ -166,24 +177,26 @@ def union_tensor_dict(tensor_dict1: TensorDict, tensor_dict2: TensorDict) -> Ten
 
 
 def concat_tensors(key: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenate the rows of ``parts`` [B_i, ...].
+    """Concatenate the rows of the tensors ``parts``, each [B_i, ...], of column ``key``.
 
-    Raises ``ValueError`` if shapes or dtypes differ, which ``torch.cat`` would promote silently.
+    Raises ``ValueError`` if row shapes or dtypes differ. ``torch.cat`` would promote different
+    dtypes silently.
     """
-    shapes = {tuple(part.shape[1:]) for part in parts}
+    row_shapes = {tuple(part.shape[1:]) for part in parts}
     dtypes = {part.dtype for part in parts}
-    if len(shapes) > 1 or len(dtypes) > 1:
-        differing = f"row shapes {sorted(shapes)} and dtypes {sorted(map(str, dtypes))}"
-        raise ValueError(f"concat: batch[{key!r}] has {differing}; pad or cast first")
+    if len(row_shapes) > 1 or len(dtypes) > 1:
+        layouts = f"row shapes {sorted(row_shapes)} and dtypes {sorted(map(str, dtypes))}"
+        raise ValueError(f"concat: batch[{key!r}] has {layouts}; pad or cast first")
     return torch.cat(list(parts))
 
 
 def concat_meta_info(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the ``meta_info`` of concatenated tables, given that of each.
+    """Merge ``parts``, the ``meta_info`` of each table that is concatenated.
 
-    Each key gets the value of the first part that has it. Under ``metrics`` every name gets the
-    list of all parts' values, in order. Metrics stay plain numbers if only one part has metrics, or
-    if all parts share one dictionary (rows selected from one table).
+    Each key gets its value in the first table that has it. The key ``metrics`` is an exception:
+    every metric becomes the list of its values in all tables, in order. Metrics stay plain numbers
+    if only one table has metrics, or if the tables share one metrics dict (rows selected from one
+    table).
     """
     joined_info: dict[str, Any] = {}
     for part in parts:
@@ -217,13 +230,16 @@ def _as_list(value: object) -> list[Any]:
 
 
 def tensor_to_buffer(tensor: torch.Tensor) -> tuple[np.ndarray, str]:
-    """Return a contiguous numpy array of the tensor's rows, and the name of the tensor's dtype."""
+    """Return the tensor as a contiguous numpy array, and the name of the tensor's dtype.
+
+    A dtype that numpy lacks is viewed as an integer of the same size.
+    """
     tensor = tensor.detach().to("cpu").contiguous()
     name = str(tensor.dtype).removeprefix("torch.")
     try:
         return tensor.numpy(), name
     except TypeError:  # bfloat16 and the float8 family have no numpy dtype
-        return tensor.view(_SHIPPED_AS[tensor.element_size()]).numpy(), name
+        return tensor.view(_INTEGER_DTYPES[tensor.element_size()]).numpy(), name
 
 
 def tensor_from_buffer(array: np.ndarray, name: str) -> torch.Tensor:

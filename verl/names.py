@@ -43,9 +43,9 @@ ResumeMode = Literal["auto", "disable", "resume_path"]
 History = Literal["append", "window"]
 
 
-# Built-in advantage estimators. True: it compares trajectories of one task, so it needs groups of
-# several. The package ``rlvcr`` registers ``rlvcr``, ``copo`` and ``level_groups``. Users register
-# theirs with ``register_adv_est``.
+# Built-in advantage estimators -> True if the estimator compares trajectories of one task. It then
+# needs several trajectories per task. The package ``rlvcr`` registers ``rlvcr``, ``copo`` and
+# ``level_groups``. Users register their estimators with ``register_adv_est``.
 ESTIMATORS: dict[str, bool] = {
     "gae": False,
     "grpo": True,
@@ -97,8 +97,8 @@ TRACKERS = (
 )
 CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a complete checkpoint
 
-# Most logits in memory at once (tokens x vocabulary size). Above it the output layer runs in
-# chunks, which are recomputed in backward.
+# Maximum number of logits in memory at once (tokens x vocabulary size). For more logits, the output
+# layer runs in chunks, which are recomputed in the backward pass.
 MAX_LOGITS = 1 << 27
 
 # Largest share of padding in a row-wise forward pass over several sequences.

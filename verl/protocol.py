@@ -154,12 +154,12 @@ class DataProto:
 
     @staticmethod
     def concat(data: Sequence["DataProto"]) -> "DataProto":
-        """Return the rows of all parts in order; parts without columns are skipped.
+        """Concatenate the rows of the tables ``data``. Tables without columns are skipped.
 
-        ``meta_info`` keeps for each key the value of the first part that has it. Metrics under
-        ``meta_info["metrics"]`` become lists of all parts' values, which
-        ``verl.trainer.ppo.metrics.reduce_metrics`` reduces by name. Raises ``ValueError`` if the
-        parts' columns or row shapes differ, or if ``data`` is empty.
+        ``meta_info`` keeps for each key the value of the first table that has it. Metrics under
+        ``meta_info["metrics"]`` become lists of the values of all tables, which
+        ``verl.trainer.ppo.metrics.reduce_metrics`` reduces by name. Raises ``ValueError`` if
+        columns or row shapes of the tables differ, or if ``data`` is empty.
         """
         if not data:
             raise ValueError("concat: no parts")
@@ -198,13 +198,13 @@ class DataProto:
         return self.tensor_keys() + list(self.non_tensor_batch)
 
     def __len__(self) -> int:
-        # Without tensors, the size of the batch is stale if a column was added to non_tensor_batch.
+        # Without tensors, ``batch_size`` is outdated if a column was added to non_tensor_batch.
         if self.non_tensor_batch and not self.tensor_keys():
             return len(next(iter(self.non_tensor_batch.values())))
         return self.batch.batch_size[0]
 
     def check_consistency(self) -> None:
-        """Raise ``ValueError`` that names every column whose length differs from the table's.
+        """Raise ``ValueError`` for columns whose length differs from the number of rows.
 
         Raises ``TypeError`` for a tensor column that is nested or jagged.
         """
@@ -275,7 +275,7 @@ class DataProto:
                     f"the mask has {len(index)} entries, the DataProto {len(self)} rows"
                 )
             return np.flatnonzero(index)
-        # np.asarray([]) is an array of floats; an empty selection is allowed.
+        # An empty selection is allowed, although np.asarray([]) has a float dtype.
         if index.size and not np.issubdtype(index.dtype, np.integer):
             raise IndexError(f"row indices must be integers or booleans, got {index.dtype}")
         index = index.astype(np.int64)
@@ -293,10 +293,10 @@ class DataProto:
         non_tensor_batch_keys: Keys = None,
         meta_info_keys: Keys = None,
     ) -> "DataProto":
-        """Return a new table with the named columns, which shares their memory.
+        """Return a new table with the columns and ``meta_info`` keys that are named.
 
-        ``None`` keeps all keys of a part, ``[]`` none. Raises ``KeyError`` with a similar name for
-        an unknown key.
+        It shares the memory of the columns. None keeps all keys of this kind, ``[]`` keeps none.
+        Raises ``KeyError`` for an unknown key, with a similar name.
         """
         tensors = self.tensor_keys() if batch_keys is None else as_keys(batch_keys)
         other_keys = list(self.non_tensor_batch)
@@ -333,9 +333,10 @@ class DataProto:
         return popped
 
     def rename(self, old_keys: str | Iterable[str], new_keys: str | Iterable[str]) -> "DataProto":
-        """Rename columns of both parts in place and return ``self``.
+        """Rename tensor and non-tensor columns in place and return ``self``.
 
-        Raises ``KeyError`` for an unknown key, ``ValueError`` for a taken name or differing counts.
+        Raises ``KeyError`` for an unknown key. Raises ``ValueError`` if a new name is already in
+        use, or if the numbers of old and new names differ.
         """
         old_names = as_keys(old_keys)
         new_names = as_keys(new_keys)
@@ -371,7 +372,7 @@ class DataProto:
         batch = self.batch
         if other.tensor_keys():
             batch = union_tensor_dict(batch, other.batch) if self.tensor_keys() else other.batch
-        # Assign after all checks, so that a refused union leaves this table unchanged.
+        # Assign after all checks, so that an error leaves this table unchanged.
         self.non_tensor_batch = non_tensors
         self.meta_info = meta_info
         self.batch = batch if batch.keys() else self._empty_batch()
@@ -380,7 +381,7 @@ class DataProto:
     # ---- order and division of rows ------------------------------------------------------------
 
     def reorder(self, indices: RowIndices) -> None:
-        """Permute the rows in place: row ``i`` becomes the former row ``indices[i]``."""
+        """Permute the rows in place: the new row ``i`` is the old row ``indices[i]``."""
         index = self._as_index(indices)
         if not np.array_equal(np.sort(index), np.arange(len(self))):
             raise ValueError(f"reorder needs a permutation of the {len(self)} rows")
@@ -389,7 +390,10 @@ class DataProto:
         self.non_tensor_batch = ordered.non_tensor_batch
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> "DataProto":
-        """Repeat every row: for ``repeat_times`` = 2, ``aabb`` if interleaved, else ``abab``."""
+        """Repeat every row ``repeat_times`` times.
+
+        Example: rows a, b repeated twice are a, a, b, b if interleaved, else a, b, a, b.
+        """
         if repeat_times < 1:
             raise ValueError(f"repeat_times must be at least 1, got {repeat_times}")
         index = np.arange(len(self))
@@ -397,7 +401,7 @@ class DataProto:
         return self.select_idxs(repeated)
 
     def chunk(self, chunks: int) -> list["DataProto"]:
-        """Return ``chunks`` parts of equal length in order.
+        """Split into ``chunks`` tables of equal length in order.
 
         Raises ``ValueError`` if the number of rows is not a multiple of ``chunks``.
         """
@@ -410,7 +414,7 @@ class DataProto:
         return [self[i * size : (i + 1) * size] for i in range(chunks)]
 
     def split(self, split_size: int) -> list["DataProto"]:
-        """Return parts of ``split_size`` rows in order; the last one may be shorter."""
+        """Split into tables of ``split_size`` rows in order. The last table may be shorter."""
         if split_size < 1:
             raise ValueError(f"split_size must be at least 1, got {split_size}")
         return [self[i : i + split_size] for i in range(0, len(self), split_size)]
@@ -438,7 +442,7 @@ class DataProto:
         self.non_tensor_batch = {key: as_writable(col) for key, col in state["non_tensors"].items()}
         self.meta_info = state["meta_info"]
 
-    # ---- for code of verl jobs: see verl/compat ------------------------------------------------
+    # ---- methods for code written for verl; see verl/compat ------------------------------------
 
     def make_iterator(
         self,
@@ -471,7 +475,7 @@ def pad_dataproto_to_divisor(data: DataProto, size_divisor: int) -> tuple[DataPr
     pad_size = -len(data) % size_divisor
     if not pad_size:
         return data, 0
-    # Modulo, because padding can repeat a short table more than once.
+    # The modulo repeats a short table more than once if needed.
     index = np.arange(len(data) + pad_size) % len(data)
     return data.select_idxs(index), pad_size
 

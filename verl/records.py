@@ -17,20 +17,20 @@ REWARD_PARTS = "reward_parts"  # column [B]: dict of named rewards of the trajec
 INFO_NUMBERS = "info_numbers"  # column [B]: dict of the numbers in the environment's ``info``
 MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its last row
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
-CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: weight of a token in the loss
-CHOICE_MASK = "choice_mask"  # column [B, R]: 1 at tokens that are a choice among K tokens
+CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: importance weight of a token in the loss
+CHOICE_MASK = "choice_mask"  # column [B, R]: 1 at tokens sampled from K alternatives (``Choice``)
 CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: see ``Choice``
 CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: see ``Choice``
 CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: see ``Choice``
 PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
 BRANCHES = "branches"  # column [B]: the ``Branch`` objects to be scored for the row
 SPANS = "spans"  # column [B]: the ``Span`` objects to be scored for the row
-PROFILE = "profile"  # key of meta_info: the ``ProfileRequest`` of a call that is profiled
+PROFILE = "profile"  # key of meta_info: ``ProfileRequest``, present if the call is to be profiled
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """Files that one process wrote: size of each in bytes, by path.
+    """Files that the process ``writer`` wrote. ``sizes`` maps each path to its size in bytes.
 
     Example: ``WrittenFiles("actor rank 1 on node-2", {"/runs/a/rng_rank1.safetensors": 5112})``.
     """
@@ -41,10 +41,11 @@ class WrittenFiles:
 
 @dataclass(frozen=True, slots=True)
 class WeightFingerprints:
-    """Fingerprints of a policy's weights at a weight sync, by the name of the tensor.
+    """Fingerprints of the policy's weights at a weight sync, as dicts tensor name -> fingerprint.
 
-    ``master_weights`` are the trainer's float32 weights, which show the smallest update,
-    ``sent_weights`` those sent to the engines. Both are empty on all ranks but the first.
+    ``master_weights`` belong to the trainer's float32 weights, in which even a small update is
+    visible. ``sent_weights`` belong to the (bfloat16) weights that were sent to the engines. Only
+    rank 0 fills the dicts; they are empty on other ranks.
     """
 
     master_weights: Mapping[str, int]
@@ -57,8 +58,9 @@ class StepRecord:
 
     Example: ``StepRecord(step=0, action="go to desk 1", span=(12, 40), ...)``.
 
-    ``span`` is ``[start, end)`` of the turn's tokens, counted from the first token of its row that
-    is not padding. ``num_tokens`` counts the sampled tokens, ``reward`` is the environment's.
+    ``step`` is the number of the turn, from 0. ``span`` is the range ``[start, end)`` of the turn's
+    tokens in its row, where position 0 is the first token that is not padding. ``num_tokens`` is
+    the number of sampled tokens. ``reward`` is the reward of the environment for this turn.
     """
 
     step: int
@@ -73,20 +75,21 @@ class StepRecord:
     span: tuple[int, int]
 
     def to_json(self) -> dict[str, object]:
-        """Return the record as a line of a rollout file: fields in order, tuples as lists."""
+        """Return a dict of all fields that can be written to a rollout file as JSON."""
         line: dict[str, object] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            # JSON has no tuples: without them, a line that is read back equals this one.
+            # JSON has no tuples. With lists, the dict equals the one that is read from the file.
             line[field.name] = list(value) if isinstance(value, tuple) else value
         return line
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Request to score the tokens ``[start, end)`` of a row, given the tokens before them.
+    """Request to compute log-probs of the tokens ``[start, end)`` of a row, given earlier tokens.
 
-    ``step`` (number of the turn) and ``label`` (chosen by the method) are copied to the result.
+    ``step`` (number of the turn) and ``label`` (a number chosen by the method) identify the
+    request and are copied to its ``SegmentScore``.
     """
 
     start: int
@@ -102,9 +105,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Request to score ``token_ids[target_start:]`` after the first ``start`` tokens of a row.
+    """Request to compute log-probs of tokens that replace the rest of a row.
 
-    ``step`` (number of the turn) and ``label`` (chosen by the method) are copied to the result.
+    The model reads the first ``start`` tokens of the row and then ``token_ids``. The log-probs of
+    ``token_ids[target_start:]`` are computed. ``step`` (number of the turn) and ``label`` (a number
+    chosen by the method) identify the request and are copied to its ``SegmentScore``.
     """
 
     start: int
@@ -121,9 +126,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """Means over the ``num_tokens`` scored tokens of a span or branch, at temperature 1.
+    """Result of a ``Span`` or ``Branch``: means over its ``num_tokens`` tokens at temperature 1.
 
-    ``entropy`` is in nats. ``geometric_prob`` is the geometric mean of their probabilities.
+    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are arithmetic means. ``geometric_prob`` is
+    the geometric mean of the tokens' probabilities.
     """
 
     step: int
@@ -137,15 +143,16 @@ class SegmentScore:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Choice among the K tokens ``token_ids``, made where ``choice_mask`` [B, R] is 1.
+    """Extra loss terms for positions at which the policy chooses one of the K ``token_ids``.
 
-    The actor's loss subtracts ``weight`` times the entropy of the policy restricted to these
-    tokens. The metric of that entropy is ``actor/<name>_entropy``.
+    ``choice_mask`` [B, R] is 1 at these positions. The actor's loss subtracts ``weight`` times the
+    entropy of the policy restricted to the K tokens. The metric ``actor/<name>_entropy`` logs this
+    entropy.
 
     The columns ``choice_posterior``, ``choice_credit`` and ``choice_old_log_probs`` are optional.
-    With r_k, the ratio of new to old probability of token k, they change the loss as follows.
-    ``choice_posterior``: the ratio of the sampled token becomes ``sum_k posterior_k r_k`` where the
-    posterior is not 0. ``choice_credit``: PPO's clipped loss of ``sum_k credit_k r_k`` is added.
+    Let r_k be the ratio of new to old probability of token k. ``choice_posterior`` replaces the
+    ratio of the sampled token by ``sum_k posterior_k r_k`` where the posterior is not 0.
+    ``choice_credit`` adds PPO's clipped loss of ``sum_k credit_k r_k``.
     """
 
     token_ids: tuple[int, ...]
@@ -155,7 +162,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """Request to profile a call in training step ``step``, with the ranks and output directory."""
+    """Request to profile a worker call in training step ``step`` on the given ``ranks``.
+
+    The traces are written to ``directory``.
+    """
 
     directory: str
     ranks: tuple[int, ...]

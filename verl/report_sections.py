@@ -9,8 +9,9 @@
 not depend on the method. A module outside this repository appends when it is imported.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
-(ordered), ``time-0`` to ``time-7`` (unordered). An entry with ``placed_after`` comes after the
-entry of that label or title; without such an entry it comes last.
+(ordered), ``time-0`` to ``time-7`` (unordered). ``placed_after`` of a declaration is the label,
+title or metric of another one, after which it is shown. Without it, or if the other one does not
+exist, the declaration is shown last.
 """
 
 import functools
@@ -27,18 +28,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 CONTRIBUTORS = ("rlvcr.report_sections",)
 
-# (uid of a trajectory, turn number) -> index of an alternative text of that turn -> returns of the
-# trajectories that were continued from there with that text. ``ReadOutcomes`` is called with the
-# run directory.
+# (uid of a trajectory, turn number) -> number of an alternative text of this turn -> returns of
+# the trajectories that were continued with this text.
 Outcomes = Mapping[tuple[str, int], Mapping[int, Sequence[float]]]
-ReadOutcomes = Callable[[Path], Outcomes]
+ReadOutcomes = Callable[[Path], Outcomes]  # the argument is the run directory
 
 # (batch, prefix) -> metrics named "<prefix>/..."
 BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
 class PlacedEntry:
-    """Dataclass whose first field is the name to which ``placed_after`` of other entries refers."""
+    """Base class of declarations with an order. ``placed_after`` is the ``name`` of another one.
+
+    The first field of a subclass is its ``name``: its label, title or metric.
+    """
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]]
@@ -52,9 +55,9 @@ class PlacedEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleFigure(PlacedEntry):
-    """A part of the console line of every training step: ``label`` and values of ``metrics``.
+    """A figure in the console output of every training step: ``label`` and values of ``metrics``.
 
-    ``form`` formats the values in order. A step that lacks one of the metrics lacks the part.
+    ``form`` is the format of each value. The figure is omitted if a metric was not logged.
     """
 
     label: str
@@ -65,7 +68,10 @@ class ConsoleFigure(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class KeyFigure(PlacedEntry):
-    """A number at the top of the report: mean of a metric's last three values, and first value."""
+    """A number at the top of the report: the mean of the last three values of ``metric``.
+
+    The first value is shown below it. ``form`` is the format of both.
+    """
 
     label: str
     metric: str
@@ -75,7 +81,10 @@ class KeyFigure(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over steps; ``smooth`` plots a moving average, ``markers`` a dot per value."""
+    """A curve of a metric over training steps.
+
+    ``smooth`` plots a moving average. ``markers`` adds a dot at each value.
+    """
 
     metric: str
     name: str
@@ -86,19 +95,19 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CurveFamily:
-    """One curve for every metric that begins with ``prefix``, named by what follows it."""
+    """A curve for every metric that begins with ``prefix``. Its name is the metric without it."""
 
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class Plot(PlacedEntry):
-    """A chart of the report.
+    """A chart of the report with metrics over training steps.
 
     ``kind`` is ``line`` or ``stacked``. ``form`` is the format of values: ``number``, ``percent``
-    or ``seconds``. ``log`` makes the y axis logarithmic. If an end of ``y_range`` is None, it is
-    the minimum or maximum of the values. ``width`` and ``height`` are in pixels. Two charts of
-    width 540 fit side by side, or three of width 352.
+    or ``seconds``. ``log`` makes the y axis logarithmic. ``y_range`` is the minimum and maximum of
+    the y axis; None means the minimum or maximum of the values. ``width`` and ``height`` are in
+    pixels. Two charts of width 540 fit side by side, or three of width 352.
     """
 
     title: str
@@ -115,9 +124,10 @@ class Plot(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class MetricColumn:
-    """A column of a ``MetricTable``: metric ``key`` times ``scale``, formatted with ``form``.
+    """A column of a ``MetricTable``. ``key`` is the last part of its metric names.
 
-    If there are metrics ``<key>_low`` and ``<key>_high``, the interval follows in brackets.
+    A cell shows the value times ``scale``, formatted with ``form``. If metrics ``..._low`` and
+    ``..._high`` of the same name were logged, the cell also shows this interval in brackets.
     """
 
     key: str
@@ -126,7 +136,7 @@ class MetricColumn:
     scale: float = 1.0
 
     def format_cell(self, metrics: Mapping[str, float], line: str) -> str:
-        """Return the text for the line ``<prefix>/<name>``; empty if it has no such metric."""
+        """Return the cell of this column for ``line`` = ``<prefix>/<name>``; "" without value."""
         value = metrics.get(f"{line}/{self.key}")
         if value is None:
             return ""
@@ -143,9 +153,10 @@ class MetricColumn:
 
 @dataclass(frozen=True, slots=True)
 class MetricTable:
-    """A table of metrics ``<prefix>/<name>/<key>``: one line per name, one column per ``columns``.
+    """A table of all metrics ``<prefix>/<name>/<key>``.
 
-    ``head`` is the heading of the column of names.
+    It has one line per ``<name>`` and one column per entry of ``columns``, which gives the
+    ``<key>``. ``head`` is the heading of the first column, which shows the names.
     """
 
     title: str
@@ -154,16 +165,16 @@ class MetricTable:
     columns: tuple[MetricColumn, ...]
 
     def line_names(self, metrics: Mapping[str, float]) -> list[str]:
-        """Return the names that have a metric for any column, in the order of ``metrics``."""
+        """Return every ``<name>`` with a metric in ``metrics``, in the order of ``metrics``."""
         prefix = f"{self.prefix}/"
-        columns = {column.key for column in self.columns}
+        column_keys = {column.key for column in self.columns}
         key_parts = [
             key.removeprefix(prefix).rpartition("/") for key in metrics if key.startswith(prefix)
         ]
-        return list(dict.fromkeys(name for name, _, key in key_parts if key in columns))
+        return list(dict.fromkeys(name for name, _, key in key_parts if key in column_keys))
 
     def line_cells(self, metrics: Mapping[str, float], name: str) -> list[str]:
-        """Return the cells of the line of ``name``, with the name first."""
+        """Return the texts of the line for ``name``: the name, then a cell per column."""
         line = f"{self.prefix}/{name}"
         return [
             name.replace("_", " "),
@@ -173,10 +184,11 @@ class MetricTable:
 
 @dataclass(frozen=True, slots=True)
 class Scatter(PlacedEntry):
-    """A chart with one point for every line of ``table``: metric ``y`` over metric ``x``.
+    """A chart with one point per line of ``table``.
 
-    Intervals are drawn if there are any. ``colors`` are pairs (name of a line, colour); other
-    points have the default colour.
+    ``x`` and ``y`` are the keys of the metrics on the two axes. Error bars are drawn if the metrics
+    have logged intervals. ``colors`` are pairs (name of a line, colour). Points without an entry in
+    ``colors`` have the default colour.
     """
 
     title: str
@@ -194,7 +206,10 @@ class Scatter(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class ReportSection(PlacedEntry):
-    """A section of the report: title, ``lead`` sentence, charts in ``columns`` columns, tables."""
+    """A section of the report: title, introductory sentence ``lead``, charts, then tables.
+
+    ``columns`` is the number of charts per row.
+    """
 
     title: str
     lead: str
@@ -206,7 +221,10 @@ class ReportSection(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class TimePart(PlacedEntry):
-    """A timed part of a training step; ``within`` is the metric of the part that includes it."""
+    """A part of a training step whose seconds the report shows.
+
+    If the part is included in another part, ``within`` is the metric of that other part.
+    """
 
     metric: str
     label: str
@@ -216,7 +234,11 @@ class TimePart(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class NumberColumn:
-    """A column of an ``AlternativesView``; ``best`` highlights its largest number."""
+    """A column of numbers of an ``AlternativesView``.
+
+    ``key`` is the key of the number in an alternative, ``form`` its format, ``hint`` the tooltip of
+    the column title. ``best`` highlights the largest number.
+    """
 
     key: str
     title: str
@@ -227,13 +249,13 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesView:
-    """A table below a turn of the report, with alternative texts for a part of the turn.
+    """A table below a turn of the report, for example of alternative thoughts of this turn.
 
-    The turn's record has a list of dictionaries under ``key``, one for each alternative. ``badge``
-    (a number from 1 to 4 that orders them), ``text`` and ``chosen`` (true for the text that the
-    agent used) are keys of these. ``note`` is a key of the record and a sentence with a placeholder
-    for its value. ``outcomes`` reads the returns of trajectories that were continued with an
-    alternative.
+    ``key`` is the key of the turn's record with the list of alternatives; each is a dict.
+    ``badge``, ``text`` and ``chosen`` are keys of this dict. ``badge`` has a number from 1 to 4, by
+    which the table is sorted. ``chosen`` is true for the text that the agent used. ``note`` is a
+    pair: a key of the turn's record, and a sentence with a placeholder for its value. ``outcomes``
+    reads the returns of trajectories that were continued with one of the alternatives.
     """
 
     key: str
@@ -247,10 +269,11 @@ class AlternativesView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """Additions to the report's view of a turn, which shows observation, action and advantage.
+    """Additions to the display of a turn in the report (observation, action and advantage).
 
-    ``badge`` is a key of the turn's record with a number from 1 to 4, shown as a coloured label.
-    The values of ``flags`` are shown as warnings. ``lead`` is a sentence above the episodes.
+    ``badge`` and ``flags`` are keys of the turn's record. The value of ``badge``, a number from 1
+    to 4, is shown as a coloured label. The values of ``flags`` are shown as warnings. ``lead`` is a
+    sentence above the list of episodes.
     """
 
     badge: str | None = None
@@ -263,7 +286,8 @@ class StepView:
 class Contribution:
     """All additions of the method or environment ``name`` to console, report and validation.
 
-    ``plots`` are pairs (title of an existing section, chart to append to it).
+    ``plots`` are pairs (title of an existing section, chart to add to this section). ``steps`` adds
+    to the display of turns. ``batch_metrics`` computes metrics of a validation batch.
     """
 
     name: str
@@ -276,7 +300,7 @@ class Contribution:
     batch_metrics: BatchMetrics | None = None
 
 
-# The modules of CONTRIBUTORS append to it, and so may any other module.
+# Contributing modules append their Contribution when they are imported.
 CONTRIBUTIONS: list[Contribution] = []
 
 
@@ -288,11 +312,14 @@ def load_contributions() -> list[Contribution]:
 
 @functools.cache
 def import_contributors() -> None:
-    """Import ``CONTRIBUTORS`` once; warn about a module that fails, whose figures are absent."""
+    """Import the modules of ``CONTRIBUTORS``, once per process.
+
+    If the import of a module fails, log a warning and continue without its contribution.
+    """
     for module in CONTRIBUTORS:
         try:
             importlib.import_module(module)
-        except Exception:  # a missing report section must not end the run
+        except Exception:  # catch every error: a missing report section must not end the run
             logger.warning("the report sections of %s cannot be loaded", module, exc_info=True)
 
 
@@ -300,20 +327,25 @@ P = TypeVar("P", bound=PlacedEntry)
 
 
 def insert_entries(entries: Sequence[P], added: Iterable[P]) -> list[P]:
-    """Return ``entries`` in order. Insert each of ``added`` after the entry it names, or last."""
-    arranged = list(entries)
-    for item in added:
-        # Collect the names again for each item: it may follow another added item.
-        names = [entry.name for entry in arranged]
+    """Return ``entries`` with each entry of ``added`` inserted after its ``placed_after``.
+
+    An added entry without ``placed_after``, or whose ``placed_after`` does not exist, comes last.
+    """
+    ordered_entries = list(entries)
+    for added_entry in added:
+        # Collect the names for each entry: it may be placed after one that was just added.
+        names = [entry.name for entry in ordered_entries]
         position = (
-            names.index(item.placed_after) + 1 if item.placed_after in names else len(arranged)
+            names.index(added_entry.placed_after) + 1
+            if added_entry.placed_after in names
+            else len(ordered_entries)
         )
-        arranged.insert(position, item)
-    return arranged
+        ordered_entries.insert(position, added_entry)
+    return ordered_entries
 
 
 def compute_contributed_metrics(batch: "DataProto", prefix: str) -> dict[str, float]:
-    """Return the metrics of ``batch`` from all contributions, named ``<prefix>/...``."""
+    """Compute the metrics ``<prefix>/...`` of ``batch`` that contributions declare."""
     metrics: dict[str, float] = {}
     for contribution in load_contributions():
         if contribution.batch_metrics is not None:

@@ -44,9 +44,10 @@ class Conversation:
 
 
 class BatchAgent(Protocol):
-    """An agent that continues many conversations at once.
+    """Agent that continues many conversations at once.
 
-    It may have ``max_turn_tokens``, the maximum length of a turn. Missing or None: unknown.
+    The optional attribute ``max_turn_tokens`` is the maximum length of a turn. If it is missing or
+    None, the maximum length is unknown.
     """
 
     def act_batch(self, conversations: Sequence[Conversation]) -> Sequence[Action | str]:
@@ -55,12 +56,12 @@ class BatchAgent(Protocol):
 
 
 class TextAgent(Protocol):
-    """An agent that answers with text, one conversation at a time."""
+    """Agent that answers with text, one conversation at a time."""
 
     def get_action(
         self, messages: list[Message], agent_state: Any
     ) -> tuple[Action | str, Any] | Action | str:
-        """Return the next turn, alone or in a pair with a state.
+        """Return the action of the next turn, alone or in a pair (action, state).
 
         ``agent_state`` is the state that the previous call returned, None at the first turn.
         """
@@ -78,8 +79,9 @@ def get_actions(
     An action is plain text if the agent does not report tokens. ``states`` are the states that the
     agent returned at the previous turn, None at the first turn.
 
-    Raises ``TypeError`` for an agent without these methods and for an invalid return value of
-    ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one action per conversation.
+    Raises ``TypeError`` for an agent with neither ``act_batch`` nor ``get_action``, and for an
+    invalid return value of ``get_action``. Raises ``ValueError`` unless ``act_batch`` returned one
+    action per conversation.
     """
     name = type(agent).__name__
     actions: list[Action | str] = []

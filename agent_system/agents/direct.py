@@ -18,7 +18,7 @@ _STOP_REASONS = {"length": StopReason.LENGTH, "abort": StopReason.ABORT}
 
 
 class LanguageModel(Protocol):
-    """A model to sample from, such as ``vllm.LLM``.
+    """Model to sample from, such as ``vllm.LLM``.
 
     ``use_tqdm=False`` is passed if ``generate`` accepts it.
     """
@@ -37,8 +37,8 @@ class DirectOutputAgent:
     conversations without token ids. It defaults to the tokenizer of the model
     (``llm.get_tokenizer()`` or ``llm.tokenizer``).
 
-    Without a tokenizer, prompts are plain transcripts ``role: content``. Sampled tokens without
-    text then become their decimal ids, separated by spaces.
+    Without a tokenizer, prompts are plain transcripts ``role: content``. If the model returns no
+    text either, the text of a turn is its token ids as decimal numbers, separated by spaces.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class DirectOutputAgent:
         self.sampling_params = sampling_params
         if tokenizer is None:
             get_tokenizer = getattr(llm, "get_tokenizer", None)
-            has_getter = callable(get_tokenizer)
-            tokenizer = get_tokenizer() if has_getter else getattr(llm, "tokenizer", None)
+            has_get_tokenizer = callable(get_tokenizer)
+            tokenizer = get_tokenizer() if has_get_tokenizer else getattr(llm, "tokenizer", None)
         self._tokenizer = tokenizer
         # By default vLLM shows a progress bar for every turn. Other models may lack the option.
         parameters = inspect.signature(llm.generate).parameters
-        has_option = "use_tqdm" in parameters or any(
+        accepts_use_tqdm = "use_tqdm" in parameters or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()
         )
-        self._options = {"use_tqdm": False} if has_option else {}
+        self._generate_kwargs = {"use_tqdm": False} if accepts_use_tqdm else {}
 
     @property
     def max_turn_tokens(self) -> int | None:
@@ -73,7 +73,7 @@ class DirectOutputAgent:
         Raises ``ValueError`` if the model did not return one result per prompt.
         """
         prompts = [self._build_prompt(conversation) for conversation in conversations]
-        options = {"sampling_params": self.sampling_params, **self._options}
+        options = {"sampling_params": self.sampling_params, **self._generate_kwargs}
         results = list(self.llm.generate(prompts, **options))
         if len(results) != len(prompts):
             raise ValueError(
@@ -94,8 +94,10 @@ class DirectOutputAgent:
             )
             ids = list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
             # A model that encodes the text itself may add a second BOS token.
-            adds_tokens = list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
-            return {"prompt_token_ids": ids} if adds_tokens else text
+            adds_special_tokens = (
+                list(self._tokenizer(text, add_special_tokens=True)["input_ids"]) != ids
+            )
+            return {"prompt_token_ids": ids} if adds_special_tokens else text
         lines = [f"{message['role']}: {message['content']}\n" for message in messages]
         return "".join(lines) + "assistant: "
 
@@ -105,14 +107,14 @@ class DirectOutputAgent:
         reason = _STOP_REASONS.get(getattr(output, "finish_reason", ""), StopReason.STOP)
         version = getattr(output, "policy_version", 0)
         return Action(
-            text=self._output_text(output, ids),
+            text=self._get_output_text(output, ids),
             token_ids=ids,
             logprobs=_extract_logprobs(output, ids),
             stop_reason=reason,
             policy_version=version if isinstance(version, int) else 0,
         )
 
-    def _output_text(self, output: Any, ids: list[int]) -> str:
+    def _get_output_text(self, output: Any, ids: list[int]) -> str:
         text = getattr(output, "text", None)
         if isinstance(text, str):
             return text
@@ -122,17 +124,19 @@ class DirectOutputAgent:
 
 
 def _extract_logprobs(output: Any, ids: list[int]) -> list[float]:
-    """Return one log-prob per id, NaN where there is none.
+    """Return one log-prob per id. It is NaN if the model returned none.
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
     """
-    entries = getattr(output, "logprobs", None)
-    if not isinstance(entries, Sequence) or not entries:
+    logprob_entries = getattr(output, "logprobs", None)
+    if not isinstance(logprob_entries, Sequence) or not logprob_entries:
         return [math.nan] * len(ids)
     values: list[float] = []
-    for entry, token in zip(entries, ids, strict=True):
+    for logprob_entry, token_id in zip(logprob_entries, ids, strict=True):
         # vLLM may also list more likely tokens. The sampled token is always in the dictionary.
-        sampled = entry[token] if isinstance(entry, Mapping) else entry
-        logprob = getattr(sampled, "logprob", sampled)
+        sampled_entry = (
+            logprob_entry[token_id] if isinstance(logprob_entry, Mapping) else logprob_entry
+        )
+        logprob = getattr(sampled_entry, "logprob", sampled_entry)
         values.append(math.nan if logprob is None else float(logprob))
     return values

@@ -1,4 +1,4 @@
-"""OpenAI-compatible endpoint, with which agents without any training code generate episodes.
+"""OpenAI-compatible endpoint, through which agents without training code generate episodes.
 
     agent ──POST /v1/chat/completions──▶ server ──messages──▶ dialogues ──tokens──▶ engine
           ◀──────────── text ──────────        ◀── sampled, with log-probs, in a ledger ──
@@ -13,7 +13,7 @@ from verl.utils.lazy import make_lazy_exports
 __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
-        "Dialogues": "dialogues",
+        "EpisodeDialogues": "dialogues",
         "EndpointServer": "server",
         "post_reward": "reward_call",
     },

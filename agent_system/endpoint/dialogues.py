@@ -4,7 +4,8 @@
     [system user REPLY user]                       the same row: sampled tokens, bridge, user
     [system user OTHER user]                       a fork: a new row, rendered from its messages
 
-A reply is identified by its text. The row contains the tokens that were sampled for it.
+The endpoint recognises an earlier reply by its text. The row contains the tokens that were sampled
+for that reply: the text is not encoded again.
 """
 
 from collections.abc import Sequence
@@ -16,84 +17,98 @@ from verl.utils.chat_template import Message
 
 # A request with more than this many characters per allowed token is refused before tokenisation. It
 # cannot fit, and encoding it would block all other trajectories of the collector.
-CHARACTERS_PER_TOKEN = 64
+MAX_CHARACTERS_PER_TOKEN = 64
 
 
 class Dialogue:
-    """One conversation, which becomes one row.
+    """One conversation of the agent, which becomes one row of the batch.
 
-    ``number`` is the index of its token list in ``Dialogues.ledgers``. ``shown_messages`` are the
-    messages before its first turn, then one message before each later turn that was sampled.
+    ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
+    ``shown_messages`` contains the messages before the first turn, then one message before each
+    later turn that was sampled.
     """
 
     def __init__(
-        self, conversation: TokenConversation, number: int, messages: list[Message]
+        self, conversation: TokenConversation, ledger_index: int, messages: list[Message]
     ) -> None:
         self.conversation = conversation
-        self.number = number
+        self.ledger_index = ledger_index
         self.shown_messages: list[Message] = []
         self._answered_messages = messages
         self._pending_messages: list[Message] = []  # shown to the policy and not answered yet
         # Texts with which a client may send the last turn back. Empty until it is sampled.
-        self._replies: tuple[str, ...] = ()
+        self._accepted_replies: tuple[str, ...] = ()
 
     def is_continued_by(self, messages: Sequence[Message]) -> bool:
-        """Return True if ``messages`` are this dialogue, the last reply and one new message."""
+        """Return True if ``messages`` are this dialogue, its last reply and one new message."""
         if list(messages[:-2]) != self._answered_messages:
             return False
         reply = messages[-2]
-        return reply["role"] == "assistant" and reply["content"] in self._replies
+        return reply["role"] == "assistant" and reply["content"] in self._accepted_replies
 
-    def await_reply(self, messages: list[Message], shown: list[Message]) -> None:
-        """Set ``messages`` as the messages to answer.
-        ``shown`` are the new ones among them, with added tokens in user text escaped.
+    def set_pending_messages(self, messages: list[Message], new_messages: list[Message]) -> None:
+        """Store ``messages``: the whole conversation that the next turn answers.
+
+        ``new_messages`` are those that the policy has not seen yet, with escaped user texts.
         """
         self._answered_messages = messages
-        self._pending_messages = shown
-        self._replies = ()
+        self._pending_messages = new_messages
+        self._accepted_replies = ()
 
-    def add_reply(self, sampled: SampledReply, step: int, replies: Sequence[str]) -> Segment:
-        """Add the sampled turn ``step``. A client may send it back as any text of ``replies``."""
-        self._replies = tuple(replies)
+    def add_reply(
+        self, sampled_reply: SampledReply, step: int, accepted_replies: Sequence[str]
+    ) -> Segment:
+        """Add the sampled turn ``step``.
+
+        In its next request a client may repeat the turn as any text of ``accepted_replies``.
+        """
+        self._accepted_replies = tuple(accepted_replies)
         self.shown_messages += self._pending_messages
         self._pending_messages = []
-        return self.conversation.add_turn(sampled, step)
+        return self.conversation.add_turn(sampled_reply, step)
 
 
-class Dialogues:
-    """All conversations of one episode. If ``extends`` is false, each request begins a new row.
+class EpisodeDialogues:
+    """All dialogues of one episode.
 
-    User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
-    System messages and replies come from the author of the agent and from the policy.
+    If ``continues_dialogues`` is false, each request begins a new row. Added tokens in user
+    messages are escaped (``ChatBridge.escape_added_tokens``), because user messages may contain
+    text of an environment. System messages and replies are not escaped: they come from the author
+    of the agent and from the policy.
     """
 
-    def __init__(self, bridge: ChatBridge, limits: TokenLimits, extends: bool) -> None:
+    def __init__(self, bridge: ChatBridge, limits: TokenLimits, continues_dialogues: bool) -> None:
         self.ledgers: list[TokenLedger] = []
         self._bridge = bridge
         self._limits = limits
-        self._extends = extends
-        self._all: list[Dialogue] = []
+        self._continues_dialogues = continues_dialogues
+        self._dialogues: list[Dialogue] = []
 
     def __getitem__(self, number: int) -> Dialogue:
-        return self._all[number]
+        return self._dialogues[number]
 
-    def open(self, messages: list[Message], step: int) -> Dialogue | None:
-        """Return the dialogue in which turn ``step`` answers ``messages``, or None if too long.
+    def open_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
+        """Return the dialogue in which turn ``step`` answers ``messages``.
 
-        Raises ``TemplateUnsupported`` if the chat template refuses the order of roles.
+        Return None if no turn fits after ``messages``. Raises ``TemplateUnsupported`` if the chat
+        template refuses the order of roles.
         """
-        most_tokens = min(self._limits.total, self._limits.prompt + self._limits.response)
-        characters = sum(len(message["content"]) for message in messages)
-        if characters > CHARACTERS_PER_TOKEN * most_tokens:
+        max_conversation_tokens = min(
+            self._limits.max_total, self._limits.max_prompt + self._limits.max_response
+        )
+        num_characters = sum(len(message["content"]) for message in messages)
+        if num_characters > MAX_CHARACTERS_PER_TOKEN * max_conversation_tokens:
             return None
-        candidates = self._all if self._extends else []
-        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
+        candidates = self._dialogues if self._continues_dialogues else []
+        dialogue = next(
+            (candidate for candidate in candidates if candidate.is_continued_by(messages)), None
+        )
         if dialogue is None:
             return self._begin_dialogue(messages, step)
         escaped_message = self._escape_user_text(messages[-1])
         if not dialogue.conversation.add_observation(escaped_message["content"], step):
             return None
-        dialogue.await_reply(messages, [escaped_message])
+        dialogue.set_pending_messages(messages, [escaped_message])
         return dialogue
 
     def _begin_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
@@ -102,10 +117,10 @@ class Dialogues:
         # Check before adding the ledger, because every ledger becomes a row of the batch.
         if not conversation.add_observation(escaped_messages[-1]["content"], step):
             return None
-        dialogue = Dialogue(conversation, len(self._all), messages)
-        dialogue.await_reply(messages, escaped_messages)
+        dialogue = Dialogue(conversation, len(self._dialogues), messages)
+        dialogue.set_pending_messages(messages, escaped_messages)
         self.ledgers.append(conversation.ledger)
-        self._all.append(dialogue)
+        self._dialogues.append(dialogue)
         return dialogue
 
     def _escape_user_text(self, message: Message) -> Message:

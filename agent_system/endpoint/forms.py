@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.utils.sampling import StopReason
 
-MODEL = "policy"  # model name that clients must send; the same for every policy
+MODEL_NAME = "policy"  # model name that clients must send; the same for every policy
 
 
 class RequestRefused(Exception):
@@ -26,7 +26,7 @@ class RequestRefused(Exception):
         self.param = param
         self.code = code
 
-    def error_body(self) -> dict[str, Any]:
+    def build_error_body(self) -> dict[str, Any]:
         """Return the JSON body of the error."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -42,7 +42,7 @@ class Reply:
     prompt_tokens: int
     sampled_tokens: int
 
-    def completion_body(self) -> dict[str, Any]:
+    def build_completion_body(self) -> dict[str, Any]:
         """Return the JSON body of the chat completion."""
         choice = {
             "index": 0,
@@ -59,13 +59,13 @@ class Reply:
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": MODEL,
+            "model": MODEL_NAME,
             "choices": [choice],
             "usage": usage,
         }
 
 
-def model_list() -> dict[str, Any]:
+def build_model_list() -> dict[str, Any]:
     """Return the JSON body of the list of models, which has one entry."""
-    model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlvcr"}
+    model = {"id": MODEL_NAME, "object": "model", "created": 0, "owned_by": "rlvcr"}
     return {"object": "list", "data": [model]}

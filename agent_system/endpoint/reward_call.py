@@ -27,9 +27,9 @@ def post_reward(base_url: str, api_key: str, reward: float, won: bool | None = N
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     try:
         connection.request("POST", f"{address.path}/reward", json.dumps(body), headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
+        response = connection.getresponse()
+        text = response.read().decode()
     finally:
         connection.close()
-    if answer.status != http.client.OK:
+    if response.status != http.client.OK:
         raise RewardRefused(text)

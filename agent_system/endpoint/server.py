@@ -14,25 +14,25 @@ from aiohttp.web_protocol import RequestHandler
 from agent_system.endpoint.chat_request import (
     ChatRequest,
     SamplingRules,
+    build_value_refusal,
     read_request,
-    refusal_of_value,
 )
-from agent_system.endpoint.forms import MODEL, Reply, RequestRefused, model_list
+from agent_system.endpoint.forms import MODEL_NAME, Reply, RequestRefused, build_model_list
 from agent_system.reward_manager.scores import read_finite_number
 
 LOOPBACK = "127.0.0.1"
-KEY_BYTES = 32
-MOST_CONNECTIONS = 4096
-MAX_BODY = 16 * 1024 * 1024  # bytes of a request: several times the longest context
-BODY_TIMEOUT_S = 60.0  # for the whole body of a request
-# Seconds without a complete request, from the start of a connection and between two requests.
-KEEPALIVE_S = 60.0
-BACKLOG = 1024  # connections that wait to be accepted
-CLOSE_S = 1.0  # seconds to finish open responses when the server closes
-BEARER = "Bearer "
-CLOSING = (401, 408)  # HTTP statuses after which the server closes the connection
+API_KEY_BYTES = 32
+MAX_CONNECTIONS = 4096
+MAX_BODY_BYTES = 16 * 1024 * 1024  # bytes of a request: several times the longest context
+BODY_TIMEOUT_S = 60.0  # seconds to receive the whole body of a request
+# Seconds that a connection stays open without a complete request.
+KEEPALIVE_TIMEOUT_S = 60.0
+ACCEPT_QUEUE_LENGTH = 1024  # connections that wait to be accepted
+CLOSE_TIMEOUT_S = 1.0  # seconds to finish open responses when the server closes
+BEARER_PREFIX = "Bearer "
+CLOSING_STATUSES = (401, 408)  # HTTP statuses after which the server closes the connection
 # Tell clients not to retry after a failure: the same request would fail again.
-NO_RETRY = {"x-should-retry": "false"}
+NO_RETRY_HEADER = {"x-should-retry": "false"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -51,7 +51,7 @@ class EndpointSession(Protocol):
 
     @property
     def rules(self) -> SamplingRules:
-        """Return the sampling settings of its turns."""
+        """Return the sampling settings of the session's turns."""
         ...
 
     async def chat(self, request: ChatRequest) -> Reply:
@@ -59,7 +59,7 @@ class EndpointSession(Protocol):
         ...
 
     def finish(self, reward: float, won: bool) -> None:
-        """End the episode with ``reward`` and its success ``won``."""
+        """End the episode with return ``reward``. ``won``: True for a success."""
         ...
 
 
@@ -74,7 +74,7 @@ class EndpointServer:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._connections: BoundedConnections | None = None
-        self._starting = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def register_session(self, session: EndpointSession) -> AsyncIterator[EndpointAddress]:
@@ -82,10 +82,10 @@ class EndpointServer:
         The key is valid until the reward is posted or the context exits.
         """
         base_url = await self._ensure_listening()
-        key = secrets.token_urlsafe(KEY_BYTES)
+        key = secrets.token_urlsafe(API_KEY_BYTES)
         self._sessions[key] = session
         try:
-            yield EndpointAddress(base_url, key, MODEL)
+            yield EndpointAddress(base_url, key, MODEL_NAME)
         finally:
             self._sessions.pop(key, None)
 
@@ -100,7 +100,7 @@ class EndpointServer:
 
     async def _ensure_listening(self) -> str:
         """Start to listen if the server does not listen yet; return the base URL."""
-        async with self._starting:
+        async with self._start_lock:
             if self._listener is None:
                 self._listener = await self._start_listening()
         return f"http://{LOOPBACK}:{self._listener.sockets[0].getsockname()[1]}/v1"
@@ -110,8 +110,8 @@ class EndpointServer:
             self._build_app(),
             access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=KEEPALIVE_S,
-            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            shutdown_timeout=CLOSE_TIMEOUT_S,
         )
         await runner.setup()
         assert runner.server is not None  # set by setup()
@@ -119,10 +119,10 @@ class EndpointServer:
         self._connections = BoundedConnections(runner.server)
         loop = asyncio.get_running_loop()
         # Port 0: the system chooses a free port.
-        return await loop.create_server(self._connections, LOOPBACK, 0, backlog=BACKLOG)
+        return await loop.create_server(self._connections, LOOPBACK, 0, backlog=ACCEPT_QUEUE_LENGTH)
 
     def _build_app(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_convert_errors])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_convert_errors])
         app.router.add_post("/v1/chat/completions", self._handle_chat)
         app.router.add_post("/v1/reward", self._handle_reward)
         app.router.add_get("/v1/models", self._handle_models)
@@ -132,11 +132,11 @@ class EndpointServer:
         session = self._sessions[self._read_key(request)]
         chat_request = read_request(await _read_body(request), session.rules)
         reply = await session.chat(chat_request)
-        return web.json_response(reply.completion_body())
+        return web.json_response(reply.build_completion_body())
 
     async def _handle_models(self, request: web.Request) -> web.Response:
         self._read_key(request)
-        return web.json_response(model_list())
+        return web.json_response(build_model_list())
 
     async def _handle_reward(self, request: web.Request) -> web.Response:
         self._read_key(request)
@@ -149,8 +149,8 @@ class EndpointServer:
     def _read_key(self, request: web.Request) -> str:
         """Return the key in the header of ``request``. Raises ``RequestRefused`` if unknown."""
         header = request.headers.get("Authorization", "")
-        key = header.removeprefix(BEARER)
-        if not header.startswith(BEARER) or key not in self._sessions:
+        key = header.removeprefix(BEARER_PREFIX)
+        if not header.startswith(BEARER_PREFIX) or key not in self._sessions:
             raise RequestRefused(
                 "api_key: no episode in flight has this key; allowed: the key that the agent "
                 "received, until its reward is posted; fix: api_key=<that key>",
@@ -166,7 +166,7 @@ class BoundedConnections:
     """Protocol factory for ``loop.create_server`` around an aiohttp ``web.Server``.
 
     Without a limit, clients without a key could use up all file descriptors of the process. At most
-    ``max_connections`` are open (default: half of the descriptors, at most ``MOST_CONNECTIONS``). A
+    ``max_connections`` are open (default: half of the descriptors, at most ``MAX_CONNECTIONS``). A
     further one replaces the oldest connection that never sent a request with a valid key. If there
     is none, the new connection is closed immediately.
     """
@@ -176,29 +176,29 @@ class BoundedConnections:
         if max_connections is None:
             soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             is_unlimited = soft_limit == resource.RLIM_INFINITY
-            max_connections = MOST_CONNECTIONS if is_unlimited else soft_limit // 2
-        self._most = max(1, min(MOST_CONNECTIONS, max_connections))
-        self._trusted: set[RequestHandler] = set()
+            max_connections = MAX_CONNECTIONS if is_unlimited else soft_limit // 2
+        self._max_connections = max(1, min(MAX_CONNECTIONS, max_connections))
+        self._trusted_connections: set[RequestHandler] = set()
 
     def __call__(self) -> asyncio.Protocol:
         """Return the asyncio protocol object for a new connection."""
         connections = self._server.connections
-        self._trusted.intersection_update(connections)
-        if len(connections) < self._most:
+        self._trusted_connections.intersection_update(connections)
+        if len(connections) < self._max_connections:
             return self._server()
-        # In the order in which the connections were opened.
+        # The connections are in the order of opening: close the oldest one without a valid key.
         for connection in connections:
-            if connection not in self._trusted:
+            if connection not in self._trusted_connections:
                 connection.force_close()
                 return self._server()
-        return _Rejected()
+        return _RejectedConnection()
 
     def trust_connection(self, request: web.BaseRequest) -> None:
         """Note that the connection of ``request`` has sent a valid key."""
-        self._trusted.add(request.protocol)
+        self._trusted_connections.add(request.protocol)
 
 
-class _Rejected(asyncio.Protocol):
+class _RejectedConnection(asyncio.Protocol):
     """Protocol of a connection that is closed immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -212,16 +212,16 @@ def read_reward(body: Mapping[str, Any]) -> tuple[float, bool]:
     """
     for key, value in body.items():
         if key not in ("reward", "won"):
-            raise refusal_of_value(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
+            raise build_value_refusal(key, value, "unknown key", "`reward`, `won`", f"remove {key}")
     value = body.get("reward")
     try:
         reward = read_finite_number(value, "reward")
     except (TypeError, ValueError):
         fix = "reward=0.0"
-        raise refusal_of_value("reward", value, "not a reward", "a finite number", fix) from None
+        raise build_value_refusal("reward", value, "not a reward", "a finite number", fix) from None
     won = body.get("won", reward > 0)
     if not isinstance(won, bool):
-        raise refusal_of_value("won", won, "not a boolean", "true, false", "remove `won`")
+        raise build_value_refusal("won", won, "not a boolean", "true, false", "remove `won`")
     return reward, won
 
 
@@ -231,7 +231,7 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
             body = await request.json()
     except TimeoutError as error:
         message = (
-            f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY} bytes "
+            f"body: incomplete after {BODY_TIMEOUT_S:g} s; allowed: at most {MAX_BODY_BYTES} bytes "
             "within that time; fix: send the whole request"
         )
         raise RequestRefused(message, status=408) from error
@@ -241,7 +241,7 @@ async def _read_body(request: web.Request) -> dict[str, Any]:
         raise RequestRefused(message) from error
     if not isinstance(body, dict):
         allowed, fix = "a JSON object", "send a JSON object"
-        raise refusal_of_value("body", body, "not a JSON object", allowed, fix)
+        raise build_value_refusal("body", body, "not a JSON object", allowed, fix)
     return body
 
 
@@ -250,18 +250,21 @@ async def _convert_errors(request: web.Request, handler: Handler) -> web.StreamR
     """Convert refusals and HTTP errors to error responses in OpenAI's format."""
     try:
         return await handler(request)
-    except RequestRefused as refused:
-        return _error_response(refused)
+    except RequestRefused as refusal:
+        return _build_error_response(refusal)
     except web.HTTPException as error:
         message = (
             f"{request.method} {request.path}: {error.reason}; allowed: POST /v1/chat/completions, "
-            f"GET /v1/models, POST /v1/reward, at most {MAX_BODY} bytes; fix: use one of these"
+            f"GET /v1/models, POST /v1/reward, at most {MAX_BODY_BYTES} bytes; fix: use one of "
+            "these"
         )
-        return _error_response(RequestRefused(message, status=error.status))
+        return _build_error_response(RequestRefused(message, status=error.status))
 
 
-def _error_response(refused: RequestRefused) -> web.Response:
-    answer = web.json_response(refused.error_body(), status=refused.status, headers=NO_RETRY)
-    if refused.status in CLOSING:
-        answer.force_close()
-    return answer
+def _build_error_response(refusal: RequestRefused) -> web.Response:
+    response = web.json_response(
+        refusal.build_error_body(), status=refusal.status, headers=NO_RETRY_HEADER
+    )
+    if refusal.status in CLOSING_STATUSES:
+        response.force_close()
+    return response

@@ -1,4 +1,4 @@
-"""Environments: the protocol, the registry, the process pool and the manager of groups.
+"""Environments: protocol, registry, process pool, and the manager that selects tasks for training.
 
 Names are imported on first use, so that a worker process imports only its own environment.
 """

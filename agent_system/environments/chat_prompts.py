@@ -10,11 +10,11 @@ PLAIN_ANSWER_FORMAT = (
     "First think about what to do, between <think> and </think>. "
     "Then write one action between <action> and </action>."
 )
-IMAGE = "<image>"  # placeholder in an observation's text for its image
+IMAGE_PLACEHOLDER = "<image>"  # placeholder in an observation's text for its image
 MAX_ACTION_CHARS = 400  # characters of an action
-_CLOSED_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-_OPEN_ACTION = re.compile(r"<action>(.*)", re.DOTALL)
-_TAG = re.compile(r"</?(?:action|think|level)>")
+_CLOSED_ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_OPEN_ACTION_PATTERN = re.compile(r"<action>(.*)", re.DOTALL)
+_TAG_PATTERN = re.compile(r"</?(?:action|think|level)>")
 
 
 class ChatPrompts:
@@ -25,12 +25,12 @@ class ChatPrompts:
         rules: Rules of the environment.
         example: A valid action, shown as an example of the format.
         list_actions: Add the admissible actions to every observation.
-        keep_first: Repeat the first observation in every window prompt, for environments that
-            state the task only once.
+        keep_first: Repeat the first observation in the prompt of every turn, for environments that
+            state the task only once. It has an effect with ``env.history=window``.
     """
 
     asks_for_levels = True
-    shows_level_prompts = False  # the levels are described by one text for all environments
+    shows_level_prompts = False  # all environments share one description of the levels
 
     def __init__(
         self, rules: str, example: str, list_actions: bool = False, keep_first: bool = False
@@ -41,19 +41,19 @@ class ChatPrompts:
         self.keep_first = keep_first
 
     def system(self, levels: bool) -> str | None:
-        """Return rules and answer format. With ``levels``, answers begin with a thinking level."""
-        answer = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
+        """Return rules and answer format. ``levels``: the format begins with a thinking level."""
+        answer_format = render_level_instructions() if levels else PLAIN_ANSWER_FORMAT
         example = f"An action looks like this: <action>{self.example}</action>"
-        return f"{self.rules}\n\n{answer}\n{example}"
+        return f"{self.rules}\n\n{answer_format}\n{example}"
 
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the text of the first observation, with the admissible actions if listed."""
         del levels  # the system message asks for them
-        return self._with_actions(observation.text, observation)
+        return self._append_admissible_actions(observation.text, observation)
 
     def turn(self, observation: Observation) -> str:
         """Return the text of a later observation, with the admissible actions if listed."""
-        return self._with_actions(observation.text, observation)
+        return self._append_admissible_actions(observation.text, observation)
 
     def window(
         self,
@@ -70,14 +70,14 @@ class ChatPrompts:
         observation_texts = [observation.text, *(past_text for past_text, _ in history)]
         # Omit the first observation while ``history`` contains it: it would appear twice.
         paragraphs = [first.text] if self.keep_first and first.text not in observation_texts else []
-        for seen, action in history:
-            # A prompt has one image: that of the current observation.
-            text = seen.replace(IMAGE, "")
-            paragraphs.append(f"{text}\nYou did: {action}".strip())
+        for past_text, action in history:
+            # Only the current observation keeps its image in the prompt.
+            past_text_without_image = past_text.replace(IMAGE_PLACEHOLDER, "")
+            paragraphs.append(f"{past_text_without_image}\nYou did: {action}".strip())
         paragraphs.append(observation.text)
-        return self._with_actions("\n\n".join(paragraphs), observation)
+        return self._append_admissible_actions("\n\n".join(paragraphs), observation)
 
-    def _with_actions(self, text: str, observation: Observation) -> str:
+    def _append_admissible_actions(self, text: str, observation: Observation) -> str:
         actions = observation.info.get("admissible_actions") if self.list_actions else None
         if not actions:
             return text
@@ -134,15 +134,16 @@ class CompactPrompts:
         del levels  # both variants are equal
         texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.
-        shortened = [
+        shortened_texts = [
             self.shorten_first(text) if text == first.text else self.shorten(text) for text in texts
         ]
         lines = [
-            f"{text}\n> {action}" for text, (_, action) in zip(shortened, history, strict=False)
+            f"{text}\n> {action}"
+            for text, (_, action) in zip(shortened_texts, history, strict=False)
         ]
         if self.keep_first and first.text not in texts:
             lines.insert(0, self.shorten_first(first.text))
-        return "\n".join([*lines, shortened[-1]])
+        return "\n".join([*lines, shortened_texts[-1]])
 
 
 class SingleTurnPrompts(CompactPrompts):
@@ -163,22 +164,22 @@ def project_action(text: str) -> tuple[str, bool]:
         "I go <action>west"            ->  ("west", False)
         "look"                         ->  ("look", False)
     """
-    closed_actions = _CLOSED_ACTION.findall(text)
+    closed_actions = _CLOSED_ACTION_PATTERN.findall(text)
     if closed_actions:
         action = " ".join(closed_actions[0].split())
         # Check the length before truncating: a truncated action also counts as not well formed.
-        well_formed = (
+        is_well_formed = (
             len(closed_actions) == 1
             and 0 < len(action) <= MAX_ACTION_CHARS
-            and _TAG.search(action) is None
+            and _TAG_PATTERN.search(action) is None
         )
-        return action[:MAX_ACTION_CHARS], well_formed
+        return action[:MAX_ACTION_CHARS], is_well_formed
     # Text after an unclosed tag is taken as the action, but does not count as valid.
-    opened = _OPEN_ACTION.search(text)
-    if opened is not None:
-        unclosed_text = opened.group(1)
+    open_action_match = _OPEN_ACTION_PATTERN.search(text)
+    if open_action_match is not None:
+        unclosed_text = open_action_match.group(1)
     else:
         lines = text.strip().splitlines()
-        # The environment needs some text as action. False marks it as not well formed.
+        # The environment needs some text as action, so take the last line.
         unclosed_text = lines[-1] if lines else ""
     return " ".join(unclosed_text.split())[:MAX_ACTION_CHARS], False

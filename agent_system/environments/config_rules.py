@@ -19,13 +19,13 @@ from verl.config.settings import Section
 
 Tree = dict[str, Any]
 DEFAULT_ENVIRONMENT = "alfworld"
-MIXTURE = "mixture"
-DATASET = "dataset"  # environment whose tasks are the rows of data files
-FILE_KEYS = ("data.train_files", "data.val_files")
+MIXTURE_ENVIRONMENT = "mixture"
+DATASET_ENVIRONMENT = "dataset"  # environment whose tasks are the rows of data files
+DATA_FILE_KEYS = ("data.train_files", "data.val_files")
 GROUP_SIZE_KEY = "actor_rollout_ref.rollout.n"
 
 
-def settings_class_or_none(name: str) -> type[EnvSettings] | None:
+def find_settings_class_or_none(name: str) -> type[EnvSettings] | None:
     """Return the settings class of an environment; None if it cannot be imported."""
     try:
         return find_settings_class(name)
@@ -45,11 +45,11 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
         return
     is_ppo = issubclass(schema, PPOConfig)
     if is_ppo and not env.get("env_name"):
-        env["env_name"] = DATASET if _has_data_files(tree) else DEFAULT_ENVIRONMENT
+        env["env_name"] = DATASET_ENVIRONMENT if _has_data_files(tree) else DEFAULT_ENVIRONMENT
     if isinstance(env.get("env_name"), str):
         env["env_name"] = canonical_name(env["env_name"])
     name = str(env.get("env_name", "")).split("/", 1)[0]
-    settings = settings_class_or_none(name) if name in REGISTRY else None
+    settings = find_settings_class_or_none(name) if name in REGISTRY else None
     if settings is None:
         return
     if is_ppo:
@@ -67,7 +67,8 @@ def preprocess_tree(tree: Tree, schema: type[Section]) -> None:
 
 def _has_data_files(tree: Tree) -> bool:
     return any(
-        _value_at(tree, key) and not _is_placeholder(_value_at(tree, key)) for key in FILE_KEYS
+        _get_value(tree, key) and not _is_placeholder(_get_value(tree, key))
+        for key in DATA_FILE_KEYS
     )
 
 
@@ -76,7 +77,7 @@ def _is_placeholder(value: Any) -> bool:
     return is_placeholder([str(file) for file in files])
 
 
-def _value_at(tree: Mapping[str, Any], path: str) -> Any:
+def _get_value(tree: Mapping[str, Any], path: str) -> Any:
     """Return the value of the dotted key ``path`` in ``tree``; None if it is not set."""
     value: Any = tree
     for name in path.split("."):
@@ -84,14 +85,17 @@ def _value_at(tree: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _copy_value(tree: Tree, source: str, target: str) -> None:
-    """Copy the value of key ``source`` to key ``target`` (both dotted) unless ``target`` is set."""
-    value = _value_at(tree, source)
-    if value is None or _value_at(tree, target) is not None:
+def _copy_value(tree: Tree, source_key: str, target_key: str) -> None:
+    """Copy the value of ``source_key`` to ``target_key`` unless ``target_key`` is set.
+
+    Both are dotted keys such as ``env.rollout.n``.
+    """
+    value = _get_value(tree, source_key)
+    if value is None or _get_value(tree, target_key) is not None:
         return
-    if source in FILE_KEYS and _is_placeholder(value):
+    if source_key in DATA_FILE_KEYS and _is_placeholder(value):
         return
-    *section_names, name = target.split(".")
+    *section_names, name = target_key.split(".")
     section = tree
     for section_name in section_names:
         section = section.setdefault(section_name, {})
@@ -101,43 +105,46 @@ def _copy_value(tree: Tree, source: str, target: str) -> None:
     section[name] = value
 
 
-def check_foreign_sections(tree: Mapping[str, Any], written: Collection[str]) -> Problems:
-    """Yield a problem for each config section of an environment that the run does not use."""
-    env_name = str(_value_at(tree, "env.env_name") or "")
+def check_foreign_sections(tree: Mapping[str, Any], written_keys: Collection[str]) -> Problems:
+    """Yield a problem for each config section of an environment that the run does not use.
+
+    ``written_keys`` are the keys that the user has set in ``tree``.
+    """
+    env_name = str(_get_value(tree, "env.env_name") or "")
     # Another check reports an unknown name.
     if ":" not in env_name and canonical_name(env_name).split("/", 1)[0] not in REGISTRY:
         return
     used_names = {
         canonical_name(name).split("/", 1)[0]
-        for name in (env_name, *_mixture_parts(tree, env_name))
+        for name in (env_name, *_list_mixture_parts(tree, env_name))
     }
-    foreign: dict[str, str] = {}
-    for path in written:
+    first_keys: dict[str, str] = {}
+    for path in written_keys:
         top_section, _, subpath = path.partition(".")
         name = subpath.partition(".")[0]
         if top_section == "env" and name in REGISTRY and name not in used_names:
-            foreign.setdefault(name, path)
-    for name, path in foreign.items():
-        why = f"a key of the environment {name}, and the run uses {env_name}"
+            first_keys.setdefault(name, path)
+    for name, path in first_keys.items():
+        reason = f"a key of the environment {name}, and the run uses {env_name}"
         key = path.removeprefix(f"env.{name}").lstrip(".")
         fix = f"remove it, or set env.env_name={name}"
         if ":" in env_name:
             fix = f"set env.kwargs.{key or 'KEY'}=..., which has the keys of {env_name}"
         allowed = "sections of the environment of the run"
-        yield f"{path}={_value_at(tree, path)!r}: {why}; allowed: {allowed}; fix: {fix}"
+        yield f"{path}={_get_value(tree, path)!r}: {reason}; allowed: {allowed}; fix: {fix}"
 
 
-def _mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
-    """Return the names of the environments in a mixture; empty for another environment."""
-    if canonical_name(env_name).split("/", 1)[0] != MIXTURE:
+def _list_mixture_parts(tree: Mapping[str, Any], env_name: str) -> list[str]:
+    """Return the names of the environments in a mixture, an empty list for other environments."""
+    if canonical_name(env_name).split("/", 1)[0] != MIXTURE_ENVIRONMENT:
         return []
-    part_names = _value_at(tree, f"env.{MIXTURE}.parts")
+    part_names = _get_value(tree, f"env.{MIXTURE_ENVIRONMENT}.parts")
     return [str(part_name) for part_name in (DEFAULT_PARTS if part_names is None else part_names)]
 
 
 ENVIRONMENTS = EnvironmentPlugin(
     names=REGISTRY.keys,
-    section=settings_class_or_none,
+    section=find_settings_class_or_none,
     preprocess=preprocess_tree,
     check_set_keys=check_foreign_sections,
     stand_in=lambda cfg: describe_substitutes(cfg.env),

@@ -6,7 +6,7 @@ An environment knows neither tokens nor policies. It is synchronous or asynchron
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-# JSON-able; always holds "task_id" (str, unique over splits) and "data_source" (str).
+# Contains JSON values. "task_id" (str, unique over splits) and "data_source" (str) are required.
 Task = dict[str, Any]
 
 
@@ -131,9 +131,9 @@ class EnvFailure(Exception):
 class WorkerStartError(RuntimeError):
     """Environment worker that could not be started. This is a set-up error and ends the run.
 
-    ``missing`` is the name of the Python module whose absence is the cause, or None.
+    ``missing_module`` is the name of the Python module whose absence is the cause, or None.
     """
 
-    def __init__(self, detail: str, missing: str | None = None) -> None:
+    def __init__(self, detail: str, missing_module: str | None = None) -> None:
         super().__init__(detail)
-        self.missing = missing
+        self.missing_module = missing_module

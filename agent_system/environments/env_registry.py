@@ -20,7 +20,7 @@ from verl.config.settings.hints import did_you_mean
 if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
-PACKAGES = "agent_system.environments.env_package"
+PACKAGES_MODULE = "agent_system.environments.env_package"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RegistryEntry:
     Attributes:
         target: Import path of the package, ``module:attribute``.
         extra: Extra of ``setup.py`` that installs the dependencies.
-        settings: Import path of the settings class. Empty: import the package and read it there.
+        settings: Import path of the settings class. Empty: read it from the package.
     """
 
     target: str
@@ -39,7 +39,7 @@ class RegistryEntry:
 
 
 # Built-in packages: class of the settings, and extra of the dependencies.
-_BUILTIN: dict[str, tuple[str, str | None]] = {
+_BUILTIN_SETTINGS_AND_EXTRAS: dict[str, tuple[str, str | None]] = {
     "agent": ("AgentSettings", None),
     "alfworld": ("AlfworldSettings", "envs"),
     "dataset": ("DatasetSettings", None),
@@ -62,9 +62,11 @@ _BUILTIN: dict[str, tuple[str, str | None]] = {
 }
 REGISTRY: dict[str, RegistryEntry] = {
     name: RegistryEntry(
-        f"{PACKAGES}.{name}.package:PACKAGE", extra, f"{PACKAGES}.{name}.settings:{settings}"
+        f"{PACKAGES_MODULE}.{name}.package:PACKAGE",
+        extra,
+        f"{PACKAGES_MODULE}.{name}.settings:{settings}",
     )
-    for name, (settings, extra) in _BUILTIN.items()
+    for name, (settings, extra) in _BUILTIN_SETTINGS_AND_EXTRAS.items()
 }
 # Name of the ``shop`` environment in job scripts of verl-agent.
 REGISTRY["webshop"] = REGISTRY["shop"]
@@ -113,8 +115,8 @@ def canonical_name(env_name: str) -> str:
     name, slash, variant = env_name.partition("/")
     if name in REGISTRY:
         return env_name
-    spelled = {key.lower(): key for key in REGISTRY}.get(name.lower(), name)
-    return f"{spelled}{slash}{variant}"
+    registered_name = {key.lower(): key for key in REGISTRY}.get(name.lower(), name)
+    return f"{registered_name}{slash}{variant}"
 
 
 def find_entry(env_name: str) -> RegistryEntry:
@@ -179,7 +181,7 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise missing_extra_error(env_name, error) from error
+        raise build_missing_extra_error(env_name, error) from error
     except (Exception, SystemExit) as error:  # boundary to user code
         raise InvalidPackage(
             f"environment {env_name!r}: importing the module {module_name} raised {error!r}; "
@@ -187,31 +189,31 @@ def _import_module(env_name: str, module_name: str) -> ModuleType:
         ) from error
 
 
-def variants_of(name: str) -> list[str]:
+def list_package_variants(name: str) -> list[str]:
     """Return the variants of the package ``name``: names that may follow the slash.
 
-    Raises what ``get_package`` raises, and ``MissingExtra`` if listing the variants needs a module
-    that is not installed.
+    Raises the errors of ``get_package``, and ``MissingExtra`` if listing the variants needs a
+    module that is not installed.
     """
     try:
         return list(get_package(name).variants())
     except ModuleNotFoundError as error:
-        raise missing_extra_error(name, error) from error
+        raise build_missing_extra_error(name, error) from error
 
 
-def selectable_names(name: str) -> list[str]:
+def list_selectable_names(name: str) -> list[str]:
     """Return all values of ``env.env_name`` that select the package ``name``.
 
     These are ``NAME/VARIANT`` for each variant, or ``NAME`` without variants.
     """
-    return [f"{name}/{variant}" for variant in variants_of(name)] or [name]
+    return [f"{name}/{variant}" for variant in list_package_variants(name)] or [name]
 
 
 def find_settings_class(env_name: str) -> type[EnvSettings]:
     """Return the settings class of ``env_name``.
 
     The package is imported only if the registry entry has no import path of the settings. Raises
-    what ``get_package`` raises.
+    the errors of ``get_package``.
     """
     settings_path = find_entry(env_name).settings
     if not settings_path:
@@ -224,8 +226,8 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     """Return the settings of the environment that ``env_config`` names.
 
     They are the section ``env.<name>``, updated with ``env.kwargs``. ``max_steps`` and ``seed``
-    default to those of ``env``. A variant after the slash of the name is stored under the key that
-    ``EnvSettings.variant_key`` names.
+    default to the keys of the section ``env``. A variant after the slash of the name is stored
+    under the key that ``EnvSettings.variant_key`` names.
 
     Raises:
         ConfigError: Unknown or invalid keys.
@@ -236,20 +238,22 @@ def env_settings(env_config: "EnvConfig") -> EnvSettings:
     section = getattr(env_config, name, None) if name.isidentifier() else None
     if isinstance(section, EnvSettings):
         section = section.model_dump(exclude_unset=True)
-    # ``kwargs`` has precedence: it works for every name of an environment.
+    # ``kwargs`` has precedence over the section.
     section = {**(section or {}), **env_config.kwargs}
-    label = f"env.{name}" if name.isidentifier() else "env.kwargs"
+    section_label = f"env.{name}" if name.isidentifier() else "env.kwargs"
     settings_type = find_settings_class(env_config.env_name)
     if variant and ":" not in env_config.env_name:
-        _choose_variant(section, env_config.env_name, settings_type)
-    settings = read_section_or_raise(settings_type, section, label)
-    defaults = {"max_steps": env_config.max_steps, "seed": env_config.seed}
-    fill_values = {key: value for key, value in defaults.items() if getattr(settings, key) is None}
-    return settings.model_copy(update=fill_values).with_derived_values(env_config)
+        _set_variant(section, env_config.env_name, settings_type)
+    settings = read_section_or_raise(settings_type, section, section_label)
+    default_values = {"max_steps": env_config.max_steps, "seed": env_config.seed}
+    missing_values = {
+        key: value for key, value in default_values.items() if getattr(settings, key) is None
+    }
+    return settings.model_copy(update=missing_values).with_derived_values(env_config)
 
 
 def describe_substitutes(env_config: "EnvConfig") -> str:
-    """Return a sentence about the data that replaces the data which ``env_config`` names.
+    """Return a sentence that says which data the environment uses instead of the configured data.
 
     Example: generated games replace ALFWorld's official games, which are not on this machine.
     Return "" if nothing is replaced, or if the settings cannot be read.
@@ -267,9 +271,7 @@ def describe_substitutes(env_config: "EnvConfig") -> str:
     return "; ".join(filter(None, descriptions))
 
 
-def _choose_variant(
-    section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]
-) -> None:
+def _set_variant(section: dict[str, Any], env_name: str, settings_type: type[EnvSettings]) -> None:
     """Set the variant key of ``section`` to the variant in ``env_name``.
 
     Raises ``ConfigError`` if ``section`` names another variant, or if the environment has none.
@@ -285,8 +287,8 @@ def _choose_variant(
             f"{names}; fix: env.env_name={name}"
         )
     # A loaded config contains all defaults, so the default does not contradict the name.
-    default = settings_type.model_fields[key].default
-    if section.get(key, default) not in (variant, default):
+    default_variant = settings_type.model_fields[key].default
+    if section.get(key, default_variant) not in (variant, default_variant):
         raise ConfigError(
             f"env.env_name={env_name!r} and env.{name}.{key}={section[key]!r} name two variants; "
             f"fix: env.env_name={name} env.{name}.{key}={variant}"
@@ -294,7 +296,7 @@ def _choose_variant(
     section[key] = variant
 
 
-def missing_extra_error(env_name: str, error: ModuleNotFoundError) -> ImportError:
+def build_missing_extra_error(env_name: str, error: ModuleNotFoundError) -> ImportError:
     """Return the error to raise when ``env_name`` needs the missing module of ``error``."""
     module = env_name.partition(":")[0]
     if ":" in env_name and error.name and f"{module}.".startswith(f"{error.name}."):

@@ -13,7 +13,7 @@ S = TypeVar("S", bound=EnvSettings)
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Probabilities that an expert's action is replaced by a bad one; their sum is less than 1.
+    """Probabilities that noise replaces an expert's action; their sum is less than 1.
 
     Attributes:
         useless_share: Probability of a valid action that does not advance the task. Reinforcement
@@ -36,7 +36,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Action of an expert in one turn, and the text from which the thought before it is composed.
+    """Action of an expert in one turn, and the texts from which the turn's thought is composed.
 
     A thought is composed of ``situation``, ``tried`` and ``plan``, which have no final full stop.
     ``thoughts`` maps a thinking level to a complete ``Thought``. It replaces the composed thought

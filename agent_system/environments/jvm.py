@@ -18,9 +18,9 @@ from typing import Any
 # Calls come one at a time, so the serial collector and the fast compiler need the least memory and
 # start-up time.
 JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError")
-HOST = "127.0.0.1"
+LOOPBACK_HOST = "127.0.0.1"
 # Seconds that a JVM may take to exit after its standard input is closed.
-EXIT_S = 5.0
+EXIT_TIMEOUT_S = 5.0
 
 
 class JavaMissing(OSError):
@@ -28,57 +28,67 @@ class JavaMissing(OSError):
 
 
 def find_java(env_name: str) -> str:
-    """Return the path of ``java``: in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
+    """Return the path of ``java_path``: in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
 
     Raises ``JavaMissing``.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
-    if java is None:
-        location = f"$JAVA_HOME/bin ({home}/bin)" if home else "the path"
+    java_home = os.environ.get("JAVA_HOME")
+    java_path = (
+        shutil.which("java", path=os.path.join(java_home, "bin"))
+        if java_home
+        else shutil.which("java")
+    )
+    if java_path is None:
+        location = f"$JAVA_HOME/bin ({java_home}/bin)" if java_home else "the path"
         raise JavaMissing(
             f"environment {env_name!r} needs Java 8 or newer, and there is no java on {location}; "
             "fix: install it, for example with `apt-get install default-jre-headless`, or set "
             "JAVA_HOME"
         )
-    return java
+    return java_path
 
 
 class Jvm:
-    """Running JVM with ``jar`` on its class path.
+    """Running JVM with ``jar_path`` on its class path.
 
-    Returned by ``acquire_jvm``. ``users`` is the number of environments that use it.
+    Returned by ``acquire_jvm``. ``num_users`` is the number of environments that use it.
     """
 
-    def __init__(self, env_name: str, jar: str, heap_mb: int, options: tuple[str, ...]) -> None:
+    def __init__(
+        self, env_name: str, jar_path: str, heap_mb: int, options: tuple[str, ...]
+    ) -> None:
         from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-        self.users = 0
+        self.num_users = 0
         # A file instead of a pipe: a full pipe without a reader would block the JVM.
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
-        flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
+        self._output_file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the JVM
+        jvm_flags = [f"-Xmx{heap_mb}m", *JVM_OPTIONS, *options]
         try:
             gateway_result: Any = launch_gateway(
-                classpath=jar,
-                javaopts=flags,
+                classpath=jar_path,
+                javaopts=jvm_flags,
                 java_path=find_java(env_name),
                 # The JVM exits when its standard input, a pipe from this process, is closed.
                 die_on_exit=True,
                 enable_auth=True,  # other users of this machine can reach the port
-                cwd=os.path.dirname(jar),
-                redirect_stderr=self._output,
+                cwd=os.path.dirname(jar_path),
+                redirect_stderr=self._output_file,
                 return_proc=True,
             )
         except ValueError as error:  # the output was not a port number
-            self._output.seek(0)
-            output = self._output.read().decode(errors="replace")[-2000:].strip()
-            raise JavaMissing(f"java did not start with {' '.join(flags)}:\n{output}") from error
-        # The type stub does not say that these arguments give three values.
+            self._output_file.seek(0)
+            output = self._output_file.read().decode(errors="replace")[-2000:].strip()
+            raise JavaMissing(
+                f"java did not start with {' '.join(jvm_flags)}:\n{output}"
+            ) from error
+        # With these arguments the result has three values, which the type stub does not say.
         port, token, process = gateway_result
         self.process: subprocess.Popen[str] = process
-        self._finalizer_prefix = f"{HOST}{port}"
-        parameters = GatewayParameters(HOST, port, auth_token=token, auto_field=True)
-        self.gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
+        self._finalizer_prefix = f"{LOOPBACK_HOST}{port}"
+        gateway_parameters = GatewayParameters(
+            LOOPBACK_HOST, port, auth_token=token, auto_field=True
+        )
+        self.gateway = JavaGateway(gateway_parameters=gateway_parameters, java_process=self.process)
 
     @property
     def is_running(self) -> bool:
@@ -99,7 +109,7 @@ class Jvm:
         self.process.wait()
 
     def stop(self) -> None:
-        """Make the process exit and wait for it. Kill it after ``EXIT_S``."""
+        """Make the process exit and wait for it. Kill it after ``EXIT_TIMEOUT_S``."""
         from py4j.finalizer import ThreadSafeFinalizer
 
         # Remove py4j's finalizers of this JVM's objects: they would call the stopped JVM.
@@ -111,43 +121,50 @@ class Jvm:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
         try:
-            self.process.wait(EXIT_S)
+            self.process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.kill()
-        self._output.close()
+        self._output_file.close()
 
 
-_RUNNING: dict[str, Jvm] = {}  # shared JVMs by jar
-_LOCK = threading.Lock()
+_SHARED_JVMS: dict[str, Jvm] = {}  # shared JVMs by jar
+_JVM_LOCK = threading.Lock()
 
 
 def acquire_jvm(
-    env_name: str, jar: str, heap_mb: int, options: tuple[str, ...] = (), *, shared: bool = True
+    env_name: str,
+    jar_path: str,
+    heap_mb: int,
+    options: tuple[str, ...] = (),
+    *,
+    shared: bool = True,
 ) -> Jvm:
-    """Return the JVM of this process for ``jar``. Start one if none is running.
+    """Return the JVM of this process for ``jar_path``. Start one if none is running.
 
     Every call needs a later ``release_jvm``. ``heap_mb`` (megabytes) and ``options`` (flags after
     the standard ones) have an effect only when a JVM is started. With ``shared=False`` a new JVM
     is started. Raises ``JavaMissing``.
     """
-    with _LOCK:
-        jvm = _RUNNING.get(jar) if shared else None
+    with _JVM_LOCK:
+        jvm = _SHARED_JVMS.get(jar_path) if shared else None
         if jvm is None or not jvm.is_running:
-            jvm = Jvm(env_name, jar, heap_mb, options)
+            jvm = Jvm(env_name, jar_path, heap_mb, options)
             if shared:
-                _RUNNING[jar] = jvm
-        jvm.users += 1
+                _SHARED_JVMS[jar_path] = jvm
+        jvm.num_users += 1
         return jvm
 
 
 def release_jvm(jvm: Jvm) -> None:
     """Decrement the users of ``jvm``. Stop it when the last user releases it."""
-    with _LOCK:
-        jvm.users -= 1
-        if jvm.users > 0:
+    with _JVM_LOCK:
+        jvm.num_users -= 1
+        if jvm.num_users > 0:
             return
         # Compare by identity: after a crash another JVM may be registered for the same jar.
-        for jar in [jar for jar, running_jvm in _RUNNING.items() if running_jvm is jvm]:
-            del _RUNNING[jar]
-    # Outside the lock: stopping may take ``EXIT_S``, and other jars need not wait.
+        for jar_path in [
+            jar_path for jar_path, shared_jvm in _SHARED_JVMS.items() if shared_jvm is jvm
+        ]:
+            del _SHARED_JVMS[jar_path]
+    # Stop the JVM outside the lock: this may take ``EXIT_TIMEOUT_S``, and other jars need not wait.
     jvm.stop()

@@ -14,22 +14,26 @@ import numpy as np
 
 import verl
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_registry import env_settings, get_package, missing_extra_error
+from agent_system.environments.env_registry import (
+    build_missing_extra_error,
+    env_settings,
+    get_package,
+)
 from agent_system.environments.tasks import (
     SEED_MASK,
     GroupMismatch,
     TaskSchedule,
     assert_same_start,
     check_disjoint,
-    group_by_part,
+    group_tasks_by_part,
     hash_validation_set,
     select_validation_set,
 )
-from agent_system.environments.vectorised import LockStepDriver
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import bootstrap_interval
 
 if TYPE_CHECKING:
+    from agent_system.environments.vectorised import LockStepDriver
     from verl.config.schema import PPOConfig
     from verl.protocol import DataProto
 
@@ -59,13 +63,13 @@ class EnvironmentManagerBase:
         self.settings = env_settings(config.env)
         self.package = get_package(config.env.env_name)
         self._driver: LockStepDriver | None = None
-        self._tasks: Sequence[Task] = ()  # those of the last reset
-        self._schedule: tuple[list[Task], TaskSchedule] | None = None
+        self._tasks_of_last_reset: Sequence[Task] = ()  # one task per row of the batch
+        self._cached_schedule: tuple[list[Task], TaskSchedule] | None = None
         self.group_size = config.env.rollout.n
         try:
             self.task_list = list(self.package.tasks(self.settings, split))
         except ModuleNotFoundError as error:
-            raise missing_extra_error(config.env.env_name, error) from error
+            raise build_missing_extra_error(config.env.env_name, error) from error
         weights = self.package.part_weights(self.settings)
         self.panel: list[tuple[Task, int]] = []
         if split == "val":
@@ -77,8 +81,8 @@ class EnvironmentManagerBase:
                 f"environment {config.env.env_name!r} has no {split} tasks; "
                 f"its settings: {self.settings!r}"
             )
-        parts = group_by_part(self.task_list, weights)
-        empty_parts = ", ".join(repr(part) for part, tasks in parts.items() if not tasks)
+        tasks_by_part = group_tasks_by_part(self.task_list, weights)
+        empty_parts = ", ".join(repr(part) for part, tasks in tasks_by_part.items() if not tasks)
         if empty_parts:
             raise ValueError(
                 f"environment {config.env.env_name!r} has no {split} tasks of {empty_parts}; "
@@ -104,7 +108,7 @@ class EnvironmentManagerBase:
         groups: list[TaskGroup] = []
         for group in range(batch_size):
             # The number depends on step and group only, not on earlier batches.
-            task = self.task_schedule.task_at((step - 1) * batch_size + group, draw)
+            task = self.task_schedule.get_task((step - 1) * batch_size + group, draw)
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_MASK
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
         batch = self._build_batch(groups, self.group_size)
@@ -112,8 +116,9 @@ class EnvironmentManagerBase:
         return batch
 
     def panel_batch(self) -> "DataProto":
-        """Return the validation set, one row per task, with the columns of ``gen_batch``. It is the
-        same at every call.
+        """Return the validation set, one row per task, with the columns of ``gen_batch``.
+
+        The result is the same at every call.
         """
         # The seeds depend on the tasks only, so runs with other seeds have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
@@ -130,12 +135,12 @@ class EnvironmentManagerBase:
     @property
     def task_schedule(self) -> TaskSchedule:
         """Order in which training steps use the tasks. Rebuilt after ``task_list`` was replaced."""
-        if self._schedule is None or self._schedule[0] is not self.task_list:
+        if self._cached_schedule is None or self._cached_schedule[0] is not self.task_list:
             weights = self.package.part_weights(self.settings)
             seed = (self.env_config.seed, self.split)
             schedule = TaskSchedule(self.task_list, weights, self.shuffle, seed)
-            self._schedule = (self.task_list, schedule)
-        return self._schedule[1]
+            self._cached_schedule = (self.task_list, schedule)
+        return self._cached_schedule[1]
 
     def replace_tasks(self, tasks: list[Task]) -> None:
         """Replace the tasks of this split. The validation set is drawn from them again."""
@@ -144,9 +149,9 @@ class EnvironmentManagerBase:
             weights = self.package.part_weights(self.settings)
             self.panel = select_validation_set(tasks, self.env_config.val_tasks, weights)
 
-    def _build_batch(self, groups: list[TaskGroup], members: int) -> "DataProto":
+    def _build_batch(self, groups: list[TaskGroup], group_size: int) -> "DataProto":
         rows = [
-            (task, seed, uid, member) for task, seed, uid in groups for member in range(members)
+            (task, seed, uid, member) for task, seed, uid in groups for member in range(group_size)
         ]
         columns = {
             "task": [row[0] for row in rows],
@@ -171,13 +176,18 @@ class EnvironmentManagerBase:
         """
         rows = gen_batch.non_tensor_batch
         if self._driver is None:
+            # Import here: training does not step environments together.
+            from agent_system.environments.vectorised import LockStepDriver
+
             self._driver = LockStepDriver(self.env_config, self.settings)
-        self._tasks = rows["task"].tolist()
-        observations = self._driver.run(self._driver.reset(self._tasks, rows["env_seed"].tolist()))
+        self._tasks_of_last_reset = rows["task"].tolist()
+        observations = self._driver.run(
+            self._driver.reset(self._tasks_of_last_reset, rows["env_seed"].tolist())
+        )
         start_states = [(observation.text, observation.state) for observation in observations]
         assert_same_start(rows["uid"].tolist(), start_states)
         infos = [observation.info for observation in observations]
-        return _observation_columns(observations), infos
+        return _build_observation_columns(observations), infos
 
     def step(
         self, text_actions: Sequence[str]
@@ -192,20 +202,22 @@ class EnvironmentManagerBase:
         """
         if self._driver is None:
             raise RuntimeError("step was called before reset; fix: call reset first")
-        if len(text_actions) != len(self._tasks):
-            raise ValueError(f"{len(text_actions)} actions for {len(self._tasks)} environments")
-        packages = map(self.package.package_for_task, self._tasks)
-        projected = [
+        if len(text_actions) != len(self._tasks_of_last_reset):
+            raise ValueError(
+                f"{len(text_actions)} actions for {len(self._tasks_of_last_reset)} environments"
+            )
+        packages = map(self.package.package_for_task, self._tasks_of_last_reset)
+        parsed_actions = [
             package.project(text) for package, text in zip(packages, text_actions, strict=True)
         ]
-        results = self._driver.run(self._driver.step([action for action, _ in projected]))
+        results = self._driver.run(self._driver.step([action for action, _ in parsed_actions]))
         infos: list[dict[str, Any]] = []
-        for (_, formed), (_, _, _, info) in zip(projected, results, strict=True):
-            is_valid = bool(formed and info.get("is_action_valid", True))
+        for (_, is_well_formed), (_, _, _, info) in zip(parsed_actions, results, strict=True):
+            is_valid = bool(is_well_formed and info.get("is_action_valid", True))
             infos.append({**info, "is_action_valid": is_valid})
         rewards = np.array([result[1] for result in results], dtype=np.float32)
         dones = np.array([result[2] for result in results], dtype=bool)
-        return _observation_columns([result[0] for result in results]), rewards, dones, infos
+        return _build_observation_columns([result[0] for result in results]), rewards, dones, infos
 
     def success_evaluator(
         self, infos: Sequence[dict[str, Any]], data_sources: Sequence[str] | np.ndarray
@@ -214,12 +226,12 @@ class EnvironmentManagerBase:
 
         ``infos`` are those of the last env step of each episode.
         """
-        outcome: dict[str, list[float]] = defaultdict(list)
+        values_by_metric: dict[str, list[float]] = defaultdict(list)
         for info, source in zip(infos, data_sources, strict=True):
             won = float(bool(info.get("won", False)))
-            outcome["success_rate"].append(won)
-            outcome[f"{source}_success_rate"].append(won)
-        return {key: np.array(values, dtype=np.float32) for key, values in outcome.items()}
+            values_by_metric["success_rate"].append(won)
+            values_by_metric[f"{source}_success_rate"].append(won)
+        return {key: np.array(values, dtype=np.float32) for key, values in values_by_metric.items()}
 
     def close(self) -> None:
         driver, self._driver = self._driver, None
@@ -227,7 +239,7 @@ class EnvironmentManagerBase:
             driver.close()
 
 
-def _observation_columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
+def _build_observation_columns(observations: Sequence[Observation]) -> dict[str, list[Any]]:
     return {
         "text": [observation.text for observation in observations],
         "image": [observation.image for observation in observations],
@@ -241,7 +253,7 @@ def make_envs(config: "PPOConfig") -> tuple[EnvironmentManagerBase, EnvironmentM
 
     Raises ``ValueError`` if their tasks overlap.
     """
-    train = EnvironmentManagerBase(config, "train")
-    val = EnvironmentManagerBase(config, "val")
-    check_disjoint(train.task_list, val.task_list)
-    return train, val
+    train_manager = EnvironmentManagerBase(config, "train")
+    val_manager = EnvironmentManagerBase(config, "val")
+    check_disjoint(train_manager.task_list, val_manager.task_list)
+    return train_manager, val_manager

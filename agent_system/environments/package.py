@@ -55,9 +55,9 @@ class EnvPackage(Generic[S]):
         project: ``project(text)`` returns the action in a model text, and True if the text is well
             formed. Never raises.
         stop: Strings that end the sampling of a turn.
-        images: ``images(settings)`` returns (config key, its value, its value for text
-            observations), where the key is the one that makes observations images. None:
-            observations are text with these settings.
+        images: ``images(settings)`` returns None if observations are text with these settings.
+            Otherwise it returns (config key, value, text value). The key with this value makes
+            observations images; with the text value they are text.
         executes_cut_turns: True if a turn that reached the token limit is passed to ``step`` before
             it ends the episode. False: it ends the episode without an env step.
         runs_agent: True if one env step runs a whole agent, which calls the policy through the

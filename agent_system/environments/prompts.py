@@ -51,8 +51,8 @@ def shows_level_prompts(prompts: Prompts) -> bool:
 def select_prompts(prompts: Prompts, first: Observation) -> Prompts:
     """Return the prompts for the episode whose first observation is ``first``.
 
-    These are ``prompts`` itself. For a mixture of environments they are ``prompts.of(first)``, the
-    prompts of the environment that made the observation.
+    The result is ``prompts``, except in a mixture of environments. There it is
+    ``prompts.of(first)``, the prompts of the environment that made the observation.
     """
-    select = getattr(prompts, "of", None)
-    return prompts if select is None else select(first)
+    select_method = getattr(prompts, "of", None)
+    return prompts if select_method is None else select_method(first)

@@ -11,7 +11,7 @@ import re
 import string
 
 _BRACKETS = re.compile(r"\[[^\[\]\n]{1,40}\]")
-_PARTS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
+_VARIABLE_TOKENS = re.compile(r"\d+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 
 
 def find_moves(text: str) -> list[str]:
@@ -22,11 +22,11 @@ def find_moves(text: str) -> list[str]:
 def vary_move(move: str, rng: random.Random) -> str:
     """Return ``move`` with other numbers and single letters; unchanged with probability 1/3."""
 
-    def vary_part(part: re.Match[str]) -> str:
-        token = part.group()
+    def vary_token(match: re.Match[str]) -> str:
+        token = match.group()
         if token.isdigit():
             return str(rng.randrange(max(10, 2 * int(token))) if int(token) < 10**6 else int(token))
         letters = string.ascii_lowercase[:8]
         return rng.choice(letters if token.islower() else letters.upper())
 
-    return move if rng.random() < 1 / 3 else _PARTS.sub(vary_part, move)
+    return move if rng.random() < 1 / 3 else _VARIABLE_TOKENS.sub(vary_token, move)

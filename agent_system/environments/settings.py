@@ -81,8 +81,8 @@ class EnvSettings(EnvSection):
         return None
 
     def describe_substitute(self, env_name: str) -> str:
-        """Return a sentence about the data that replaces the data which ``env_name`` names; "" if
-        nothing is replaced.
+        """Return a sentence that says which data ``env_name`` uses instead of the configured data;
+        "" if nothing is replaced.
         """
         del env_name
         return ""

@@ -13,23 +13,29 @@ from verl.utils.seeds import derive_seed
 
 # 31 bits: the range that every environment's random generator accepts, also as a signed integer.
 SEED_MASK = 0x7FFFFFFF
-SINGLE_PART = ""  # name of the only part of an environment that is no mixture
+SINGLE_PART_NAME = ""  # name of the only part of an environment that is no mixture
 
 
-def number_range(split: str, train_count: int, val_count: int) -> range:
-    """Return the numbers of the tasks of ``split``: validation has the first ones, training those
-    after them.
+def get_task_number_range(split: str, num_train_tasks: int, num_val_tasks: int) -> range:
+    """Return the numbers of the tasks of ``split``.
+
+    Validation has the first ``num_val_tasks`` numbers, training the following ones. Example: 8
+    training and 2 validation tasks have the numbers 2 to 9 and 0 to 1.
     """
-    return range(val_count) if split == "val" else range(val_count, val_count + train_count)
+    return (
+        range(num_val_tasks)
+        if split == "val"
+        else range(num_val_tasks, num_val_tasks + num_train_tasks)
+    )
 
 
-def epoch_order(count: int, *parts: int | str) -> list[int]:
-    """Return a permutation of ``range(count)`` that depends on ``parts`` only."""
+def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
+    """Return a permutation of ``range(count)`` that depends only on the arguments."""
     # Sort by hashes: the result does not depend on a library's random generator.
-    return sorted(range(count), key=lambda index: derive_seed(*parts, index))
+    return sorted(range(count), key=lambda index: derive_seed(*seed_parts, index))
 
 
-def weighted_round(weights: Mapping[str, int]) -> list[str]:
+def build_weighted_round(weights: Mapping[str, int]) -> list[str]:
     """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
     Each position gets the part that is furthest behind its proportional count. Of several such
@@ -41,48 +47,54 @@ def weighted_round(weights: Mapping[str, int]) -> list[str]:
     counts = dict.fromkeys(weights, 0)
     order: list[str] = []
     for position in range(1, total_weight + 1):
-        behind = {
+        counts_behind = {
             part_name: weights[part_name] * position - counts[part_name] * total_weight
             for part_name in weights
         }
-        part = max(behind, key=lambda name: behind[name])
+        part = max(counts_behind, key=lambda name: counts_behind[name])
         counts[part] += 1
         order.append(part)
     return order
 
 
-def interleave_parts(parts: Mapping[str, Sequence[Task]], weights: Mapping[str, int]) -> list[Task]:
-    """Return the tasks of all parts in one list, in repetitions of ``weighted_round``.
+def interleave_mixture_tasks(
+    tasks_by_part: Mapping[str, Sequence[Task]], weights: Mapping[str, int]
+) -> list[Task]:
+    """Return the tasks of all parts in one list, in repetitions of ``build_weighted_round``.
 
     A part whose tasks are used up is skipped.
     """
-    remaining_tasks = {part_name: list(reversed(parts[part_name])) for part_name in weights}
-    ordered: list[Task] = []
+    remaining_tasks = {part_name: list(reversed(tasks_by_part[part_name])) for part_name in weights}
+    ordered_tasks: list[Task] = []
     while any(remaining_tasks.values()):
-        ordered += [
-            remaining_tasks[part].pop() for part in weighted_round(weights) if remaining_tasks[part]
+        ordered_tasks += [
+            remaining_tasks[part].pop()
+            for part in build_weighted_round(weights)
+            if remaining_tasks[part]
         ]
-    return ordered
+    return ordered_tasks
 
 
-def group_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """Return the tasks by the part that they belong to, each list in the given order.
+def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
+    """Return the tasks of each part of a mixture, in the given order.
 
-    Without ``weights`` all tasks are under the key ``SINGLE_PART``.
+    Without ``weights`` all tasks are under the key ``SINGLE_PART_NAME``.
     """
-    tasks_of: dict[str, list[Task]] = {part_name: [] for part_name in weights or (SINGLE_PART,)}
+    tasks_by_part: dict[str, list[Task]] = {
+        part_name: [] for part_name in weights or (SINGLE_PART_NAME,)
+    }
     for task in tasks:
-        tasks_of[task["part"] if weights else SINGLE_PART].append(task)
-    return tasks_of
+        tasks_by_part[task["part"] if weights else SINGLE_PART_NAME].append(task)
+    return tasks_by_part
 
 
 class TaskSchedule:
-    """Endless order of the tasks: parts take turns as in ``weighted_round``, and each part repeats
-    its tasks epoch by epoch.
+    """Endless order of the tasks, in which the parts of a mixture alternate.
 
+    Parts alternate as in ``build_weighted_round``, and each part repeats its tasks epoch by epoch.
     Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
-    without ``shuffle``. The same position always has the same task, so a resumed run continues
-    with the same tasks.
+    without ``shuffle``. The same position always has the same task, so a resumed run continues with
+    the same tasks.
     """
 
     def __init__(
@@ -92,53 +104,56 @@ class TaskSchedule:
         shuffle: bool,
         seed: tuple[int | str, ...],
     ) -> None:
-        self._parts = group_by_part(tasks, weights)
-        self._round = weighted_round(weights) or [SINGLE_PART]
+        self._tasks_by_part = group_tasks_by_part(tasks, weights)
+        self._part_round = build_weighted_round(weights) or [SINGLE_PART_NAME]
         self._shuffle = shuffle
         self._seed = seed
-        # By part: ((draw, epoch), order of the tasks in it) for the epoch that was used last.
-        self._orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
+        # For each part: ((draw, epoch), order of the tasks) of the epoch that was used last.
+        self._cached_orders: dict[str, tuple[tuple[int, int], list[int]]] = {}
 
-    def task_at(self, number: int, draw: int = 0) -> Task:
-        """Return the task at position ``number`` (from 0) of the order.
+    def get_task(self, order_position: int, draw: int = 0) -> Task:
+        """Return the task at position ``order_position`` (from 0) of the order.
 
         Each value of ``draw`` has a separate order if tasks are shuffled.
         """
-        rounds, position = divmod(number, len(self._round))
-        part_name = self._round[position]
-        part_position = rounds * self._round.count(part_name) + self._round[:position].count(
-            part_name
-        )
-        tasks = self._parts[part_name]
+        round_number, position = divmod(order_position, len(self._part_round))
+        part_name = self._part_round[position]
+        part_position = round_number * self._part_round.count(part_name) + self._part_round[
+            :position
+        ].count(part_name)
+        tasks = self._tasks_by_part[part_name]
         epoch, index = divmod(part_position, len(tasks))
-        return tasks[self._order_of_epoch(part_name, draw, epoch)[index]]
+        return tasks[self._get_epoch_order(part_name, draw, epoch)[index]]
 
-    def _order_of_epoch(self, part: str, draw: int, epoch: int) -> list[int]:
-        count = len(self._parts[part])
+    def _get_epoch_order(self, part: str, draw: int, epoch: int) -> list[int]:
+        count = len(self._tasks_by_part[part])
         if not self._shuffle:
             return list(range(count))
-        cached = self._orders.get(part)
+        cached_order = self._cached_orders.get(part)
         # Cache the last epoch only: steps come in order, and other epochs can be computed again.
-        if cached is None or cached[0] != (draw, epoch):
-            part_seed = () if part == SINGLE_PART else (part,)
-            order = epoch_order(count, *self._seed, "order", *part_seed, draw, epoch)
-            self._orders[part] = cached = ((draw, epoch), order)
-        return cached[1]
+        if cached_order is None or cached_order[0] != (draw, epoch):
+            part_seed = () if part == SINGLE_PART_NAME else (part,)
+            order = compute_epoch_order(count, *self._seed, "order", *part_seed, draw, epoch)
+            self._cached_orders[part] = cached_order = ((draw, epoch), order)
+        return cached_order[1]
 
 
 def select_validation_set(
-    tasks: Sequence[Task], size: int | None, weights: Mapping[str, int] | None = None
+    tasks: Sequence[Task], max_tasks: int | None, weights: Mapping[str, int] | None = None
 ) -> list[tuple[Task, int]]:
-    """Return the validation set: at most ``size`` tasks with their environment seeds.
+    """Return the validation set: at most ``max_tasks`` tasks with their environment seeds.
 
-    ``size=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else None.
-    The result does not depend on the seed of the run: all runs have the same validation set.
+    ``max_tasks=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else
+    None. The result does not depend on the seed of the run: all runs have the same validation set.
     """
-    ordered = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
+    ordered_tasks = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
     if weights:
-        ordered = interleave_parts(group_by_part(ordered, weights), weights)
+        ordered_tasks = interleave_mixture_tasks(
+            group_tasks_by_part(ordered_tasks, weights), weights
+        )
     return [
-        (task, derive_seed("panel", task["task_id"], "env") & SEED_MASK) for task in ordered[:size]
+        (task, derive_seed("panel", task["task_id"], "env") & SEED_MASK)
+        for task in ordered_tasks[:max_tasks]
     ]
 
 
@@ -148,14 +163,17 @@ def hash_validation_set(validation_set: Sequence[tuple[Task, int]]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def check_disjoint(train: Sequence[Task], val: Sequence[Task]) -> None:
+def check_disjoint(train_tasks: Sequence[Task], val_tasks: Sequence[Task]) -> None:
     """Raise ``ValueError`` for a task id that is repeated or in both splits, or a missing key."""
-    for task in [*train, *val]:
+    for task in [*train_tasks, *val_tasks]:
         if not isinstance(task.get("task_id"), str) or not isinstance(task.get("data_source"), str):
             raise ValueError(
                 f"a task needs the strings task_id and data_source, got {str(task)[:200]}"
             )
-    ids = {"train": [task["task_id"] for task in train], "val": [task["task_id"] for task in val]}
+    ids = {
+        "train": [task["task_id"] for task in train_tasks],
+        "val": [task["task_id"] for task in val_tasks],
+    }
     for split, names in ids.items():
         if len(set(names)) != len(names):
             raise ValueError(
@@ -174,20 +192,21 @@ class GroupMismatch(RuntimeError):
     """
 
 
-def assert_same_start(uids: Sequence[str], starts: Sequence[tuple[str, str] | None]) -> None:
-    """Raise ``GroupMismatch`` unless rows with the same uid have the same start.
+def assert_same_start(uids: Sequence[str], start_states: Sequence[tuple[str, str] | None]) -> None:
+    """Raise ``GroupMismatch`` unless rows with the same uid have the same start state.
 
-    ``starts`` contains (text, state) of the first observation of each row. It is None for a row
-    whose reset failed; such a row is not compared.
+    ``start_states`` contains (text, state) of the first observation of each row. It is None for a
+    row whose reset failed; such a row is not compared.
     """
     start_by_uid: dict[str, tuple[str, str]] = {}
-    for uid, start in zip(uids, starts, strict=True):
-        if start is None:
+    for uid, start_state in zip(uids, start_states, strict=True):
+        if start_state is None:
             continue
         # Comparing with the first member is enough: equality is transitive.
-        expected = start_by_uid.setdefault(uid, start)
-        if expected != start:
+        expected_start = start_by_uid.setdefault(uid, start_state)
+        if expected_start != start_state:
             raise GroupMismatch(
-                f"members of group {uid} started from different states: {expected[0][:200]!r} and "
-                f"{start[0][:200]!r}; fix: make reset depend on task and seed only"
+                f"members of group {uid} started from different states: "
+                f"{expected_start[0][:200]!r} and {start_state[0][:200]!r}; fix: make reset "
+                "depend on task and seed only"
             )

@@ -1,6 +1,6 @@
 """Environments in lock-step: all are reset together and stepped together.
 
-Training does not use them: its trajectories do not wait for each other.
+Training does not use this module, because its trajectories do not wait for each other.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A call of the driver runs several calls of environments. Its timeout in seconds is the sum of
 # their deadlines plus this value.
-EXTRA_WAIT_S = 300.0
+EXTRA_TIMEOUT_S = 300.0
 
 
 class LockStepDriver:
     """Environments in a private pool, whose event loop runs in a private thread.
 
-    ``run`` waits for a coroutine of this class. Every row keeps its environment until the next
-    reset.
+    ``run`` executes a coroutine of this class in that thread and waits for the result. Every row
+    keeps its environment until the next reset.
     """
 
     def __init__(self, env_config: "EnvConfig", settings: EnvSettings) -> None:
@@ -44,9 +44,11 @@ class LockStepDriver:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run ``coroutine`` in the thread and return its result."""
-        one_call = self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_WAIT_S
+        call_timeout_s = (
+            self._env_config.reset_timeout_s + self._env_config.step_timeout_s + EXTRA_TIMEOUT_S
+        )
         # Environments of one process run one after another.
-        timeout_s = one_call * (1 + len(self._last_results))
+        timeout_s = call_timeout_s * (1 + len(self._last_results))
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout=timeout_s)
 
     def close(self) -> None:
@@ -92,12 +94,12 @@ class LockStepDriver:
     async def step(self, actions: Sequence[str]) -> list[Step]:
         """Apply one action per environment; return (observation, reward, done, info) of each."""
 
-        async def step_unless_done(env: PoolSession, action: str, last: Step) -> Step:
-            observation, _, done, info = last
+        async def step_unless_done(env: PoolSession, action: str, last_result: Step) -> Step:
+            observation, _, done, info = last_result
             return (observation, 0.0, True, info) if done else await env.step(action)
 
-        calls = map(step_unless_done, self._sessions, actions, self._last_results)
-        self._last_results = list(await asyncio.gather(*calls))
+        step_calls = map(step_unless_done, self._sessions, actions, self._last_results)
+        self._last_results = list(await asyncio.gather(*step_calls))
         return self._last_results
 
     async def _close(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable
 from dataclasses import asdict
 
 from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
-from agent_system.endpoint.dialogues import Dialogue, Dialogues
+from agent_system.endpoint.dialogues import Dialogue, EpisodeDialogues
 from agent_system.endpoint.forms import Reply, RequestRefused
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env import EnvFailure
@@ -43,13 +43,15 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             settings.temperature, settings.top_p, settings.top_k, settings.max_turn_tokens
         )
         self._endpoint = endpoint
-        extends = settings.history == "append"
-        self._dialogues = Dialogues(context.bridge, settings.token_limits, extends)
+        continues_dialogues = settings.history == "append"
+        self._dialogues = EpisodeDialogues(
+            context.bridge, settings.token_limits, continues_dialogues
+        )
         self._num_turns = 0
-        self._is_rewarded = False
+        self._has_posted_reward = False
         self._has_ended = False
-        self._failure: EngineAborted | RolloutWorkerFailed | None = None
-        self._engine_failed = asyncio.Event()
+        self._engine_failure: EngineAborted | RolloutWorkerFailed | None = None
+        self._engine_failed_event = asyncio.Event()
 
     async def _run_turns(self, env: PoolSession) -> None:
         trajectory = self.trajectory
@@ -62,31 +64,37 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 episode = env.step(json.dumps(asdict(endpoint_address)))
                 await self._await_env(self._wait_for_agent(episode))
             except EnvFailure as failure:
-                was_refused = self.trajectory.truncated is not None and failure.kind == "error"
+                was_last_request_refused = (
+                    self.trajectory.truncated is not None and failure.kind == "error"
+                )
                 # A failure of the agent after the end of its episode has no effect.
-                if not self._is_rewarded and not was_refused and self._failure is None:
+                if (
+                    not self._has_posted_reward
+                    and not was_last_request_refused
+                    and self._engine_failure is None
+                ):
                     raise
             finally:
                 self._has_ended = True
-        if self._failure is not None:
-            raise self._failure
-        if not self._is_rewarded and trajectory.truncated is None:
+        if self._engine_failure is not None:
+            raise self._engine_failure
+        if not self._has_posted_reward and trajectory.truncated is None:
             raise EnvFailure("error", "the agent ended without returning or posting a reward")
         self._finish_trajectory()
 
     async def _wait_for_agent(self, episode: Awaitable[object]) -> None:
         """Wait for the agent; raise ``RolloutWorkerFailed`` as soon as the engine fails."""
-        agent = asyncio.ensure_future(episode)
-        engine_failure = asyncio.ensure_future(self._engine_failed.wait())
+        agent_task = asyncio.ensure_future(episode)
+        failure_wait_task = asyncio.ensure_future(self._engine_failed_event.wait())
         try:
-            await asyncio.wait((agent, engine_failure), return_when=asyncio.FIRST_COMPLETED)
-            if not agent.done() and self._failure is not None:
-                raise self._failure
-            await agent
+            await asyncio.wait((agent_task, failure_wait_task), return_when=asyncio.FIRST_COMPLETED)
+            if not agent_task.done() and self._engine_failure is not None:
+                raise self._engine_failure
+            await agent_task
         finally:
-            for task in (agent, engine_failure):
+            for task in (agent_task, failure_wait_task):
                 task.cancel()
-            await asyncio.gather(agent, engine_failure, return_exceptions=True)
+            await asyncio.gather(agent_task, failure_wait_task, return_exceptions=True)
 
     # ---- methods that the endpoint calls ----
 
@@ -100,17 +108,17 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
         result = await self._sample_agent_turn(dialogue.conversation.prompt_ids, step, request)
         self._refuse_after_end()
         full_text = self.context.bridge.decode(result.token_ids)
-        # Up to the first of the stop strings, like the OpenAI API.
+        # Cut the text before the first stop string, as the OpenAI API does.
         reply_text = full_text
         for stop in request.stop:
             reply_text = reply_text.partition(stop)[0]
-        segment = dialogue.add_reply(result, step, replies=(reply_text, full_text))
+        segment = dialogue.add_reply(result, step, accepted_replies=(reply_text, full_text))
         last_message = request.messages[-1]["content"]
         turn = Turn(
             step=step,
             observation=last_message,
             anchor=last_message,
-            ledger=dialogue.number,
+            ledger=dialogue.ledger_index,
             start=turn_start,
             end=segment.end_position,
             response=full_text,
@@ -123,7 +131,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
 
     def finish(self, reward: float, won: bool) -> None:
         """Record the reward that the agent posted. Later requests are refused."""
-        self._is_rewarded = True
+        self._has_posted_reward = True
         self._has_ended = True
         self.trajectory.reward = reward
         self.trajectory.won = won
@@ -137,7 +145,8 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
 
     def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
         """Return the dialogue that ``request`` continues, or a new one.
-        Raises ``RequestRefused`` beyond a turn or token limit, and where the chat template does not
+
+        Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
         support the messages.
         """
         max_steps = self.context.settings.max_steps
@@ -149,7 +158,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = self._dialogues.open(request.messages, step)
+            dialogue = self._dialogues.open_dialogue(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error
@@ -175,9 +184,9 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 prompt_ids, self.trajectory.spec, step, request.max_tokens, request.stop
             )
         except (EngineAborted, RolloutWorkerFailed) as failure:
-            self._failure = failure
+            self._engine_failure = failure
             if isinstance(failure, RolloutWorkerFailed):
-                self._engine_failed.set()
+                self._engine_failed_event.set()
             raise RequestRefused(f"the engine failed: {failure}", status=500) from failure
         finally:
             self.trajectory.engine_wait_s += time.perf_counter() - start_s
@@ -193,7 +202,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             return
         last_turn = turns[-1]
         last_turn.reward = trajectory.reward
-        last_turn.done = self._is_rewarded
+        last_turn.done = self._has_posted_reward
         if last_turn.stop_reason is StopReason.LENGTH and trajectory.truncated is None:
             trajectory.truncated = "length"
         rows = dict.fromkeys(turn.ledger for turn in turns)

@@ -19,7 +19,7 @@ from verl.utils.sampling import StopReason
 from verl.utils.seeds import derive_seed
 
 TurnRecords = dict[tuple[str, int], ThinkingTurnRecord]  # by traj_uid and turn number
-CANDIDATES_PER_ACTION = 4  # sampled turns for each further action, because many repeat an action
+SAMPLES_PER_EXTRA_ACTION = 4  # sampled turns per extra action, because many repeat an action
 
 
 class SampledAction(NamedTuple):
@@ -60,8 +60,8 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    With levels these are turns with scores at all four levels, otherwise turns that were not cut.
-    ``data`` has the turn records of ``trajectories``.
+    An audit of levels needs turns with scores at all four levels. Without levels it needs turns
+    that were not cut. ``data`` has the turn records of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {
@@ -92,7 +92,7 @@ def sample_actions(
     The first is the original action, the others are sampled from the policy at that turn. A point
     at which the policy sampled no other action is dropped.
     """
-    num_candidates = CANDIDATES_PER_ACTION * (num_actions - 1)
+    num_candidates = SAMPLES_PER_EXTRA_ACTION * (num_actions - 1)
     specs = [
         replace(
             make_branch_spec(point.trajectory, point.turn, None, f"?{number}"),
@@ -101,7 +101,7 @@ def sample_actions(
         for point in points
         for number in range(num_candidates)
     ]
-    candidates = _generate_numbered(specs, generate)
+    candidates = _generate_with_indices(specs, generate)
     points_with_actions = []
     for point_index, point in enumerate(points):
         start = point_index * num_candidates
@@ -121,17 +121,17 @@ def continue_from_points(
 ) -> list[AuditPoint]:
     """Continue from every point ``rollouts_per_option`` times with every option.
 
-    The result has the returns of these rollouts. A point is dropped where a rollout failed, for
-    example because its state was not reproduced.
+    The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
+    for example because the state was not reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     specs = [spec for option_specs in specs_by_point for spec in option_specs]
-    branches = iter(_generate_numbered(specs, generate))
+    branches = iter(_generate_with_indices(specs, generate))
     audit_points: list[AuditPoint] = []
     for point, option_specs in zip(points, specs_by_point, strict=True):
         point_branches = [next(branches) for _ in option_specs]
-        chosen = 1 if point.actions else point.record.level
-        if any(branch.aborted is not None for branch in point_branches) or chosen is None:
+        original_option = 1 if point.actions else point.record.level
+        if any(branch.aborted is not None for branch in point_branches) or original_option is None:
             continue
         returns = [branch.reward for branch in point_branches]
         spec = point.trajectory.spec
@@ -139,7 +139,7 @@ def continue_from_points(
             AuditPoint(
                 traj_uid=spec.traj_uid,
                 step=point.turn.step,
-                chosen=chosen,
+                chosen=original_option,
                 won=point.trajectory.won,
                 returns=tuple(
                     tuple(returns[start : start + rollouts_per_option])
@@ -155,7 +155,7 @@ def continue_from_points(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the requests for all options of ``point``, each ``rollouts_per_option`` times."""
+    """Return the rollout specs for all options of ``point``, each ``rollouts_per_option`` times."""
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:
@@ -164,16 +164,16 @@ def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[R
         ]
     specs = [make_branch_spec(trajectory, turn, None, name) for name in names]
     return [
-        replace(spec, replay=(*spec.replay, action.token_ids))
+        replace(spec, replayed_turns=(*spec.replayed_turns, action.token_ids))
         for action in point.actions
         for spec in specs
     ]
 
 
-def _generate_numbered(
+def _generate_with_indices(
     specs: Sequence[RolloutSpec], generate: GenerateBranches
 ) -> list[Trajectory]:
-    """Return the trajectories of ``specs``, which get the numbers of one request."""
+    """Set the ``index`` of ``specs`` in order, and return their trajectories."""
     if not specs:
         return []
     return generate([replace(spec, index=index) for index, spec in enumerate(specs)]).trajectories
@@ -185,14 +185,15 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
 
 
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of every level that the audit compares with returns; higher is better.
+    """Return the scores of all levels at one turn, by the name of the score; higher is better.
 
-    They are the scores of the action and ``deeper``: the number of the level.
+    The audit compares the scores with returns. They are the scores of the action, and the score
+    ``deeper``, which equals the level.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)
         for name in SCORE_KEYS
     }
-    # Negated, because an action with low entropy is better.
+    # Negate the entropy: a low entropy is better.
     scores["entropy"] = tuple(-value for value in scores["entropy"])
     return scores | {"deeper": tuple(float(level) for level in LEVELS)}

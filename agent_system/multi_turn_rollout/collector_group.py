@@ -32,12 +32,12 @@ from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
-# Seconds. The start includes environments and, on a fresh machine, Ray's worker processes.
+# Seconds to start a collector with its environments and, on a new machine, Ray's processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
 POLL_INTERVAL_S = 1.0  # between two checks of the progress
 # Replacements of one collector per call. More deaths indicate a systematic fault.
-MAX_REPLACEMENTS = 2
+MAX_REPLACEMENTS_PER_CALL = 2
 
 # Function that requests the trajectories of collector ``number`` and returns the Ray object ref.
 RequestShard: TypeAlias = Callable[[int], Any]
@@ -59,9 +59,9 @@ class CollectorGroup:
         **options: Any,
     ) -> None:
         self._env_config = env_config
-        self._engines = list(rollout_workers)
-        self._arguments = (env_config, tokenizer, self._engines)
-        self._options = options
+        self._rollout_workers = list(rollout_workers)
+        self._worker_arguments = (env_config, tokenizer, self._rollout_workers)
+        self._worker_options = options
         self._remote_workers: list[Any] = []  # actor handles; their methods are created at run time
         self._node_ids: dict[int, str] = {}  # node ID of each collector
         # For every collector, by traj_uid: specs that were started and not returned.
@@ -69,56 +69,63 @@ class CollectorGroup:
         self._num_replacements = Counter[int]()  # replacements of each collector
         # Replaced collectors, which get all unfinished specs in the next call.
         self._needs_all_specs: set[int] = set()
-        self._num_finished = 0  # finished episodes at the last check
+        self._num_finished_episodes = 0  # finished episodes at the last check
         # The worker in this process and its asyncio loop.
-        self._local: tuple[asyncio.Runner, CollectorWorker] | None = None
+        self._local_worker: tuple[asyncio.Runner, CollectorWorker] | None = None
         if not isinstance(rollout_workers[0], ActorHandle):
-            self._local = asyncio.Runner(), CollectorWorker(*self._arguments, **options)
+            self._local_worker = (
+                asyncio.Runner(),
+                CollectorWorker(*self._worker_arguments, **options),
+            )
             return
-        numbers = range(env_config.num_collectors)
-        self._remote_workers = [self._start_worker(number) for number in numbers]
+        collector_numbers = range(env_config.num_collectors)
+        self._remote_workers = [self._start_worker(number) for number in collector_numbers]
 
     def _start_worker(self, number: int) -> Any:
-        # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte:
-        # Ray places actors without resources on any node. Its environments are its children.
-        # A replacement uses another node: Ray may not have noticed yet that the node is dead.
+        # A collector waits nearly all the time, so it reserves no CPU. It reserves one byte of
+        # memory, because Ray places actors without resources on any node. A replacement uses
+        # another node: Ray may not have noticed yet that the node is dead.
         self._node_ids[number] = choose_node(number, ray.nodes(), self._node_ids.get(number))
         strategy = NodeAffinitySchedulingStrategy(self._node_ids[number], soft=True)
         options = {"num_cpus": 0, "memory": 1, "scheduling_strategy": strategy}
         actor = ray.remote(CollectorWorker).options(**options)
-        worker: Any = actor.remote(*self._arguments, self._client_name(number), **self._options)
-        # Started early, while other processes load. An error is raised again by the first call.
+        worker: Any = actor.remote(
+            *self._worker_arguments, self._build_client_name(number), **self._worker_options
+        )
+        # Start the environments now, while other processes load. The first call repeats an error.
         worker.start.remote()
         return worker
 
-    def _client_name(self, number: int) -> str:
-        """Return the name of collector ``number`` at the engines.
+    def _build_client_name(self, number: int) -> str:
+        """Return the name under which collector ``number`` sends requests to the rollout workers.
 
         A replacement has another name, so that it does not get results of its predecessor.
         """
-        name, num_replacements = collector_name(number), self._num_replacements[number]
+        name, num_replacements = build_collector_name(number), self._num_replacements[number]
         return f"{name}.{num_replacements}" if num_replacements else name
 
     def _replace_worker(self, number: int) -> None:
         # The old actor may be alive but unreachable.
         ray.kill(self._remote_workers[number])
-        for engine in self._engines:
-            engine.abort.remote(self._client_name(number))
+        for rollout_worker in self._rollout_workers:
+            rollout_worker.abort.remote(self._build_client_name(number))
         self._num_replacements[number] += 1
         self._needs_all_specs.add(number)
         self._remote_workers[number] = self._start_worker(number)
 
     def collect_ready(
-        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, keep: int
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
-        """Start ``specs``, wait until only ``keep`` groups are unfinished, and return the finished.
+        """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
 
-        Groups of earlier calls are returned too. Unfinished groups continue. Raises the errors of
-        the workers.
+        Return the finished groups, also those that earlier calls have started. Unfinished groups
+        continue. Raises the errors of the workers.
         """
-        if self._local is not None:
-            runner, worker = self._local
-            return _check_group_starts(runner.run(worker.collect_ready(specs, settings, keep)))
+        if self._local_worker is not None:
+            runner, worker = self._local_worker
+            return _check_group_starts(
+                runner.run(worker.collect_ready(specs, settings, num_unfinished))
+            )
         num_workers = len(self._remote_workers)
         shards = shard_by_group(specs, num_workers)
         for in_flight, shard in zip(self._in_flight, shards, strict=True):
@@ -129,21 +136,25 @@ class CollectorGroup:
             if number in self._needs_all_specs:
                 shard = list(self._in_flight[number].values())
                 self._needs_all_specs.remove(number)
-            keep_here = len(range(number, keep, num_workers))
-            return self._remote_workers[number].collect_ready.remote(shard, settings, keep_here)
+            num_unfinished_here = len(range(number, num_unfinished, num_workers))
+            return self._remote_workers[number].collect_ready.remote(
+                shard, settings, num_unfinished_here
+            )
 
-        parts = self._generate_parts(request_shard, range(num_workers), len(specs), settings)
-        for in_flight, part in zip(self._in_flight, parts, strict=True):
-            for trajectory in part.trajectories:
+        results = self._generate_with_timeout(
+            request_shard, range(num_workers), len(specs), settings
+        )
+        for in_flight, result in zip(self._in_flight, results, strict=True):
+            for trajectory in result.trajectories:
                 del in_flight[trajectory.spec.traj_uid]
-        return _merge_parts(parts, [t for part in parts for t in part.trajectories])
+        return _merge_results(results, [t for result in results for t in result.trajectories])
 
     def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
         """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
-        if self._local is not None:
-            runner, worker = self._local
+        if self._local_worker is not None:
+            runner, worker = self._local_worker
             return _check_group_starts(runner.run(worker.collect(specs, settings)))
         shards = shard_by_group(specs, len(self._remote_workers))
 
@@ -151,113 +162,120 @@ class CollectorGroup:
             return self._remote_workers[number].collect.remote(shards[number], settings)
 
         busy_numbers = [number for number, shard in enumerate(shards) if shard]
-        parts = self._generate_parts(request_shard, busy_numbers, len(specs), settings)
+        results = self._generate_with_timeout(request_shard, busy_numbers, len(specs), settings)
         # Results are in the order of shards; return them in the order of the specs.
-        by_index = {t.spec.index: t for part in parts for t in part.trajectories}
-        return _merge_parts(parts, [by_index[spec.index] for spec in specs])
+        trajectory_by_index = {t.spec.index: t for result in results for t in result.trajectories}
+        return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
-    def _generate_parts(
+    def _generate_with_timeout(
         self,
         request_shard: RequestShard,
-        numbers: Sequence[int],
+        collector_numbers: Sequence[int],
         num_specs: int,
         settings: RolloutSettings,
     ) -> list[CollectedTrajectories]:
         env = self._env_config
-        rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
-        step_s = env.step_timeout_s + REQUEST_TIMEOUT_S
+        num_rounds = math.ceil(num_specs / (env.num_workers * env.envs_per_worker))
+        step_timeout_s = env.step_timeout_s + REQUEST_TIMEOUT_S
         # All environments of a round run concurrently: a round takes as long as one episode.
-        episode_s = env.reset_timeout_s + settings.max_steps * step_s
+        episode_timeout_s = env.reset_timeout_s + settings.max_steps * step_timeout_s
         # The timeout of the call is the sum of the timeouts of all waits.
-        timeout_s = START_TIMEOUT_S + rounds * episode_s + REQUEST_TIMEOUT_S
+        timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
-            return self._wait_for_parts(request_shard, numbers, timeout_s, progress)
+            return self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
 
-    def _wait_for_parts(
+    def _wait_for_results(
         self,
         request_shard: RequestShard,
-        numbers: Sequence[int],
+        collector_numbers: Sequence[int],
         timeout_s: float,
         progress: Progress,
     ) -> list[CollectedTrajectories]:
-        """Return the results of the collectors ``numbers``, and report finished episodes to
+        """Return the results of ``collector_numbers``, and report finished episodes to
         ``progress``.
 
-        Raises the error of a collector, ``WorkerDiedError`` where one was lost too often, and
+        Raises the error of a collector, ``WorkerDiedError`` if one died too often, and
         ``WorkerTimeoutError`` after ``timeout_s``.
         """
         deadline = time.monotonic() + timeout_s
-        finished_before = self._count_finished()
-        parts: dict[int, CollectedTrajectories] = {}
-        lost = Counter[int]()
-        pending = {request_shard(number): number for number in numbers}
-        with waiting_for(map(collector_name, numbers)) as late_names:
-            while pending:
-                self._receive_done(pending, parts, lost, request_shard)
-                late_names[:] = map(collector_name, pending.values())
-                if pending and time.monotonic() > deadline:
-                    gather_results(list(pending), 0.0, late_names)
-                if pending:
-                    progress.set_done(max(0, self._count_finished() - finished_before))
-        for number in numbers:
-            parts[number].lost_collectors = lost[number]
-        return [parts[number] for number in numbers]
+        num_finished_before = self._count_finished_episodes()
+        results: dict[int, CollectedTrajectories] = {}
+        num_lost = Counter[int]()
+        number_by_ref = {request_shard(number): number for number in collector_numbers}
+        with waiting_for(map(build_collector_name, collector_numbers)) as late_names:
+            while number_by_ref:
+                self._receive_results(number_by_ref, results, num_lost, request_shard)
+                late_names[:] = map(build_collector_name, number_by_ref.values())
+                if number_by_ref and time.monotonic() > deadline:
+                    gather_results(list(number_by_ref), 0.0, late_names)
+                if number_by_ref:
+                    progress.set_done(max(0, self._count_finished_episodes() - num_finished_before))
+        for number in collector_numbers:
+            results[number].lost_collectors = num_lost[number]
+        return [results[number] for number in collector_numbers]
 
-    def _receive_done(
+    def _receive_results(
         self,
-        pending: dict[Any, int],
-        parts: dict[int, CollectedTrajectories],
-        lost: Counter[int],
+        number_by_ref: dict[Any, int],
+        results: dict[int, CollectedTrajectories],
+        num_lost: Counter[int],
         request_shard: RequestShard,
     ) -> None:
-        """Move results that arrive within ``POLL_INTERVAL_S`` from ``pending`` to ``parts``.
+        """Move results that arrive within ``POLL_INTERVAL_S`` to ``results``.
 
-        A collector that died is replaced, counted in ``lost``, and requested again. After
-        ``MAX_REPLACEMENTS`` of them ``WorkerDiedError`` is raised.
+        ``number_by_ref`` has the collector's number for each pending result. A collector that died
+        is replaced, counted in ``num_lost``, and requested again. If it dies after
+        ``MAX_REPLACEMENTS_PER_CALL`` replacements, ``WorkerDiedError`` is raised.
         """
-        done_refs, _ = ray.wait(list(pending), num_returns=len(pending), timeout=POLL_INTERVAL_S)
-        # Failures are raised at once: the other collectors may take long.
+        done_refs, _ = ray.wait(
+            list(number_by_ref), num_returns=len(number_by_ref), timeout=POLL_INTERVAL_S
+        )
+        # Raise failures immediately: the other collectors may take long.
         for ref in done_refs:
-            number = pending.pop(ref)
-            name = collector_name(number)
+            number = number_by_ref.pop(ref)
+            name = build_collector_name(number)
             try:
-                parts[number] = ray_get(ref, POLL_INTERVAL_S, name)
+                results[number] = ray_get(ref, POLL_INTERVAL_S, name)
             except WorkerDiedError as error:
-                if lost[number] == MAX_REPLACEMENTS:
+                if num_lost[number] == MAX_REPLACEMENTS_PER_CALL:
                     raise
                 logger.warning("%s died; its unfinished trajectories start again: %s", name, error)
                 self._replace_worker(number)
-                lost[number] += 1
-                pending[request_shard(number)] = number
+                num_lost[number] += 1
+                number_by_ref[request_shard(number)] = number
 
-    def _count_finished(self) -> int:
+    def _count_finished_episodes(self) -> int:
         """Return the number of finished episodes of all workers.
 
-        Where a worker does not answer in time, this is the last known number.
+        If a worker does not answer in time, return the last known number.
         """
-        pending = [worker.count_finished.remote() for worker in self._remote_workers]
-        names = [collector_name(number) for number in range(len(pending))]
-        answers, unanswered = ray.wait(pending, num_returns=len(pending), timeout=POLL_INTERVAL_S)
-        if unanswered:
-            return self._num_finished
+        count_refs = [worker.count_finished_episodes.remote() for worker in self._remote_workers]
+        names = [build_collector_name(number) for number in range(len(count_refs))]
+        answered_refs, unanswered_refs = ray.wait(
+            count_refs, num_returns=len(count_refs), timeout=POLL_INTERVAL_S
+        )
+        if unanswered_refs:
+            return self._num_finished_episodes
         try:
-            self._num_finished = sum(gather_results(answers, POLL_INTERVAL_S, names))
+            self._num_finished_episodes = sum(gather_results(answered_refs, POLL_INTERVAL_S, names))
         except WorkerDiedError:
             logger.debug("a collector died; its replacement follows", exc_info=True)
-        return self._num_finished
+        return self._num_finished_episodes
 
     def close(self) -> None:
         """Stop the environments and the collector workers."""
-        if self._local is not None:
-            runner, worker = self._local
+        if self._local_worker is not None:
+            runner, worker = self._local_worker
             runner.run(worker.close())
             runner.close()
-            self._local = None
+            self._local_worker = None
         workers, self._remote_workers = self._remote_workers, []
         if not workers:
             return
-        closing = [worker.close.remote() for worker in workers]
-        _, unclosed_refs = ray.wait(closing, num_returns=len(closing), timeout=CLOSE_TIMEOUT_S)
+        close_refs = [worker.close.remote() for worker in workers]
+        _, unclosed_refs = ray.wait(
+            close_refs, num_returns=len(close_refs), timeout=CLOSE_TIMEOUT_S
+        )
         if unclosed_refs:
             line = "%d collector workers did not close within %.0f s"
             logger.warning(line, len(unclosed_refs), CLOSE_TIMEOUT_S)
@@ -265,62 +283,69 @@ class CollectorGroup:
             ray.kill(worker)
 
 
-def collector_name(number: int) -> str:
-    """Return the name of a collector worker in messages and at the engines."""
+def build_collector_name(number: int) -> str:
+    """Return the name of collector ``number`` in messages and at the rollout workers."""
     return f"collector-{number}"
 
 
-def choose_node(number: int, nodes: Sequence[Mapping[str, Any]], avoided: str | None = None) -> str:
+def choose_node(
+    number: int, nodes: Sequence[Mapping[str, Any]], avoided_node_id: str | None = None
+) -> str:
     """Return the ID of the node for collector ``number``, from the entries of ``ray.nodes()``.
 
-    Nodes that are alive are used in turn, those with most CPUs first. ``avoided`` is used only
-    where it is the only node.
+    Live nodes are used in turn, those with most CPUs first. ``avoided_node_id`` is used only if no
+    other node is alive.
     """
-    alive = [node for node in nodes if node["Alive"]]
-    alive = [node for node in alive if node["NodeID"] != avoided] or alive
-    alive.sort(key=lambda node: (-node["Resources"].get("CPU", 0.0), node["NodeID"]))
-    return alive[number % len(alive)]["NodeID"]
+    live_nodes = [node for node in nodes if node["Alive"]]
+    live_nodes = [node for node in live_nodes if node["NodeID"] != avoided_node_id] or live_nodes
+    live_nodes.sort(key=lambda node: (-node["Resources"].get("CPU", 0.0), node["NodeID"]))
+    return live_nodes[number % len(live_nodes)]["NodeID"]
 
 
-def _merge_parts(
-    parts: Sequence[CollectedTrajectories], trajectories: list[Trajectory]
+def _merge_results(
+    results: Sequence[CollectedTrajectories], trajectories: list[Trajectory]
 ) -> CollectedTrajectories:
-    # The parts were generated concurrently, so the slowest one gives the time.
+    # The collectors worked concurrently, so the time of the slowest one counts.
     return _check_group_starts(
         CollectedTrajectories(
             trajectories=trajectories,
-            rollout_s=max(part.rollout_s for part in parts),
-            thoughts_s=max(part.thoughts_s for part in parts),
-            env_restarts=sum(part.env_restarts for part in parts),
-            lost_collectors=sum(part.lost_collectors for part in parts),
+            rollout_s=max(result.rollout_s for result in results),
+            thoughts_s=max(result.thoughts_s for result in results),
+            env_restarts=sum(result.env_restarts for result in results),
+            lost_collectors=sum(result.lost_collectors for result in results),
         )
     )
 
 
 def _check_group_starts(collected: CollectedTrajectories) -> CollectedTrajectories:
-    """Return ``collected`` unchanged, with a warning about failed trajectories.
+    """Return ``collected`` unchanged, and log a warning about failed trajectories.
 
-    Raises ``GroupMismatch`` where members of a group started from different states.
+    Raises ``GroupMismatch`` if members of a group started from different states.
     """
     trajectories = collected.trajectories
     assert_same_start([t.spec.uid for t in trajectories], [t.start_state for t in trajectories])
-    failed = [t for t in trajectories if t.aborted is not None]
-    if failed:
+    failed_trajectories = [t for t in trajectories if t.aborted is not None]
+    if failed_trajectories:
         line = "%d trajectories failed; the first one: %s %s"
-        logger.warning(line, len(failed), failed[0].aborted, failed[0].abort_detail[:300])
+        logger.warning(
+            line,
+            len(failed_trajectories),
+            failed_trajectories[0].aborted,
+            failed_trajectories[0].abort_detail[:300],
+        )
     return collected
 
 
-def shard_by_group(specs: Sequence[RolloutSpec], shards: int) -> list[list[RolloutSpec]]:
-    """Return ``specs`` in ``shards`` lists; whole groups are assigned round robin.
+def shard_by_group(specs: Sequence[RolloutSpec], num_shards: int) -> list[list[RolloutSpec]]:
+    """Return ``specs`` in ``num_shards`` lists; whole groups are assigned round robin.
 
-    uids a a b b c c in 2 shards: [a a c c] and [b b]
+    Example: the uids a a b b c c in 2 shards give [a a c c] and [b b].
     """
     group_numbers: dict[str, int] = {}
-    assigned: list[list[RolloutSpec]] = [[] for _ in range(shards)]
+    specs_by_shard: list[list[RolloutSpec]] = [[] for _ in range(num_shards)]
     for spec in specs:
         # Members of a group stay together: with ``mixed_groups``, alternative thoughts depend on
         # all returns of the group.
         group = group_numbers.setdefault(spec.uid, len(group_numbers))
-        assigned[group % shards].append(spec)
-    return assigned
+        specs_by_shard[group % num_shards].append(spec)
+    return specs_by_shard

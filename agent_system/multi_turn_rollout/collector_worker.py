@@ -52,9 +52,10 @@ class PolicyTokenizer(ChatTokenizer, Tokenizer, Protocol):
 class CollectedTrajectories:
     """Trajectories in the order of their specs, and times in seconds.
 
-    ``rollout_s``: from the start to the end of the last episode. ``thoughts_s``: from then to the
-    last alternative thought. ``env_restarts``: number of environment workers that died or hung and
-    were replaced. ``lost_collectors``: number of collector workers that died and were replaced.
+    - ``rollout_s``: time from the start of the call to the end of the last episode.
+    - ``thoughts_s``: time from the end of the last episode to the last alternative thought.
+    - ``env_restarts``: number of environment workers that died or hung and were replaced.
+    - ``lost_collectors``: number of collector workers that died and were replaced.
     """
 
     trajectories: list[Trajectory]
@@ -71,7 +72,7 @@ class CollectedTrajectories:
         self.env_restarts += other.env_restarts
         self.lost_collectors += other.lost_collectors
 
-    def replacement_metrics(self) -> dict[str, float]:
+    def build_replacement_metrics(self) -> dict[str, float]:
         """Return the numbers of replaced environment workers and collectors as metrics."""
         return {
             "rollout/env_restarts": float(self.env_restarts),
@@ -105,7 +106,7 @@ class CollectorWorker:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         answer_with_stacks(name)
-        # Imported first: it registers the environment that is looked up next.
+        # Import it first: it may register the environment that is looked up next.
         if external_lib:
             importlib.import_module(external_lib)
         self._package = get_package(env_config.env_name)
@@ -124,77 +125,81 @@ class CollectorWorker:
             env_config.step_timeout_s,
         )
         self._endpoint = EndpointServer()
-        self._in_flight = GroupsInFlight[list[Trajectory]](env_config.rollout.carry_over_steps)
+        self._groups_in_flight = GroupsInFlight[list[Trajectory]](
+            env_config.rollout.carry_over_steps
+        )
         self._start_task: asyncio.Task[EnvironmentPool] | None = None
-        self._num_finished = 0
+        self._num_finished_episodes = 0
 
     async def start(self) -> None:
         """Start the environments once; further calls wait for the same start.
 
-        Raises ``WorkerStartError`` where no environment can be started.
+        Raises ``WorkerStartError`` if no environment can be started.
         """
         if self._start_task is None:
             self._start_task = asyncio.create_task(self._pool.start())
         await asyncio.shield(self._start_task)
 
-    async def count_finished(self) -> int:
+    async def count_finished_episodes(self) -> int:
         """Return the number of episodes that ended since the worker was created."""
-        return self._num_finished
+        return self._num_finished_episodes
 
     async def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
         """Generate all trajectories and return them in the order of ``specs``.
 
-        Raises ``RolloutWorkerFailed`` when a rollout worker failed, and ``WorkerStartError`` when
+        Raises ``RolloutWorkerFailed`` if a rollout worker failed, and ``WorkerStartError`` if
         no environment can be started. Failures of single episodes are recorded in their
         trajectories.
         """
         await self.start()
         context = self._make_context(settings)
         start_s = time.perf_counter()
-        restarts_before = self._pool.counts["restarts"]
+        num_restarts_before = self._pool.counts["restarts"]
         groups = await gather_or_cancel(
             self._generate_group(context, members) for members in group_by_uid(specs).values()
         )
-        by_index = {trajectory.spec.index: trajectory for group in groups for trajectory in group}
-        trajectories = [by_index[spec.index] for spec in specs]
-        return self._build_result(trajectories, start_s, restarts_before)
+        trajectory_by_index = {
+            trajectory.spec.index: trajectory for group in groups for trajectory in group
+        }
+        trajectories = [trajectory_by_index[spec.index] for spec in specs]
+        return self._build_result(trajectories, start_s, num_restarts_before)
 
     async def collect_ready(
-        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, keep: int
+        self, specs: Sequence[RolloutSpec], settings: RolloutSettings, num_unfinished: int
     ) -> CollectedTrajectories:
-        """Start ``specs``, wait until only ``keep`` groups are unfinished, and return the finished.
+        """Start ``specs`` and wait until only ``num_unfinished`` groups are unfinished.
 
-        Groups of earlier calls are returned too, the oldest first. Unfinished groups continue.
-        Raises the same errors as ``collect``.
+        Return the finished groups, also those that earlier calls have started, the oldest first.
+        Unfinished groups continue. Raises the same errors as ``collect``.
         """
         await self.start()
         context = self._make_context(settings)
         start_s = time.perf_counter()
-        restarts_before = self._pool.counts["restarts"]
+        num_restarts_before = self._pool.counts["restarts"]
         for uid, members in group_by_uid(specs).items():
-            self._in_flight.start(uid, self._generate_group(context, members))
-        groups = await self._in_flight.take_finished(keep)
+            self._groups_in_flight.start(uid, self._generate_group(context, members))
+        groups = await self._groups_in_flight.take_finished(num_unfinished)
         trajectories = [trajectory for group in groups for trajectory in group]
-        return self._build_result(trajectories, start_s, restarts_before)
+        return self._build_result(trajectories, start_s, num_restarts_before)
 
     def _build_result(
-        self, trajectories: list[Trajectory], start_s: float, restarts_before: int
+        self, trajectories: list[Trajectory], start_s: float, num_restarts_before: int
     ) -> CollectedTrajectories:
-        end_s = max((trajectory.ended_at for trajectory in trajectories), default=start_s)
+        end_s = max((trajectory.end_time_s for trajectory in trajectories), default=start_s)
         # Episodes that ended before this call took none of its time.
         end_s = max(end_s, start_s)
         return CollectedTrajectories(
             trajectories=trajectories,
             rollout_s=end_s - start_s,
             thoughts_s=time.perf_counter() - end_s,
-            env_restarts=self._pool.counts["restarts"] - restarts_before,
+            env_restarts=self._pool.counts["restarts"] - num_restarts_before,
         )
 
     async def close(self) -> None:
         """Stop the environments, the engine connection and the endpoint."""
-        await self._in_flight.cancel_all()
+        await self._groups_in_flight.cancel_all()
         await self._engine.close()
         if self._start_task is not None:
             await asyncio.wait([self._start_task])
@@ -204,21 +209,21 @@ class CollectorWorker:
     async def _generate_group(
         self, context: RolloutContext, specs: list[RolloutSpec]
     ) -> list[Trajectory]:
-        group = await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
+        group = await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
         alternatives = context.settings.alternatives
-        if alternatives is not None and alternatives.follows_rollout:
+        if alternatives is not None and alternatives.samples_after_rollout:
             trajectories = select_trajectories(group, self._env_config.on_abort)[0]
-            if alternatives.expand == "successes":
+            if alternatives.expanded_turns == "successes":
                 trajectories = [trajectory for trajectory in trajectories if trajectory.won]
             has_equal_returns = len({trajectory.reward for trajectory in trajectories}) < 2
             # With equal returns all group advantages are 0, so thoughts are not needed.
-            if alternatives.expand != "mixed_groups" or not has_equal_returns:
+            if alternatives.expanded_turns != "mixed_groups" or not has_equal_returns:
                 await generate_group_alternatives(context, trajectories)
         return group
 
-    async def _generate_one(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
+    async def _generate_trajectory(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
         trajectory = await self._make_generator(context, spec).generate_trajectory(self._pool)
-        self._num_finished += 1
+        self._num_finished_episodes += 1
         return trajectory
 
     def _make_generator(self, context: RolloutContext, spec: RolloutSpec) -> TrajectoryGenerator:

@@ -21,7 +21,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
-# Seconds. Shorter than the sampling of one token, long enough to batch turns that end together.
+# Seconds: less than the time to sample one token, enough to batch turns that end together.
 BATCH_WINDOW_S = 0.002
 REQUEST_TIMEOUT_S = 600.0
 
@@ -31,7 +31,8 @@ class RolloutWorkerFailed(RuntimeError):
 
 
 class EngineAborted(Exception):
-    """Failure of one request: the engine aborted it, or its deadline passed.
+    """Failure of one request: the engine aborted the request, or the deadline passed.
+
     The trajectory of the request is aborted.
     """
 
@@ -53,10 +54,10 @@ RolloutWorkerHandle = Any
 
 def call_worker_method(worker: RolloutWorkerHandle, method: str, *args: object) -> Awaitable[Any]:
     """Call an asynchronous method of a Ray actor handle, or of a plain object in this process."""
-    bound = getattr(worker, method)
+    bound_method = getattr(worker, method)
     # Only the methods of an actor handle have ``remote``, and they cannot be called directly.
-    remote_method = getattr(bound, "remote", None)
-    return bound(*args) if remote_method is None else remote_method(*args)
+    remote_method = getattr(bound_method, "remote", None)
+    return bound_method(*args) if remote_method is None else remote_method(*args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +71,12 @@ class _PendingRequest:
 class _WorkerConnection:
     """Connection to one rollout worker: queue of requests, and futures of the expected results."""
 
-    def __init__(self, worker: RolloutWorkerHandle, client: str, timeout_s: float) -> None:
+    def __init__(self, worker: RolloutWorkerHandle, client_name: str, timeout_s: float) -> None:
         self._worker = worker
-        self._client = client
+        self._client_name = client_name
         self._timeout_s = timeout_s
-        self._queue: list[SamplingRequest] = []
-        self._pending: dict[str, _PendingRequest] = {}
+        self._queued_requests: list[SamplingRequest] = []
+        self._pending_requests: dict[str, _PendingRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_polling = False
 
@@ -83,15 +84,15 @@ class _WorkerConnection:
         loop = asyncio.get_running_loop()
         result_future: asyncio.Future[SamplingResult] = loop.create_future()
         deadline = time.monotonic() + self._timeout_s
-        self._pending[request.request_id] = _PendingRequest(result_future, deadline)
+        self._pending_requests[request.request_id] = _PendingRequest(result_future, deadline)
         # The first request of a batch starts the timer of the batch.
-        if not self._queue:
-            loop.call_later(BATCH_WINDOW_S, self._flush)
-        self._queue.append(request)
+        if not self._queued_requests:
+            loop.call_later(BATCH_WINDOW_S, self._submit_queued_requests)
+        self._queued_requests.append(request)
         return result_future
 
-    def _flush(self) -> None:
-        requests, self._queue = self._queue, []
+    def _submit_queued_requests(self) -> None:
+        requests, self._queued_requests = self._queued_requests, []
         self._start_task(self._submit(requests))
         if not self._is_polling:
             self._is_polling = True
@@ -112,9 +113,9 @@ class _WorkerConnection:
 
     async def _poll(self) -> None:
         try:
-            while self._pending:
-                polled = call_worker_method(self._worker, "poll", self._client)
-                for result in await asyncio.wait_for(polled, self._timeout_s):
+            while self._pending_requests:
+                poll_call = call_worker_method(self._worker, "poll", self._client_name)
+                for result in await asyncio.wait_for(poll_call, self._timeout_s):
                     self._deliver_result(result)
                 self._expire_requests()
         except Exception as error:  # engine boundary
@@ -123,63 +124,69 @@ class _WorkerConnection:
             self._is_polling = False
 
     def _deliver_result(self, result: SamplingResult) -> None:
-        pending = self._pending.pop(result.request_id, None)
-        if pending is None or pending.future.done():  # expired or cancelled
+        pending_request = self._pending_requests.pop(result.request_id, None)
+        if pending_request is None or pending_request.future.done():  # expired or cancelled
             return
         if result.stop_reason is StopReason.ABORT:
             reason = result.info.get("error", "no reason given")
-            pending.future.set_exception(
+            pending_request.future.set_exception(
                 EngineAborted(f"the engine aborted request {result.request_id}: {reason}")
             )
         else:
-            pending.future.set_result(result)
+            pending_request.future.set_result(result)
 
     def _expire_requests(self) -> None:
         now_s = time.monotonic()
-        expired_ids = [name for name, awaited in self._pending.items() if awaited.deadline < now_s]
+        expired_ids = [
+            request_id
+            for request_id, pending_request in self._pending_requests.items()
+            if pending_request.deadline < now_s
+        ]
         for request_id in expired_ids:
             # The worker is not notified: a late result is dropped when it arrives.
-            result_future = self._pending.pop(request_id).future
+            result_future = self._pending_requests.pop(request_id).future
             if not result_future.done():
                 result_future.set_exception(
                     EngineAborted(f"request {request_id} took more than {self._timeout_s:.0f} s")
                 )
 
     def _fail_pending(self, error: Exception) -> None:
-        failed_requests, self._pending = self._pending, {}
+        failed_requests, self._pending_requests = self._pending_requests, {}
         reason = f"a rollout worker failed: {type(error).__name__}: {error}"
-        for awaited in failed_requests.values():
-            if not awaited.future.done():
-                awaited.future.set_exception(RolloutWorkerFailed(reason))
+        for pending_request in failed_requests.values():
+            if not pending_request.future.done():
+                pending_request.future.set_exception(RolloutWorkerFailed(reason))
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._pending:
-            self._pending.clear()
+        if self._pending_requests:
+            self._pending_requests.clear()
             # Otherwise the worker would continue sampling for a closed client.
-            abort_call = call_worker_method(self._worker, "abort", self._client)
+            abort_call = call_worker_method(self._worker, "abort", self._client_name)
             await asyncio.wait_for(abort_call, self._timeout_s)
 
 
 class EngineClient:
     """Client that samples from ``workers``, Ray handles of rollout workers.
 
-    Objects with the same asynchronous methods work too. ``client`` is the name of this caller at
-    the workers. Use it within one asyncio loop.
+    Objects with the same asynchronous methods work too. ``client_name`` identifies this caller at
+    the workers. Use the client within one asyncio loop.
     """
 
     def __init__(
         self,
         workers: Sequence[RolloutWorkerHandle],
-        client: str,
+        client_name: str,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         if not workers:
             raise ValueError("workers is empty; at least one rollout worker is required")
-        self._connections = [_WorkerConnection(worker, client, timeout_s) for worker in workers]
-        self._client = client
+        self._connections = [
+            _WorkerConnection(worker, client_name, timeout_s) for worker in workers
+        ]
+        self._client_name = client_name
         self._request_numbers = itertools.count()
 
     async def sample(
@@ -187,16 +194,16 @@ class EngineClient:
     ) -> SamplingResult:
         """Sample one continuation of ``prompt_ids`` with the ``parameters`` of ``SamplingRequest``.
 
-        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` when this request
-        failed, ``RolloutWorkerFailed`` when the worker failed.
+        Requests of one ``route`` go to the same worker. Raises ``EngineAborted`` if this request
+        failed, and ``RolloutWorkerFailed`` if the worker failed.
         """
         request = SamplingRequest(
-            request_id=f"{self._client}-{next(self._request_numbers)}",
+            request_id=f"{self._client_name}-{next(self._request_numbers)}",
             prompt_ids=list(prompt_ids),
-            client=self._client,
+            client=self._client_name,
             **parameters,
         )
-        # By route, not by load: the worker with the prefix in its cache is the fastest.
+        # Choose the worker by route, not by load: the worker with the cached prefix is the fastest.
         return await self._connections[route % len(self._connections)].add_request(request)
 
     async def close(self) -> None:
@@ -210,7 +217,7 @@ class PolicySampler:
     def __init__(self, engine: TokenSource, settings: RolloutSettings) -> None:
         self._engine = engine
         self._settings = settings
-        self._sampling = {
+        self._sampling_parameters = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,
             "top_k": settings.top_k,
@@ -237,14 +244,15 @@ class PolicySampler:
             # Derived from the trajectory, not from its group: members of a group have equal
             # prompts, and only the seed makes them differ.
             seed=derive_seed(self._settings.seed, "turn", spec.traj_uid, number),
-            **self._sampling,
+            **self._sampling_parameters,
         )
 
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """Sample an alternative thought (see ``rlvcr.alternatives``); None where the engine aborted
-        it.
+        """Sample an alternative thought (see ``rlvcr.alternatives``).
+
+        Return None if the engine aborted the request.
         """
         try:
             return await self._engine.sample(
@@ -253,7 +261,7 @@ class PolicySampler:
                 stop=stop,
                 route=route,
                 seed=seed,
-                **self._sampling,
+                **self._sampling_parameters,
             )
         # A turn can be trained on without an alternative thought, so the failure is not raised.
         except EngineAborted:

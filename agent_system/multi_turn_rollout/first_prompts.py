@@ -28,16 +28,18 @@ from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
 LIMIT_KEY = "data.max_prompt_length"
-JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
-MAX_CUTS = 8  # attempts per text: a shortened text may be encoded to more tokens than expected
+ZERO_WIDTH_JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
+MAX_CUT_ATTEMPTS = (
+    8  # attempts per text: a shortened text may be encoded to more tokens than expected
+)
 
 
-def collect_first_observations(envs: EnvironmentManagerBase, tasks: int) -> list[Observation]:
-    """Return the first observation of each of the first ``tasks`` training tasks.
+def collect_first_observations(envs: EnvironmentManagerBase, num_tasks: int) -> list[Observation]:
+    """Return the first observation of each of the first ``num_tasks`` training tasks.
 
     Raises ``EnvFailure`` and ``WorkerStartError`` from the environment.
     """
-    batch = envs.gen_batch(1, min(tasks, len(envs.task_list)))
+    batch = envs.gen_batch(1, min(num_tasks, len(envs.task_list)))
     # The members of a group have the same start state: one of them is enough.
     batch = batch[:: envs.group_size]
     try:
@@ -84,54 +86,60 @@ def _open_conversations(
     """Yield template encoder, messages and tokens of the first prompt for each observation."""
     package = get_package(config.env.env_name)
     settings = RolloutSettings.from_config(config, package, is_train=True)
-    unlimited = replace(settings, max_prompt_length=sys.maxsize)
+    unlimited_settings = replace(settings, max_prompt_length=sys.maxsize)
     prompts = settings.build_prompts(package, config.env)
     bridge = ChatBridge(tokenizer, config.data.apply_chat_template_kwargs)
     for observation in observations:
-        history = make_history(unlimited, bridge, prompts)
+        history = make_history(unlimited_settings, bridge, prompts)
         conversation = history.open_turn(observation, 0)
         if conversation is not None:
             yield bridge, history.shown_messages, conversation
 
 
 class PromptsTooLong(ValueError):
-    """Error of prompts longer than ``data.max_prompt_length``."""
+    """Error for prompts longer than ``data.max_prompt_length``."""
 
 
-def fit_prompts(
+def fit_first_prompts(
     config: PPOConfig, tokenizer: PolicyTokenizer, envs: EnvironmentManagerBase
 ) -> None:
     """Drop, shorten or refuse the tasks of ``envs`` whose first prompt is too long.
 
     Applies only to environments whose tasks contain the text of the first observation. Raises
-    ``PromptsTooLong`` where long prompts are refused, and where no task is left.
+    ``PromptsTooLong`` if long prompts are refused, or if no task is left.
     """
-    text = envs.package.task_text
-    if text is None:
+    task_text = envs.package.task_text
+    if task_text is None:
         return
-    limit = config.data.max_prompt_length
-    observations = [text.first_observation(task) for task in envs.task_list]
+    max_tokens = config.data.max_prompt_length
+    observations = [task_text.first_observation(task) for task in envs.task_list]
     lengths = measure_first_prompts(config, tokenizer, observations)
-    num_longer = sum(length > limit for length in lengths)
-    if not num_longer:
+    num_too_long = sum(length > max_tokens for length in lengths)
+    if not num_too_long:
         return
     if config.data.filter_overlong_prompts:
-        kept_tasks = [task for task, n in zip(envs.task_list, lengths, strict=True) if n <= limit]
+        kept_tasks = [
+            task
+            for task, length in zip(envs.task_list, lengths, strict=True)
+            if length <= max_tokens
+        ]
         action = "drop"
     elif config.data.truncation == "error":
-        raise PromptsTooLong(_refusal_message(config, envs.split, lengths))
+        raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
     else:
         kept_tasks = [
-            task if n <= limit else shorten_task(config, tokenizer, text, task, n)
-            for task, n in zip(envs.task_list, lengths, strict=True)
+            task
+            if length <= max_tokens
+            else shorten_task(config, tokenizer, task_text, task, length)
+            for task, length in zip(envs.task_list, lengths, strict=True)
         ]
         action = f"shorten ({config.data.truncation})"
     if not kept_tasks:
-        raise PromptsTooLong(_refusal_message(config, envs.split, lengths))
+        raise PromptsTooLong(_build_refusal_message(config, envs.split, lengths))
     logger.warning(
         "prompts of more than %d tokens in %d of %d %s rows; action: %s",
-        limit,
-        num_longer,
+        max_tokens,
+        num_too_long,
         len(lengths),
         "training" if envs.split == "train" else "validation",
         action,
@@ -140,85 +148,97 @@ def fit_prompts(
 
 
 def shorten_task(
-    config: PPOConfig, tokenizer: PolicyTokenizer, text: TaskText, task: Task, length: int
+    config: PPOConfig, tokenizer: PolicyTokenizer, task_text: TaskText, task: Task, length: int
 ) -> Task:
-    """Return ``task``, whose prompt has ``length`` tokens, with its last text cut to fit.
+    """Return ``task`` with a shortened first observation, so that its prompt fits the limit.
 
-    Raises ``PromptsTooLong`` where the rest of the prompt is too long already.
+    The prompt of ``task`` has ``length`` tokens. Raises ``PromptsTooLong`` if the prompt is too
+    long even without the text of the observation.
     """
-    limit = config.data.max_prompt_length
-    for _ in range(MAX_CUTS):
+    max_tokens = config.data.max_prompt_length
+    for _ in range(MAX_CUT_ATTEMPTS):
         shorter_text = cut_text(
-            tokenizer, text.first_observation(task).text, length - limit, config.data.truncation
+            tokenizer,
+            task_text.first_observation(task).text,
+            length - max_tokens,
+            config.data.truncation,
         )
         if not shorter_text:
             break
-        task = text.with_text(task, shorter_text)
-        (length,) = measure_first_prompts(config, tokenizer, [text.first_observation(task)])
-        if length <= limit:
+        task = task_text.with_text(task, shorter_text)
+        (length,) = measure_first_prompts(config, tokenizer, [task_text.first_observation(task)])
+        if length <= max_tokens:
             return task
     raise PromptsTooLong(
-        f"{LIMIT_KEY}={limit}: the prompt of {task['task_id']} has more tokens even without its "
-        f"last text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
+        f"{LIMIT_KEY}={max_tokens}: the prompt of {task['task_id']} has more tokens even without "
+        f"its last text; allowed: at least the tokens of the rest; fix: {LIMIT_KEY}={length}"
     )
 
 
-def cut_ids(ids: Sequence[int], surplus: int, side: str) -> list[int]:
-    """Return ``ids`` without ``surplus`` of them, removed at the ``left``, ``right`` or ``middle``.
+def cut_ids(ids: Sequence[int], num_removed: int, side: str) -> list[int]:
+    """Return ``ids`` without ``num_removed`` of them, cut at the ``left``, ``right`` or ``middle``.
 
-    cut_ids([1, 2, 3, 4], 2, "middle") == [1, 4]
+    Example: ``cut_ids([1, 2, 3, 4], 2, "middle")`` returns ``[1, 4]``.
     """
-    keep = max(0, len(ids) - surplus)
-    head = {"left": 0, "right": keep, "middle": keep // 2}[side]
-    return [*ids[:head], *ids[len(ids) - (keep - head) :]]
+    num_kept = max(0, len(ids) - num_removed)
+    num_kept_at_start = {"left": 0, "right": num_kept, "middle": num_kept // 2}[side]
+    return [*ids[:num_kept_at_start], *ids[len(ids) - (num_kept - num_kept_at_start) :]]
 
 
-def cut_text(tokenizer: PolicyTokenizer, text: str, surplus: int, side: str) -> str:
-    """Return ``text`` without the characters of ``surplus`` tokens, removed at ``side``.
+def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str) -> str:
+    """Return ``text`` without the characters of ``num_removed`` tokens, cut at ``side``.
 
     A character that is partly in a removed token is removed as a whole, with its accents.
     """
-    spans = _token_spans(tokenizer, text)
-    kept_tokens = cut_ids(range(len(spans)), surplus, side)
-    dropped_tokens = sorted(set(range(len(spans))).difference(kept_tokens))
+    token_spans = _compute_token_spans(tokenizer, text)
+    kept_tokens = cut_ids(range(len(token_spans)), num_removed, side)
+    dropped_tokens = sorted(set(range(len(token_spans))).difference(kept_tokens))
     if not kept_tokens or not dropped_tokens:
         return "" if dropped_tokens else text
     first_dropped, last_dropped = dropped_tokens[0], dropped_tokens[-1]
     # If a character is split over several tokens, the span of each is the whole character.
-    begin = min(spans[first_dropped - 1][1], spans[first_dropped][0]) if first_dropped else 0
-    end = spans[last_dropped][1] if last_dropped < len(spans) - 1 else len(text)
-    while _continues_character(text, begin):
-        begin -= 1
-    while _continues_character(text, end):
-        end += 1
-    return text[:begin] + text[end:]
+    cut_start = (
+        min(token_spans[first_dropped - 1][1], token_spans[first_dropped][0])
+        if first_dropped
+        else 0
+    )
+    cut_end = token_spans[last_dropped][1] if last_dropped < len(token_spans) - 1 else len(text)
+    while _continues_character(text, cut_start):
+        cut_start -= 1
+    while _continues_character(text, cut_end):
+        cut_end += 1
+    return text[:cut_start] + text[cut_end:]
 
 
-def _continues_character(text: str, at: int) -> bool:
-    """Return true if the character at index ``at`` is part of the one before it."""
-    if not 0 < at < len(text):
+def _continues_character(text: str, index: int) -> bool:
+    """Return True if the character at ``index`` is part of the character before it."""
+    if not 0 < index < len(text):
         return False
-    return JOINER in text[at - 1 : at + 1] or unicodedata.category(text[at]).startswith("M")
+    return ZERO_WIDTH_JOINER in text[index - 1 : index + 1] or unicodedata.category(
+        text[index]
+    ).startswith("M")
 
 
-def _token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]:
+def _compute_token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]:
     """Return the character range ``(start, end)`` of each token of ``text``."""
     if getattr(tokenizer, "is_fast", False):
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(encoded["offset_mapping"])
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoding["offset_mapping"])
     # Slow tokenizers have no offsets: assume tokens of equal length.
-    count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-    edges = [token_index * len(text) // max(1, count) for token_index in range(count + 1)]
-    return list(pairwise(edges))
+    num_tokens = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    boundaries = [
+        token_index * len(text) // max(1, num_tokens) for token_index in range(num_tokens + 1)
+    ]
+    return list(pairwise(boundaries))
 
 
-def _refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
-    limit = config.data.max_prompt_length
-    max_len = max(lengths)
-    num_longer = sum(length > limit for length in lengths)
-    filtered = "" if num_longer == len(lengths) else ", or data.filter_overlong_prompts=true"
+def _build_refusal_message(config: PPOConfig, split: str, lengths: Sequence[int]) -> str:
+    max_tokens = config.data.max_prompt_length
+    max_length = max(lengths)
+    num_too_long = sum(length > max_tokens for length in lengths)
+    filter_hint = "" if num_too_long == len(lengths) else ", or data.filter_overlong_prompts=true"
     return (
-        f"{LIMIT_KEY}={limit}: the prompts of {num_longer} of {len(lengths)} rows of "
-        f"data.{split}_files are longer; the longest has {max_len} tokens; allowed: {max_len} or "
-        f"more; fix: {LIMIT_KEY}={max_len}{filtered}"
+        f"{LIMIT_KEY}={max_tokens}: the prompts of {num_too_long} of {len(lengths)} rows of "
+        f"data.{split}_files are longer; the longest has {max_length} tokens; allowed: "
+        f"{max_length} or more; fix: {LIMIT_KEY}={max_length}{filter_hint}"
     )

@@ -24,8 +24,8 @@ from verl.utils.chat_template import Message
 class History:
     """Conversations of one trajectory, turn by turn.
 
-    ``shown_messages`` are the messages to the policy in the last conversation: those before its
-    first turn, then one before each later turn.
+    ``shown_messages`` contains the messages of the last conversation except the replies: those
+    before its first turn, then one before each later turn.
     """
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
@@ -42,17 +42,19 @@ class History:
     def close_turn(self, turn: Turn) -> None:
         """Add a turn that the environment has answered to the history.
 
-        By default nothing is done: the conversation already contains the turn.
+        The default does nothing: the conversation already contains the turn.
         """
 
-    def _convert_to_text(self, observation: Observation) -> Observation:
+    def _escape_added_tokens(self, observation: Observation) -> Observation:
         """Return ``observation`` with the added tokens in all its texts escaped."""
-        as_text = self._bridge.escape_added_tokens
+        escape_tokens = self._bridge.escape_added_tokens
         info = observation.info
         if info.get("admissible_actions"):
-            info = {**info, "admissible_actions": [*map(as_text, info["admissible_actions"])]}
-        opening = [{**m, "content": as_text(m["content"])} for m in observation.opening]
-        return replace(observation, text=as_text(observation.text), info=info, opening=opening)
+            info = {**info, "admissible_actions": [*map(escape_tokens, info["admissible_actions"])]}
+        opening = [{**m, "content": escape_tokens(m["content"])} for m in observation.opening]
+        return replace(
+            observation, text=escape_tokens(observation.text), info=info, opening=opening
+        )
 
     def _begin_conversation(
         self, first: Observation, user_text: str, step: int
@@ -62,7 +64,7 @@ class History:
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
         conversation = TokenConversation(self._bridge, self._settings.token_limits, opening)
-        # Checked before the ledger is added, because every ledger becomes a row of the batch.
+        # Check the limits before adding the ledger: every ledger becomes a row of the batch.
         if not conversation.add_observation(user_text, step):
             return None
         self.ledgers.append(conversation.ledger)
@@ -76,7 +78,7 @@ class AppendHistory(History):
     _conversation: TokenConversation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        observation = self._convert_to_text(observation)
+        observation = self._escape_added_tokens(observation)
         if self._conversation is None:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
             self._conversation = self._begin_conversation(observation, first_prompt, step)
@@ -94,20 +96,20 @@ class WindowHistory(History):
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
         super().__init__(settings, bridge, prompts)
         self._memory = WindowMemory(settings.history_length)
-        self._first: Observation | None = None
+        self._first_observation: Observation | None = None
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        observation = self._convert_to_text(observation)
-        if self._first is None:
-            self._first = observation
+        observation = self._escape_added_tokens(observation)
+        if self._first_observation is None:
+            self._first_observation = observation
         levels = self._settings.requests_levels
         turns = self._memory.stored_turns()
-        user_text = self._prompts.window(self._first, turns, observation, levels)
-        return self._begin_conversation(self._first, user_text, step)
+        user_text = self._prompts.window(self._first_observation, turns, observation, levels)
+        return self._begin_conversation(self._first_observation, user_text, step)
 
     def close_turn(self, turn: Turn) -> None:
-        as_text = self._bridge.escape_added_tokens
-        self._memory.add(as_text(turn.observation), as_text(turn.action))
+        escape_tokens = self._bridge.escape_added_tokens
+        self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
 
 
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:

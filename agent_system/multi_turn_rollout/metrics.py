@@ -8,7 +8,7 @@ import numpy as np
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from rlvcr.level_metrics import compute_level_information, compute_level_metrics
 
-MIN_TIME_S = 1e-9  # minimum divisor for times
+MIN_DIVISOR_S = 1e-9  # minimum divisor for times
 
 
 def compute_rollout_metrics(
@@ -21,23 +21,23 @@ def compute_rollout_metrics(
     its environment and for tokens.
     """
     count = max(len(trajectories), 1)
-    abort_reasons = Counter(t.aborted for t in trajectories if t.aborted is not None)
-    truncations = Counter(t.truncated for t in trajectories if t.truncated is not None)
+    abort_counts = Counter(t.aborted for t in trajectories if t.aborted is not None)
+    truncation_counts = Counter(t.truncated for t in trajectories if t.truncated is not None)
     active_s = sum(t.active_s for t in trajectories)
     metrics = {
         "rollout/trajectories": float(len(trajectories)),
-        "rollout/active_ratio": active_s / (count * max(rollout_s, MIN_TIME_S)),
+        "rollout/active_ratio": active_s / (count * max(rollout_s, MIN_DIVISOR_S)),
         "rollout/env_wait_s": sum(t.env_wait_s for t in trajectories) / count,
         "rollout/engine_wait_s": sum(t.engine_wait_s for t in trajectories) / count,
-        "rollout/aborted": float(abort_reasons.total()),
+        "rollout/aborted": float(abort_counts.total()),
         "rollout/tokens_per_episode": sum(t.sampled_tokens for t in trajectories) / count,
     }
-    for reason, number in sorted(abort_reasons.items()):
-        metrics[f"rollout/aborted_{reason}"] = float(number)
+    for reason, count_of_reason in sorted(abort_counts.items()):
+        metrics[f"rollout/aborted_{reason}"] = float(count_of_reason)
     metrics |= compute_policy_versions(trajectories)
     return metrics | {
-        f"rollout/truncated_{reason}": truncations[reason] / count
-        # Every reason, also at 0: a gap in a chart would mean "not measured".
+        f"rollout/truncated_{reason}": truncation_counts[reason] / count
+        # Report every reason, also with 0: a gap in a chart would mean "not measured".
         for reason in ("steps", "length", "budget")
     }
 
@@ -46,43 +46,49 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     """Return the mean and the oldest version of the weights that sampled the tokens.
 
     The keys are ``rollout/policy_version`` and ``rollout/policy_version_min``. Replayed turns do
-    not count. Empty where no version is known, for example for some agents.
+    not count. The result is empty if no version is known, for example for an agent that reports
+    none.
     """
-    tokens: Counter[int] = Counter()
+    token_counts: Counter[int] = Counter()
     for trajectory in trajectories:
         for ledger in trajectory.ledgers:
-            tokens.update(ledger.to_arrays().tokens_by_version())
-    if not tokens.total():
+            token_counts.update(ledger.to_arrays().tokens_by_version())
+    if not token_counts.total():
         return {}
-    mean = sum(version * count for version, count in tokens.items()) / tokens.total()
-    return {"rollout/policy_version": mean, "rollout/policy_version_min": float(min(tokens))}
+    mean_version = (
+        sum(version * count for version, count in token_counts.items()) / token_counts.total()
+    )
+    return {
+        "rollout/policy_version": mean_version,
+        "rollout/policy_version_min": float(min(token_counts)),
+    }
 
 
 def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` of parsed turns."""
-    completed = [t for t in trajectories if t.aborted is None]
-    if not completed:
+    completed_trajectories = [t for t in trajectories if t.aborted is None]
+    if not completed_trajectories:
         return {}
-    turns = [(t, turn) for t in completed for turn in t.turns]
-    rewards = [t.reward for t in completed]
+    turns = [(t, turn) for t in completed_trajectories for turn in t.turns]
+    rewards = [t.reward for t in completed_trajectories]
     metrics = {
         "episode/reward": float(np.mean(rewards)),
         "episode/reward_max": max(rewards),
         "episode/reward_min": min(rewards),
-        "episode/length": float(np.mean([len(t.turns) for t in completed])),
-        "episode/success_rate": float(np.mean([t.won for t in completed])),
-        "episode/graded": float(len(completed)),
+        "episode/length": float(np.mean([len(t.turns) for t in completed_trajectories])),
+        "episode/success_rate": float(np.mean([t.won for t in completed_trajectories])),
+        "episode/graded": float(len(completed_trajectories)),
     }
     if turns:
-        validity = [turn.is_action_valid for _, turn in turns]
-        metrics["episode/valid_action_ratio"] = float(np.mean(validity))
+        validity_flags = [turn.is_action_valid for _, turn in turns]
+        metrics["episode/valid_action_ratio"] = float(np.mean(validity_flags))
         metrics["episode/turn_tokens"] = float(np.mean([turn.num_tokens for _, turn in turns]))
-    sources: dict[str, list[bool]] = {}
-    for trajectory in completed:
-        sources.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
+    successes_by_source: dict[str, list[bool]] = {}
+    for trajectory in completed_trajectories:
+        successes_by_source.setdefault(trajectory.spec.data_source, []).append(trajectory.won)
     # For a single data source the rate equals ``episode/success_rate``.
-    if len(sources) > 1:
-        for source, successes in sources.items():
+    if len(successes_by_source) > 1:
+        for source, successes in successes_by_source.items():
             metrics[f"episode/{source}/success_rate"] = float(np.mean(successes))
             metrics[f"episode/{source}/graded"] = float(len(successes))
     return metrics | _compute_thinking_metrics(turns)
@@ -93,14 +99,14 @@ def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[
     parsed_turns = [(t, turn, turn.parsed) for t, turn in turns if turn.parsed is not None]
     if not parsed_turns:
         return {}
-    # None where the level was forced: level shares count only choices of the policy.
+    # A forced level is None here: level shares count only choices of the policy.
     levels = [turn.chosen_level for _, turn, _ in parsed_turns]
     successes = [t.won for t, _, _ in parsed_turns]
-    failures = [parsed.failure for _, _, parsed in parsed_turns]
+    parse_failures = [parsed.failure for _, _, parsed in parsed_turns]
     situations = [turn.situation for _, turn, _ in parsed_turns]
     thought_tokens = [parsed.thought_tokens for _, _, parsed in parsed_turns]
     return {
-        **compute_level_metrics(levels, successes, failures),
+        **compute_level_metrics(levels, successes, parse_failures),
         **compute_level_information(levels, situations),
         "rlvcr/thought_tokens_mean": float(np.mean(thought_tokens)),
         "rlvcr/level_forced_share": float(np.mean([t.num_forced > 0 for _, t, _ in parsed_turns])),
@@ -121,14 +127,14 @@ def split_rollout_time(
     """
     engine_wait_s = sum(t.engine_wait_s for t in trajectories)
     env_wait_s = sum(t.env_wait_s for t in trajectories)
-    engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_TIME_S)
+    engine_s = rollout_s * engine_wait_s / max(engine_wait_s + env_wait_s, MIN_DIVISOR_S)
     alternatives = [turn.alternatives for t in trajectories for turn in t.turns]
     thought_tokens = sum(a.sampled_tokens for a in alternatives if a is not None)
     turn_tokens = sum(t.sampled_tokens for t in trajectories)
     # Tokens of turns and thoughts are assumed to take the same time: they share batches.
-    thinking_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)
+    thought_sampling_s = engine_s * thought_tokens / max(thought_tokens + turn_tokens, 1)
     return {
-        "gen_engine": engine_s - thinking_s,
+        "gen_engine": engine_s - thought_sampling_s,
         "gen_env": rollout_s - engine_s,
-        "alternatives": thinking_s + thoughts_s,
+        "alternatives": thought_sampling_s + thoughts_s,
     }

@@ -6,8 +6,8 @@
     step_ids                    0000   ------------------  1111
 
 With ``append`` history a trajectory is one row, with ``window`` history one row per turn. P and R
-are the longest prompt and response of the batch. Where observations are images,
-``multi_modal_data`` holds ``{"image": [...]}`` for every row: the images of its turns in order.
+are the longest prompt and response of the batch. If observations are images,
+``multi_modal_data`` contains ``{"image": [...]}`` for every row: the images of its turns in order.
 """
 
 import logging
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
-from agent_system.tokens.bridge import remove_cuts
+from agent_system.tokens.bridge import remove_escape_characters
 from agent_system.tokens.ledger import TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
@@ -47,6 +47,7 @@ class TrajectoryRow:
     @property
     def response_end(self) -> int:
         """Index after the last token of the last turn.
+
         Later tokens of the ledger are dropped, because no turn follows them.
         """
         return self.turns[-1].end if self.turns else 0
@@ -57,8 +58,8 @@ def select_trajectories(
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Return the trajectories to train on, and counts of dropped ones by reason.
 
-    ``drop_group`` drops every group (uid) with a failed trajectory, ``keep_rest`` only the failed
-    trajectories. A trajectory without a sampled turn is dropped too.
+    With ``on_abort="drop_group"`` every group (uid) with a failed trajectory is dropped, with
+    ``keep_rest`` only the failed trajectories. A trajectory without a sampled turn is dropped too.
     """
     failed_groups = {t.spec.uid for t in trajectories if t.aborted is not None}
     kept_trajectories: list[Trajectory] = []
@@ -68,7 +69,7 @@ def select_trajectories(
             dropped_counts["aborted"] += 1
         elif on_abort == "drop_group" and trajectory.spec.uid in failed_groups:
             dropped_counts["group_of_aborted"] += 1
-        # After the check of its group: an empty trajectory has not failed, and its group stays.
+        # Drop only this trajectory: it has no turn, but it has not failed, so its group stays.
         elif not trajectory.turns:
             dropped_counts["without_turn"] += 1
         else:
@@ -79,15 +80,15 @@ def select_trajectories(
 
 
 def select_differing_groups(
-    trajectories: Sequence[Trajectory], limit: int
+    trajectories: Sequence[Trajectory], max_groups: int
 ) -> list[list[Trajectory]]:
-    """Return the first ``limit`` groups whose trajectories do not all have the same return."""
+    """Return the first ``max_groups`` groups whose trajectories do not all have the same return."""
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.spec.uid].append(trajectory)
-    differing = [group for group in groups.values() if len({t.reward for t in group}) > 1]
+    differing_groups = [group for group in groups.values() if len({t.reward for t in group}) > 1]
     # A negative limit would cut from the end.
-    return differing[: max(limit, 0)]
+    return differing_groups[: max(max_groups, 0)]
 
 
 def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
@@ -98,13 +99,13 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
     rows: list[TrajectoryRow] = []
     for trajectory in trajectories:
         # A ledger without a turn is skipped: with ``window`` history, its turn was never sampled.
-        by_ledger: dict[int, list[Turn]] = {}
+        turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
-            by_ledger.setdefault(turn.ledger, []).append(turn)
-        for ledger, turns in by_ledger.items():
+            turns_by_ledger.setdefault(turn.ledger, []).append(turn)
+        for ledger, turns in turns_by_ledger.items():
             rows.append(TrajectoryRow(trajectory, trajectory.ledgers[ledger], turns))
         # Validation counts trajectories without turns, so they need a row.
-        if not by_ledger:
+        if not turns_by_ledger:
             rows.append(TrajectoryRow(trajectory, TokenLedger(), []))
     return rows
 
@@ -119,8 +120,8 @@ def pack_rows(
 ) -> DataProto:
     """Return ``rows`` as a ``DataProto`` of B rows.
 
-    Raises ``ValueError`` if there is no row. Also if a row holds tokens that were encoded from text
-    instead of sampled and ``allow_retokenized`` is false.
+    Raises ``ValueError`` if there is no row. Raises it also if a row contains tokens that were
+    encoded from text instead of sampled, unless ``allow_retokenized`` is true.
     """
     if not rows:
         raise ValueError("no rows to pack: every trajectory was dropped")
@@ -141,11 +142,11 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     full_shape = (len(rows), prompt_width + response_width)
     response_shape = (len(rows), response_width)
     input_ids = np.full(full_shape, pad_token_id, dtype=np.int64)
-    attention = np.zeros(full_shape, dtype=np.int64)
-    positions = np.zeros(full_shape, dtype=np.int64)
+    attention_mask = np.zeros(full_shape, dtype=np.int64)
+    position_ids = np.zeros(full_shape, dtype=np.int64)
     position_range = np.arange(full_shape[1])
-    mask = np.zeros(response_shape, dtype=np.int64)
-    # -1, because 0 is the first turn.
+    response_mask = np.zeros(response_shape, dtype=np.int64)
+    # -1 marks tokens outside of agent turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
     for b, row in enumerate(rows):
@@ -155,11 +156,11 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         # Prompts are padded on the left, so that all responses start in the same column.
         prompt_start = prompt_width - prompt_length
         input_ids[b, prompt_start : prompt_start + row_end] = arrays.ids[:row_end]
-        attention[b, prompt_start : prompt_start + row_end] = 1
+        attention_mask[b, prompt_start : prompt_start + row_end] = 1
         # Right padding repeats the position of the last token.
-        positions[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
-        positions[b, prompt_start + row_end :] = max(row_end - 1, 0)
-        mask[b, : row_end - prompt_length] = arrays.agent_mask()[prompt_length:row_end]
+        position_ids[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
+        position_ids[b, prompt_start + row_end :] = max(row_end - 1, 0)
+        response_mask[b, : row_end - prompt_length] = arrays.agent_mask()[prompt_length:row_end]
         step_ids[b, : row_end - prompt_length] = arrays.turn_ids()[prompt_length:row_end]
         log_probs[b, : row_end - prompt_length] = arrays.token_logprobs()[prompt_length:row_end]
     ids = torch.from_numpy(input_ids)
@@ -167,9 +168,9 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         "prompts": ids[:, :prompt_width].clone(),
         "responses": ids[:, prompt_width:].clone(),
         "input_ids": ids,
-        "attention_mask": torch.from_numpy(attention),
-        "position_ids": torch.from_numpy(positions),
-        "response_mask": torch.from_numpy(mask),
+        "attention_mask": torch.from_numpy(attention_mask),
+        "position_ids": torch.from_numpy(position_ids),
+        "response_mask": torch.from_numpy(response_mask),
         "step_ids": torch.from_numpy(step_ids),
         "rollout_log_probs": torch.from_numpy(log_probs),
     }
@@ -184,9 +185,9 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
     reward_parts = [row.trajectory.reward_parts for row in rows]
     if any(reward_parts):
         columns[REWARD_PARTS] = object_array(reward_parts)
-    numbers = [row.trajectory.info_numbers for row in rows]
-    if any(numbers):
-        columns[INFO_NUMBERS] = object_array(numbers)
+    info_numbers = [row.trajectory.info_numbers for row in rows]
+    if any(info_numbers):
+        columns[INFO_NUMBERS] = object_array(info_numbers)
     answers = [row.trajectory.answer for row in rows]
     if any(answer is not None for answer in answers):
         columns[ANSWER] = object_array(answers)
@@ -203,35 +204,36 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
         "won": np.array([row.trajectory.won for row in rows], dtype=bool),
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
-        # Text, so that the column has one type; "" where the environment was done.
+        # The column contains strings only; "" if the environment was done.
         "truncated": [row.trajectory.truncated or "" for row in rows],
         "steps": [[make_turn_record(turn) for turn in row.turns] for row in rows],
     }
 
 
 def collect_conversations(rows: Sequence[TrajectoryRow]) -> list[list[Message]]:
-    """Return, for each of B rows, the messages of its trajectory's last conversation.
+    """Return a list of messages for each of B rows.
 
-    The list is empty for all rows but the last one of a trajectory. The characters that
-    ``ChatBridge.escape_added_tokens`` inserted are removed.
+    The last row of a trajectory gets the messages of the trajectory's last conversation. Every
+    other row gets an empty list. The characters that ``ChatBridge.escape_added_tokens`` inserted
+    are removed.
     """
-    last_rows = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
+    last_row_of_trajectory = {id(row.trajectory): row_index for row_index, row in enumerate(rows)}
     return [
-        _rebuild_conversation(row) if last_rows[id(row.trajectory)] == number else []
+        _rebuild_conversation(row) if last_row_of_trajectory[id(row.trajectory)] == number else []
         for number, row in enumerate(rows)
     ]
 
 
 def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
     shown_messages = [
-        {**message, "content": remove_cuts(message["content"])}
+        {**message, "content": remove_escape_characters(message["content"])}
         for message in row.trajectory.shown_messages
     ]
-    num_initial = len(shown_messages) - (len(row.turns) - 1)
-    messages = shown_messages[:num_initial]
+    num_opening_messages = len(shown_messages) - (len(row.turns) - 1)
+    messages = shown_messages[:num_opening_messages]
     for turn_index, turn in enumerate(row.turns):
         if turn_index:
-            messages.append(shown_messages[num_initial + turn_index - 1])
+            messages.append(shown_messages[num_opening_messages + turn_index - 1])
         messages.append({"role": "assistant", "content": turn.response})
     return messages
 

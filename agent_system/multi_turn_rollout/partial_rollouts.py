@@ -19,21 +19,22 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Draw number with which tasks of additional groups are drawn. Lower draw numbers are used for the
-# batches that replace a failed batch.
+# Argument ``draw`` of ``gen_batch`` for additional groups. Lower numbers are for batches that
+# replace a failed batch.
 FIRST_EXTRA_DRAW = 4
 
 
 class GroupsInFlight(Generic[T]):
     """Running coroutines by name, in order of start.
 
-    ``take_finished`` waits for a coroutine that was not finished in ``patience`` earlier calls.
+    A coroutine that was unfinished in ``max_calls_waited`` calls of ``take_finished`` must be among
+    the results of the next call, which waits for it.
     """
 
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
+    def __init__(self, max_calls_waited: int) -> None:
+        self._max_calls_waited = max_calls_waited
         self._tasks: dict[str, asyncio.Task[T]] = {}
-        self._calls_outlasted: dict[str, int] = {}
+        self._num_calls_waited: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -44,16 +45,17 @@ class GroupsInFlight(Generic[T]):
             coroutine.close()
             raise ValueError(f"group {name!r} is already in flight; names must be unique")
         self._tasks[name] = asyncio.ensure_future(coroutine)
-        self._calls_outlasted[name] = 0
+        self._num_calls_waited[name] = 0
 
-    async def take_finished(self, keep: int) -> list[T]:
-        """Wait until all but ``keep`` coroutines are done; return their results, oldest first.
+    async def take_finished(self, num_unfinished: int) -> list[T]:
+        """Wait until all but ``num_unfinished`` coroutines are done.
 
-        Raises the first error of a coroutine and cancels the others.
+        Return their results, oldest first. If a coroutine raises, cancel the others and raise its
+        error.
         """
-        num_returned = max(len(self._tasks) - keep, 0)
+        num_returned = max(len(self._tasks) - num_unfinished, 0)
         try:
-            while not self._has_enough_done(num_returned):
+            while not self._are_enough_done(num_returned):
                 running_tasks = [task for task in self._tasks.values() if not task.done()]
                 await asyncio.wait(running_tasks, return_when=asyncio.FIRST_COMPLETED)
                 self._raise_first_error()
@@ -64,25 +66,29 @@ class GroupsInFlight(Generic[T]):
         done_names = [name for name, task in self._tasks.items() if task.done()][:num_returned]
         results = [self._tasks.pop(name).result() for name in done_names]
         for name in done_names:
-            del self._calls_outlasted[name]
-        for name in self._calls_outlasted:
-            self._calls_outlasted[name] += 1
+            del self._num_calls_waited[name]
+        for name in self._num_calls_waited:
+            self._num_calls_waited[name] += 1
         return results
 
     async def cancel_all(self) -> None:
         """Cancel all running coroutines and wait for their end."""
         tasks = list(self._tasks.values())
         self._tasks = {}
-        self._calls_outlasted = {}
+        self._num_calls_waited = {}
         for task in tasks:
             task.cancel()
-        # Awaited, so that they release their environments.
+        # Wait for the cancelled tasks, so that they release their environments.
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _has_enough_done(self, num_returned: int) -> bool:
+    def _are_enough_done(self, num_returned: int) -> bool:
         num_done = sum(task.done() for task in self._tasks.values())
-        late_names = [name for name, age in self._calls_outlasted.items() if age >= self._patience]
-        # Late groups come first in the order of starts, and so are among those returned.
+        late_names = [
+            name
+            for name, num_calls in self._num_calls_waited.items()
+            if num_calls >= self._max_calls_waited
+        ]
+        # Late groups are first in ``_tasks``, so they are among the groups that are returned.
         late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
         return num_done >= num_returned and all(task.done() for task in late_tasks)
 
@@ -99,51 +105,52 @@ class PartialRollouts:
     number of groups of its batch: ``train-3-0-5@16``.
     """
 
-    def __init__(self, number: int) -> None:
-        self.num_groups = number
-        self._in_flight: dict[str, str] = {}  # uid and name
-        self._to_restart: list[str] = []
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+        self._name_by_uid: dict[str, str] = {}  # name of each group by uid
+        self._names_to_restart: list[str] = []
 
     def group_names(self) -> list[str]:
         """Return the names of the groups in flight."""
-        return [*self._in_flight.values(), *self._to_restart]
+        return [*self._name_by_uid.values(), *self._names_to_restart]
 
     def resume(self, names: Sequence[str]) -> None:
         """Restart the groups ``names`` with the next batch, at most ``num_groups`` of them."""
-        self._to_restart = list(names)[: self.num_groups]
+        self._names_to_restart = list(names)[: self.num_groups]
         if len(names) > self.num_groups:
             line = "env.rollout.carry_over=%d: groups of the checkpoint that are dropped: %s"
             logger.warning(line, self.num_groups, ", ".join(names[self.num_groups :]))
 
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
-        """Return ``batch`` with additional groups.
+        """Return ``batch`` with as many additional groups as should stay in flight.
 
-        When as many groups as ``batch`` has are returned, ``num_groups`` others are still in
-        flight. Groups of a resumed run are added first, then new ones.
+        The rollout ends when as many groups are finished as the original ``batch`` has. The other
+        ``num_groups`` groups are then still in flight. Groups of a resumed run are added first,
+        then new ones.
         """
         groups = len(set(batch.non_tensor_batch["uid"]))
         batch_parts = [batch]
-        for name in self._to_restart:
-            uid, _, size = name.partition("@")
+        for name in self._names_to_restart:
+            uid, _, batch_size = name.partition("@")
             _, step, draw, _ = uid.split("-")
-            earlier_batch = envs.gen_batch(int(step), int(size), int(draw))
+            earlier_batch = envs.gen_batch(int(step), int(batch_size), int(draw))
             batch_parts.append(_select_groups(earlier_batch, [uid]))
-            self._in_flight[uid] = name
-        num_missing = self.num_groups - len(self._in_flight)
+            self._name_by_uid[uid] = name
+        num_missing = self.num_groups - len(self._name_by_uid)
         if num_missing > 0:
             extra_batch = envs.gen_batch(batch.meta_info["global_step"], groups, FIRST_EXTRA_DRAW)
             extra_uids = list(dict.fromkeys(extra_batch.non_tensor_batch["uid"]))
             batch_parts.append(_select_groups(extra_batch, extra_uids[:num_missing]))
-        self._to_restart = []
+        self._names_to_restart = []
         full_batch = DataProto.concat(batch_parts)
         for uid in full_batch.non_tensor_batch["uid"]:
-            self._in_flight.setdefault(uid, f"{uid}@{groups}")
+            self._name_by_uid.setdefault(uid, f"{uid}@{groups}")
         return full_batch
 
     def remove_returned(self, trajectories: Sequence[Trajectory]) -> None:
-        """Remove the groups of ``trajectories``, which were returned."""
+        """Remove the groups of ``trajectories``: they are no longer in flight."""
         for trajectory in trajectories:
-            self._in_flight.pop(trajectory.spec.uid, None)
+            self._name_by_uid.pop(trajectory.spec.uid, None)
 
 
 def _select_groups(batch: DataProto, names: Sequence[str]) -> DataProto:

@@ -36,10 +36,11 @@ def build_recorded_specs(
     package: EnvPackage[Any],
     encode: Callable[[str], Sequence[int]],
 ) -> list[RolloutSpec]:
-    """Return the requests that replay ``recorded``; ``encode`` returns the tokens of a turn.
+    """Return the rollout specs that replay ``recorded``.
 
-    Trajectories of one task and seed are a group. They are numbered in the order of the file, so
-    the second one of task 7 with seed 3 has the ``traj_uid`` ``recorded-7-3/1``.
+    ``encode`` returns the token ids of a turn's text. Trajectories of one task and seed are a
+    group. They are numbered in the order of the file: the second one of task 7 with seed 3 has the
+    ``traj_uid`` ``recorded-7-3/1``.
     """
     group_sizes: Counter[str] = Counter()
     specs = []
@@ -47,7 +48,7 @@ def build_recorded_specs(
         uid = f"recorded-{trajectory.task['task_id']}-{trajectory.seed}"
         member = group_sizes[uid]
         group_sizes[uid] += 1
-        part = package.package_for_task(trajectory.task)
+        task_package = package.package_for_task(trajectory.task)
         specs.append(
             RolloutSpec(
                 index=index,
@@ -56,8 +57,9 @@ def build_recorded_specs(
                 traj_uid=f"{uid}/{member}",
                 member=member,
                 env_seed=trajectory.seed,
-                replay=tuple(
-                    tuple(encode(_format_reply(action, part))) for action in trajectory.actions
+                replayed_turns=tuple(
+                    tuple(encode(_format_reply(action, task_package)))
+                    for action in trajectory.actions
                 ),
                 max_turns=len(trajectory.actions),
             )
@@ -79,22 +81,24 @@ def check_replays(
 ) -> None:
     """Raise ``UsageError`` with the file and line of the first trajectory that was not reproduced.
 
-    That is one whose environment failed, or whose episode ended before its last action.
+    A trajectory was not reproduced if its environment failed, or if its episode ended before its
+    last action.
     """
-    for source, trajectory in zip(recorded, trajectories, strict=True):
-        count, executed = len(source.actions), len(trajectory.turns)
+    for recorded_trajectory, trajectory in zip(recorded, trajectories, strict=True):
+        num_recorded, num_executed = len(recorded_trajectory.actions), len(trajectory.turns)
         if trajectory.aborted is not None:
-            why = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
-        elif executed == count:
+            reason = f"the replay failed ({trajectory.aborted}): {trajectory.abort_detail}"
+        elif num_executed == num_recorded:
             continue
         elif trajectory.truncated is not None:
-            why = (
-                f"only {executed} of {count} actions fit; reason: {trajectory.truncated}; fix: "
-                "raise env.max_steps or data.max_response_length"
+            reason = (
+                f"only {num_executed} of {num_recorded} actions fit; reason: "
+                f"{trajectory.truncated}; fix: raise env.max_steps or data.max_response_length"
             )
         else:
-            why = (
-                f"action {executed + 1} comes after the end of the episode; allowed: at most "
-                f"{executed} actions; fix: remove the actions after it, or correct task and seed"
+            reason = (
+                f"action {num_executed + 1} comes after the end of the episode; allowed: at most "
+                f"{num_executed} actions; fix: remove the actions after it, or correct task and "
+                "seed"
             )
-        raise UsageError(f"{source.source}: {why}")
+        raise UsageError(f"{recorded_trajectory.source}: {reason}")

@@ -1,12 +1,13 @@
 """TrajectoryCollector: generates the trajectories of a batch of tasks and packs them into rows.
 
-    vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks where nothing is left)
+    vanilla   generate ──▶ drop failed trajectories ──▶ pack   (other tasks if nothing is left)
     rlvcr     the same with alternative thoughts; rows contain score requests for every thought
-    dynamic   generate for new tasks until enough groups have returns that differ, then as above
-    greedy    one trajectory per task at temperature 0: returns to compare with, never trained on
+    dynamic   generate for new tasks until enough groups have returns that differ, then pack
+    greedy    one trajectory per task at temperature 0: baseline returns, never trained on
 
 Collector workers generate the trajectories (``collector_group``); the trainer's process only packs
-them. Training workers answer the score requests when the trainer calls them in ``score``.
+them. A score request asks for the log-probs or entropies of an action after a thought. Training
+workers answer the requests when the trainer calls ``score``.
 """
 
 import logging
@@ -44,7 +45,7 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     should_request_levels,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
-from agent_system.tokens.bridge import ChatBridge, padding_token
+from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
 from agent_system.tokens.probe import probe_template
 from rlvcr.level_metrics import LevelCollapseDetector
 from rlvcr.levels import LevelCodec
@@ -55,7 +56,7 @@ from rlvcr.scoring import (
     add_score_requests,
     add_thinking_columns,
 )
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
@@ -65,7 +66,9 @@ if TYPE_CHECKING:  # used by main_audit only
     from agent_system.multi_turn_rollout.recorded_trajectories import RecordedTrajectory
 
 logger = logging.getLogger(__name__)
-MAX_REDRAWS = 3  # number of batches of other tasks after a batch in which every trajectory failed
+MAX_REPLACEMENT_BATCHES = (
+    3  # number of batches of other tasks after a batch in which every trajectory failed
+)
 
 
 class RolloutEngines(Protocol):
@@ -80,7 +83,10 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows and the scores of their ``branches`` and ``spans``."""
+        """Return old log-probs of rows, and answers to their score requests.
+
+        The columns ``branches`` and ``spans`` contain the requests.
+        """
         ...
 
 
@@ -120,10 +126,10 @@ class TrajectoryCollector:
                 "message"
             )
         self.codec = LevelCodec(tokenizer) if should_request_levels(config) else None
-        rlvcr = method_settings(config.algorithm)
+        rlvcr = get_method_settings(config.algorithm)
         self.collapse_detector = LevelCollapseDetector(rlvcr.collapse_patience)
         self.partial_rollouts = PartialRollouts(config.env.rollout.carry_over)
-        self._collectors: CollectorGroup | None = None
+        self._collector_group: CollectorGroup | None = None
 
     def multi_turn_loop(
         self,
@@ -136,13 +142,13 @@ class TrajectoryCollector:
         ``envs.panel_batch``) and return their rows.
 
         ``actor_rollout_wg`` has ``rollout_workers``. For RLVCR it may also have
-        ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` holds
+        ``compute_log_prob``: see ``rlvcr_multi_turn_loop``. The result's ``meta_info`` contains
         ``metrics``, ``timing`` (seconds) and ``tasks``. If all tasks of ``gen_batch`` failed,
-        ``tasks`` are other ones. Validation samples no alternative thoughts. It keeps failed
-        trajectories, but rates such as the success rate do not count them.
+        ``tasks`` are the tasks that were used instead. Validation samples no alternative thoughts.
+        It keeps failed trajectories, but rates such as the success rate do not count them.
 
         Raises:
-            RuntimeError: Nothing is left to train on, not even of other tasks.
+            RuntimeError: No trajectory can be trained on, also after trying other tasks.
             GroupMismatch: Members of a group did not start from the same state.
             RolloutWorkerFailed, WorkerStartError: A rollout worker failed, or no environment can be
                 started.
@@ -151,7 +157,7 @@ class TrajectoryCollector:
             return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs, is_train=False)
         if self.config.algorithm.filter_groups.enable:
             return self.dynamic_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
-        if method_settings(self.config.algorithm).enable:
+        if get_method_settings(self.config.algorithm).enable:
             return self.rlvcr_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
         return self.vanilla_multi_turn_loop(gen_batch, actor_rollout_wg, envs)
 
@@ -165,7 +171,9 @@ class TrajectoryCollector:
         """Generate trajectories without alternative thoughts and pack them."""
         if not is_train:
             return self.panel_loop(gen_batch, actor_rollout_wg)
-        data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=False)
+        data, _ = self._generate_training_rows(
+            gen_batch, actor_rollout_wg, envs, samples_alternatives=False
+        )
         return data
 
     def panel_loop(
@@ -175,7 +183,7 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = self._build_settings(is_train=False, thinking=False)
+        settings = self._build_settings(is_train=False, samples_alternatives=False)
         settings = replace(settings, level_rule=level_rule)
         collected = self._generate_batch(panel, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
@@ -190,7 +198,7 @@ class TrajectoryCollector:
 
         Rows of failed trajectories are included, with ``aborted`` true.
         """
-        settings = self._build_settings(is_train=False, thinking=False)
+        settings = self._build_settings(is_train=False, samples_alternatives=False)
         settings = replace(settings, temperature=0.0, trajectories_per_row=1)
         collected = self._generate_batch(gen_batch, actor_rollout_wg, settings)
         return self.gather_rollout_data(collected, is_train=False)[0]
@@ -204,7 +212,9 @@ class TrajectoryCollector:
         old log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the
         requests stay in the rows for the trainer's ``score``.
         """
-        data, _ = self._generate_training_rows(gen_batch, actor_rollout_wg, envs, thinking=True)
+        data, _ = self._generate_training_rows(
+            gen_batch, actor_rollout_wg, envs, samples_alternatives=True
+        )
         return self._score_if_possible(data, actor_rollout_wg)
 
     def audit_loop(
@@ -228,21 +238,21 @@ class TrajectoryCollector:
             select_decision_points,
         )
 
-        rlvcr = method_settings(self.config.algorithm)
+        rlvcr = get_method_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
             data, rows = self._replay_recorded(recorded, actor_rollout_wg)
         else:
             data, rows = self._generate_training_rows(
-                gen_batch, actor_rollout_wg, envs, thinking=has_levels
+                gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
             )
         if self.codec is not None:
             # Replace the requests by ones with the level digits, which posterior credit needs.
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
-        data = self.read_answers(scored.select()) if has_levels else scored
-        settings = self._build_settings(is_train=True, thinking=False)
+        data = self.convert_scores_to_columns(scored.select()) if has_levels else scored
+        settings = self._build_settings(is_train=True, samples_alternatives=False)
         trajectories = list_trajectories(rows)
         points = select_decision_points(
             trajectories, data, rlvcr.audit_points, settings.seed, has_levels
@@ -259,46 +269,55 @@ class TrajectoryCollector:
     def dynamic_multi_turn_loop(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, envs: EnvironmentManagerBase
     ) -> DataProto:
-        """Generate new tasks until as many groups as in ``gen_batch`` have returns that differ.
+        """Generate batches until as many groups as in ``gen_batch`` have returns that differ.
 
-        At most ``algorithm.filter_groups.max_num_gen_batches`` batches are generated. The groups
-        obtained by then are used. Without any, the last batch with usable trajectories is used.
+        Every batch has new tasks. After ``algorithm.filter_groups.max_num_gen_batches`` batches,
+        the groups found so far are used. If there are none, the last batch with usable trajectories
+        is used.
         """
-        thinking = bool(method_settings(self.config.algorithm).enable)
-        settings = self._build_settings(is_train=True, thinking=thinking)
+        samples_alternatives = bool(get_method_settings(self.config.algorithm).enable)
+        settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         step = gen_batch.meta_info["global_step"]
-        num_wanted = len(set(gen_batch.non_tensor_batch["uid"]))
-        limit = self.config.algorithm.filter_groups.max_num_gen_batches
+        num_groups_wanted = len(set(gen_batch.non_tensor_batch["uid"]))
+        max_batches = self.config.algorithm.filter_groups.max_num_gen_batches
         all_collected = CollectedTrajectories([], 0.0, 0.0)
         kept_groups: list[list[Trajectory]] = []
-        last_usable: list[Trajectory] = []
-        batches = 0
-        while batches < limit and len(kept_groups) < num_wanted:
-            # ``batches`` is the draw number: the first batch is given, later ones have other tasks.
-            batch = envs.gen_batch(step, num_wanted, batches) if batches else gen_batch
+        last_usable_trajectories: list[Trajectory] = []
+        num_batches = 0
+        while num_batches < max_batches and len(kept_groups) < num_groups_wanted:
+            # The first batch is ``gen_batch``. Later batches have other tasks.
+            batch = (
+                envs.gen_batch(step, num_groups_wanted, num_batches) if num_batches else gen_batch
+            )
             collected = self._generate_batch(batch, actor_rollout_wg, settings)
-            batches += 1
+            num_batches += 1
             all_collected.add(collected)
-            selected = select_trajectories(collected.trajectories, self.config.env.on_abort)[0]
-            kept_groups += select_differing_groups(selected, num_wanted - len(kept_groups))
-            # Used if no group has different returns: a step without rows would end the run.
-            last_usable = selected or last_usable
+            usable_trajectories = select_trajectories(
+                collected.trajectories, self.config.env.on_abort
+            )[0]
+            kept_groups += select_differing_groups(
+                usable_trajectories, num_groups_wanted - len(kept_groups)
+            )
+            # Use these if no group has different returns: a step without rows would end the run.
+            last_usable_trajectories = usable_trajectories or last_usable_trajectories
         num_kept = len(kept_groups)
-        if num_kept < num_wanted:
+        if num_kept < num_groups_wanted:
             line = "%d batches gave %d of %d groups with returns that differ"
-            logger.warning(line, limit, num_kept, num_wanted)
-        differing = [trajectory for group in kept_groups for trajectory in group]
-        data, rows = self.gather_rollout_data(all_collected, chosen=differing or last_usable)
-        data.meta_info["metrics"]["rollout/gen_batches"] = float(batches)
+            logger.warning(line, max_batches, num_kept, num_groups_wanted)
+        trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
+        data, rows = self.gather_rollout_data(
+            all_collected, packed_trajectories=trained_trajectories or last_usable_trajectories
+        )
+        data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
-        self._add_level_columns(data, rows, actor_rollout_wg, thinking)
-        return self._score_if_possible(data, actor_rollout_wg) if thinking else data
+        self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
+        return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
-    def read_answers(self, data: DataProto) -> DataProto:
-        """Replace the score requests of ``data`` and their results by thinking advantages.
+    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
+        """Replace the score requests and their results in ``data`` by thinking advantages.
 
-        The results are ``branch_scores`` and ``span_scores``.
+        The results are the columns ``branch_scores`` and ``span_scores``.
         """
         return add_thinking_columns(data, self.config)
 
@@ -318,27 +337,29 @@ class TrajectoryCollector:
 
     def start_collectors(self, rollout_workers: Sequence[RolloutWorkerHandle]) -> CollectorGroup:
         """Return the collector workers for ``rollout_workers``, started at the first call."""
-        if self._collectors is None:
-            self._collectors = CollectorGroup(
+        if self._collector_group is None:
+            self._collector_group = CollectorGroup(
                 self.config.env,
                 self.tokenizer,
                 rollout_workers,
                 external_lib=self.config.actor_rollout_ref.model.external_lib,
                 template_kwargs=self.config.data.apply_chat_template_kwargs,
             )
-        return self._collectors
+        return self._collector_group
 
     def close(self) -> None:
         """Stop the collector workers and their environments."""
-        group, self._collectors = self._collectors, None
+        group, self._collector_group = self._collector_group, None
         if group is not None:
             group.close()
 
     # ---- generation ----
 
-    def _build_settings(self, is_train: bool, thinking: bool) -> RolloutSettings:
+    def _build_settings(self, is_train: bool, samples_alternatives: bool) -> RolloutSettings:
         check_prompts(self.config, self.package)
-        return RolloutSettings.from_config(self.config, self.package, is_train, thinking)
+        return RolloutSettings.from_config(
+            self.config, self.package, is_train, samples_alternatives
+        )
 
     def _generate_batch(
         self, gen_batch: DataProto, actor_rollout_wg: RolloutEngines, settings: RolloutSettings
@@ -371,7 +392,9 @@ class TrajectoryCollector:
         full_batch = self.partial_rollouts.add_groups(gen_batch, envs)
         specs = make_rollout_specs(full_batch, settings.trajectories_per_row)
         collectors = self.start_collectors(actor_rollout_wg.rollout_workers)
-        collected = collectors.collect_ready(specs, settings, keep=self.partial_rollouts.num_groups)
+        collected = collectors.collect_ready(
+            specs, settings, num_unfinished=self.partial_rollouts.num_groups
+        )
         self.partial_rollouts.remove_returned(collected.trajectories)
         return collected
 
@@ -386,14 +409,14 @@ class TrajectoryCollector:
             check_replays,
         )
 
-        thinking = self.codec is not None
+        samples_alternatives = self.codec is not None
         encode = ChatBridge(self.tokenizer, self.config.data.apply_chat_template_kwargs).encode_text
         specs = build_recorded_specs(recorded, self.package, encode)
-        settings = self._build_settings(is_train=True, thinking=thinking)
+        settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
         data, rows = self.gather_rollout_data(collected)
-        self._add_level_columns(data, rows, engines, thinking)
+        self._add_level_columns(data, rows, engines, samples_alternatives)
         return data, rows
 
     # ---- rows ----
@@ -403,44 +426,45 @@ class TrajectoryCollector:
         gen_batch: DataProto,
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,
-        thinking: bool,
+        samples_alternatives: bool,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Generate and pack trajectories. If failures leave none to train on, generate other tasks.
 
         A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
         groups.
         """
-        settings = self._build_settings(is_train=True, thinking=thinking)
+        settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
-        for draw in range(1, MAX_REDRAWS + 1):
+        for draw in range(1, MAX_REPLACEMENT_BATCHES + 1):
             usable_trajectories, dropped_counts = select_trajectories(
                 all_collected.trajectories, self.config.env.on_abort
             )
-            # Other tasks help only after failures, not where every first prompt is too long.
+            # Other tasks help after failures, but not if every first prompt is too long.
             if usable_trajectories or not dropped_counts["rollout/left_out_aborted"]:
                 break
             logger.warning(
                 "no trajectory of this batch can be trained on: generating other tasks (%d of %d)",
                 draw,
-                MAX_REDRAWS,
+                MAX_REPLACEMENT_BATCHES,
             )
             groups = len(set(gen_batch.non_tensor_batch["uid"]))
-            # Replaced, so that the result contains the tasks that were generated last.
+            # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
         data, rows = self.gather_rollout_data(all_collected)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
-        self._add_level_columns(data, rows, actor_rollout_wg, thinking)
+        self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
         return data, rows
 
     def gather_rollout_data(
         self,
         collected: CollectedTrajectories,
         is_train: bool = True,
-        chosen: Sequence[Trajectory] | None = None,
+        packed_trajectories: Sequence[Trajectory] | None = None,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Pack the ``chosen`` trajectories, by default all that can be trained on.
+        """Pack ``packed_trajectories``, by default all that can be trained on.
+
         Metrics are computed from all ``collected`` trajectories.
         """
         start_s = time.perf_counter()
@@ -450,20 +474,24 @@ class TrajectoryCollector:
             usable_trajectories, dropped_counts = select_trajectories(
                 collected.trajectories, self.config.env.on_abort
             )
-        chosen = usable_trajectories if chosen is None else chosen
-        if not chosen:
+        packed_trajectories = (
+            usable_trajectories if packed_trajectories is None else packed_trajectories
+        )
+        if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
-        rows = build_rows(chosen)
+        rows = build_rows(packed_trajectories)
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
-        data = pack_rows(rows, padding_token(self.tokenizer), allow_retokenized=allows_retokenized)
+        data = pack_rows(
+            rows, find_padding_token_id(self.tokenizer), allow_retokenized=allows_retokenized
+        )
         if self.config.reward_model.enable and is_train:
             data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(rows))
         data.meta_info["metrics"] = {
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),
             **dropped_counts,
-            **collected.replacement_metrics(),
+            **collected.build_replacement_metrics(),
         }
         if is_train and self.codec is not None:
             unseen_levels = self.collapse_detector.update(
@@ -481,25 +509,28 @@ class TrajectoryCollector:
         data: DataProto,
         rows: Sequence[TrajectoryRow],
         engines: RolloutEngines,
-        thinking: bool,
+        samples_alternatives: bool,
     ) -> None:
-        """Add the columns of the level entropy bonus and, with ``thinking``, score requests."""
-        rlvcr = method_settings(self.config.algorithm)
+        """Add the columns of the level entropy bonus.
+
+        With ``samples_alternatives`` also add the score requests for thoughts.
+        """
+        rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
             return
-        if thinking and rlvcr.credit in ("executed", "corrected"):
+        if samples_alternatives and rlvcr.credit in ("executed", "corrected"):
             self._execute_alternatives(data, rows, engines)
         row_turns = build_row_turns(rows)
-        if thinking or rlvcr.thinking_diversity_w:
+        if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
-        if thinking:
+        if samples_alternatives:
             digit_ids = self.codec.digit_ids if rlvcr.credit == "posterior" else ()
             add_score_requests(data, row_turns, digit_ids)
         elif self.config.algorithm.adv_estimator == "level_groups":
             add_group_prices(data, row_turns, rlvcr)
 
     def _score_if_possible(self, data: DataProto, workers: RolloutEngines) -> DataProto:
-        """Add thinking advantages to ``data`` where ``workers`` can compute log-probs.
+        """Add thinking advantages to ``data`` if ``workers`` can compute log-probs.
 
         The trainer's engines cannot: ``data`` is then returned unchanged.
         """
@@ -508,7 +539,7 @@ class TrajectoryCollector:
         start_s = time.perf_counter()
         requests = data.select(None, [BRANCHES, SPANS], [])
         requests.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        data = self.read_answers(data.union(workers.compute_log_prob(requests)))
+        data = self.convert_scores_to_columns(data.union(workers.compute_log_prob(requests)))
         data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data
 
@@ -516,11 +547,11 @@ class TrajectoryCollector:
         self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
     ) -> None:
         start_s = time.perf_counter()
-        settings = self._build_settings(is_train=True, thinking=False)
+        settings = self._build_settings(is_train=True, samples_alternatives=False)
         data.meta_info["metrics"] |= execute_alternatives(
             list_trajectories(rows),
             lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
-            method_settings(self.config.algorithm),
+            get_method_settings(self.config.algorithm),
             settings.seed,
         )
         data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

@@ -10,7 +10,7 @@ from agent_system.tokens.conversation import TokenLimits
 from rlvcr.alternatives import AlternativeSettings
 from rlvcr.levels import merge_level_prompts
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvConfig
 
@@ -21,7 +21,7 @@ class RolloutSettings:
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.
-    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None where no
+    ``level_prompts`` replaces descriptions of some levels. ``alternatives`` is None if no
     alternative thoughts are sampled. ``level_rule`` forces levels. The sampling seed of a turn is
     derived from ``seed``, trajectory and turn. For every row of the task batch,
     ``trajectories_per_row`` trajectories are generated.
@@ -55,29 +55,33 @@ class RolloutSettings:
     def token_limits(self) -> TokenLimits:
         """Token limits of one conversation; every conversation becomes one row."""
         return TokenLimits(
-            prompt=self.max_prompt_length,
-            response=self.max_response_length,
-            turn=self.max_turn_tokens,
+            max_prompt=self.max_prompt_length,
+            max_response=self.max_response_length,
+            max_turn=self.max_turn_tokens,
         )
 
     @classmethod
     def from_config(
-        cls, config: PPOConfig, package: EnvPackage, is_train: bool, thinking: bool = False
+        cls,
+        config: PPOConfig,
+        package: EnvPackage,
+        is_train: bool,
+        samples_alternatives: bool = False,
     ) -> "RolloutSettings":
         """Read ``config`` (the whole typed configuration) for training or validation.
 
-        ``thinking`` enables alternative thoughts according to ``algorithm.rlvcr``.
+        ``samples_alternatives`` enables alternative thoughts according to ``algorithm.rlvcr``.
         """
-        rollout = config.actor_rollout_ref.rollout
-        rlvcr = method_settings(config.algorithm)
-        sampling = rollout if is_train else rollout.val_kwargs
+        rollout_config = config.actor_rollout_ref.rollout
+        rlvcr = get_method_settings(config.algorithm)
+        sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
         # With ``credit=executed`` only returns of replays are compared, so no thought is scored.
-        if thinking and rlvcr.credit != "executed":
-            alternatives = AlternativeSettings.from_config(rlvcr, rollout.seed, turn_tokens)
+        if samples_alternatives and rlvcr.credit != "executed":
+            alternatives = AlternativeSettings.from_config(rlvcr, rollout_config.seed, turn_tokens)
         return cls(
-            trajectories_per_row=1 if is_train else rollout.val_kwargs.n,
+            trajectories_per_row=1 if is_train else rollout_config.val_kwargs.n,
             history=config.env.history,
             history_length=config.env.history_length,
             max_steps=config.env.max_steps,
@@ -86,15 +90,17 @@ class RolloutSettings:
             max_response_length=config.data.max_response_length,
             requests_levels=should_request_levels(config),
             # Temperature 0 means greedy sampling in the engines.
-            temperature=sampling.temperature if sampling.do_sample else 0.0,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
+            temperature=sampling_config.temperature if sampling_config.do_sample else 0.0,
+            top_p=sampling_config.top_p,
+            top_k=sampling_config.top_k,
             stop=package.stop_strings(env_settings(config.env)),
             alternatives=alternatives,
             level_prompts=merge_level_prompts(rlvcr.prompts, {}),
             # Validation measures the levels that the policy chooses.
-            level_rule=LevelRule.force_uniformly(rlvcr.epsilon_levels) if thinking else FREE_RULE,
-            seed=rollout.seed,
+            level_rule=LevelRule.from_uniform_share(rlvcr.epsilon_levels)
+            if samples_alternatives
+            else FREE_RULE,
+            seed=rollout_config.seed,
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
@@ -106,14 +112,15 @@ class RolloutSettings:
 
 
 def should_request_levels(config: PPOConfig) -> bool:
-    """Return ``env.levels``; if it is null, true where RLVCR is enabled."""
+    """Return ``env.levels``. If the key is null, return True if RLVCR is enabled."""
     levels: bool | None = config.env.levels
-    return bool(method_settings(config.algorithm).enable) if levels is None else levels
+    return bool(get_method_settings(config.algorithm).enable) if levels is None else levels
 
 
 def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
     """Raise ``ValueError`` if levels are requested and the prompts do not ask for them.
-    Also if ``algorithm.rlvcr.prompts`` has texts that the prompts do not show.
+
+    Raise it also if ``algorithm.rlvcr.prompts`` has texts that the prompts do not show.
     """
     if not should_request_levels(config):
         return
@@ -126,7 +133,7 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
             "environment, or algorithm.adv_estimator=grpo with algorithm.rlvcr.enable and "
             "env.levels unset"
         )
-    level_texts = method_settings(config.algorithm).prompts
+    level_texts = get_method_settings(config.algorithm).prompts
     if level_texts and not shows_level_prompts(prompts):
         raise ValueError(
             f"algorithm.rlvcr.prompts={level_texts!r}: the prompts of {env_key} describe no "
@@ -136,17 +143,17 @@ def check_prompts(config: PPOConfig, package: EnvPackage) -> None:
 
 
 def refuse_images(config: PPOConfig) -> None:
-    """Raise ``ValueError`` when the environment of ``config`` shows images.
+    """Raise ``ValueError`` if the environment of ``config`` shows images.
 
     A text policy cannot read them.
     """
     image_setting = get_package(config.env.env_name).images(env_settings(config.env))
     if image_setting is None:
         return
-    key, value, text_value = image_setting
+    key, value, value_for_text = image_setting
     full_key = f"env.{config.env.env_name.split('/', 1)[0]}.{key}"
     policy = config.actor_rollout_ref.model.path
     raise ValueError(
         f"{full_key}={value!r}: its observations are images, and the policy {policy} is used as a "
-        f"text model; allowed: {text_value}; fix: {full_key}={text_value}"
+        f"text model; allowed: {value_for_text}; fix: {full_key}={value_for_text}"
     )

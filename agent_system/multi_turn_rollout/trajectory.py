@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_system.environments.env import Task
-from agent_system.reward_manager.scores import LARGEST, is_number
+from agent_system.reward_manager.scores import MAX_FLOAT32, is_number
 from agent_system.tokens.ledger import TokenLedger
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
@@ -25,13 +25,17 @@ MAX_INFO_NUMBERS = 32
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """Request for one trajectory: number ``index`` of the request, ``member`` of group ``uid``.
+    """Request for one trajectory, which may repeat turns and force a level.
 
-    The first turns repeat the tokens ``replay``. The turn after them is forced to ``forced_level``:
-    it begins with ``tokens_before_level`` and the level digit. If ``tokens_before_level`` is None,
-    it begins with ``<level>k</level><think>``. ``expected_observations`` are the recorded
-    observations of the repeated turns and of the forced turn. The trajectory ends after
-    ``max_turns`` turns, if that is less than the limit of the rollout.
+    ``index`` is the position among the specs of one call. ``member`` is the number in group
+    ``uid``.
+
+    The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
+    forced to ``forced_level``: it begins with ``tokens_before_level`` and the level digit. If
+    ``tokens_before_level`` is None, it begins with ``<level>k</level><think>``.
+    ``expected_observations`` are the recorded observations of the repeated turns and of the forced
+    turn. The trajectory ends after ``max_turns`` turns, if that is less than the limit of the
+    rollout.
     """
 
     index: int
@@ -40,7 +44,7 @@ class RolloutSpec:
     traj_uid: str
     member: int
     env_seed: int
-    replay: tuple[tuple[int, ...], ...] = ()
+    replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
     forced_level: int | None = None
     tokens_before_level: tuple[int, ...] | None = None
@@ -56,12 +60,15 @@ class RolloutSpec:
 class Turn:
     """One turn: the observation, the reply of the policy, and the result of its action.
 
-    Its tokens are ``token_ids[start:end]`` of ledger ``ledger``. The first ``num_forced`` of them,
-    a level, were not sampled. ``parsed``: level, thought and action (``rlvcr.levels``);
-    ``alternatives``: thoughts at other levels; both None where not requested. ``executed_credit``:
-    credit from a replay with another level, None without one. ``image``: image of the observation,
-    None for text. ``situation`` and ``needed_level`` (kind of state and required level) come from
-    the observation and are used for metrics.
+    Its tokens are ``token_ids[start:end]`` of ledger number ``ledger``. The first ``num_forced`` of
+    these tokens force a level and were not sampled.
+
+    - ``parsed``: level, thought and action (``rlvcr.levels``); None if levels are not requested.
+    - ``alternatives``: thoughts at other levels; None if they are not requested.
+    - ``executed_credit``: credit from a replay with another level; None without a replay.
+    - ``image``: image of the observation; None for text.
+    - ``situation``, ``needed_level``: kind of state and required level. They come from the
+      observation and are used for metrics.
     """
 
     step: int
@@ -91,7 +98,7 @@ class Turn:
 
     @property
     def chosen_level(self) -> int | None:
-        """Level that the policy chose; None where it could not be read or was forced."""
+        """Level that the policy chose; None if it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
 
@@ -99,7 +106,7 @@ class Turn:
 class Trajectory:
     """One generated trajectory. ``reward`` is the return; times are in seconds.
 
-    ``reward_parts``: components of the return by name, where the environment has several.
+    ``reward_parts``: components of the return by name, if the environment has several.
     ``info_numbers``: last value of each number in the environment's ``info``. ``answer``: the
     answer that the environment extracted, normalised for comparison.
 
@@ -110,8 +117,8 @@ class Trajectory:
     spec: RolloutSpec
     ledgers: list[TokenLedger] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    # Messages to the policy in the last conversation: those before its first turn, then one before
-    # each later turn.
+    # Messages of the last conversation except the replies: those before its first turn, then one
+    # before each later turn.
     shown_messages: list[Message] = field(default_factory=list)
     reward: float = 0.0
     won: bool = False
@@ -123,8 +130,8 @@ class Trajectory:
     abort_detail: str = ""
     start_state: tuple[str, str] | None = None
     active_s: float = 0.0
-    # Clock of its collector worker, not comparable with that of other workers.
-    ended_at: float = 0.0
+    # Time on the clock of the collector worker, not comparable between workers.
+    end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
 
@@ -168,13 +175,13 @@ def extract_info_numbers(info: Mapping[str, Any]) -> dict[str, float]:
     >>> extract_info_numbers({"is_action_valid": True, "score": 3, "key_found": False, "a": "x"})
     {'score': 3.0, 'key_found': 0.0}
     """
-    numbers = {
+    finite_numbers = {
         str(name): float(value)
         for name, value in info.items()
         if name not in RESERVED_INFO_KEYS
         and re.fullmatch(r"[\w.-]{1,64}", str(name))
         and is_number(value)
         # False for NaN, and for integers beyond float64.
-        and -LARGEST <= value <= LARGEST
+        and -MAX_FLOAT32 <= value <= MAX_FLOAT32
     }
-    return dict(list(numbers.items())[:MAX_INFO_NUMBERS])
+    return dict(list(finite_numbers.items())[:MAX_INFO_NUMBERS])

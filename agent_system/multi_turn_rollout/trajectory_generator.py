@@ -1,7 +1,7 @@
 """Generation of one trajectory as a coroutine, turn by turn.
 
     open_turn ──prompt──▶ agent ──tokens──▶ ledger ──text──▶ project ──action──▶ environment
-        ▲                               └──▶ alternatives (RLVCR), while it steps    │
+        ▲                               └──▶ alternatives (RLVCR), in parallel       │
         └────────────────────────────── observation ◀────────────────────────────────┘
 
 A turn cut by its length limit is not sent to the environment, unless the environment package has
@@ -44,7 +44,7 @@ class RolloutContext:
     """Objects that all trajectories of one call share.
 
     ``codec`` parses thinking levels. ``alternatives`` samples alternative thoughts. Both are None
-    where the settings do not request them.
+    if the settings do not request them.
     """
 
     settings: RolloutSettings
@@ -58,6 +58,7 @@ class RolloutContext:
 
 class ReplayMismatch(Exception):
     """Error of a replay whose observation differs from the recorded one.
+
     Task, seed and actions are the same, so the environment is not deterministic.
     """
 
@@ -91,11 +92,11 @@ class TrajectoryGenerator:
         """
         try:
             await self._generate_in_session(pool)
-            # After the session: other trajectories can use the environment meanwhile.
+            # Wait after the session has ended, so that other trajectories can use the environment.
             await asyncio.gather(*self._thought_tasks)
         finally:
-            for thought in self._thought_tasks:
-                thought.cancel()
+            for thought_task in self._thought_tasks:
+                thought_task.cancel()
         return self.trajectory
 
     async def _generate_in_session(self, pool: EnvironmentPool) -> None:
@@ -106,8 +107,8 @@ class TrajectoryGenerator:
                 try:
                     await self._run_turns(env)
                 finally:
-                    trajectory.ended_at = time.perf_counter()
-                    trajectory.active_s = trajectory.ended_at - start_s
+                    trajectory.end_time_s = time.perf_counter()
+                    trajectory.active_s = trajectory.end_time_s - start_s
         except EnvFailure as failure:
             trajectory.abort(f"env_{failure.kind}", failure.detail)
         except EngineAborted as failure:
@@ -130,11 +131,12 @@ class TrajectoryGenerator:
             if conversation is None:
                 trajectory.truncated = "budget"
                 return
-            # The turn is added to the trajectory before the env step, so a failure there keeps it.
+            # Add the turn to the trajectory before the env step, which may fail.
             turn = await self._sample_policy_turn(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # A cut turn has no valid action, but it is in the trajectory and trained on.
+                # A turn that reached the token limit is trained on. It is executed only if the
+                # whole turn is the answer.
                 if context.package.package_for_task(spec.task).executes_cut_turns:
                     await self._step_env(env, turn)
                 return
@@ -151,22 +153,22 @@ class TrajectoryGenerator:
         spec = self.trajectory.spec
         ledger = conversation.ledger
         self._check_replayed_observation(observation, step)
-        is_repeated = step < len(spec.replay)
+        is_repeated = step < len(spec.replayed_turns)
         forced_ids = [] if is_repeated else self._forced_level_ids(step, observation.needed_level)
         turn_start = len(ledger)
         conversation.add_forced_prefix(forced_ids, step)
         start_s = time.perf_counter()
         if is_repeated:
-            ids = list(spec.replay[step])
-            # These tokens are repeated, not sampled, and not trained on.
-            sampled = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
+            ids = list(spec.replayed_turns[step])
+            # These tokens come from the replayed trajectory and are not trained on.
+            sampling_result = SamplingResult("", ids, [math.nan] * len(ids), StopReason.STOP, -1)
         else:
             max_tokens = context.settings.max_turn_tokens - len(forced_ids)
-            sampled = await context.sampler.sample_turn(
-                conversation.prompt_ids, spec, step - len(spec.replay), max_tokens
+            sampling_result = await context.sampler.sample_turn(
+                conversation.prompt_ids, spec, step - len(spec.replayed_turns), max_tokens
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
-        segment = conversation.add_turn(sampled, step)
+        segment = conversation.add_turn(sampling_result, step)
         turn = Turn(
             step=step,
             observation=observation.text,
@@ -175,7 +177,7 @@ class TrajectoryGenerator:
             start=turn_start,
             end=segment.end_position,
             response=context.bridge.decode(ledger.token_ids[turn_start:]),
-            stop_reason=sampled.stop_reason,
+            stop_reason=sampling_result.stop_reason,
             image=observation.image,
             situation=observation.situation,
             needed_level=observation.needed_level,
@@ -184,15 +186,15 @@ class TrajectoryGenerator:
         self.trajectory.turns.append(turn)
         if context.codec is not None:
             turn.parsed = context.codec.parse_turn(ledger.token_ids[turn_start:])
-        # Not awaited here, so that thoughts are sampled while the environment steps.
+        # Do not wait here, so that thoughts are sampled while the environment steps.
         sampler = context.alternatives
-        if sampler is not None and not sampler.settings.follows_rollout:
+        if sampler is not None and not sampler.settings.samples_after_rollout:
             coroutine = generate_alternative_thinking_levels(context, self.trajectory, turn)
             self._thought_tasks.append(asyncio.create_task(coroutine))
         return turn
 
     def _check_replayed_observation(self, observation: Observation, step: int) -> None:
-        """Raise ``ReplayMismatch`` where a replay gives another observation than was recorded."""
+        """Raise ``ReplayMismatch`` if a replay gives another observation than was recorded."""
         expected = self.trajectory.spec.expected_observations
         if step < len(expected) and observation.text != expected[step]:
             raise ReplayMismatch(
@@ -212,13 +214,15 @@ class TrajectoryGenerator:
         if codec is None:
             return []
         spec = self.trajectory.spec
-        if spec.forced_level is not None and step == len(spec.replay):
+        if spec.forced_level is not None and step == len(spec.replayed_turns):
             if spec.tokens_before_level is not None:
                 return [*spec.tokens_before_level, codec.digit_ids[spec.forced_level - 1]]
             return codec.prefix_ids[spec.forced_level]
         settings = self.context.settings
-        draw = derive_seed(settings.seed, "forced level", spec.traj_uid, step) / SEED_RANGE
-        level = settings.level_rule.draw_level(draw, required_level)
+        uniform_number = (
+            derive_seed(settings.seed, "forced level", spec.traj_uid, step) / SEED_RANGE
+        )
+        level = settings.level_rule.draw_level(uniform_number, required_level)
         return [] if level is None else codec.prefix_ids[level]
 
     async def _step_env(self, env: PoolSession, turn: Turn) -> Observation:
@@ -229,7 +233,7 @@ class TrajectoryGenerator:
         turn.done = bool(done)
         turn.is_action_valid = bool(is_well_formed and info.get("is_action_valid", True))
         self.trajectory.reward += turn.reward
-        # Overwritten in each turn: the values at the end of the episode count.
+        # Overwrite these values in each turn: only those at the end of the episode count.
         self.trajectory.won = bool(info.get("won", False))
         self.trajectory.reward_parts = info.get("reward_parts", {})
         self.trajectory.info_numbers |= extract_info_numbers(info)
@@ -249,7 +253,7 @@ async def generate_alternative_thinking_levels(
 ) -> None:
     """Sample alternative thoughts for ``turn`` and store them in the turn.
 
-    Does nothing where the turn was not parsed or no alternatives are requested.
+    Do nothing if the turn was not parsed or no alternatives are requested.
     """
     sampler = context.alternatives
     if sampler is None or turn.parsed is None:
@@ -276,13 +280,13 @@ async def generate_group_alternatives(
     if sampler is None:
         return
     turns = [(trajectory, turn) for trajectory in trajectories for turn in trajectory.turns]
-    if not sampler.settings.share:
+    if not sampler.settings.shares_thoughts:
         await gather_or_cancel(
             generate_alternative_thinking_levels(context, trajectory, turn)
             for trajectory, turn in turns
         )
         return
-    sharing_turns: dict[object, list[_WantedThoughts]] = {}
+    turns_by_prompt: dict[object, list[_TurnWithWantedLevels]] = {}
     for trajectory, turn in turns:
         if turn.parsed is None:
             continue
@@ -290,16 +294,16 @@ async def generate_group_alternatives(
         if levels:
             prompt = trajectory.ledgers[turn.ledger].token_ids[: turn.start]
             key = (tuple(prompt), turn.parsed.turn_format)
-            sharing_turns.setdefault(key, []).append(
-                _WantedThoughts(trajectory, turn, turn.parsed, levels)
+            turns_by_prompt.setdefault(key, []).append(
+                _TurnWithWantedLevels(trajectory, turn, turn.parsed, levels)
             )
     await gather_or_cancel(
-        _sample_shared_thoughts(sampler, members) for members in sharing_turns.values()
+        _sample_shared_thoughts(sampler, members) for members in turns_by_prompt.values()
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _WantedThoughts:
+class _TurnWithWantedLevels:
     """Turn that needs thoughts at ``levels``."""
 
     trajectory: Trajectory
@@ -309,7 +313,7 @@ class _WantedThoughts:
 
 
 async def _sample_shared_thoughts(
-    sampler: AlternativeSampler, members: Sequence[_WantedThoughts]
+    sampler: AlternativeSampler, members: Sequence[_TurnWithWantedLevels]
 ) -> None:
     """Sample the thoughts that any of ``members`` needs, and store them in the turns.
 
@@ -317,7 +321,7 @@ async def _sample_shared_thoughts(
     """
     first = members[0]
     spec = first.trajectory.spec
-    shared = await sampler.sample_thoughts(
+    shared_thoughts = await sampler.sample_thoughts(
         first.trajectory.ledgers[first.turn.ledger].token_ids[: first.turn.start],
         first.parsed,
         sorted({level for member in members for level in member.levels}),
@@ -326,8 +330,12 @@ async def _sample_shared_thoughts(
         spec.index,
     )
     for member in members:
-        thoughts = [thought for thought in shared.thoughts if thought.level in member.levels]
+        thoughts = [
+            thought for thought in shared_thoughts.thoughts if thought.level in member.levels
+        ]
         # Dropped thoughts and sampled tokens are counted once, in the first turn.
         member.turn.alternatives = (
-            replace(shared, thoughts=thoughts) if member is first else TurnAlternatives(thoughts)
+            replace(shared_thoughts, thoughts=thoughts)
+            if member is first
+            else TurnAlternatives(thoughts)
         )

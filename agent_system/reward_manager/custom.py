@@ -30,7 +30,7 @@ def load_import_path(import_path: str, key: str) -> Any:
     """Return the function or class at ``import_path``: ``FILE.py:NAME`` or ``MODULE:NAME``.
 
     ``key`` is the config key with this value, for error messages. Raises ``ValueError`` for another
-    form of value, and what ``load_function`` raises.
+    form of value, and the errors of ``load_function``.
     """
     source, _, name = import_path.rpartition(":")
     setting = f"{key}={import_path!r}"
@@ -49,8 +49,8 @@ def _get_callable(
     module: ModuleType, source: str, name: str, setting: str, fix: str
 ) -> Callable[..., Any]:
     if not hasattr(module, name):
-        public = [attribute for attribute in vars(module) if not attribute.startswith("_")]
-        hint = did_you_mean(name, public)
+        public_names = [attribute for attribute in vars(module) if not attribute.startswith("_")]
+        hint = did_you_mean(name, public_names)
         raise AttributeError(f"{setting} is not defined in {source}{hint}; {fix}")
     function = getattr(module, name)
     if not callable(function):
@@ -58,8 +58,8 @@ def _get_callable(
     return function
 
 
-def check_arguments(function: Callable[..., Any], path: str, names: Sequence[str]) -> None:
-    """Raise ``TypeError`` if ``function`` does not accept the keyword arguments ``names``.
+def check_arguments(function: Callable[..., Any], path: str, argument_names: Sequence[str]) -> None:
+    """Raise ``TypeError`` if ``function`` does not accept the keyword arguments ``argument_names``.
 
     ``path`` is the file of the function, for the error message.
     """
@@ -68,13 +68,13 @@ def check_arguments(function: Callable[..., Any], path: str, names: Sequence[str
     except ValueError:  # some built-in functions have no signature
         return
     try:
-        signature.bind(**dict.fromkeys(names))
+        signature.bind(**dict.fromkeys(argument_names))
     except TypeError as error:
         name = getattr(function, "__name__", repr(function))
         raise TypeError(
             f"custom_reward_function.name={name!r} in {path} is {name}{signature}, and cannot be "
-            f"called: {error}; allowed: {name}({', '.join(names)}), where steps are those of a "
-            f"whole trajectory; fix: add these arguments, or **kwargs for unused ones"
+            f"called: {error}; allowed: {name}({', '.join(argument_names)}), where steps are those "
+            f"of a whole trajectory; fix: add these arguments, or **kwargs for unused ones"
         ) from error
 
 

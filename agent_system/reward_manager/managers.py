@@ -32,7 +32,11 @@ import numpy as np
 import torch
 
 from agent_system.reward_manager.custom import check_arguments, load_function, load_import_path
-from agent_system.reward_manager.scores import read_finite_number, read_finite_numbers, weighted_sum
+from agent_system.reward_manager.scores import (
+    compute_weighted_sum,
+    read_finite_number,
+    read_finite_numbers,
+)
 from verl.config.schema import PPOConfig
 from verl.config.settings.hints import did_you_mean
 from verl.protocol import DataProto, object_array
@@ -41,7 +45,7 @@ from verl.utils.limits import TimeLimit, time_limit
 from verl.utils.torch_functional import find_last_selected
 
 logger = logging.getLogger(__name__)
-SCORE_ARGUMENTS = ("data_source", "steps", "extra_info")
+SCORE_FUNCTION_ARGUMENTS = ("data_source", "steps", "extra_info")
 ScoreFunction = Callable[..., float | Mapping[str, float]]
 
 
@@ -73,10 +77,10 @@ def register(*names: str) -> Callable[[M], M]:
     return register_class
 
 
-def reward_manager_class(name: str) -> RewardManagerFactory:
+def find_reward_manager_class(name: str) -> RewardManagerFactory:
     """Return the class registered as ``name``, or at the import path ``name``.
 
-    Raises ``ValueError`` for an unknown name, and what ``load_import_path`` raises.
+    Raises ``ValueError`` for an unknown name, and the errors of ``load_import_path``.
     """
     if name in REWARD_MANAGERS:
         return REWARD_MANAGERS[name]
@@ -99,7 +103,7 @@ class EpisodeRewardManager:
     1. R is the episode's return, or the result of ``compute_score``.
     2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
        R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
-       ``R (1 - relative_token_price sigmoid(z))``, where z compares T with the group's successes.
+       ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z.
     3. DAPO's overlong penalty (Yu et al., 2025):
        ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
     4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.
@@ -175,9 +179,9 @@ class EpisodeRewardManager:
         net_rewards = [
             [
                 reward - (0.0 if is_valid else self.invalid_action_penalty)
-                for reward, is_valid in zip(rewards, flags, strict=True)
+                for reward, is_valid in zip(rewards, validity_flags, strict=True)
             ]
-            for rewards, flags in zip(
+            for rewards, validity_flags in zip(
                 columns["step_rewards"], columns["is_action_valid"], strict=True
             )
         ]
@@ -190,38 +194,42 @@ class EpisodeRewardManager:
         True, and metrics in ``meta_info`` count it. Its outcome becomes the mean of its group, so
         that the baseline does not change. If the group has no score, it is the mean of the batch.
         """
-        outcome_of: dict[str, float] = {}
-        timed_out: list[tuple[str, str]] = []  # trajectory and group
+        outcome_by_trajectory: dict[str, float] = {}
+        timed_out_with_groups: list[tuple[str, str]] = []  # trajectory and group
         outcomes_by_group: dict[str, list[float]] = defaultdict(list)  # by group
-        rows_by_trajectory = rows_of_trajectories(data)
+        rows_by_trajectory = group_rows_by_trajectory(data)
         relative_lengths = (
             compute_relative_lengths(data, rows_by_trajectory) if self.relative_token_price else {}
         )
-        for traj, members in rows_by_trajectory.items():
-            uid = data.non_tensor_batch["uid"][members[0]]
+        for traj_uid, rows in rows_by_trajectory.items():
+            uid = data.non_tensor_batch["uid"][rows[0]]
             try:
-                relative_length = relative_lengths.get(traj, 0.0)
-                outcome_of[traj] = self._compute_outcome(data, members, relative_length)
-                outcomes_by_group[uid].append(outcome_of[traj])
+                relative_length = relative_lengths.get(traj_uid, 0.0)
+                outcome_by_trajectory[traj_uid] = self._compute_outcome(data, rows, relative_length)
+                outcomes_by_group[uid].append(outcome_by_trajectory[traj_uid])
             except TimeLimit as error:
                 logger.warning("%s; the outcome is set to the mean of its group", error)
-                timed_out.append((traj, uid))
+                timed_out_with_groups.append((traj_uid, uid))
         if self.compute_score is not None:
             metrics = {
-                "critic/score/graded": float(len(outcome_of)),
-                "critic/score/failed": float(len(timed_out)),
+                "critic/score/graded": float(len(outcome_by_trajectory)),
+                "critic/score/failed": float(len(timed_out_with_groups)),
             }
             data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
-        late = [traj for traj, _ in timed_out]
+        timed_out_trajectories = [traj_uid for traj_uid, _ in timed_out_with_groups]
         columns = data.non_tensor_batch
-        if late and "aborted" in columns:
-            columns["aborted"] = columns["aborted"] | np.isin(columns["traj_uid"], late)
+        if timed_out_trajectories and "aborted" in columns:
+            columns["aborted"] = columns["aborted"] | np.isin(
+                columns["traj_uid"], timed_out_trajectories
+            )
         all_outcomes = [outcome for outcomes in outcomes_by_group.values() for outcome in outcomes]
-        for traj, uid in timed_out:
-            outcome_of[traj] = float(np.mean(outcomes_by_group[uid] or all_outcomes or [0.0]))
-        if late and REWARD_PARTS in columns:
-            _fill_parts(data, late)
-        return [outcome_of[traj] for traj in columns["traj_uid"]]
+        for traj_uid, uid in timed_out_with_groups:
+            outcome_by_trajectory[traj_uid] = float(
+                np.mean(outcomes_by_group[uid] or all_outcomes or [0.0])
+            )
+        if timed_out_trajectories and REWARD_PARTS in columns:
+            _fill_reward_parts(data, timed_out_trajectories)
+        return [outcome_by_trajectory[traj_uid] for traj_uid in columns["traj_uid"]]
 
     def _compute_outcome(self, data: DataProto, rows: list[int], relative_length: float) -> float:
         columns = data.non_tensor_batch
@@ -230,14 +238,14 @@ class EpisodeRewardManager:
         outcome = float(columns["episode_rewards"][rows[0]])
         if self.compute_score is not None:
             outcome = self._call_score_function(self.compute_score, data, rows)
-        tokens = int(data.batch["response_mask"][rows].sum())
-        multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
+        num_tokens = int(data.batch["response_mask"][rows].sum())
+        price_multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
         if self.token_price:
-            budget_share = min(tokens, self.token_price_max) / self.token_price_max
-            outcome = outcome * (1 - multiplier * self.token_price * budget_share)
-        outcome = outcome * (1 - multiplier * self.relative_token_price * relative_length)
+            used_price_share = min(num_tokens, self.token_price_max) / self.token_price_max
+            outcome = outcome * (1 - price_multiplier * self.token_price * used_price_share)
+        outcome = outcome * (1 - price_multiplier * self.relative_token_price * relative_length)
         if self.overlong_len:
-            overlong_share = (tokens - self.overlong_max) / self.overlong_len + 1
+            overlong_share = (num_tokens - self.overlong_max) / self.overlong_len + 1
             outcome = outcome - self.overlong_penalty * min(max(overlong_share, 0.0), 1.0)
         return outcome - self.invalid_action_penalty * (len(validity_flags) - sum(validity_flags))
 
@@ -267,7 +275,7 @@ class EpisodeRewardManager:
         if "score" not in score_parts:
             raise ValueError(f"{source}: the returned dictionary has no 'score'; fix: add it")
         for row in rows:
-            _reward_parts(data)[row] = score_parts
+            _get_reward_parts(data)[row] = score_parts
         return score_parts["score"]
 
 
@@ -308,7 +316,7 @@ class StepRewardManager(EpisodeRewardManager):
         return scores
 
 
-def _reward_parts(data: DataProto) -> np.ndarray:
+def _get_reward_parts(data: DataProto) -> np.ndarray:
     """Return the column ``reward_parts`` [B] of ``data``. Add it with empty dicts if missing."""
     columns = data.non_tensor_batch
     if REWARD_PARTS not in columns:
@@ -316,29 +324,33 @@ def _reward_parts(data: DataProto) -> np.ndarray:
     return columns[REWARD_PARTS]
 
 
-def _fill_parts(data: DataProto, late: Collection[str]) -> None:
-    """Set ``reward_parts`` of the trajectories ``late`` to the means of their groups.
+def _fill_reward_parts(data: DataProto, timed_out_trajectories: Collection[str]) -> None:
+    """Set ``reward_parts`` of ``timed_out_trajectories`` to the means of their groups.
 
     A reward that no member of the group has becomes 0.
     """
-    parts_by_row = _reward_parts(data)
+    parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]
     names = {name for row in parts_by_row for name in row}
     parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
-    for members in rows_of_trajectories(data).values():
+    for rows in group_rows_by_trajectory(data).values():
         # Count a trajectory once, however many rows it has.
-        if parts_by_row[members[0]]:
-            parts_by_group[uids[members[0]]].append(parts_by_row[members[0]])
-    for row, traj in enumerate(data.non_tensor_batch["traj_uid"]):
-        if traj not in late:
+        if parts_by_row[rows[0]]:
+            parts_by_group[uids[rows[0]]].append(parts_by_row[rows[0]])
+    for row, traj_uid in enumerate(data.non_tensor_batch["traj_uid"]):
+        if traj_uid not in timed_out_trajectories:
             continue
         parts_by_row[row] = {}
         for name in names:
-            values = [peer[name] for peer in parts_by_group[uids[row]] if name in peer]
+            values = [
+                member_parts[name]
+                for member_parts in parts_by_group[uids[row]]
+                if name in member_parts
+            ]
             parts_by_row[row][name] = float(np.mean(values)) if values else 0.0
 
 
-def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
+def group_rows_by_trajectory(data: DataProto) -> dict[str, list[int]]:
     """Return the row indices of each trajectory, by ``traj_uid``."""
     rows: dict[str, list[int]] = defaultdict(list)
     for row, trajectory in enumerate(data.non_tensor_batch["traj_uid"]):
@@ -349,17 +361,19 @@ def rows_of_trajectories(data: DataProto) -> dict[str, list[int]]:
 def load_reward_manager(config: PPOConfig) -> RewardManager:
     """Return the reward manager that ``config`` (the whole configuration) names.
 
-    Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and what
-    ``load_function`` raises for a custom function.
+    Raises ``ValueError`` for an unknown manager or invalid ``reward_kwargs``, and the errors of
+    ``load_function`` for a custom function.
     """
-    manager = reward_manager_class(config.reward_model.reward_manager)
+    manager = find_reward_manager_class(config.reward_model.reward_manager)
     actor = config.actor_rollout_ref.actor
-    penalty = actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    invalid_action_penalty = (
+        actor.invalid_action_penalty_coef if actor.use_invalid_action_penalty else 0.0
+    )
     function = load_trajectory_function(config)
     kwargs = config.reward_model.reward_kwargs
     try:
         # Bind without calling: a ``TypeError`` inside the manager is not a wrong setting.
-        inspect.signature(manager).bind(penalty, function, **kwargs)
+        inspect.signature(manager).bind(invalid_action_penalty, function, **kwargs)
     except TypeError as error:
         allowed = ", ".join(list(inspect.signature(manager).parameters)[2:]) or "none"
         name = getattr(manager, "__name__", repr(manager))
@@ -367,27 +381,27 @@ def load_reward_manager(config: PPOConfig) -> RewardManager:
             f"reward_model.reward_kwargs={kwargs!r}: {error}; allowed: {allowed} (the keyword "
             f"arguments of {name}); fix: remove the others"
         ) from error
-    return manager(penalty, function, **kwargs)
+    return manager(invalid_action_penalty, function, **kwargs)
 
 
 def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
     """Return the user-provided function that scores trajectories, or None.
 
-    Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. None if
-    there is no function, or if the environment uses the function to grade answers.
+    Its ``score`` is the weighted sum of its rewards if ``reward_model.weights`` is set. Return None
+    if there is no function, or if the environment uses the function to grade answers.
     """
-    custom = config.custom_reward_function
+    function_config = config.custom_reward_function
     settings = config.env.active_section
-    if not custom.path or (settings and settings.data_keys):
+    if not function_config.path or (settings and settings.data_keys):
         return None
-    function = load_function(custom.path, custom.name)
-    kwargs = custom.reward_kwargs
-    check_arguments(function, custom.path, (*SCORE_ARGUMENTS, *kwargs))
-    function = with_time_limit(function, custom.timeout_s)
+    function = load_function(function_config.path, function_config.name)
+    kwargs = function_config.reward_kwargs
+    check_arguments(function, function_config.path, (*SCORE_FUNCTION_ARGUMENTS, *kwargs))
+    function = limit_call_time(function, function_config.timeout_s)
     weights = config.reward_model.weights
     if not kwargs and not weights:
         return function
-    source = f"custom_reward_function {custom.name}"
+    source = f"custom_reward_function {function_config.name}"
 
     @functools.wraps(function)
     def score_with_weights(**arguments: Any) -> Any:
@@ -395,13 +409,13 @@ def load_trajectory_function(config: PPOConfig) -> ScoreFunction | None:
         if not weights:
             return score
         rewards = score if isinstance(score, Mapping) else {"score": score}
-        numbers = read_finite_numbers(rewards, source)
-        return numbers | {"score": weighted_sum(numbers, weights, source)}
+        finite_rewards = read_finite_numbers(rewards, source)
+        return finite_rewards | {"score": compute_weighted_sum(finite_rewards, weights, source)}
 
     return score_with_weights
 
 
-def with_time_limit(function: ScoreFunction, seconds: float) -> ScoreFunction:
+def limit_call_time(function: ScoreFunction, seconds: float) -> ScoreFunction:
     """Return ``function`` with a time limit of ``seconds``. A longer call raises ``TimeLimit``."""
     name = getattr(function, "__name__", repr(function))
 
@@ -420,8 +434,8 @@ def compute_relative_lengths(
     """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
 
     z is the number of sampled tokens minus the mean over the successful trajectories of its group,
-    divided by their standard deviation. z is 0 where these have equal lengths, or are fewer than
-    two.
+    divided by their standard deviation. z is 0 if the successful
+    trajectories have equal lengths, or if there are fewer than two.
 
         successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
     """

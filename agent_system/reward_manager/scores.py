@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 # Largest float32: scores are stored in this type.
-LARGEST = 3.4028234663852886e38
-ROUNDING = 1e-6  # a sum of rewards that is this much below 1 counts as 1
+MAX_FLOAT32 = 3.4028234663852886e38
+ROUNDING_TOLERANCE = 1e-6  # a sum of rewards that is this much below 1 counts as 1
 
 
 def read_finite_number(score: Any, source: str) -> float:
@@ -23,7 +23,7 @@ def read_finite_number(score: Any, source: str) -> float:
     except OverflowError:  # an integer beyond float64
         value = float("inf")
     # ``not <=`` also refuses NaN, which ``>`` would accept.
-    if not abs(value) <= LARGEST:
+    if not abs(value) <= MAX_FLOAT32:
         raise ValueError(f"{source}: it returned {score}, not a finite number")
     return value
 
@@ -35,13 +35,13 @@ def read_finite_numbers(scores: Mapping[str, Any], source: str) -> dict[str, flo
     }
 
 
-def is_full(score: float) -> bool:
+def is_full_score(score: float) -> bool:
     """Return True if ``score`` is at least 1, the full score, within a rounding error of 1e-6.
 
-    >>> is_full(0.7 + 0.2 + 0.1), is_full(0.999)
+    >>> is_full_score(0.7 + 0.2 + 0.1), is_full_score(0.999)
     (True, False)
     """
-    return score >= 1.0 - ROUNDING
+    return score >= 1.0 - ROUNDING_TOLERANCE
 
 
 def read_flag(value: Any, source: str) -> bool:
@@ -64,19 +64,21 @@ def is_number(value: Any) -> bool:
     return isinstance(_to_number(value), numbers.Real)
 
 
-def weighted_sum(parts: Mapping[str, float], weights: Mapping[str, float], source: str) -> float:
-    """Return the sum of the rewards ``parts`` times their ``weights``.
+def compute_weighted_sum(
+    rewards: Mapping[str, float], weights: Mapping[str, float], source: str
+) -> float:
+    """Return the sum of the rewards ``rewards`` times their ``weights``.
 
     A reward without a weight is ignored. Raises ``ValueError`` for a weight without a reward.
     """
-    absent = [name for name in weights if name not in parts]
-    if absent:
-        available = ", ".join(sorted(parts)) or "none"
+    missing_names = [name for name in weights if name not in rewards]
+    if missing_names:
+        available = ", ".join(sorted(rewards)) or "none"
         raise ValueError(
-            f"{source}: reward_model.weights names {absent[0]!r}, which it did not return; "
+            f"{source}: reward_model.weights names {missing_names[0]!r}, which it did not return; "
             f"allowed: {available}; fix: name one of them, or return it"
         )
-    return sum(weight * parts[name] for name, weight in weights.items())
+    return sum(weight * rewards[name] for name, weight in weights.items())
 
 
 def _to_number(value: Any) -> Any:

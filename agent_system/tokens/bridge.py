@@ -7,8 +7,8 @@
 
 Prompts and bridges are rendered with their real text and encoded as a whole
 (``verl.utils.chat_tokens``). The tokens equal those of ``apply_chat_template(tokenize=True)``, and
-no text can act as a control token. ``escape_added_tokens`` also splits the other added tokens that
-look like tags (``<tool_call>``) in the text of an environment. Such text then never contains the
+no text can act as a control token. ``escape_added_tokens`` also splits added tokens that look like
+tags (``<tool_call>``) in the text of an environment. Such text then never contains the
 token that prompts and the policy write.
 """
 
@@ -24,14 +24,14 @@ from verl.utils.chat_template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
-    find_end_ids,
     find_end_of_turn_id,
+    find_stop_token_ids,
     make_anchor,
 )
-from verl.utils.chat_tokens import CUT, ENCODED_TEXTS, ChatTokens
+from verl.utils.chat_tokens import CUT, MAX_CACHED_TEXTS, ChatTokens
 
 # Added tokens that look like tags, not like words: <tool_call>, [INST], <|vision_start|>.
-TAG_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
+TAG_LIKE_TOKEN_PATTERN = re.compile(r"\s*[<\[].*[>\]]\s*", re.DOTALL)
 
 
 class TextTokenizer(Protocol):
@@ -47,7 +47,7 @@ class TextTokenizer(Protocol):
 
 
 class ChatTokenizer(TextTokenizer, Protocol):
-    """A tokenizer with a chat template."""
+    """Tokenizer that also has a chat template."""
 
     @property
     def added_tokens_decoder(self) -> Mapping[int, Any]: ...
@@ -69,40 +69,41 @@ def is_chat_tokenizer(tokenizer: object) -> TypeGuard[ChatTokenizer]:
     return isinstance(getattr(tokenizer, "chat_template", None), (str, dict))
 
 
-def padding_token(tokenizer: object) -> int:
+def find_padding_token_id(tokenizer: object) -> int:
     """Return the id that pads rows: the padding token, else the end-of-sequence token.
 
     Raises ``ValueError`` if the tokenizer has neither.
     """
     # Not in the protocols: transformers resolves them in __getattr__, which type checkers ignore.
     for name in ("pad_token_id", "eos_token_id"):
-        token = getattr(tokenizer, name, None)
-        if isinstance(token, int):
-            return token
+        token_id = getattr(tokenizer, name, None)
+        if isinstance(token_id, int):
+            return token_id
     raise ValueError("the tokenizer has neither pad_token_id nor eos_token_id: set one of them")
 
 
 @dataclass(frozen=True, slots=True)
 class Bridge:
     """Tokens between two turns of the agent.
-    ``before`` and ``after`` are template tokens around the ``observation``.
+
+    ``ids_before`` and ``ids_after`` are template tokens around the ``observation``.
     """
 
-    before: tuple[int, ...]
+    ids_before: tuple[int, ...]
     observation: tuple[int, ...]
-    after: tuple[int, ...]
+    ids_after: tuple[int, ...]
 
     def __len__(self) -> int:
-        return len(self.before) + len(self.observation) + len(self.after)
+        return len(self.ids_before) + len(self.observation) + len(self.ids_after)
 
     def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
         """Append the tokens to ``ledger``, before those of ``turn``."""
-        parts = (
-            (self.before, SegmentKind.BRIDGE),
+        ids_with_kind = (
+            (self.ids_before, SegmentKind.BRIDGE),
             (self.observation, SegmentKind.ENV),
-            (self.after, SegmentKind.BRIDGE),
+            (self.ids_after, SegmentKind.BRIDGE),
         )
-        for ids, kind in parts:
+        for ids, kind in ids_with_kind:
             if ids:
                 ledger.append(ids, kind, turn=turn, episode=episode)
 
@@ -115,7 +116,7 @@ def strip_end_ids(sampled_ids: Sequence[int], end_ids: frozenset[int]) -> list[i
     return list(sampled_ids[:kept_length])
 
 
-def remove_cuts(text: str) -> str:
+def remove_escape_characters(text: str) -> str:
     """Return ``text`` without the characters that ``ChatBridge.escape_added_tokens`` inserts."""
     return text.replace(CUT, "")
 
@@ -136,16 +137,16 @@ class ChatBridge:
     ) -> None:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
-        self._turn_end = self.template.render_turn_end()
-        self.end_of_turn_id = find_end_of_turn_id(tokenizer, self._turn_end)
-        self.end_ids = find_end_ids(tokenizer)
-        self._tokens = ChatTokens(tokenizer, self._template_frame())
+        self._turn_end_text = self.template.render_turn_end()
+        self.end_of_turn_id = find_end_of_turn_id(tokenizer, self._turn_end_text)
+        self.end_ids = find_stop_token_ids(tokenizer)
+        self._tokens = ChatTokens(tokenizer, self._collect_template_text())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
-        self.closing = self._tokens.find_leading_control_text(self._turn_end)
+        self.turn_closing_text = self._tokens.find_control_text_at_start(self._turn_end_text)
         self.encode = self._tokens.encode
-        self.encode_turn = lru_cache(ENCODED_TEXTS)(self._encode_turn)
+        self.encode_turn = lru_cache(MAX_CACHED_TEXTS)(self._encode_turn)
 
-    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of ``messages`` with the generation prompt.
 
         The generation prompt of some templates ends with ``<think>``.
@@ -170,53 +171,65 @@ class ChatBridge:
         self.template.split_pieces(tuple(message["role"] for message in messages))
         return list(messages)
 
-    def is_plain(self, messages: Sequence[Message]) -> bool:
+    def has_plain_text_only(self, messages: Sequence[Message]) -> bool:
         """Return True if no content has a control token or was changed by ``escape_added_tokens``.
 
-        Only then do the tokens of ``first_prompt`` equal those of ``apply_chat_template``.
+        Only then do the tokens of ``encode_first_prompt`` equal those of ``apply_chat_template``.
         """
         texts = [message["content"] for message in messages]
-        mark = self._tokens.mark_control_tokens
-        return not any(CUT in text or mark(text) != text for text in texts)
+        mark_control_tokens = self._tokens.mark_control_tokens
+        return not any(CUT in text or mark_control_tokens(text) != text for text in texts)
 
     def make_bridge(self, sampled_ids: Sequence[int], observation: str) -> Bridge:
         """Return the template and observation tokens between the turn ``sampled_ids`` and the next.
 
         An end-of-turn token that the policy sampled is not repeated. A missing one is part of
-        ``before``.
+        ``ids_before``.
         """
         before_text, after_text = self.template.render_between_turns()
-        marked = self._tokens.mark_control_tokens(observation)
-        turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", marked)]
+        marked_observation = self._tokens.mark_control_tokens(observation)
+        turns = [
+            ("user", make_anchor(0)),
+            ("assistant", make_anchor(1)),
+            ("user", marked_observation),
+        ]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
         text_after_turn = text.partition(make_anchor(1))[2]
         has_sampled_end = bool(sampled_ids) and sampled_ids[-1] == self.end_of_turn_id
-        if has_sampled_end and text_after_turn.startswith(self.closing):
+        if has_sampled_end and text_after_turn.startswith(self.turn_closing_text):
             # Encode the text together with the sampled end-of-turn token, then drop that token.
-            closing_text = self.closing.lstrip()
+            closing_text = self.turn_closing_text.lstrip()
             ids, before = (
-                self.encode(closing_text + text[len(self.closing) :])[1:]
+                self.encode(closing_text + text[len(self.turn_closing_text) :])[1:]
                 for text in (text_after_turn, before_text)
             )
         else:
             ids, before = map(self._encode_after_text, (text_after_turn, before_text))
         after = self._encode_after_text(after_text)
-        start, stop = len(before), len(ids) - len(after)
-        if start > stop or ids[:start] != before or ids[stop:] != after:
+        observation_start, observation_end = len(before), len(ids) - len(after)
+        if (
+            observation_start > observation_end
+            or ids[:observation_start] != before
+            or ids[observation_end:] != after
+        ):
             # Some token covers both template text and observation, so no split is possible.
             return Bridge(ids, (), ())
-        return Bridge(before, ids[start:stop], after)
+        return Bridge(before, ids[observation_start:observation_end], after)
 
     def _encode_after_text(self, text: str) -> tuple[int, ...]:
-        """Return the ids of template ``text`` that directly follows other text."""
-        return self.encode(text, inside=self._tokens.pattern.match(text) is None)
+        """Return the ids of template ``text`` that follows other text.
+
+        ``text`` may begin with a control token.
+        """
+        return self.encode(text, is_continuation=self._tokens.pattern.match(text) is None)
 
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
-        They are the tokens that the template writes for it, up to the token that closes the turn.
+        They are the tokens that the template writes for the turn, up to the token that closes it.
         Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
-        generation prompt. Also if the end of turn is not encoded as one token there.
+        generation prompt. Raises it also if the end of turn after ``text`` is not encoded as one
+        token.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
@@ -232,21 +245,22 @@ class ChatBridge:
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
-        ids = self._tokens.continue_text(prompt, turn_text + self.closing)
-        if self.closing and ids[-1] != self.end_of_turn_id:
+        ids = self._tokens.encode_following_text(prompt, turn_text + self.turn_closing_text)
+        if self.turn_closing_text and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not encode its end of turn {self.closing.strip()!r} as one "
-                f"token after {text[-80:]!r}, so a policy cannot be trained to end such a turn"
+                f"the tokenizer does not encode its end of turn {self.turn_closing_text.strip()!r} "
+                f"as one token after {text[-80:]!r}, so a policy cannot be trained to end such a "
+                "turn"
             )
         return ids
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text, with control tokens as plain text."""
-        return self.encode(self._tokens.mark_control_tokens(text), inside=True)
+        return self.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
-        return self.encode(text, inside=True)
+        return self.encode(text, is_continuation=True)
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
@@ -259,36 +273,38 @@ class ChatBridge:
     def escape_added_tokens(self, text: str) -> str:
         """Return ``text`` with an invisible character inside every added token in it.
 
-        The tokenizer then encodes the added token as ordinary text. ``remove_cuts`` removes the
-        characters.
+        The tokenizer then encodes the added token as ordinary text. ``remove_escape_characters``
+        removes the inserted characters.
         """
         return self._added_token_pattern.sub(
-            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_cuts(text)
+            lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
         )
 
     @cached_property
     def _added_token_pattern(self) -> re.Pattern[str]:
         """Pattern of every added token that is a control token or a tag, the longest first.
 
-        Other added tokens are words: a small policy's tokenizer may add those of its environment.
+        Added tokens that are words are not part of it: the tokenizer of a small policy may add
+        words of its environment.
         """
         contents = {
             token.content
             for token_id, token in self.tokenizer.added_tokens_decoder.items()
-            if token_id in self._tokens.control_ids or TAG_PATTERN.fullmatch(token.content)
+            if token_id in self._tokens.control_ids
+            or TAG_LIKE_TOKEN_PATTERN.fullmatch(token.content)
         }
         # A token of one character cannot be split.
         texts = [text for text in contents if text.strip() and len(text) > 1]
-        sorted_texts = sorted(texts, key=lambda text: (-len(text), text))
-        return re.compile("|".join(map(re.escape, sorted_texts)) or "(?!)")
+        texts_longest_first = sorted(texts, key=lambda text: (-len(text), text))
+        return re.compile("|".join(map(re.escape, texts_longest_first)) or "(?!)")
 
-    def _template_frame(self) -> str:
+    def _collect_template_text(self) -> str:
         """Return all text that the template writes around the messages of a conversation."""
         pieces = self.template.split_pieces(("user",))
         texts = [piece for piece in pieces if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             texts += self.template.render_between_turns()
-        return "".join([*texts, self._turn_end])
+        return "".join([*texts, self._turn_end_text])
 
 
 class PlainBridge:
@@ -302,7 +318,7 @@ class PlainBridge:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self.tokenizer = tokenizer
-        self.end_ids = find_end_ids(tokenizer)
+        self.end_ids = find_stop_token_ids(tokenizer)
         # Only tokenizers of transformers have control tokens (<|im_end|>) that a text may contain.
         is_transformers = hasattr(tokenizer, "added_tokens_decoder")
         self._tokens = ChatTokens(tokenizer, "") if is_transformers else None
@@ -312,16 +328,19 @@ class PlainBridge:
             else {}
         )
 
-    def first_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def encode_first_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of the contents of ``messages``, joined by line breaks.
 
-        The BOS token, if the tokenizer adds one, is in front. A tokenizer that is not of
-        transformers adds none.
+        The BOS token comes first if the tokenizer adds one. Tokenizers that are not of transformers
+        add none.
         """
         text = "\n".join(message["content"] for message in messages)
         if self._tokens is None:
             return list(self._encode(text))
-        return [*self._start_tokens(), *self._tokens.encode(self._tokens.mark_control_tokens(text))]
+        return [
+            *self._find_start_tokens(),
+            *self._tokens.encode(self._tokens.mark_control_tokens(text)),
+        ]
 
     def make_bridge(
         self,
@@ -340,20 +359,20 @@ class PlainBridge:
         """Return the ids of text that continues other text, with control tokens as plain text."""
         if self._tokens is None:
             return self._encode(text)
-        return self._tokens.encode(self._tokens.mark_control_tokens(text), inside=True)
+        return self._tokens.encode(self._tokens.mark_control_tokens(text), is_continuation=True)
 
     def encode_template(self, text: str) -> tuple[int, ...]:
         """Return the ids of text that continues other text; control tokens in it keep their ids."""
         if self._tokens is None:
             return self._encode(text)
-        return self._tokens.encode(text, inside=True)
+        return self._tokens.encode(text, is_continuation=True)
 
-    def _start_tokens(self) -> list[int]:
+    def _find_start_tokens(self) -> list[int]:
         """Return the tokens that the tokenizer puts in front of text: BOS, or nothing."""
-        plain_ids = self._encode("x")
+        ids_without_start = self._encode("x")
         ids = list(self.tokenizer("x", add_special_tokens=True)["input_ids"])
-        for start in range(len(ids) - len(plain_ids) + 1):
-            if tuple(ids[start : start + len(plain_ids)]) == plain_ids:
+        for start in range(len(ids) - len(ids_without_start) + 1):
+            if tuple(ids[start : start + len(ids_without_start)]) == ids_without_start:
                 return ids[:start]
         return []
 

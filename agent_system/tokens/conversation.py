@@ -20,24 +20,31 @@ from verl.utils.sampling import StopReason
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Maximum numbers of tokens: of the first prompt, of the response after it, and of both.
+    """Maximum numbers of tokens in a conversation.
 
-    ``turn`` is the maximum length of a turn. A turn starts only if that many tokens still fit.
+    ``max_prompt`` limits the first prompt, ``max_response`` all tokens after it, and ``max_total``
+    their sum. ``max_turn`` is the maximum length of a turn. A turn starts only if that many tokens
+    still fit.
     """
 
-    # Numbers of tokens. They are floats because "no limit" is infinite.
-    prompt: float = math.inf
-    response: float = math.inf
-    total: float = math.inf
-    turn: int = 0
+    # Floats, because "no limit" is infinite.
+    max_prompt: float = math.inf
+    max_response: float = math.inf
+    max_total: float = math.inf
+    max_turn: int = 0
 
     def allows_turn(self, prompt: int, response: int) -> bool:
         """Return True if a turn fits after ``prompt`` prompt tokens and ``response`` later tokens.
 
-        Example: ``TokenLimits(response=10, turn=4)`` allows a turn after 6 response tokens, not 7.
+        Example: ``TokenLimits(max_response=10, max_turn=4)`` allows a turn after 6 response tokens,
+        but not after 7.
         """
-        max_len = response + self.turn
-        return prompt <= self.prompt and max_len <= self.response and prompt + max_len <= self.total
+        response_with_turn = response + self.max_turn
+        return (
+            prompt <= self.max_prompt
+            and response_with_turn <= self.max_response
+            and prompt + response_with_turn <= self.max_total
+        )
 
 
 NO_LIMITS = TokenLimits()
@@ -60,12 +67,12 @@ class SampledReply(Protocol):
 
 
 class TokenConversation:
-    """The tokens of one conversation within ``limits``.
+    """Tokens of one conversation within ``limits``.
 
-    ``opening`` are messages in front of the first observation: a system message or examples.
+    ``opening`` contains the messages before the first observation: a system message or examples.
     """
 
-    __slots__ = ("_bridge", "_limits", "_opening", "ledger")
+    __slots__ = ("_bridge", "_limits", "_opening_messages", "ledger")
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class TokenConversation:
         self.ledger = TokenLedger()
         self._bridge = bridge
         self._limits = limits
-        self._opening = opening
+        self._opening_messages = opening
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -89,7 +96,9 @@ class TokenConversation:
         Return False without adding anything if ``turn`` would not fit after it.
         """
         if not self.ledger.all_segments:
-            first_prompt = self._bridge.first_prompt(append_user_text(self._opening, text))
+            first_prompt = self._bridge.encode_first_prompt(
+                append_user_text(self._opening_messages, text)
+            )
             if not self._limits.allows_turn(len(first_prompt), 0):
                 return False
             self.ledger.append(first_prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
@@ -108,16 +117,16 @@ class TokenConversation:
         if ids:
             self.ledger.append(ids, SegmentKind.BRIDGE, turn=turn, episode=episode)
 
-    def add_turn(self, sampled: SampledReply, turn: int, episode: int = 0) -> Segment:
+    def add_turn(self, sampled_reply: SampledReply, turn: int, episode: int = 0) -> Segment:
         """Add the unchanged tokens of a sampled turn. There must be one log-prob per token."""
         return self.ledger.append(
-            sampled.token_ids,
+            sampled_reply.token_ids,
             SegmentKind.AGENT,
-            logprobs=sampled.logprobs,
+            logprobs=sampled_reply.logprobs,
             turn=turn,
             episode=episode,
-            policy_version=sampled.policy_version,
-            stop_reason=sampled.stop_reason,
+            policy_version=sampled_reply.policy_version,
+            stop_reason=sampled_reply.stop_reason,
         )
 
     def add_text_turn(self, text: str, turn: int, episode: int = 0) -> Segment:

@@ -9,7 +9,7 @@ ten at temperature 1.
     [P P P]  [A A A A]     [EOT \\n user \\n]  [O O O O]      [EOT \\n assistant \\n]     [A A A]
              trained                                                                      trained
 
-``SegmentArrays`` holds a ledger as three arrays, to send it between processes and to build rows:
+``SegmentArrays`` stores a ledger as three arrays, to send it between processes and to build rows:
 
     ids       [N]      all tokens
     logprobs  [L]      log-probs of the sampled tokens, in order
@@ -61,10 +61,10 @@ class Segment:
         return self.start + len(self.ids)
 
 
-_KINDS = tuple(SegmentKind)
-_REASONS = tuple(StopReason)
-_NONE = -(2**62)  # represents None in a column of numbers
-_AGENT = _KINDS.index(SegmentKind.AGENT)
+_KINDS_BY_CODE = tuple(SegmentKind)
+_STOP_REASONS_BY_CODE = tuple(StopReason)
+_NONE_CODE = -(2**62)  # represents None in a column of numbers
+_AGENT_CODE = _KINDS_BY_CODE.index(SegmentKind.AGENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,14 @@ class SegmentArrays:
         """Return the arrays of ``segments``, which must be in the order of the conversation."""
         lines = [
             (
-                _KINDS.index(segment.kind),
+                _KINDS_BY_CODE.index(segment.kind),
                 len(segment.ids),
                 segment.turn,
                 segment.episode,
-                _NONE if segment.policy_version is None else segment.policy_version,
-                _NONE if segment.stop_reason is None else _REASONS.index(segment.stop_reason),
+                _NONE_CODE if segment.policy_version is None else segment.policy_version,
+                _NONE_CODE
+                if segment.stop_reason is None
+                else _STOP_REASONS_BY_CODE.index(segment.stop_reason),
                 segment.retokenized,
                 len(segment.logprobs),
             )
@@ -102,24 +104,24 @@ class SegmentArrays:
         ids = self.ids.tolist()
         logprobs = self.logprobs.tolist()
         segments: list[Segment] = []
-        id_start = 0
-        logprob_start = 0
+        first_id = 0
+        first_logprob = 0
         for kind, length, turn, episode, version, reason, retokenized, count in self.table.tolist():
             segments.append(
                 Segment(
-                    ids=tuple(ids[id_start : id_start + length]),
-                    kind=_KINDS[kind],
-                    start=id_start,
-                    logprobs=tuple(logprobs[logprob_start : logprob_start + count]),
+                    ids=tuple(ids[first_id : first_id + length]),
+                    kind=_KINDS_BY_CODE[kind],
+                    start=first_id,
+                    logprobs=tuple(logprobs[first_logprob : first_logprob + count]),
                     turn=turn,
                     episode=episode,
-                    policy_version=None if version == _NONE else version,
-                    stop_reason=None if reason == _NONE else _REASONS[reason],
+                    policy_version=None if version == _NONE_CODE else version,
+                    stop_reason=None if reason == _NONE_CODE else _STOP_REASONS_BY_CODE[reason],
                     retokenized=bool(retokenized),
                 )
             )
-            id_start += length
-            logprob_start += count
+            first_id += length
+            first_logprob += count
         return segments
 
     @property
@@ -129,34 +131,36 @@ class SegmentArrays:
 
     def agent_mask(self) -> np.ndarray:
         """Return ``[N]``: 1 for tokens of agent segments, else 0."""
-        return np.repeat((self.table[:, 0] == _AGENT).astype(np.int64), self.table[:, 1])
+        return np.repeat((self.table[:, 0] == _AGENT_CODE).astype(np.int64), self.table[:, 1])
 
     def turn_ids(self) -> np.ndarray:
         """Return ``[N]``: the turn of every token of an agent segment, -1 for other tokens."""
-        turns = np.where(self.table[:, 0] == _AGENT, self.table[:, 2], -1)
+        turns = np.where(self.table[:, 0] == _AGENT_CODE, self.table[:, 2], -1)
         return np.repeat(turns, self.table[:, 1])
 
     def token_logprobs(self) -> np.ndarray:
         """Return ``[N]``: the log-prob of every sampled token, 0.0 for all other tokens."""
-        values = np.zeros(len(self.ids))
-        lengths = self.table[:, 1]
-        counts = self.table[:, 7]
-        # Start of each segment, once per log-prob: among all tokens, and among all log-probs.
-        segment_starts = np.repeat(np.cumsum(lengths) - lengths, counts)
-        offsets = np.arange(len(self.logprobs)) - np.repeat(np.cumsum(counts) - counts, counts)
-        values[segment_starts + offsets] = self.logprobs
-        return values
+        logprob_per_token = np.zeros(len(self.ids))
+        segment_lengths = self.table[:, 1]
+        logprob_counts = self.table[:, 7]
+        # For each log-prob: index of the first token of its segment, and offset in the segment.
+        segment_starts = np.repeat(np.cumsum(segment_lengths) - segment_lengths, logprob_counts)
+        offsets_in_segments = np.arange(len(self.logprobs)) - np.repeat(
+            np.cumsum(logprob_counts) - logprob_counts, logprob_counts
+        )
+        logprob_per_token[segment_starts + offsets_in_segments] = self.logprobs
+        return logprob_per_token
 
     def tokens_by_version(self) -> Counter[int]:
         """Count the agent's tokens by policy version.
 
         Segments with an unknown or negative version are not counted.
         """
-        counts = Counter[int]()
+        token_counts = Counter[int]()
         for kind_code, length, _, _, version, *_ in self.table.tolist():
-            if kind_code == _AGENT and version >= 0:
-                counts[version] += length
-        return counts
+            if kind_code == _AGENT_CODE and version >= 0:
+                token_counts[version] += length
+        return token_counts
 
 
 class TokenLedger:
@@ -167,30 +171,30 @@ class TokenLedger:
     A ledger is pickled as arrays. The lists are built again on first access.
     """
 
-    __slots__ = ("_arrays", "_ids", "_segments")
+    __slots__ = ("_cached_arrays", "_ids", "_segments")
 
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._segments: list[Segment] = []
-        self._arrays: SegmentArrays | None = None  # cache for all segments
+        self._cached_arrays: SegmentArrays | None = None  # cache for all segments
 
     def __getstate__(self) -> SegmentArrays:
         return self.to_arrays()
 
     def __setstate__(self, arrays: SegmentArrays) -> None:
         TokenLedger.__init__(self)
-        self._arrays = arrays
+        self._cached_arrays = arrays
 
     def to_arrays(self) -> SegmentArrays:
         """Return the segments as arrays. The arrays are cached and must not be changed."""
-        if self._arrays is None:
-            self._arrays = SegmentArrays.from_segments(self._segments)
-        return self._arrays
+        if self._cached_arrays is None:
+            self._cached_arrays = SegmentArrays.from_segments(self._segments)
+        return self._cached_arrays
 
     def _restore_lists(self) -> None:
-        if self._arrays is not None and not self._segments:
-            self._segments = self._arrays.to_segments()
-            self._ids = self._arrays.ids.tolist()
+        if self._cached_arrays is not None and not self._segments:
+            self._segments = self._cached_arrays.to_segments()
+            self._ids = self._cached_arrays.ids.tolist()
 
     def append(
         self,
@@ -243,7 +247,7 @@ class TokenLedger:
         )
         self._ids.extend(segment.ids)
         self._segments.append(segment)
-        self._arrays = None
+        self._cached_arrays = None
         return segment
 
     def __len__(self) -> int:

@@ -29,22 +29,22 @@ from verl.utils.chat_template import (
 )
 from verl.utils.limits import TimeLimit, time_limit
 
-PROBE_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
+PROBE_TIMEOUT_S = 20.0  # time limit in seconds: the template of a model may contain an endless loop
 # Three turns have two gaps between turns, the minimum to see if their template text differs.
-TURNS = 3
-THINK = "<think>"
-# Text that a template may write before the content of an assistant turn and not in the prompt.
-UNSEEN = re.compile(r"\s+|</?think>")
-CHANNEL_TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
+NUM_PROBED_TURNS = 3
+THINK_TAG = "<think>"
+# Text that a template may write before an assistant's content without writing it in the prompt.
+INVISIBLE_TEXT_PATTERN = re.compile(r"\s+|</?think>")
+CHANNEL_TAG_PATTERN = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 # Observations and answers of the turns whose tokens are compared.
-SAMPLES = ("You see a desk.", " A mug.\n1. a book\n")
-ANSWERS = ("look", "<action>go to desk 1</action>", "It is 4.")
+SAMPLE_OBSERVATIONS = ("You see a desk.", " A mug.\n1. a book\n")
+SAMPLE_ANSWERS = ("look", "<action>go to desk 1</action>", "It is 4.")
 
 # Function from turn number i to the message of the assistant, without the key ``role``.
-AssistantMessages = Callable[[int], Message]
+MessageBuilder = Callable[[int], Message]
 
 
-class Verdict(StrEnum):
+class TemplateVerdict(StrEnum):
     """Result of the test: ``append`` history works, only ``window`` works, or neither works."""
 
     APPEND = "append works"
@@ -65,7 +65,7 @@ class TemplateProbe:
     trained with this template has only seen earlier turns without thoughts.
     """
 
-    verdict: Verdict
+    verdict: TemplateVerdict
     reason: str = ""
     opens_thought: bool = False
     keeps_thoughts: bool = True
@@ -76,9 +76,9 @@ class TemplateProbe:
 
         Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
         """
-        if self.verdict is Verdict.UNSUPPORTED:
+        if self.verdict is TemplateVerdict.UNSUPPORTED:
             raise TemplateUnsupported(f"the chat template cannot be used: {self.reason}")
-        if history == "append" and self.verdict is Verdict.WINDOW:
+        if history == "append" and self.verdict is TemplateVerdict.WINDOW:
             raise TemplateUnsupported(
                 f"env.history=append does not work with this chat template: {self.reason}. "
                 "Set env.history=window, or use a template that keeps earlier turns unchanged"
@@ -88,15 +88,15 @@ class TemplateProbe:
 def probe_template(
     tokenizer: ChatTokenizer, template_kwargs: dict[str, Any] | None = None
 ) -> TemplateProbe:
-    """Render conversations of one to three turns and return the kinds of history that work.
+    """Render conversations of one to three turns and report which kinds of history work.
 
-    The verdict is ``UNSUPPORTED`` if this takes longer than ``PROBE_S`` seconds.
+    The verdict is ``UNSUPPORTED`` if this takes longer than ``PROBE_TIMEOUT_S`` seconds.
     """
     try:
-        with time_limit(PROBE_S, "rendering the chat template"):
+        with time_limit(PROBE_TIMEOUT_S, "rendering the chat template"):
             return _probe_bridge(tokenizer, template_kwargs)
     except TimeLimit as error:
-        return TemplateProbe(Verdict.UNSUPPORTED, str(error))
+        return TemplateProbe(TemplateVerdict.UNSUPPORTED, str(error))
 
 
 def _probe_bridge(
@@ -105,33 +105,39 @@ def _probe_bridge(
     try:
         bridge = ChatBridge(tokenizer, template_kwargs)
         template = bridge.template
-        opened = template.render_generation_prompt()
+        generation_prompt = template.render_generation_prompt()
         _check_generation_prompt(template)
-        check_first_prompt(bridge, [{"role": "user", "content": text} for text in SAMPLES[:1]])
+        check_first_prompt(
+            bridge, [{"role": "user", "content": text} for text in SAMPLE_OBSERVATIONS[:1]]
+        )
     except TemplateUnsupported as error:
-        return TemplateProbe(Verdict.UNSUPPORTED, str(error))
-    opens_thought = opened.rstrip().endswith(THINK)
+        return TemplateProbe(TemplateVerdict.UNSUPPORTED, str(error))
+    opens_thought = generation_prompt.rstrip().endswith(THINK_TAG)
     openings: list[list[Message]] = [[]]
     if template.takes_system:
         openings.append([{"role": "system", "content": make_anchor(99)}])
     try:
         template.render_between_turns()
-        plain_reason = _first_reason(template, openings, lambda i: {"content": make_anchor(i)})
-        thoughts = [
-            _first_reason(template, openings, build_message)
-            for build_message in _thinking_turns(opened)
+        plain_problem = _find_first_problem(
+            template, openings, lambda i: {"content": make_anchor(i)}
+        )
+        thought_problems = [
+            _find_first_problem(template, openings, build_message)
+            for build_message in _list_thought_message_builders(generation_prompt)
         ]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
         reason = str(error)
-        return TemplateProbe(Verdict.WINDOW, reason, opens_thought, False, template.takes_system)
-    # An empty reason is success. One way of passing thoughts to the template is enough.
-    keeps_thoughts = "" in thoughts
+        return TemplateProbe(
+            TemplateVerdict.WINDOW, reason, opens_thought, False, template.takes_system
+        )
+    # "" means no problem. The template needs to support only one form of thoughts.
+    keeps_thoughts = "" in thought_problems
     # If the template opens the thought, the policy never writes a turn without one.
-    reason = plain_reason
+    reason = plain_problem
     if opens_thought:
-        reason = "" if keeps_thoughts else thoughts[0]
-    verdict = Verdict.WINDOW if reason else Verdict.APPEND
+        reason = "" if keeps_thoughts else thought_problems[0]
+    verdict = TemplateVerdict.WINDOW if reason else TemplateVerdict.APPEND
     return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts, template.takes_system)
 
 
@@ -140,14 +146,14 @@ def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
 
     Messages that contain a control token as text are not checked: their tokens differ on purpose.
     """
-    if not bridge.is_plain(messages):
+    if not bridge.has_plain_text_only(messages):
         return
-    bridge_ids = bridge.first_prompt(messages)
+    bridge_ids = bridge.encode_first_prompt(messages)
     template_ids = bridge.template.render_token_ids(bridge.prepare_messages(messages))
     if bridge_ids == template_ids:
         return
-    pairs = zip(bridge_ids, template_ids, strict=False)
-    start = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    id_pairs = zip(bridge_ids, template_ids, strict=False)
+    start = len(list(takewhile(lambda id_pair: id_pair[0] == id_pair[1], id_pairs)))
     raise TemplateUnsupported(
         "the tokens of a prompt differ from those of apply_chat_template from token "
         f"{start}: {bridge_ids[start : start + 8]} instead of {template_ids[start : start + 8]}"
@@ -159,28 +165,28 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
 
     Compares the tokens around a turn that follows ``opening``, by default one user message.
     """
-    first_messages = list(opening) or [{"role": "user", "content": SAMPLES[0]}]
-    if not bridge.is_plain(first_messages):
+    first_messages = list(opening) or [{"role": "user", "content": SAMPLE_OBSERVATIONS[0]}]
+    if not bridge.has_plain_text_only(first_messages):
         return
     end_id = bridge.end_of_turn_id
-    sampled = [] if end_id is None else [end_id]
-    for answer, text in product(ANSWERS, SAMPLES):
+    sampled_ids = [] if end_id is None else [end_id]
+    for answer, text in product(SAMPLE_ANSWERS, SAMPLE_OBSERVATIONS):
         turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
         prepared_messages = bridge.prepare_messages([*first_messages, *turns])
         head_text, answer_text, tail = bridge.template.render(prepared_messages).rpartition(answer)
-        closing = bridge.closing if tail.startswith(bridge.closing) else ""
-        bridge_tokens = bridge.make_bridge(sampled, text)
-        ids_before_bridge = bridge.encode(head_text + answer_text + closing)
+        closing_text = bridge.turn_closing_text if tail.startswith(bridge.turn_closing_text) else ""
+        bridge_tokens = bridge.make_bridge(sampled_ids, text)
+        ids_before_bridge = bridge.encode(head_text + answer_text + closing_text)
         appended_ids = [
             *ids_before_bridge,
-            *bridge_tokens.before,
+            *bridge_tokens.ids_before,
             *bridge_tokens.observation,
-            *bridge_tokens.after,
+            *bridge_tokens.ids_after,
         ]
-        if closing and ids_before_bridge[-1] != end_id:
+        if closing_text and ids_before_bridge[-1] != end_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not encode its end of turn {closing.strip()!r} as one token "
-                f"after {answer!r}, so a policy cannot be trained to end a turn with it"
+                f"the tokenizer does not encode its end of turn {closing_text.strip()!r} as one "
+                f"token after {answer!r}, so a policy cannot be trained to end a turn with it"
             )
         if appended_ids != bridge.template.render_token_ids(prepared_messages):
             raise TemplateUnsupported(
@@ -204,59 +210,65 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     if not user_text or not assistant_text:
         return
     rendered_prompt = template.render_generation_prompt()
-    generation_prompt = UNSEEN.sub("", rendered_prompt)
-    turn_beginning = UNSEEN.sub("", gap_text)
+    generation_prompt = INVISIBLE_TEXT_PATTERN.sub("", rendered_prompt)
+    turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", gap_text)
     # A prompt may also contain the start of the turn, as <think>.
     if generation_prompt.startswith(turn_beginning):
         return
     extra_text = turn_beginning[len(generation_prompt) :]
     user_turn = template.render(turns[:1], add_generation_prompt=False)
     # Some policies write the tags of their channel themselves after the generation prompt.
-    is_tag = CHANNEL_TAG.search(extra_text) is not None
-    writes_tags = is_tag and user_turn != template.render(turns[:1])
-    if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags):
+    is_channel_tag = CHANNEL_TAG_PATTERN.search(extra_text) is not None
+    writes_tags_itself = is_channel_tag and user_turn != template.render(turns[:1])
+    if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags_itself):
         raise TemplateUnsupported(
             f"its generation prompt is {rendered_prompt!r}, but it writes {gap_text!r} between the "
             "content of a user turn and of an assistant turn: both must agree"
         )
 
 
-def _first_reason(
-    template: ChatTemplate, openings: Sequence[Sequence[Message]], words: AssistantMessages
+def _find_first_problem(
+    template: ChatTemplate, openings: Sequence[Sequence[Message]], build_message: MessageBuilder
 ) -> str:
-    reasons = [_why_not_prefix(template, words, opening) for opening in openings]
-    return next(filter(None, reasons), "")
+    problems = [_find_prefix_problem(template, build_message, opening) for opening in openings]
+    return next(filter(None, problems), "")
 
 
-def _thinking_turns(opened: str) -> Iterator[AssistantMessages]:
+def _list_thought_message_builders(generation_prompt: str) -> Iterator[MessageBuilder]:
     """Yield functions that build an assistant message with a thought.
+
     The thought is in the content between ``<think>`` tags, or in the key ``reasoning_content``.
     """
-    think_tag = opened[opened.rindex(THINK) :] if opened.rstrip().endswith(THINK) else f"{THINK}\n"
+    think_tag = (
+        generation_prompt[generation_prompt.rindex(THINK_TAG) :]
+        if generation_prompt.rstrip().endswith(THINK_TAG)
+        else f"{THINK_TAG}\n"
+    )
     yield lambda i: {"content": f"{think_tag}thought{i}\n</think>\n\n{make_anchor(i)}"}
-    yield lambda i: {"content": f"{THINK}thought{i}</think>{make_anchor(i)}"}
+    yield lambda i: {"content": f"{THINK_TAG}thought{i}</think>{make_anchor(i)}"}
     yield lambda i: {"content": make_anchor(i), "reasoning_content": f"thought{i}"}
 
 
-def _why_not_prefix(
-    template: ChatTemplate, words: AssistantMessages, opening: Sequence[Message]
+def _find_prefix_problem(
+    template: ChatTemplate, build_message: MessageBuilder, opening: Sequence[Message]
 ) -> str:
-    """Return the reason why a prompt is not a prefix of the next prompt, or an empty text.
+    """Return the reason why a prompt is not a prefix of the next prompt; "" if it is.
 
-    The prompts follow ``opening``. ``words`` gives the assistant's answer to each of them.
+    The conversation begins with ``opening``. ``build_message`` returns the assistant message of a
+    turn.
     """
     messages = list(opening)
     prompt = ""
-    tails: set[str] = set()
-    for turn in range(TURNS):
-        # Anchors of the user start at 100, those of the assistant at 0.
+    gap_texts: set[str] = set()
+    for turn in range(NUM_PROBED_TURNS):
+        # Anchors (unique marker texts) of the user start at 100, those of the assistant at 0.
         messages.append({"role": "user", "content": make_anchor(100 + turn)})
         try:
             text = template.render(messages)
         except RENDER_ERRORS as error:
             return f"it refuses a conversation of {turn + 1} turns ({error})"
         if turn:
-            answer = words(turn - 1)
+            answer = build_message(turn - 1)
             if not text.startswith(prompt):
                 return (
                     "the prompt of a turn is not a prefix of the next turn's prompt: "
@@ -265,24 +277,24 @@ def _why_not_prefix(
             new_text = text[len(prompt) :]
             if not _shows_answer(new_text, answer):
                 return "it drops or changes part of an earlier assistant turn"
-            tail = new_text.rpartition(make_anchor(turn - 1))[2]
-            tails.add(tail.replace(make_anchor(100 + turn), ""))
+            gap_text = new_text.rpartition(make_anchor(turn - 1))[2]
+            gap_texts.add(gap_text.replace(make_anchor(100 + turn), ""))
         prompt = text
-        messages.append({"role": "assistant", **words(turn)})
+        messages.append({"role": "assistant", **build_message(turn)})
     # ``append`` history uses the same bridge text after every turn, so it must not vary.
-    if len(tails) > 1:
+    if len(gap_texts) > 1:
         return "the text that it puts between two turns depends on the number of earlier turns"
     return ""
 
 
-def _shows_answer(shown: str, answer: Message) -> bool:
+def _shows_answer(rendered_text: str, answer: Message) -> bool:
     content = answer["content"]
     thought = answer.get("reasoning_content", "")
-    visible = content
+    expected_content = content
     # The prompt may contain the tag that opens the thought.
-    if content.startswith(THINK):
-        visible = content.partition(THINK)[2].lstrip("\n")
-    return visible in shown and thought in shown
+    if content.startswith(THINK_TAG):
+        expected_content = content.partition(THINK_TAG)[2].lstrip("\n")
+    return expected_content in rendered_text and thought in rendered_text
 
 
 def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
@@ -295,7 +307,7 @@ def bridge_for_appending(tokenizer: TextTokenizer) -> ChatBridge | PlainBridge:
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
     probe = probe_template(tokenizer)
-    if probe.verdict is not Verdict.APPEND:
+    if probe.verdict is not TemplateVerdict.APPEND:
         raise TemplateUnsupported(
             "a trial is one growing token sequence, and this chat template cannot continue one: "
             f"{probe.reason}. Set a template that keeps earlier turns unchanged "

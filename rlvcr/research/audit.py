@@ -8,8 +8,8 @@ of an option is its mean return minus the mean over all options of the point.
     p        1       0 0 1 0         0.25 - mean       -1.3         -1.3 - mean
              2       1 1 1 0         0.75 - mean       -0.2         -0.2 - mean      and so on
 
-Credit rules are compared with the effects over all points. Some have a score for every level, the
-others only for the option that the original trajectory chose.
+Credit rules are compared with the effects over all points. Some rules have a score for every level.
+The other rules have a score only for the option that the original trajectory chose.
 
 Measured effects are noisy. ``reliability`` is the share of their variance that is signal: the
 expected correlation with a second audit of the same points. Its square root is the correlation that
@@ -33,24 +33,24 @@ from verl.utils.statistics import (
 )
 
 NUM_RESAMPLES = 1000  # bootstrap samples of tasks for an interval
-SECOND_AUDIT = "second_audit"  # line of the table with the expected correlation of two audits
+SECOND_AUDIT = "second_audit"  # table line with the expected correlation of two audits
 Interval = tuple[float, float, float]  # value, and the bounds of its 95% interval
-# Weights of P points in R samples [R, P] -> value of every sample [R]
-Measure = Callable[[np.ndarray], np.ndarray]
-# The same of two columns of numbers, [P] or [P, K], and the weights
-PairMeasure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+# Function of the weights [R, P] of P points in R samples; returns one value per sample [R]
+WeightedMeasure = Callable[[np.ndarray], np.ndarray]
+# Function of two arrays, each [P] or [P, K], and of weights [R, P]; returns values [R]
+WeightedPairMeasure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class AuditPoint:
     """Turn at which an audit executed K options: all levels, or several actions.
 
-    ``chosen`` is the number (from 1) of the option in the original trajectory, and ``won`` the
-    success of that trajectory. ``returns`` [K][M]: returns of the rollouts that continue with each
-    option. ``scores`` [K]: scores of all options, by name; empty for actions. ``step_scores``:
-    scores of the chosen option, NaN where unknown. Points of one ``task`` are correlated; a point
-    without a task is independent. ``options`` are the actions; empty for levels. Field names are
-    keys of ``audit.json``.
+    ``chosen`` is the number (from 1) of the option in the original trajectory. ``won`` is true if
+    this trajectory had success. ``returns`` [K][M] are the returns of M rollouts per option.
+    ``scores`` has the scores [K] of all options by credit rule; it is empty for actions.
+    ``step_scores`` has the score of the chosen option by credit rule, NaN if it is unknown. Points
+    of one ``task`` are correlated; a point without a task is independent. ``options`` are the
+    actions; it is empty for levels. Field names are keys of ``audit.json``.
     """
 
     traj_uid: str
@@ -74,9 +74,10 @@ class AuditPoint:
 class ScoreAudit:
     """Rank correlations of a score with the effects on the return.
 
-    ``all_levels``: over all levels of all points. ``in_won`` and ``in_lost``: over the points in
-    successful and in other trajectories. ``chosen``: over the chosen option of every point. The
-    first three are None for a score that exists for the chosen option only.
+    ``all_levels``: over all levels of all points. ``in_won``: over the points in successful
+    trajectories. ``in_lost``: over the points in unsuccessful trajectories. ``chosen``: over the
+    chosen option of every point. The first three are None for a score that exists for the chosen
+    option only.
     """
 
     name: str
@@ -91,8 +92,9 @@ class AuditResult:
     """Audit of ``points`` points with ``plays`` rollouts per option.
 
     ``levels``: mean effects of levels 1 to 4; empty for actions. ``reliability``: expected
-    correlation of the effects of all options in two audits. ``second_audit``: the same by column of
-    the table. ``scores`` are sorted by their correlation at the chosen options.
+    correlation of the effects of all options in two audits. ``second_audit``: this correlation for
+    the same subsets of options as in ``scores``. ``scores`` are sorted by the correlation at the
+    chosen options.
     """
 
     points: int
@@ -106,7 +108,7 @@ class AuditResult:
 def audit_scores(
     points: Sequence[AuditPoint], seed: int = 0, resamples: int = NUM_RESAMPLES
 ) -> AuditResult:
-    """Compare every score of ``points`` with the effects, and also ``random``, a score of noise.
+    """Compare every score of ``points``, and the random score ``random``, with the effects.
 
     Intervals are from ``resamples`` bootstrap samples of tasks, each task with all of its points.
     Raises ``ValueError`` without points.
@@ -146,53 +148,59 @@ def audit_scores(
         plays=len(points[0].returns[0]),
         levels=levels,
         reliability=compute_reliability(points),
-        second_audit=_audit_second_audit(comparison, points),
+        second_audit=_estimate_second_audit(comparison, points),
         scores=tuple(sorted(score_audits, key=_sort_key)),
     )
 
 
 class _Comparison:
-    """Comparison of two columns of numbers of ``points``, with intervals over tasks."""
+    """Statistics of two arrays of values of ``points``, with bootstrap intervals over tasks."""
 
     def __init__(self, points: Sequence[AuditPoint], seed: int, resamples: int) -> None:
         self._points = points
-        self._seed, self._resamples = seed, resamples
+        self._seed, self._num_resamples = seed, resamples
         numbered_tasks = enumerate(point.task for point in points)
         self._tasks = number_keys(
             [point_index if task is None else task for point_index, task in numbered_tasks]
         ).numpy()
         self._is_success = np.array([point.won for point in points])
 
-    def get_interval(self, measure: Measure, counted: np.ndarray | None = None) -> Interval:
-        """Return ``measure`` of the ``counted`` points (default: all) with its interval."""
-        is_counted = np.ones(len(self._points), dtype=bool) if counted is None else counted
-        return _bootstrap_interval(measure, is_counted, self._tasks, self._seed, self._resamples)
+    def get_interval(
+        self, measure: WeightedMeasure, selected: np.ndarray | None = None
+    ) -> Interval:
+        """Return ``measure`` of the ``selected`` points (default: all) with its interval."""
+        is_counted = np.ones(len(self._points), dtype=bool) if selected is None else selected
+        return _bootstrap_interval(
+            measure, is_counted, self._tasks, self._seed, self._num_resamples
+        )
 
     def audit_levels(
-        self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
+        self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two tables [P, K] of all levels, in all columns."""
-        of_levels = partial(measure, first, second)
+        """Return ``measure`` of two tables [P, K], for every subset in ``ScoreAudit``."""
+        measure_levels = partial(measure, first, second)
         chosen = [_select_chosen(self._points, table) for table in (first, second)]
         return ScoreAudit(
             name,
-            all_levels=self.get_interval(of_levels),
-            in_won=self.get_interval(of_levels, self._is_success),
-            in_lost=self.get_interval(of_levels, ~self._is_success),
+            all_levels=self.get_interval(measure_levels),
+            in_won=self.get_interval(measure_levels, self._is_success),
+            in_lost=self.get_interval(measure_levels, ~self._is_success),
             chosen=self.get_interval(partial(measure, chosen[0], chosen[1])),
         )
 
     def audit_chosen(
-        self, name: str, measure: PairMeasure, first: np.ndarray, second: np.ndarray
+        self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two columns [P]. Points where ``first`` is NaN do not count."""
+        """Return ``measure`` of two arrays [P]. Points where ``first`` is NaN are omitted."""
         interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
 
 
-def _audit_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
-    """Return the expected correlations with the effects of a second audit, in all columns."""
-    first, second = ([_compute_half_effects(point, which) for point in points] for which in (0, 1))
+def _estimate_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
+    """Return the expected correlations of the effects with those of a second audit."""
+    first, second = (
+        [_compute_half_effects(point, half_index) for point in points] for half_index in (0, 1)
+    )
     if points[0].scores:
         return comparison.audit_levels(
             SECOND_AUDIT, _compute_reliabilities, np.array(first), np.array(second)
@@ -209,12 +217,12 @@ def compute_reliability(points: Sequence[AuditPoint]) -> float:
 
         correlation of the halves 0.5: reliability 2 * 0.5 / (1 + 0.5) = 0.67
     """
-    halves = [
-        np.concatenate([_compute_half_effects(point, which) for point in points])
-        for which in (0, 1)
+    half_effects = [
+        np.concatenate([_compute_half_effects(point, half_index) for point in points])
+        for half_index in (0, 1)
     ]
-    weights = np.ones((1, len(halves[0])))
-    return float(_compute_reliabilities(halves[0], halves[1], weights)[0])
+    weights = np.ones((1, len(half_effects[0])))
+    return float(_compute_reliabilities(half_effects[0], half_effects[1], weights)[0])
 
 
 def _compute_reliabilities(
@@ -226,21 +234,29 @@ def _compute_reliabilities(
         return 2 * half_correlations / (1 + half_correlations)
 
 
-def _compute_half_effects(point: AuditPoint, which: int) -> np.ndarray:
-    """Return the effects [K] from the rollouts ``which``, ``which + 2``, ... of every option."""
-    halves = [option_returns[which::2] for option_returns in point.returns]
-    return _subtract_mean([fmean(half) if half else math.nan for half in halves])
+def _compute_half_effects(point: AuditPoint, half_index: int) -> np.ndarray:
+    """Return the effects [K] in one half of the rollouts of every option.
+
+    Half 0 has the rollouts 0, 2, 4 and so on, half 1 the rollouts 1, 3, 5 and so on.
+    """
+    half_returns = [option_returns[half_index::2] for option_returns in point.returns]
+    return _subtract_mean(
+        [
+            fmean(returns_of_half) if returns_of_half else math.nan
+            for returns_of_half in half_returns
+        ]
+    )
 
 
 def _select_chosen(
     points: Sequence[AuditPoint], values: Sequence[np.ndarray] | np.ndarray
 ) -> np.ndarray:
-    """Return the value of the chosen option of every point; ``values`` has all options."""
+    """Return the values [P] of the chosen options; ``values`` [P, K] has all options."""
     return np.array([row[point.chosen - 1] for point, row in zip(points, values, strict=True)])
 
 
 def _sort_key(score: ScoreAudit) -> float:
-    """Return a key that sorts by falling correlation, with unknown correlations last."""
+    """Return a sort key: the highest correlation comes first, unknown correlations last."""
     return math.inf if math.isnan(score.chosen[0]) else -score.chosen[0]
 
 
@@ -250,7 +266,7 @@ def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def _bootstrap_interval(
-    measure: Measure, is_counted: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
+    measure: WeightedMeasure, is_counted: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
     """Return ``measure`` of the counted points, with a bootstrap interval over tasks.
 
@@ -273,14 +289,14 @@ def _bootstrap_interval(
     draws = np.random.default_rng(seed).integers(num_tasks, size=(resamples, num_tasks))
     counts = np.stack([np.bincount(draw, minlength=num_tasks) for draw in draws])
     values = measure(weigh_points(counts))
-    # The correlation of a resample with equal values is NaN, the reliability may be infinite.
+    # In a resample with equal values, the correlation is NaN or the reliability infinite.
     finite_values = values[np.isfinite(values)]
     confidence_level = expand_confidence_level(0.95, num_tasks)
     return float(value), *percentile_interval(finite_values, confidence_level)
 
 
 def _repeat_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return ``weights`` [R, P] for all elements of ``values``, [P] or [P, K]."""
+    """Return ``weights`` [R, P], each repeated K times if ``values`` is [P, K]."""
     return np.repeat(weights, values.size // weights.shape[1], axis=1)
 
 

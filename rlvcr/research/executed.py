@@ -5,8 +5,9 @@
 
 A score measures how likely a thought makes the sampled action, not whether the action was good. The
 difference of returns is an unbiased estimate of the effect of the level. It is noisy, because each
-return is of one rollout. It is measured at a share of the turns only. With ``executed`` the other
-turns get no credit. With ``corrected`` they get credit from scores, scaled by a fitted slope.
+return is from one rollout. The returns are compared at a share of the turns. With
+``credit=executed`` all other turns get no credit. With ``credit=corrected`` they get credit from
+scores, scaled by a fitted slope.
 """
 
 from typing import NamedTuple
@@ -21,21 +22,22 @@ from rlvcr.thinking import compute_token_cost
 from verl.utils.seeds import derive_seed
 from verl.utils.statistics import compute_rank_correlation
 
-# One of the three other levels was drawn at random. The expectation of 3/4 of the difference is the
-# return of the chosen level minus the mean over all four levels.
+# The replayed level is drawn from the three levels that were not chosen. The expectation of 3/4 of
+# the difference of returns is the return of the chosen level minus the mean over all four levels.
 DIFFERENCE_FACTOR = 0.75
-PRIOR_SLOPE = 1.0  # prior mean of the slope that predicts credit from returns by credit from scores
+PRIOR_SLOPE = 1.0  # prior mean of the slope of credit from returns against credit from scores
 MIN_SUM_OF_SQUARES = 1e-12
 
 
 def choose_executed_level(
     parsed: ParsedTurn | None, share: float, seed: int, traj_uid: str, step: int
 ) -> int | None:
-    """Return another level than the chosen one, drawn uniformly at a ``share`` of the turns.
+    """Draw the level to force in a replay of a turn, at a ``share`` of the turns.
 
-    None at the other turns, and where no level digit was sampled. The draw depends only on seed,
-    trajectory, turn and chosen level. Turns that were cut by length or cannot be parsed are drawn
-    as well. Otherwise a level would get credit for its better turns only.
+    The level is drawn uniformly from the three levels that were not chosen. The result is None for
+    turns without replay, and for turns without a sampled level digit. The draw depends only on
+    seed, trajectory, turn and chosen level. Turns that were cut by length or cannot be parsed are
+    included. Otherwise a level would get credit for its better turns only.
     """
     chosen_level = None if parsed is None else parsed.sampled_level
     if chosen_level is None:
@@ -62,10 +64,11 @@ def count_priced_tokens(parsed: ParsedTurn | None, turn_tokens: int) -> int:
     return max(0, end_index - start_index)
 
 
-def priced_return(
+def compute_priced_return(
     reward: float, is_success: bool, thought_tokens: int, rlvcr: RLVCRSettings
 ) -> float:
     """Return ``reward``, the return of a trajectory, minus the token cost of one thought.
+
     With ``price_in=won`` an unsuccessful trajectory has no token cost.
     """
     if rlvcr.price_in == "won" and not is_success:
@@ -75,7 +78,7 @@ def priced_return(
 
 
 class JoinedCredit(NamedTuple):
-    """Weights [S] for the credit from scores, and credit from returns [S] to add to the product."""
+    """Credit of S turns: ``weight * (credit from scores) + executed``, and metrics."""
 
     weight: PerTurn
     executed: PerTurn
@@ -83,18 +86,18 @@ class JoinedCredit(NamedTuple):
 
 
 def join_credit(
-    scored: PerTurn, differences: PerTurn, is_counted: TurnMask, rule: str, scale: float
+    scored_credit: PerTurn, differences: PerTurn, is_counted: TurnMask, rule: str, scale: float
 ) -> JoinedCredit:
-    """Combine credit from scores, ``scored`` [S], with ``differences`` [S] of returns.
+    """Combine credit from scores, ``scored_credit`` [S], with ``differences`` [S] of returns.
 
-    ``differences`` are NaN at turns without a replay at another level. The rule ``executed`` uses
-    only them, divided by ``scale``. The rule ``corrected`` also gives all other turns their credit
-    from scores, times a slope. The slope is fitted to the replayed turns where ``is_counted`` [S]
-    is true and ``scored`` is not 0.
+    ``differences`` are NaN at turns without a replay. With the rule ``executed``, replayed turns
+    get ``differences / scale`` and all other turns get 0. With the rule ``corrected``, all other
+    turns get their credit from scores times a slope. The slope is fitted to the replayed turns
+    where ``is_counted`` [S] is true and ``scored_credit`` is not 0.
     """
     is_executed = ~differences.isnan()
     executed_credit = torch.where(is_executed, differences / scale, 0.0)
-    is_compared = is_executed & is_counted & (scored != 0)
+    is_compared = is_executed & is_counted & (scored_credit != 0)
     executed_abs_mean = executed_credit.abs().sum() / is_executed.sum().clamp(min=1)
     metrics = {
         "rlvcr/executed_steps": float(is_executed.sum()),
@@ -102,33 +105,34 @@ def join_credit(
     }
     if is_compared.any():
         metrics["rlvcr/executed_correlation"] = compute_rank_correlation(
-            scored[is_compared].tolist(), executed_credit[is_compared].tolist()
+            scored_credit[is_compared].tolist(), executed_credit[is_compared].tolist()
         )
     if rule == "executed":
-        return JoinedCredit(torch.zeros_like(scored), executed_credit, metrics)
-    slope = shrinkage_slope(scored[is_compared], executed_credit[is_compared])
+        return JoinedCredit(torch.zeros_like(scored_credit), executed_credit, metrics)
+    slope = fit_shrinkage_slope(scored_credit[is_compared], executed_credit[is_compared])
     metrics["rlvcr/executed_slope"] = slope
     return JoinedCredit(torch.where(is_executed, 0.0, slope), executed_credit, metrics)
 
 
-def shrinkage_slope(scored: PerTurn, executed: PerTurn) -> float:
-    """Return the factor for credit from scores, fitted to credit from returns of the turns [E].
+def fit_shrinkage_slope(scored_credit: PerTurn, executed_credit: PerTurn) -> float:
+    """Fit the factor for credit from scores to credit from returns, both [E] for E replayed turns.
 
-    It is the least-squares slope, averaged with a prior slope of 1. Weights are the precisions of
-    both; the prior slope has precision 1. The result is at least 0: near 1 without evidence, near 0
-    where executed credit does not agree. The line has an intercept: both means are positive, so a
-    line through the origin would have a positive slope without any correlation.
+    The factor is the least-squares slope, averaged with a prior slope of 1. The weights of the
+    average are the precisions of the two slopes; the prior slope has precision 1. The result is at
+    least 0. It is near 1 for few turns, and near 0 if the two credits do not correlate. The line
+    has an intercept, because both credits have positive means: a line through the origin would have
+    a positive slope without any correlation.
 
         E = 2 turns: 1.0.  Slope 0.2 with precision 3: (1 + 3 * 0.2) / (1 + 3) = 0.4
     """
-    scored_deviation = scored.double() - scored.double().mean()
-    executed_deviation = executed.double() - executed.double().mean()
+    scored_deviation = scored_credit.double() - scored_credit.double().mean()
+    executed_deviation = executed_credit.double() - executed_credit.double().mean()
     scored_squares = float((scored_deviation * scored_deviation).sum())
     slope = float((scored_deviation * executed_deviation).sum()) / max(
         scored_squares, MIN_SUM_OF_SQUARES
     )
     residual_squares = float(((executed_deviation - slope * scored_deviation) ** 2).sum())
-    # A line fits two turns exactly, and equal credit at all turns says nothing about the slope.
+    # The slope cannot be estimated from two turns, or from turns with equal executed credit.
     if (
         len(scored_deviation) < 3
         or float((executed_deviation * executed_deviation).sum()) < MIN_SUM_OF_SQUARES

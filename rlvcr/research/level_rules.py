@@ -1,8 +1,8 @@
 """Level rules: the policy chooses the thinking level, or a rule forces it.
 
 free       the policy chooses.
-level_1    level 1 in every turn; level_2 to level_4 alike.
-random     levels drawn at random, as often as the policy chooses each: independent of the state.
+level_1    level 1 in every turn (level_2, level_3, level_4: that level in every turn).
+random     levels drawn independently of the state, with the frequencies of the policy's choices.
 oracle     the required level that the environment names.
 """
 
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LevelRule:
-    """Rule that forces level k with probability ``shares[k - 1]``; else the policy chooses.
+    """Rule that forces level k with probability ``shares[k - 1]``; otherwise the policy chooses.
 
-    ``forces_required_level`` forces the required level instead; the policy chooses where the
-    environment names none. Raises ``ValueError`` for invalid shares.
+    With ``forces_required_level`` it forces the required level, and the policy chooses in turns
+    without a required level. Raises ``ValueError`` for invalid shares.
     """
 
     shares: tuple[float, ...] = (0.0,) * len(LEVELS)
@@ -40,22 +40,22 @@ class LevelRule:
             )
 
     @classmethod
-    def force_level(cls, level: int) -> "LevelRule":
+    def from_level(cls, level: int) -> "LevelRule":
         """Return the rule that forces ``level`` in every turn."""
-        return cls.force_like([level])
+        return cls.from_level_frequencies([level])
 
     @classmethod
-    def force_uniformly(cls, share: float) -> "LevelRule":
-        """Return the rule that forces a level, drawn uniformly, at this ``share`` of the turns."""
+    def from_uniform_share(cls, share: float) -> "LevelRule":
+        """Return the rule that forces a uniformly drawn level in a ``share`` of the turns."""
         return cls((share / len(LEVELS),) * len(LEVELS))
 
     @classmethod
-    def force_like(cls, levels: Sequence[int]) -> "LevelRule":
-        """Return the rule that forces each level with its frequency in ``levels`` (not empty)."""
+    def from_level_frequencies(cls, levels: Sequence[int]) -> "LevelRule":
+        """Return the rule that forces each level with its frequency in the non-empty ``levels``."""
         return cls(tuple(levels.count(level) / len(levels) for level in LEVELS))
 
     @property
-    def may_force(self) -> bool:
+    def can_force_level(self) -> bool:
         """False for the rule ``free``, under which the policy chooses in every turn."""
         return self.forces_required_level or any(self.shares)
 
@@ -79,7 +79,7 @@ class LevelRule:
 
 FREE_RULE = LevelRule()
 _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
-    f"level_{level}": LevelRule.force_level(level) for level in LEVELS
+    f"level_{level}": LevelRule.from_level(level) for level in LEVELS
 }
 
 
@@ -93,7 +93,7 @@ def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRul
         return _FIXED_RULES[name]
     if name == "random":
         chosen_levels = [step.level for step in turns if step.level and not step.level_forced]
-        return LevelRule.force_like(chosen_levels) if chosen_levels else None
+        return LevelRule.from_level_frequencies(chosen_levels) if chosen_levels else None
     if name == "oracle":
         is_known = any(step.needed_level is not None for step in turns)
         return LevelRule(forces_required_level=True) if is_known else None
@@ -126,6 +126,6 @@ def select_level_rules(
                 name,
                 _MISSING_REASONS[name],
             )
-        elif rule.may_force:
+        elif rule.can_force_level:
             rules[name] = rule
     return rules

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from verl.utils.commands import UsageError, run_reporting_mistakes
 
 EXCLUDED_PATHS = [".venv", ".git", ".mutants", "build", "runs"]
-# Variables that say where files are and how trackers work; none of them is a secret.
+# Environment variables for file locations and trackers. None of them is a secret.
 PASSED_VARIABLES = (
     "ALFWORLD_DATA",
     "HF_HOME",
@@ -43,9 +43,9 @@ PASSED_VARIABLES = (
     "WANDB_MODE",
     "WANDB_PROJECT",
 )
-PAUSE_S = 5.0
-NO_ANSWER_TIMEOUT_S = 600.0  # limit for a cluster that does not answer
-WRONG_SETTINGS = 2  # exit status of invalid settings, which another attempt would repeat
+POLL_INTERVAL_S = 5.0
+ANSWER_TIMEOUT_S = 600.0  # limit for a cluster that does not answer
+INVALID_SETTINGS_STATUS = 2  # exit status for invalid settings; another attempt would fail too
 
 
 class ClusterUnreachable(RuntimeError):
@@ -75,30 +75,32 @@ def main(argv: Sequence[str]) -> int:
     client = connect(address)
     module = [args.python, "-m", "verl.trainer.main_ppo", "--config-name", args.name]
     command = shlex.join([*module, "trainer.resume_mode=auto", *args.words])
-    runtime_env = runtime_env_of(args.words, args.env)
+    runtime_env = build_runtime_env(args.words, args.env)
     for attempts_left in range(args.attempts, -1, -1):
         details = submit_and_follow(client, command, runtime_env)
         if details.status == "SUCCEEDED":
             return 0
         status = details.driver_exit_code or 1
-        if details.status == "STOPPED" or status == WRONG_SETTINGS or not attempts_left:
+        if details.status == "STOPPED" or status == INVALID_SETTINGS_STATUS or not attempts_left:
             return status
         print(f"failed with status {status}; attempts left: {attempts_left}", file=sys.stderr)
     return 1
 
 
-def runtime_env_of(words: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
-    """Return Ray's runtime environment for the command ``words``.
+def build_runtime_env(overrides: Sequence[str], variable_names: Sequence[str]) -> dict[str, Any]:
+    """Return Ray's runtime environment for a run with ``overrides``.
 
-    It has the code without the excluded paths, and those environment variables of this process that
-    are in ``PASSED_VARIABLES`` or ``names``.
+    It contains the code without the excluded paths, and environment variables of this process: all
+    variables of ``PASSED_VARIABLES`` and ``variable_names`` that are set.
     """
-    values = [word.partition("=")[2].lstrip("[\"'") for word in words]
-    names_data = any(value.startswith(("data/", "./data/")) for value in values)
+    values = [word.partition("=")[2].lstrip("[\"'") for word in overrides]
+    uses_data_folder = any(value.startswith(("data/", "./data/")) for value in values)
     variables = {
-        name: os.environ[name] for name in (*PASSED_VARIABLES, *names) if name in os.environ
+        name: os.environ[name]
+        for name in (*PASSED_VARIABLES, *variable_names)
+        if name in os.environ
     }
-    excludes = EXCLUDED_PATHS if names_data else [*EXCLUDED_PATHS, "data"]
+    excludes = EXCLUDED_PATHS if uses_data_folder else [*EXCLUDED_PATHS, "data"]
     return {"working_dir": str(ROOT), "excludes": excludes, "env_vars": variables}
 
 
@@ -113,7 +115,7 @@ def connect(address: str) -> "JobSubmissionClient":
         is_dashboard = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
         is_dashboard = False
-    # Ray ends the process without an exception for some other forms.
+    # Refuse other addresses here: for some of them Ray ends the process without an exception.
     if not is_dashboard:
         raise UsageError(f"RAY_ADDRESS={address!r}: no URL of a dashboard; {allowed}")
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported
@@ -150,9 +152,9 @@ def submit_and_follow(
 def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
     """Print the log of ``job`` until it ends and return its details.
 
-    Raises ``ClusterUnreachable`` after ``NO_ANSWER_TIMEOUT_S`` without an answer.
+    Raises ``ClusterUnreachable`` after ``ANSWER_TIMEOUT_S`` without an answer.
     """
-    shown_length = 0
+    printed_length = 0
     last_answer_time = time.monotonic()
     while True:
         try:
@@ -160,17 +162,17 @@ def follow_job(client: "JobSubmissionClient", job: str) -> "JobDetails":
             details = client.get_job_info(job)
             log = client.get_job_logs(job)
         except (OSError, RuntimeError) as error:
-            if time.monotonic() - last_answer_time > NO_ANSWER_TIMEOUT_S:
+            if time.monotonic() - last_answer_time > ANSWER_TIMEOUT_S:
                 raise ClusterUnreachable(
-                    f"job {job}: no answer for {NO_ANSWER_TIMEOUT_S:g} s: {error}"
+                    f"job {job}: no answer for {ANSWER_TIMEOUT_S:g} s: {error}"
                 ) from error
         else:
             last_answer_time = time.monotonic()
-            print(log[shown_length:], end="", flush=True)
-            shown_length = len(log)
+            print(log[printed_length:], end="", flush=True)
+            printed_length = len(log)
             if details.status.is_terminal():
                 return details
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _raise_interrupt(_signal: int, _frame: object) -> None:

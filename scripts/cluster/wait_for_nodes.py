@@ -2,8 +2,8 @@
 
     RAY_ADDRESS=head:6379 python scripts/cluster/wait_for_nodes.py NODES [SECONDS]
 
-Exit status 1, and a line with the number of nodes, if some are missing after SECONDS (300).
-Exit status 2 for a mistake in the arguments.
+If nodes are missing after SECONDS (default: 300), the exit status is 1 and a line has the number of
+nodes that joined. The exit status is 2 for invalid arguments.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import ray
 
-PAUSE_S = 5.0
+POLL_INTERVAL_S = 5.0
 
 
 def main(argv: Sequence[str]) -> str | None:
@@ -23,28 +23,28 @@ def main(argv: Sequence[str]) -> str | None:
     parser.add_argument("nodes", type=int)
     parser.add_argument("seconds", type=float, nargs="?", default=300.0)
     args = parser.parse_args(argv)
-    num_nodes, patience_s = args.nodes, args.seconds
-    if num_nodes < 1 or not (math.isfinite(patience_s) and patience_s >= 0):
+    num_nodes, timeout_s = args.nodes, args.seconds
+    if num_nodes < 1 or not (math.isfinite(timeout_s) and timeout_s >= 0):
         parser.error(
-            f"nodes={num_nodes} seconds={patience_s:g}; allowed: at least 1 node, 0 s or more"
+            f"nodes={num_nodes} seconds={timeout_s:g}; allowed: at least 1 node, 0 s or more"
         )
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     alive_nodes = 0
     while True:
         try:
             ray.init(address="auto", log_to_driver=False)
             alive_nodes = sum(node["Alive"] for node in ray.nodes())
         except (ConnectionError, RuntimeError):
-            alive_nodes = 0  # the head does not run yet
+            alive_nodes = 0  # the head node has not started yet
         finally:
             ray.shutdown()
         if alive_nodes >= num_nodes:
             return None
         if time.monotonic() > deadline:
             return (
-                f"{alive_nodes} of {num_nodes} nodes joined the Ray cluster within {patience_s:g} s"
+                f"{alive_nodes} of {num_nodes} nodes joined the Ray cluster within {timeout_s:g} s"
             )
-        time.sleep(PAUSE_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Coverage of the intervals of a credit audit, by simulation:
 ``python -m scripts.dev.audit_coverage [REPETITIONS]``.
 
-Effects and scores are planted with a known correlation, part of which the points of a task share.
+Effects and scores are drawn at random with a known correlation. The points of one task have a part
+of their random values in common, as the turns of one task do in a real audit.
+
 Every repetition audits new points with ``audit_scores``. The table has the share of repetitions in
-which the 95% interval contains the true rank correlation, for all levels and chosen levels.
+which the 95% interval contains the true rank correlation, for all levels and for chosen levels.
 
 Scores and measured effects are jointly normal with correlation r, so the true rank correlation is
 ``6 / pi * asin(r / 2)``.
@@ -19,10 +21,10 @@ import numpy as np
 from rlvcr.levels import LEVELS
 from rlvcr.research.audit import AuditPoint, audit_scores
 
-SETTINGS = tuple(
+SIMULATIONS = tuple(
     itertools.product(((10, 10), (20, 5), (64, 2)), (0.0, 0.5, 0.9))
 )  # (tasks, points per task), correlation
-SHARED = 0.5  # share of the variance that the points of a task have in common
+TASK_VARIANCE_SHARE = 0.5  # share of the variance that the points of a task have in common
 REPETITIONS = 200
 RESAMPLES = 400
 
@@ -30,12 +32,15 @@ RESAMPLES = 400
 def plant_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
 ) -> list[AuditPoint]:
-    """Return points whose score ``planted`` correlates with the measured effects as given."""
-    mixing = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
-    of_task = rng.normal(size=(tasks, 1, len(LEVELS), 2))
-    of_point = rng.normal(size=(tasks, points_per_task, len(LEVELS), 2))
-    mixed = math.sqrt(SHARED) * of_task + math.sqrt(1 - SHARED) * of_point
-    values = mixed @ mixing.T
+    """Draw points with a score ``planted`` that has the given correlation with the effects."""
+    mixing_matrix = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
+    task_noise = rng.normal(size=(tasks, 1, len(LEVELS), 2))
+    point_noise = rng.normal(size=(tasks, points_per_task, len(LEVELS), 2))
+    independent_values = (
+        math.sqrt(TASK_VARIANCE_SHARE) * task_noise
+        + math.sqrt(1 - TASK_VARIANCE_SHARE) * point_noise
+    )
+    correlated_values = independent_values @ mixing_matrix.T
     chosen = rng.integers(1, len(LEVELS) + 1, size=(tasks, points_per_task))
     return [
         AuditPoint(
@@ -43,8 +48,8 @@ def plant_points(
             step=0,
             chosen=int(chosen[task, number]),
             won=True,
-            returns=tuple((float(effect),) for effect in values[task, number, :, 0]),
-            scores={"planted": tuple(values[task, number, :, 1].tolist())},
+            returns=tuple((float(effect),) for effect in correlated_values[task, number, :, 0]),
+            scores={"planted": tuple(correlated_values[task, number, :, 1].tolist())},
             task=str(task),
         )
         for task in range(tasks)
@@ -60,29 +65,34 @@ def measure_coverage(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the shares of intervals that contain the truth, for all and for chosen levels."""
+    """Return the shares of intervals that contain the true correlation.
+
+    The first share is for the correlation over all levels, the second for the chosen levels.
+    """
     rng = np.random.default_rng(seed)
-    truth = 6 / math.pi * math.asin(correlation / 2)
-    hits = np.zeros(2)
+    true_correlation = 6 / math.pi * math.asin(correlation / 2)
+    covered_counts = np.zeros(2)
     for _ in range(repetitions):
         points = plant_points(rng, tasks, points_per_task, correlation)
         scores = audit_scores(points, seed=int(rng.integers(2**31)), resamples=resamples).scores
-        (planted,) = (score for score in scores if score.name == "planted")
-        for column, interval in enumerate((planted.all_levels, planted.chosen)):
-            hits[column] += interval is not None and interval[1] <= truth <= interval[2]
-    all_levels, chosen = hits / repetitions
+        (planted_audit,) = (score for score in scores if score.name == "planted")
+        for column, interval in enumerate((planted_audit.all_levels, planted_audit.chosen)):
+            covered_counts[column] += (
+                interval is not None and interval[1] <= true_correlation <= interval[2]
+            )
+    all_levels, chosen = covered_counts / repetitions
     return float(all_levels), float(chosen)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the coverage of the intervals for each of the settings."""
+    """Print the coverage of the intervals for each of ``SIMULATIONS``."""
     repetitions = int(argv[0]) if argv else REPETITIONS
     print("tasks  points per task  correlation  all levels  chosen levels")
-    for (tasks, points_per_task), correlation in SETTINGS:
-        covered = measure_coverage(tasks, points_per_task, correlation, repetitions)
+    for (tasks, points_per_task), correlation in SIMULATIONS:
+        coverage = measure_coverage(tasks, points_per_task, correlation, repetitions)
         print(
             f"{tasks:5d}  {points_per_task:15d}  {correlation:11.1f}  "
-            f"{covered[0]:10.1%}  {covered[1]:13.1%}",
+            f"{coverage[0]:10.1%}  {coverage[1]:13.1%}",
             flush=True,
         )
     return 0

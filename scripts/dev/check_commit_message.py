@@ -11,27 +11,27 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-LONGEST_FIRST_LINE = 72  # characters
-LINES_WITHOUT_BODY = 30
-SCISSORS = "------------------------ >8 ------------------------"  # git cuts the message here
+MAX_FIRST_LINE_LENGTH = 72  # characters
+MAX_LINES_WITHOUT_BODY = 30  # changed lines
+SCISSORS_LINE = "------------------------ >8 ------------------------"  # git ignores the rest
 
 
-def message_problems(message: str, changed_lines: int) -> Iterator[str]:
+def find_message_problems(message: str, changed_lines: int) -> Iterator[str]:
     """Yield each rule that ``message`` breaks for a commit of ``changed_lines``."""
     subject, *body_lines = message.splitlines() or [""]
     if not subject:
         yield "the message is empty; fix: say in one line what the software now does"
-    if len(subject) > LONGEST_FIRST_LINE:
+    if len(subject) > MAX_FIRST_LINE_LENGTH:
         yield (
-            f"the first line has {len(subject)} characters; allowed: at most {LONGEST_FIRST_LINE}; "
-            "fix: shorten it, and move details to the body"
+            f"the first line has {len(subject)} characters; allowed: at most "
+            f"{MAX_FIRST_LINE_LENGTH}; fix: shorten it, and move details to the body"
         )
     if body_lines and body_lines[0]:
         yield "the second line is not empty; fix: leave a line empty below the first"
-    if changed_lines > LINES_WITHOUT_BODY and not any(body_lines):
+    if changed_lines > MAX_LINES_WITHOUT_BODY and not any(body_lines):
         yield (
-            f"there is no body; allowed: none up to {LINES_WITHOUT_BODY} changed lines, these are "
-            f"{changed_lines}; fix: say why, and what was measured, below an empty line"
+            f"there is no body; allowed: none up to {MAX_LINES_WITHOUT_BODY} changed lines, "
+            f"these are {changed_lines}; fix: say why, and what was measured, below an empty line"
         )
 
 
@@ -46,13 +46,13 @@ def count_changed_lines(numstat: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Check the message in the file that ``arguments`` name; 1 where it breaks a rule."""
+    """Check the message in the file ``arguments[0]``. Return 1 if it breaks a rule."""
     if (Path(_run_git("rev-parse", "--git-dir").strip()) / "MERGE_HEAD").exists():
         return 0
-    uncut_message = Path(arguments[0]).read_text(encoding="utf-8").partition(SCISSORS)[0]
+    uncut_message = Path(arguments[0]).read_text(encoding="utf-8").partition(SCISSORS_LINE)[0]
     message = _run_git("stripspace", "--strip-comments", text=uncut_message)
     changed_lines = count_changed_lines(_run_git("diff", "--cached", "--numstat", "-M"))
-    problems = list(message_problems(message, changed_lines))
+    problems = list(find_message_problems(message, changed_lines))
     sys.stderr.writelines(f"commit message: {problem}\n" for problem in problems)
     return 1 if problems else 0
 

@@ -14,8 +14,9 @@ only its own result. Each result is appended to RESULTS.jsonl as one JSON object
 
 Names that have a result are skipped, so an interrupted scan continues. To check a name again,
 remove its line. Prints one line per check and, at the end, the number of names of each outcome.
-"named" are problems of a name after which the command ``list`` prints a remark. The exit status is
-1 if another check found a problem or passed its deadline.
+
+The outcome "named" means that the check found problems, and that the command ``list`` prints a
+remark about this name. The exit status is 1 if any other check found a problem or did not finish.
 """
 
 import argparse
@@ -38,12 +39,12 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from agent_system.environments.cli.names import list_names, name_remarks
+from agent_system.environments.cli.names import collect_name_remarks, list_names
 
 COMMAND = (sys.executable, "-m", "agent_system.environments", "check")
-PROBLEM, REMARK = "WRONG: ", "open: "  # how the lines of the output start
-TIMED_OUT = -signal.SIGKILL
-PROBLEMS, NOT_FINISHED = "problems", "not finished"  # outcomes that need attention
+PROBLEM_PREFIX, REMARK_PREFIX = "WRONG: ", "open: "  # first characters of output lines
+TIMED_OUT_STATUS = -signal.SIGKILL
+PROBLEMS_OUTCOME, NOT_FINISHED_OUTCOME = "problems", "not finished"  # outcomes that need attention
 
 
 def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) -> dict[str, Any]:
@@ -51,8 +52,8 @@ def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) ->
 
     The child process and its descendants are killed after ``timeout_s`` seconds.
     """
-    started_s = time.monotonic()
-    # Files, not pipes: a process that survives the deadline would keep a pipe open.
+    start_time = time.monotonic()
+    # Use files instead of pipes: a process that survives the deadline would keep a pipe open.
     with (
         tempfile.TemporaryFile("w+", errors="replace") as stdout,
         tempfile.TemporaryFile("w+", errors="replace") as stderr,
@@ -64,18 +65,22 @@ def check_name(name: str, timeout_s: float, command: Sequence[str] = COMMAND) ->
                 status = child.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 _kill_tree(child.pid)
-                status = TIMED_OUT
+                status = TIMED_OUT_STATUS
         output, errors = _read_text(stdout), _read_text(stderr)
-    if status == TIMED_OUT:
+    if status == TIMED_OUT_STATUS:
         errors = f"not finished after {timeout_s:g} s"
     lines = output.splitlines()
-    problems = [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]
+    problems = [
+        line.removeprefix(PROBLEM_PREFIX) for line in lines if line.startswith(PROBLEM_PREFIX)
+    ]
     return {
         "name": name,
         "status": status,
-        "seconds": round(time.monotonic() - started_s, 1),
+        "seconds": round(time.monotonic() - start_time, 1),
         "problems": problems or ([line for line in errors.splitlines() if line] if status else []),
-        "remarks": [line.removeprefix(REMARK) for line in lines if line.startswith(REMARK)],
+        "remarks": [
+            line.removeprefix(REMARK_PREFIX) for line in lines if line.startswith(REMARK_PREFIX)
+        ],
     }
 
 
@@ -87,15 +92,15 @@ def _read_text(file: TextIO) -> str:
 def _kill_tree(pid: int) -> None:
     """Kill process ``pid`` and its descendants, in any process group."""
     process = psutil.Process(pid)
-    for one in (process, *process.children(recursive=True)):
+    for tree_process in (process, *process.children(recursive=True)):
         try:
-            one.kill()
+            tree_process.kill()
         except psutil.NoSuchProcess:
             continue
 
 
 def read_results(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the stored results by name. Ignore a line that an interruption cut off."""
+    """Return the stored results by name. Ignore incomplete lines of interrupted scans."""
     results: dict[str, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -109,7 +114,7 @@ def read_results(path: Path) -> dict[str, dict[str, Any]]:
 def append_result(path: Path, result: dict[str, Any]) -> None:
     """Append ``result`` to ``path`` as one line and write it to the disk."""
     with path.open("a+b") as file:
-        # An interruption may have left a line without its end.
+        # The last line may lack its newline after an interruption.
         file.seek(0, os.SEEK_END)
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -118,10 +123,13 @@ def append_result(path: Path, result: dict[str, Any]) -> None:
         file.write(json.dumps(result).encode() + b"\n")
 
 
-def _results_of(
+def _run_checks(
     names: Sequence[str], jobs: int, timeout_s: float, command: Sequence[str]
 ) -> Generator[dict[str, Any], None, None]:
-    """Yield the results as they arrive. When the generator is closed, start no further checks."""
+    """Check ``names`` in ``jobs`` threads, and yield each result as soon as its check ends.
+
+    When the generator is closed, no further check is started.
+    """
     pool = ThreadPoolExecutor(jobs)
     try:
         checks = [pool.submit(check_name, name, timeout_s, command) for name in names]
@@ -138,10 +146,10 @@ def check_names(
     timeout_s: float,
     command: Sequence[str] = COMMAND,
 ) -> dict[str, dict[str, Any]]:
-    """Check the names without a result in ``path``. Return the results of all ``names``."""
+    """Check the names that have no result in ``path``. Return the results of all ``names``."""
     results = read_results(path)
-    left = [name for name in names if name not in results]
-    with contextlib.closing(_results_of(left, jobs, timeout_s, command)) as new_results:
+    remaining_names = [name for name in names if name not in results]
+    with contextlib.closing(_run_checks(remaining_names, jobs, timeout_s, command)) as new_results:
         for result in new_results:
             append_result(path, result)
             results[result["name"]] = result
@@ -171,20 +179,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.timeout,
         (*COMMAND, f"--steps={args.steps}"),
     )
-    remarks = name_remarks()
+    remarks = collect_name_remarks()
     counts = collections.Counter(
         describe_outcome(result, name in remarks) for name, result in results.items()
     )
     summary = "; ".join(f"{outcome}: {count}" for outcome, count in sorted(counts.items()))
     sys.stdout.write(f"{len(results)} names; {summary}\n")
-    return 1 if counts[PROBLEMS] + counts[NOT_FINISHED] else 0
+    return 1 if counts[PROBLEMS_OUTCOME] + counts[NOT_FINISHED_OUTCOME] else 0
 
 
 def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:
     """Return the outcome of a check in one or two words."""
-    outcomes = {0: "no problem", 2: "not checked", TIMED_OUT: NOT_FINISHED}
-    outcome = outcomes.get(result["status"], PROBLEMS)
-    return "named" if outcome == PROBLEMS and has_remark else outcome
+    outcomes = {0: "no problem", 2: "not checked", TIMED_OUT_STATUS: NOT_FINISHED_OUTCOME}
+    outcome = outcomes.get(result["status"], PROBLEMS_OUTCOME)
+    return "named" if outcome == PROBLEMS_OUTCOME and has_remark else outcome
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from scripts.dev import language_words as words
-from scripts.dev.measure_code import FUNCTIONS, depth_of, find_docstrings
+from scripts.dev.measure_code import FUNCTIONS, compute_nesting_depth, find_docstrings
 
 PACKAGES = ("verl", "agent_system", "rlvcr", "scripts", "experiments")
-PAGES = ("docs/*.md", "README.md", "CONTRIBUTING.md")
-GAMES = "agent_system/environments/env_package/"
+PAGE_PATTERNS = ("docs/*.md", "README.md", "CONTRIBUTING.md")
+GAMES_FOLDER = "agent_system/environments/env_package/"
 # Highest allowed number of findings by kind. ``opening`` is a fraction of all docstrings, and
 # ``one_word`` a fraction of all functions.
 LIMITS = {
@@ -62,11 +62,12 @@ KINDS = {
     "long_file": "files above 600 lines",
 }
 OPENING = re.compile(r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b")
-QUOTATION = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
-# Keys, paths, overrides, options and identifiers inside prose are checked on their own, as names.
+QUOTED_TEXT = re.compile(r"```.*?```|``.*?``|`[^`]*`", re.DOTALL)
+# Keys, paths, overrides, options and identifiers in prose. They are removed before prose is
+# checked.
 CODE_WORD = re.compile(r'[\w/.-]*(?:\w[_=/.]\w|=)[\w/.=-]*|--[\w-]+|"\w+"(?=:)')
 SAMPLE_SIZES = {"docstrings": 100, "comments": 60, "identifiers": 100, "sentences": 60}
-DIRECTIVE = re.compile(r"#!|# *(noqa|type:|pyright)")  # comments for tools
+TOOL_COMMENT = re.compile(r"#!|# *(noqa|type:|pyright)")  # comments that only tools read
 
 
 class Finding(NamedTuple):
@@ -80,7 +81,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Totals:
-    """Numbers of all docstrings and functions, which turn counts into fractions."""
+    """Numbers of all docstrings and functions, for the computation of fractions."""
 
     docstrings: int = 0
     functions: int = 0
@@ -94,8 +95,8 @@ def _compile_patterns(*tables: str) -> tuple[re.Pattern[str], ...]:
     return tuple(re.compile(rf"\b(?:{word_pattern})\b") for word_pattern in word_patterns)
 
 
-def _pattern_tables(file: str, kind: str) -> tuple[str, ...]:
-    non_game_tables = () if file.startswith(GAMES) else ("BANNED_OUTSIDE_GAMES",)
+def _list_pattern_tables(file: str, kind: str) -> tuple[str, ...]:
+    non_game_tables = () if file.startswith(GAMES_FOLDER) else ("BANNED_OUTSIDE_GAMES",)
     return ("BANNED", *non_game_tables, f"BANNED_IN_{kind}")
 
 
@@ -105,24 +106,24 @@ def split_name(name: str) -> str:
     return " ".join(spaced_name.replace("_", " ").lower().split())
 
 
-def banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
-    """Yield a finding for each banned word in an identifier. Names in ``PUBLIC`` have none."""
+def find_banned_in_name(name: str, file: str, line: int) -> Iterator[Finding]:
+    """Yield a finding for each banned word in an identifier; names in ``PUBLIC`` are allowed."""
     if name.strip("_") in words.PUBLIC:
         return
     if name.strip("_") in words.BANNED_NAMES:
         yield Finding("banned", file, line, name)
         return
     text = split_name(name)
-    for pattern in _compile_patterns(*_pattern_tables(file, "NAMES")):
+    for pattern in _compile_patterns(*_list_pattern_tables(file, "NAMES")):
         if match := pattern.search(text):
             yield Finding("banned", file, line, f"{match[0]!r} in {name}")
 
 
-def banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
+def find_banned_in_text(text: str, file: str, line: int) -> Iterator[Finding]:
     """Yield a finding for each banned word of a prose text that starts in ``line``."""
-    unquoted_text = QUOTATION.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
+    unquoted_text = QUOTED_TEXT.sub(lambda match: "\n" * match[0].count("\n") + " ", text)
     prose = CODE_WORD.sub(" ", unquoted_text).lower()
-    for pattern in _compile_patterns(*_pattern_tables(file, "TEXT")):
+    for pattern in _compile_patterns(*_list_pattern_tables(file, "TEXT")):
         for match in pattern.finditer(prose):
             line_offset = prose.count("\n", 0, match.start())
             context = " ".join(prose[max(0, match.start() - 30) : match.end() + 30].split())
@@ -160,11 +161,13 @@ def check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, file: str) -> I
     lines = (node.end_lineno or node.lineno) - node.lineno + 1
     if lines > 60:
         yield Finding("long_function", file, node.lineno, f"{node.name}: {lines} lines")
-    if depth_of(node) > 3:
-        yield Finding("deep_nesting", file, node.lineno, f"{node.name}: {depth_of(node)} levels")
+    if compute_nesting_depth(node) > 3:
+        yield Finding(
+            "deep_nesting", file, node.lineno, f"{node.name}: {compute_nesting_depth(node)} levels"
+        )
 
 
-def defined_names(tree: ast.Module) -> dict[str, int]:
+def list_defined_names(tree: ast.Module) -> dict[str, int]:
     """Return the identifiers that a module defines, with the line of the first definition."""
     lines: dict[str, int] = {}
     for node in ast.walk(tree):
@@ -180,12 +183,12 @@ def defined_names(tree: ast.Module) -> dict[str, int]:
 
 
 def _find_messages(tree: ast.Module, file: str) -> Iterator[ast.Constant]:
-    """Yield the strings that are prose: they contain a space, and are no docstrings."""
+    """Yield the strings that contain a space and are no docstrings, such as messages."""
     docstrings = {docstring for _, docstring in find_docstrings(tree)}
-    roots: list[ast.AST] = [tree]
-    if file.startswith(GAMES):
-        roots = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
-    for node in (node for root in roots for node in ast.walk(root)):
+    searched_nodes: list[ast.AST] = [tree]
+    if file.startswith(GAMES_FOLDER):
+        searched_nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    for node in (node for root in searched_nodes for node in ast.walk(root)):
         match node:
             case ast.Constant(value=str(text)) if " " in text.strip() and node not in docstrings:
                 yield node
@@ -204,26 +207,26 @@ def check_module(path: Path, file: str, totals: Totals) -> Iterator[Finding]:
     tree = ast.parse(source)
     if source.count("\n") > 600:
         yield Finding("long_file", file, 1, f"{source.count(chr(10))} lines")
-    yield from banned_in_name(path.stem, file, 1)
+    yield from find_banned_in_name(path.stem, file, 1)
     docstrings = [docstring for _, docstring in find_docstrings(tree)]
     totals.docstrings += len(docstrings)
     for node in docstrings:
         yield from check_docstring(node, file)
-        yield from banned_in_text(str(node.value), file, node.lineno)
-    for name, line in defined_names(tree).items():
-        yield from banned_in_name(name, file, line)
+        yield from find_banned_in_text(str(node.value), file, node.lineno)
+    for name, line in list_defined_names(tree).items():
+        yield from find_banned_in_name(name, file, line)
     for node in _find_messages(tree, file):
-        yield from banned_in_text(str(node.value), file, node.lineno)
+        yield from find_banned_in_text(str(node.value), file, node.lineno)
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             totals.functions += not node.name.startswith("__")
             yield from check_function(node, file)
     for token in _find_comments(path):
-        yield from banned_in_text(token.string, file, token.start[0])
+        yield from find_banned_in_text(token.string, file, token.start[0])
 
 
-def same_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
-    """Yield the classes whose name a class of another file has too."""
+def find_duplicate_classes(root: Path, packages: tuple[str, ...]) -> Iterator[Finding]:
+    """Yield a finding for each class whose name is also the name of a class in another file."""
     class_positions: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for path, file in _list_modules(root, packages):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -246,18 +249,18 @@ def measure_language(
 ) -> tuple[list[Finding], Totals]:
     """Return all findings under ``root``, and the numbers of docstrings and functions."""
     totals = Totals()
-    findings = [*same_classes(root, packages)]
+    findings = [*find_duplicate_classes(root, packages)]
     for path, file in _list_modules(root, packages):
         findings += check_module(path, file, totals)
-    for pattern in PAGES:
+    for pattern in PAGE_PATTERNS:
         for path in sorted(root.glob(pattern)):
             file = path.relative_to(root).as_posix()
-            findings += banned_in_text(path.read_text(encoding="utf-8"), file, 1)
+            findings += find_banned_in_text(path.read_text(encoding="utf-8"), file, 1)
     return findings, totals
 
 
 def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
-    """Return the number of findings by kind: a fraction for ``opening`` and ``one_word``."""
+    """Return the number of findings by kind; for ``opening`` and ``one_word`` a fraction."""
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
     numbers["opening"] /= max(1, totals.docstrings)
@@ -265,7 +268,7 @@ def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
     return numbers
 
 
-def exceeded_limits(numbers: Mapping[str, float]) -> list[str]:
+def list_exceeded_limits(numbers: Mapping[str, float]) -> list[str]:
     """Return the kinds whose number is above its limit."""
     return [kind for kind, limit in LIMITS.items() if numbers[kind] > limit]
 
@@ -275,15 +278,16 @@ def _format_value(value: float) -> str:
 
 
 def format_findings(findings: list[Finding], totals: Totals) -> Iterator[str]:
-    """Yield the lines of the table and of the worst files."""
+    """Yield the lines of the table, and a list of the files with most findings."""
     numbers = count_findings(findings, totals)
     counts = Counter(finding.kind for finding in findings)
-    exceeded_kinds = exceeded_limits(numbers)
-    for kind, meaning in KINDS.items():
+    exceeded_kinds = list_exceeded_limits(numbers)
+    for kind, description in KINDS.items():
         limit = f"limit {_format_value(LIMITS[kind])}" if kind in LIMITS else ""
         limit_mark = "EXCEEDED" if kind in exceeded_kinds else ""
         value = _format_value(numbers[kind])
-        yield f"{kind:16} {counts[kind]:6} {value:>8}  {limit:12} {limit_mark:9} {meaning}".rstrip()
+        line = f"{kind:16} {counts[kind]:6} {value:>8}  {limit:12} {limit_mark:9} {description}"
+        yield line.rstrip()
     yield f"of {totals.docstrings} docstrings and {totals.functions} functions"
     counts_by_file = Counter(finding.file for finding in findings if finding.kind != "one_word")
     yield "files with most findings:"
@@ -305,8 +309,8 @@ def _describe_definition(node: ast.AST) -> str:
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (file, text) of every item that a blind reader may get, by kind.
 
-    A docstring stands below its signature, a comment among the lines around it, and an identifier
-    beside the line that defines it first.
+    A docstring stands below its signature, and a comment among the lines around it. An identifier
+    stands before the lines around its first definition, and a sentence after the one before it.
     """
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):
@@ -318,17 +322,21 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
             items["docstrings"].append((file, text))
         for token in _find_comments(path):
             row = token.start[0] - 1
-            if not DIRECTIVE.match(token.string):
+            if not TOOL_COMMENT.match(token.string):
                 items["comments"].append((file, "\n".join(lines[max(0, row - 1) : row + 4])))
-        for name, line in defined_names(tree).items():
+        for name, line in list_defined_names(tree).items():
             if len(name) > 1 and name[:2] != "__" and name not in ("self", "cls"):
-                items["identifiers"].append((file, f"{name}\n    {lines[line - 1].strip()}"))
+                context = "\n".join(lines[max(0, line - 3) : line + 2])
+                items["identifiers"].append((file, f"{name}\n{context}"))
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         for paragraph in text.split("\n\n"):
             if not paragraph.lstrip().startswith(("|", "#", "<!--")):
-                sentences = re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
-                items["sentences"] += [(path.name, s) for s in sentences if len(s.split()) >= 5]
+                sentences = re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split()))
+                for before, sentence in zip(["", *sentences], sentences, strict=False):
+                    if len(sentence.split()) >= 5:
+                        context = f"(before it: {before})\n" if before else ""
+                        items["sentences"].append((path.name, context + sentence))
     return items
 
 
@@ -360,7 +368,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         lines = list(format_findings(findings, totals))
     sys.stdout.write("\n".join(lines) + "\n")
-    return 1 if exceeded_limits(count_findings(findings, totals)) else 0
+    return 1 if list_exceeded_limits(count_findings(findings, totals)) else 0
 
 
 if __name__ == "__main__":

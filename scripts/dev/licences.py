@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PINNED = re.compile(r"^([\w.-]+)===?(\S+)", re.MULTILINE)
-CLASSIFIER = "License :: "
-LONGEST = 60  # characters; some packages give the full text of their licence
-HEAD = """# Licences of the dependencies
+PINNED_PACKAGE = re.compile(r"^([\w.-]+)===?(\S+)", re.MULTILINE)
+CLASSIFIER_PREFIX = "License :: "
+MAX_LICENCE_LENGTH = 60  # characters; some packages store the full text of their licence
+PAGE_HEAD = """# Licences of the dependencies
 
 What `requirements/cpu.txt` installs, as the packages themselves say.
 `python scripts/dev/licences.py` writes this page. RLVCR itself is under the Apache License 2.0
@@ -25,10 +25,10 @@ What `requirements/cpu.txt` installs, as the packages themselves say.
 """
 
 
-def licence_of(package: str) -> str:
+def get_licence(package: str) -> str:
     """Return the licence of ``package`` by its metadata; "" if it is not installed.
 
-    Order: licence expression, classifiers, free text.
+    The metadata fields are tried in this order: licence expression, classifiers, free text.
     """
     try:
         # The type stub does not declare the mapping methods of the metadata.
@@ -37,22 +37,24 @@ def licence_of(package: str) -> str:
         return ""
     expression = metadata.get("License-Expression")
     classifiers = [
-        line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER)
+        line for line in metadata.get_all("Classifier") or [] if line.startswith(CLASSIFIER_PREFIX)
     ]
-    names = [line.rpartition(" :: ")[2] for line in classifiers]
-    licence_text = (metadata.get("License") or "").strip().partition("\n")[0][:LONGEST]
-    return expression or ", ".join(names) or licence_text or "not stated"
+    classifier_licences = [line.rpartition(" :: ")[2] for line in classifiers]
+    licence_text = (metadata.get("License") or "").strip().partition("\n")[0][:MAX_LICENCE_LENGTH]
+    return expression or ", ".join(classifier_licences) or licence_text or "not stated"
 
 
-def licences_page(pinned: str) -> str:
-    """Return the page of the packages that the text of a requirements file pins."""
+def format_licences_page(requirements_text: str) -> str:
+    """Return the page with all packages that ``requirements_text`` pins."""
     rows = [
-        f"| {name} | {version} | {licence_of(name) or 'not installed here'} |"
-        for name, version in PINNED.findall(pinned)
+        f"| {name} | {version} | {get_licence(name) or 'not installed here'} |"
+        for name, version in PINNED_PACKAGE.findall(requirements_text)
     ]
-    return HEAD + "\n".join(rows) + "\n"
+    return PAGE_HEAD + "\n".join(rows) + "\n"
 
 
 if __name__ == "__main__":
-    pins = (ROOT / "requirements" / "cpu.txt").read_text()
-    (ROOT / "docs" / "reference" / "licences.md").write_text(licences_page(pins))
+    requirements_text = (ROOT / "requirements" / "cpu.txt").read_text()
+    (ROOT / "docs" / "reference" / "licences.md").write_text(
+        format_licences_page(requirements_text)
+    )

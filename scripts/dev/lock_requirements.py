@@ -1,13 +1,15 @@
-"""Pin the closure of the direct requirements into complete lists that ``pip install --no-deps``
-takes.
+"""Write complete lists of pinned packages for ``pip install --no-deps``.
+
+A list has the direct requirements of a ``.in`` file and all packages that they need.
 
     python scripts/dev/lock_requirements.py [--check]        cpu.in -> cpu.txt, as installed here
     python scripts/dev/lock_requirements.py --report FILE    gpu.in -> gpu.txt, as pip resolved them
     python scripts/dev/lock_requirements.py --report FILE --list docs    docs.in -> docs.txt
 
 The first form reads the metadata of the running interpreter, which must have all packages
-installed. The others need no GPU: they read the report of a dry run of pip. Remove the two sdists
-from gpu.in before, and pin torch with ``===`` if pip finds a CPU build:
+installed. The other forms read the report of a dry run of pip, so they need no GPU. Before the dry
+run, remove the two source distributions from gpu.in. If pip finds a CPU build of torch, pin torch
+with ``===``:
 
     pip install --dry-run --ignore-installed --report FILE -r requirements/gpu.in
 
@@ -79,70 +81,72 @@ class Package:
 
 
 class Metadata:
-    """Packages of a resolver report, and installed packages for all other names."""
+    """Metadata of packages by name: from pip's report, else from the installed package."""
 
     def __init__(self, report: Mapping[str, Any] | None = None) -> None:
-        self._reported: dict[str, Package] = {}
+        self._reported_packages: dict[str, Package] = {}
         for item in report["install"] if report else ():
             entry = item["metadata"]
             requires = tuple(entry.get("requires_dist", ()))
             package = Package(entry["name"], entry["version"], requires)
-            self._reported[canonicalize_name(package.name)] = package
+            self._reported_packages[canonicalize_name(package.name)] = package
 
     def __getitem__(self, name: str) -> Package:
         """Return the package called ``name``. Raises ``PackageNotFoundError``."""
         key = canonicalize_name(name)
-        if key in self._reported:
-            return self._reported[key]
+        if key in self._reported_packages:
+            return self._reported_packages[key]
         distribution = importlib.metadata.distribution(name)
         return Package(
             distribution.metadata["Name"], distribution.version, tuple(distribution.requires or ())
         )
 
 
-def direct_requirements(text: str) -> list[Requirement]:
+def parse_requirements(text: str) -> list[Requirement]:
     """Parse the requirements in the text of a ``.in`` file."""
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [Requirement(line) for line in lines if line]
 
 
-def applicable_requirements(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
-    """Yield the requirements of ``package`` on this machine, with ``extras``."""
+def iter_applicable_requirements(package: Package, extras: frozenset[str]) -> Iterator[Requirement]:
+    """Yield the requirements of ``package`` with ``extras`` that apply to this machine."""
     for text in package.requires:
         requirement = Requirement(text)
-        # A marker names one extra at a time, so it is tried with each of them and with none.
+        # A marker can be evaluated for one extra only, so try it without extra and with each extra.
         marker = requirement.marker
         if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             yield requirement
 
 
 def resolve_closure(
-    direct: list[Requirement], metadata: Metadata, excluded: Mapping[str, str]
+    direct_requirements: list[Requirement], metadata: Metadata, excluded: Mapping[str, str]
 ) -> list[Package]:
-    """Return all packages that ``direct`` needs, sorted by name.
+    """Return all packages that ``direct_requirements`` needs, sorted by name.
 
     Excluded packages, and packages that only they need, are not included.
     """
     packages: dict[str, Package] = {}
-    visited: set[tuple[str, frozenset[str]]] = set()
-    pending_requirements = list(direct)
+    visited_keys: set[tuple[str, frozenset[str]]] = set()
+    pending_requirements = list(direct_requirements)
     while pending_requirements:
         requirement = pending_requirements.pop()
-        # Extras are part of the key: another extra adds requirements.
+        # The key contains the extras, because the same package with other extras has more needs.
         key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
-        if key in visited or any(fnmatch.fnmatch(key[0], pattern) for pattern in excluded):
+        if key in visited_keys or any(fnmatch.fnmatch(key[0], pattern) for pattern in excluded):
             continue
-        visited.add(key)
+        visited_keys.add(key)
         packages[key[0]] = metadata[requirement.name]
-        pending_requirements += applicable_requirements(packages[key[0]], key[1])
+        pending_requirements += iter_applicable_requirements(packages[key[0]], key[1])
     return sorted(packages.values(), key=lambda package: package.name.lower())
 
 
-def unmet_requirements(direct: list[Requirement], packages: list[Package]) -> list[str]:
+def list_unmet_requirements(
+    direct_requirements: list[Requirement], packages: list[Package]
+) -> list[str]:
     """Return a line for each direct requirement that the pinned versions do not meet."""
     versions = {canonicalize_name(package.name): package.version for package in packages}
     unmet_lines = []
-    for item in direct:
+    for item in direct_requirements:
         version = versions[canonicalize_name(item.name)]
         if version not in item.specifier:
             unmet_lines.append(f"required: {item}; pinned version: {version}")
@@ -172,9 +176,9 @@ def main() -> int:
         header = CPU_HEADER
         excluded = EXCLUDED | EXCLUDED_ON_CPU
         metadata = Metadata()
-    direct = direct_requirements((FOLDER / f"{name}.in").read_text())
-    packages = resolve_closure(direct, metadata, excluded)
-    unmet_lines = unmet_requirements(direct, packages)
+    direct_requirements = parse_requirements((FOLDER / f"{name}.in").read_text())
+    packages = resolve_closure(direct_requirements, metadata, excluded)
+    unmet_lines = list_unmet_requirements(direct_requirements, packages)
     if unmet_lines:
         sys.stderr.write("\n".join(unmet_lines) + "\n")
         return 1

@@ -2,9 +2,9 @@
 
     python scripts/dev/measure_code.py
 
-The tests are not counted. A line of code is no blank line, no comment and no part of a docstring.
-Its characters are counted without indentation. A package is in a cycle if imports lead from it back
-to itself over other packages of the same depth. The composition root (``verl.trainer.launch`` and
+The tests are not counted. Blank lines, comments and docstrings are no lines of code. Characters of
+a line are counted without indentation. A package is in a cycle if it imports itself through other
+packages of the same depth. The composition root (``verl.trainer.launch`` and
 the entry points above it) imports all packages, so it counts as a separate package.
 """
 
@@ -30,16 +30,16 @@ class Tally:
 
     file_lines: list[int] = field(default_factory=list)
     function_lines: list[int] = field(default_factory=list)
-    nesting: int = 0
+    max_nesting: int = 0
     code_lines: int = 0
-    characters: int = 0
-    comments: int = 0
+    code_characters: int = 0
+    comment_lines: int = 0
     tuple_assignments: int = 0
-    parameters: int = 0
-    parameters_any: int = 0
+    typed_parameters: int = 0
+    any_parameters: int = 0
 
 
-def source_files() -> list[Path]:
+def list_source_files() -> list[Path]:
     """Return the Python files of the packages, ``scripts`` and ``experiments``."""
     folders = (*PACKAGES, "scripts", "experiments")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
@@ -55,10 +55,10 @@ def find_docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.Constant]]:
                 yield node, docstring
 
 
-def depth_of(node: ast.AST, depth: int = 0) -> int:
-    """Return the depth of the blocks below ``node``. Functions inside it do not count.
+def compute_nesting_depth(node: ast.AST, depth: int = 0) -> int:
+    """Return the nesting depth of the blocks in ``node``, without functions and classes inside it.
 
-    An ``elif`` is as deep as its ``if``.
+    An ``elif`` has the depth of its ``if``.
     """
     deepest = depth
     elifs = node.orelse if isinstance(node, ast.If) and len(node.orelse) == 1 else []
@@ -66,46 +66,49 @@ def depth_of(node: ast.AST, depth: int = 0) -> int:
         if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
             continue
         is_elif = isinstance(child, ast.If) and child in elifs
-        deepest = max(deepest, depth_of(child, depth + (isinstance(child, BLOCKS) and not is_elif)))
+        deepest = max(
+            deepest,
+            compute_nesting_depth(child, depth + (isinstance(child, BLOCKS) and not is_elif)),
+        )
     return deepest
 
 
 def measure_file(path: Path, tally: Tally) -> None:
-    """Add the file ``path`` to ``tally``."""
+    """Add the counts and sizes of the file ``path`` to ``tally``."""
     text = path.read_text()
     tree = ast.parse(text)
-    documentation: set[int] = set()
+    docstring_lines: set[int] = set()
     for _, docstring in find_docstrings(tree):
-        documentation.update(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
+        docstring_lines.update(range(docstring.lineno, (docstring.end_lineno or 0) + 1))
     lines = text.splitlines()
     tally.file_lines.append(len(lines))
     for line_number, line in enumerate(lines, 1):
         stripped = line.strip()
-        # Lines of a string that begin with # count as comments too, which is rare.
+        # Lines inside a string that begin with # are counted too, but they are rare.
         if stripped.startswith("#"):
-            tally.comments += 1
-        elif stripped and line_number not in documentation:
+            tally.comment_lines += 1
+        elif stripped and line_number not in docstring_lines:
             tally.code_lines += 1
-            tally.characters += len(stripped)
+            tally.code_characters += len(stripped)
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             tally.function_lines.append((node.end_lineno or node.lineno) - node.lineno + 1)
-            tally.nesting = max(tally.nesting, depth_of(node))
+            tally.max_nesting = max(tally.max_nesting, compute_nesting_depth(node))
         elif isinstance(node, ast.Assign):
-            # Target and value are tuples: several statements in one line. Unpacking the result of a
-            # call is not counted.
+            # Count assignments of a tuple to a tuple, which are several statements in one line. Do
+            # not count the unpacking of a call's result.
             is_tuple_assignment = isinstance(node.targets[0], ast.Tuple) and isinstance(
                 node.value, ast.Tuple
             )
             tally.tuple_assignments += is_tuple_assignment
         elif isinstance(node, ast.arg) and node.annotation is not None:
-            tally.parameters += 1
+            tally.typed_parameters += 1
             # Count ``Any`` alone, not ``dict[str, Any]`` or ``Any | None``.
             is_any = isinstance(node.annotation, ast.Name) and node.annotation.id == "Any"
-            tally.parameters_any += is_any
+            tally.any_parameters += is_any
 
 
-def package_at_depth(module: str, depth: int) -> str:
+def get_package_at_depth(module: str, depth: int) -> str:
     """Return the package of ``module`` at ``depth``, or the composition root.
 
     ``verl.utils.files`` at depth 2 gives ``verl.utils``.
@@ -115,22 +118,22 @@ def package_at_depth(module: str, depth: int) -> str:
     return ".".join(module.split(".")[:depth])
 
 
-def packages_in_a_cycle(graph: grimp.ImportGraph, depth: int) -> tuple[list[str], int]:
+def find_cyclic_packages(graph: grimp.ImportGraph, depth: int) -> tuple[list[str], int]:
     """Return the packages of ``depth`` in import cycles, and the number of all packages."""
     imports: dict[str, set[str]] = {}
     for module in graph.modules:
-        importer = package_at_depth(module, depth)
+        importer = get_package_at_depth(module, depth)
         imports.setdefault(importer, set())
         for imported in graph.find_modules_directly_imported_by(module):
-            imported_package = package_at_depth(imported, depth)
+            imported_package = get_package_at_depth(imported, depth)
             if imported_package != importer:
                 imports[importer].add(imported_package)
-    cyclic = [name for name in imports if name in reachable_packages(imports, name)]
+    cyclic_packages = [name for name in imports if name in find_reachable_packages(imports, name)]
     packages = {name for name in imports if (ROOT / name.replace(".", "/")).is_dir()}
-    return sorted(packages & set(cyclic)), len(packages)
+    return sorted(packages & set(cyclic_packages)), len(packages)
 
 
-def reachable_packages(imports: dict[str, set[str]], start: str) -> set[str]:
+def find_reachable_packages(imports: dict[str, set[str]], start: str) -> set[str]:
     """Return all packages that ``start`` imports, directly or indirectly."""
     reachable_names: set[str] = set()
     pending_names = list(imports[start])
@@ -143,40 +146,51 @@ def reachable_packages(imports: dict[str, set[str]], start: str) -> set[str]:
     return reachable_names
 
 
-def table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
+def format_table_rows(tally: Tally) -> Iterator[tuple[str, str]]:
     """Yield the lines of the table as (label, value)."""
-    functions = sorted(tally.function_lines)
+    function_lengths = sorted(tally.function_lines)
     lines = sum(tally.file_lines)
     yield "files / lines", f"{len(tally.file_lines)} / {lines:,}"
-    files = sorted(tally.file_lines)
-    median = statistics.median(files)
-    yield "file median / p90 / max", f"{median:.0f} / {files[len(files) * 9 // 10]} / {files[-1]}"
-    middle = statistics.median(functions)
-    p99 = functions[len(functions) * 99 // 100]
-    yield "function median / p99 / max", f"{middle:.0f} / {p99} / {functions[-1]}"
-    yield "deepest nesting", str(tally.nesting)
-    yield "characters per line of code", f"{tally.characters / tally.code_lines:.1f}"
-    per_thousand = 1000 * tally.tuple_assignments / tally.code_lines
-    yield "tuple assignments per 1,000 lines", f"{per_thousand:.1f}"
-    yield "whole-line comments", f"{100 * tally.comments / lines:.1f}%"
-    percent = 100 * tally.parameters_any / tally.parameters
-    yield "parameters typed Any", f"{tally.parameters_any} of {tally.parameters:,} ({percent:.1f}%)"
+    file_lengths = sorted(tally.file_lines)
+    file_median = statistics.median(file_lengths)
+    yield (
+        "file median / p90 / max",
+        f"{file_median:.0f} / {file_lengths[len(file_lengths) * 9 // 10]} / {file_lengths[-1]}",
+    )
+    function_median = statistics.median(function_lengths)
+    function_p99 = function_lengths[len(function_lengths) * 99 // 100]
+    yield (
+        "function median / p99 / max",
+        f"{function_median:.0f} / {function_p99} / {function_lengths[-1]}",
+    )
+    yield "deepest nesting", str(tally.max_nesting)
+    yield "characters per line of code", f"{tally.code_characters / tally.code_lines:.1f}"
+    tuple_assignments_per_1000 = 1000 * tally.tuple_assignments / tally.code_lines
+    yield "tuple assignments per 1,000 lines", f"{tuple_assignments_per_1000:.1f}"
+    yield "whole-line comments", f"{100 * tally.comment_lines / lines:.1f}%"
+    any_percent = 100 * tally.any_parameters / tally.typed_parameters
+    yield (
+        "parameters typed Any",
+        f"{tally.any_parameters} of {tally.typed_parameters:,} ({any_percent:.1f}%)",
+    )
 
 
 def main() -> int:
     """Measure all files and print the table."""
     tally = Tally()
-    for path in source_files():
+    for path in list_source_files():
         measure_file(path, tally)
-    for label, value in table_rows(tally):
+    for label, value in format_table_rows(tally):
         print(f"{label:<36}{value}")
     sys.path.insert(0, str(ROOT))
-    # Imports that only type checkers see bind nothing at run time.
+    # Imports for type checkers are not executed, so they cause no cycle.
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     for depth in (1, 2, 3):
-        cyclic, count = packages_in_a_cycle(graph, depth)
-        names = f"  {', '.join(cyclic)}" if cyclic else ""
-        print(f"{f'packages in a cycle, depth {depth}':<36}{len(cyclic)} of {count}{names}")
+        cyclic_packages, count = find_cyclic_packages(graph, depth)
+        names = f"  {', '.join(cyclic_packages)}" if cyclic_packages else ""
+        print(
+            f"{f'packages in a cycle, depth {depth}':<36}{len(cyclic_packages)} of {count}{names}"
+        )
     return 0
 
 

@@ -10,7 +10,10 @@ from fnmatch import fnmatchcase
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric, or several: ``*`` in ``name`` stands for any text. ``over``: the averaged items."""
+    """Declaration of a metric, or of several: ``*`` in ``name`` stands for any text.
+
+    ``over`` names the items over which the metric is averaged.
+    """
 
     name: str
     formula: str
@@ -22,67 +25,91 @@ def _specs_of_unit(unit: str, *rows: tuple[str, str, str]) -> tuple[MetricSpec, 
     return tuple(MetricSpec(name, formula, over, unit) for name, formula, over in rows)
 
 
-GRADED = "graded trajectories (`val/graded`)"
-GRADED_IN_TRAINING = "graded trajectories (`episode/graded`)"
-GRADED_WITH_IT = "graded trajectories that have it"
-TOKENS = "sampled tokens"
-CREDITED = "tokens with a thinking advantage"
-OPTIMIZER = "`actor/optimizer_steps`"
+GRADED_TRAJECTORIES = "graded trajectories (`val/graded`)"
+GRADED_TRAINING_TRAJECTORIES = "graded trajectories (`episode/graded`)"
+GRADED_TRAJECTORIES_WITH_VALUE = "graded trajectories that have it"
+SAMPLED_TOKENS = "sampled tokens"
+CREDITED_TOKENS = "tokens with a thinking advantage"
+OPTIMIZER_STEPS = "`actor/optimizer_steps`"
 STEP = "step"
-EVERY = "all trajectories (`rollout/trajectories`)"
+ALL_TRAJECTORIES = "all trajectories (`rollout/trajectories`)"
 SPECS: tuple[MetricSpec, ...] = (
     *_specs_of_unit(
         "share",
-        ("val/success_rate*", "successes / trajectories; 95% bootstrap bounds over tasks", GRADED),
+        (
+            "val/success_rate*",
+            "successes / trajectories; 95% bootstrap bounds over tasks",
+            GRADED_TRAJECTORIES,
+        ),
         ("val/*/success_rate*", "the same of a data source or of a rule of levels", "its `graded`"),
         ("val/*/pass@*", "the same of a data source", "its graded samples"),
         ("val/*/maj@*", "the same of a data source", "its graded samples"),
         ("val/pass@*", "chance that one of K samples succeeds", "tasks with K graded samples"),
         ("val/maj@*", "success of the answer that most of K give", "tasks with K graded samples"),
-        ("episode/success_rate", "successes / trajectories", GRADED_IN_TRAINING),
+        ("episode/success_rate", "successes / trajectories", GRADED_TRAINING_TRAJECTORIES),
         ("episode/*/success_rate", "the same of a data source", "`episode/<source>/graded`"),
-        ("episode/valid_action_ratio", "turns with a valid action / turns", GRADED_IN_TRAINING),
-        ("rollout/active_ratio", "mean time in flight / duration of the rollout", EVERY),
-        ("rollout/truncated_*", "trajectories that ended for the reason / all", EVERY),
+        (
+            "episode/valid_action_ratio",
+            "turns with a valid action / turns",
+            GRADED_TRAINING_TRAJECTORIES,
+        ),
+        ("rollout/active_ratio", "mean time in flight / duration of the rollout", ALL_TRAJECTORIES),
+        ("rollout/truncated_*", "trajectories that ended for the reason / all", ALL_TRAJECTORIES),
         ("*/level_share_*", "turns at the level / turns with a level", "`rlvcr/level_steps`"),
         ("val/levels_in/*/share_*", "turns at the level / turns", "its `steps`"),
         ("rlvcr/level_success_*", "turns of successful trajectories / turns", "the level's turns"),
-        ("rlvcr/level_forced_share", "turns with a forced level / turns", GRADED_IN_TRAINING),
-        ("rlvcr/parse_fail_*", "turns that failed so / turns", GRADED_IN_TRAINING),
+        (
+            "rlvcr/level_forced_share",
+            "turns with a forced level / turns",
+            GRADED_TRAINING_TRAJECTORIES,
+        ),
+        ("rlvcr/parse_fail_*", "turns that failed so / turns", GRADED_TRAINING_TRAJECTORIES),
         ("rlvcr/executed_dropped", "alternatives without a value / alternatives", "executed"),
         ("rlvcr/dropped_*", "alternatives dropped for the reason / alternatives", "sampled ones"),
-        ("rlvcr/credited_token_share", "tokens with a thinking advantage / tokens", TOKENS),
+        ("rlvcr/credited_token_share", "tokens with a thinking advantage / tokens", SAMPLED_TOKENS),
         (
             "rlvcr/sign_flip_share",
             "tokens whose sign it changed / tokens",
             "tokens with a thinking advantage and a trajectory advantage other than 0",
         ),
-        ("rlvcr/thinking_share", "size of thinking advantages / sizes of both parts", CREDITED),
-        ("actor/pg_clipfrac", "tokens clipped by the ratio / tokens", TOKENS),
-        ("actor/pg_clipfrac_lower", "tokens clipped by `clip_ratio_c` / tokens", TOKENS),
-        ("critic/vf_clipfrac", "tokens whose value was clipped / tokens", TOKENS),
+        (
+            "rlvcr/thinking_share",
+            "size of thinking advantages / sizes of both parts",
+            CREDITED_TOKENS,
+        ),
+        ("actor/pg_clipfrac", "tokens clipped by the ratio / tokens", SAMPLED_TOKENS),
+        ("actor/pg_clipfrac_lower", "tokens clipped by `clip_ratio_c` / tokens", SAMPLED_TOKENS),
+        ("critic/vf_clipfrac", "tokens whose value was clipped / tokens", SAMPLED_TOKENS),
         ("critic/rows_without_advantage", "rows whose advantages are all 0 / rows", "rows"),
         (
             "critic/groups_of_equal_returns",
             "groups with one return / groups",
             "groups of 2 or more",
         ),
-        ("rollout_corr/rollout_is_ratio_fraction_high", "truncated tokens / tokens", TOKENS),
-        ("rollout_corr/rollout_is_eff_sample_size", "(sum w)^2 / (n sum w^2)", TOKENS),
-        ("rollout_corr/rollout_rs_masked_fraction", "rejected tokens / tokens", TOKENS),
-        ("training/rollout_probs_diff_*", "|p of engine - p of trainer|: mean, max, std", TOKENS),
+        (
+            "rollout_corr/rollout_is_ratio_fraction_high",
+            "truncated tokens / tokens",
+            SAMPLED_TOKENS,
+        ),
+        ("rollout_corr/rollout_is_eff_sample_size", "(sum w)^2 / (n sum w^2)", SAMPLED_TOKENS),
+        ("rollout_corr/rollout_rs_masked_fraction", "rejected tokens / tokens", SAMPLED_TOKENS),
+        (
+            "training/rollout_probs_diff_*",
+            "|p of engine - p of trainer|: mean, max, std",
+            SAMPLED_TOKENS,
+        ),
         ("perf/mfu/*", "`perf/tflops` of the role / peak of the device", "update of the role"),
         ("val/*_change*", "difference / value of the other rule", "tasks graded on both sides"),
     ),
     *_specs_of_unit(
         "reward",
-        ("val/episode_reward", "mean return", GRADED),
+        ("val/episode_reward", "mean return", GRADED_TRAJECTORIES),
         ("val/*/episode_reward", "the same of a data source", "`val/<source>/graded`"),
         ("val/*/best@*", "expected best return of K samples of a data source", "its tasks"),
         ("val/best@*", "expected best return of K samples", "tasks with K graded samples"),
         ("val/reward/*", "mean, max, min of a named reward", "its `graded`"),
         ("reward/*", "mean, max, min of a named reward", "its `graded`"),
-        ("episode/reward*", "mean, max, min return", GRADED_IN_TRAINING),
+        ("episode/reward*", "mean, max, min return", GRADED_TRAINING_TRAJECTORIES),
         ("critic/score/*", "mean, max, min of the rows' scores", "rows"),
         ("critic/rewards/*", "scores minus the KL penalty", "rows"),
         ("critic/advantages/*", "mean, max, min", "sampled tokens"),
@@ -111,19 +138,23 @@ SPECS: tuple[MetricSpec, ...] = (
         ("training/global_step", "training steps so far", "-"),
         ("training/epoch", "epochs of the training tasks so far", "-"),
         ("actor/optimizer_steps", "optimizer steps of the update, skipped ones included", "-"),
-        ("actor/skipped_steps", "steps skipped for a gradient that is not finite", OPTIMIZER),
-        ("actor/zero_steps", "steps whose rows have no advantage and no other loss", OPTIMIZER),
+        ("actor/skipped_steps", "steps skipped for a gradient that is not finite", OPTIMIZER_STEPS),
+        (
+            "actor/zero_steps",
+            "steps whose rows have no advantage and no other loss",
+            OPTIMIZER_STEPS,
+        ),
         ("rlvcr/expanded_steps", "turns with alternative thoughts", "-"),
         ("rlvcr/executed_steps", "turns with an executed alternative", "-"),
         ("rlvcr/valid_contexts_mean", "scored thoughts / turns", "`rlvcr/expanded_steps`"),
     ),
     *_specs_of_unit(
         "tokens",
-        ("rollout/tokens_per_episode", "sampled tokens / trajectories", EVERY),
-        ("val/tokens_per_episode", "sampled tokens / trajectories", GRADED),
+        ("rollout/tokens_per_episode", "sampled tokens / trajectories", ALL_TRAJECTORIES),
+        ("val/tokens_per_episode", "sampled tokens / trajectories", GRADED_TRAJECTORIES),
         ("val/levels/*tokens_per_episode", "sampled tokens / trajectories", "its `graded`"),
         ("*tokens_per_step*", "tokens of turns / turns", "graded trajectories"),
-        ("episode/turn_tokens", "sampled tokens / turns", GRADED_IN_TRAINING),
+        ("episode/turn_tokens", "sampled tokens / turns", GRADED_TRAINING_TRAJECTORIES),
         ("response_length/*", "mean, max, min of the rows", "rows"),
         ("prompt_length/*", "mean, max, min of the rows", "rows"),
         ("rlvcr/thought_tokens_mean", "tokens of thoughts / thoughts", "turns with a thought"),
@@ -138,7 +169,7 @@ SPECS: tuple[MetricSpec, ...] = (
     *_specs_of_unit(
         "turns",
         ("*/episode_length", "turns / trajectories", "graded trajectories"),
-        ("episode/length", "turns / trajectories", GRADED_IN_TRAINING),
+        ("episode/length", "turns / trajectories", GRADED_TRAINING_TRAJECTORIES),
         ("val/levels_in/*/steps", "turns with a level", "-"),
     ),
     *_specs_of_unit(
@@ -164,22 +195,38 @@ SPECS: tuple[MetricSpec, ...] = (
         ("perf/time_per_step", "duration of the step", STEP),
         ("perf/engine_busy_s", "time in which engines sampled, summed over engines", STEP),
         ("perf/update_*_seconds", "duration of the role's update", STEP),
-        ("rollout/*_wait_s", "mean wait of a trajectory", EVERY),
+        ("rollout/*_wait_s", "mean wait of a trajectory", ALL_TRAJECTORIES),
     ),
     *_specs_of_unit(
         "number",
-        ("val/env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
-        ("env/*/mean", "mean of the last value of a number in `info`", GRADED_WITH_IT),
+        (
+            "val/env/*/mean",
+            "mean of the last value of a number in `info`",
+            GRADED_TRAJECTORIES_WITH_VALUE,
+        ),
+        (
+            "env/*/mean",
+            "mean of the last value of a number in `info`",
+            GRADED_TRAJECTORIES_WITH_VALUE,
+        ),
         ("*/level_information*", "mutual information of level and situation, nats", "turns"),
-        ("rollout/policy_version", "mean version of the weights that sampled", TOKENS),
-        ("rollout/policy_version_min", "oldest version of the weights that sampled", TOKENS),
-        ("training/staleness", "updates since the weights that sampled, mean", TOKENS),
-        ("training/staleness_max", "updates since the weights that sampled, most", TOKENS),
-        ("training/rollout_log_probs_diff_max", "largest |log p difference|, nats", TOKENS),
-        ("rollout_corr/kl", "mean of log p of engine - log p of trainer, nats", TOKENS),
-        ("rollout_corr/k3_kl", "mean of r - 1 - log r, r = p of trainer / p of engine", TOKENS),
+        ("rollout/policy_version", "mean version of the weights that sampled", SAMPLED_TOKENS),
+        (
+            "rollout/policy_version_min",
+            "oldest version of the weights that sampled",
+            SAMPLED_TOKENS,
+        ),
+        ("training/staleness", "updates since the weights that sampled, mean", SAMPLED_TOKENS),
+        ("training/staleness_max", "updates since the weights that sampled, most", SAMPLED_TOKENS),
+        ("training/rollout_log_probs_diff_max", "largest |log p difference|, nats", SAMPLED_TOKENS),
+        ("rollout_corr/kl", "mean of log p of engine - log p of trainer, nats", SAMPLED_TOKENS),
+        (
+            "rollout_corr/k3_kl",
+            "mean of r - 1 - log r, r = p of trainer / p of engine",
+            SAMPLED_TOKENS,
+        ),
         ("rollout_corr/ppl_ratio", "perplexity of trainer / of engine, mean", "sequences"),
-        ("rollout_corr/rollout_is_*", "weight of the correction: mean, min, max", TOKENS),
+        ("rollout_corr/rollout_is_*", "weight of the correction: mean, min, max", SAMPLED_TOKENS),
         ("val/*_difference*", "value minus that of the other rule", "tasks graded on both sides"),
         ("val/levels_in/*/needed_level", "mean required level", "its `steps`"),
         ("rlvcr/score_logprob", "log-prob of the action under its thought", "scored turns"),
@@ -188,28 +235,28 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/executed_advantage_abs_mean", "mean |executed credit|", "`rlvcr/executed_steps`"),
         ("rlvcr/executed_slope", "slope of executed credit on the score", "`rlvcr/executed_steps`"),
         ("rlvcr/executed_correlation", "rank correlation of both", "`rlvcr/executed_steps`"),
-        ("rlvcr/trajectory_advantage_abs_mean", "mean |trajectory advantage|", CREDITED),
+        ("rlvcr/trajectory_advantage_abs_mean", "mean |trajectory advantage|", CREDITED_TOKENS),
         ("rlvcr/posterior_of_chosen", "mean posterior of the drawn level", "its turns"),
         ("rlvcr/posterior_shift", "mean distance of posterior and policy", "its turns"),
         ("rlvcr/group_price_share", "turns with a partner / turns", "turns"),
         ("rlvcr/group_price_abs_mean", "mean |price of the turn's tokens|", "turns"),
-        ("rlvcr/thinking_advantage_abs_mean", "mean |thinking advantage|", CREDITED),
-        ("rlvcr/cost_share_mean", "mean price share of the thinking advantage", CREDITED),
-        ("actor/pg_loss", "policy loss, summed as `loss_agg_mode` says", TOKENS),
-        ("actor/ppo_kl", "mean of old - new log-prob", TOKENS),
-        ("actor/kl_loss", "KL to the reference in the loss", TOKENS),
-        ("actor/reward_kl_penalty", "KL to the reference in the reward", TOKENS),
+        ("rlvcr/thinking_advantage_abs_mean", "mean |thinking advantage|", CREDITED_TOKENS),
+        ("rlvcr/cost_share_mean", "mean price share of the thinking advantage", CREDITED_TOKENS),
+        ("actor/pg_loss", "policy loss, summed as `loss_agg_mode` says", SAMPLED_TOKENS),
+        ("actor/ppo_kl", "mean of old - new log-prob", SAMPLED_TOKENS),
+        ("actor/kl_loss", "KL to the reference in the loss", SAMPLED_TOKENS),
+        ("actor/reward_kl_penalty", "KL to the reference in the reward", SAMPLED_TOKENS),
         ("actor/reward_kl_penalty_coeff", "its coefficient", STEP),
         ("actor/price_multiplier", "factor of all token prices", STEP),
-        ("actor/entropy", "mean entropy of the next token, nats", TOKENS),
+        ("actor/entropy", "mean entropy of the next token, nats", SAMPLED_TOKENS),
         ("actor/level_entropy", "mean entropy of the level among its four digits, nats", "levels"),
         ("*/grad_norm", "norm of the gradient before clipping, mean", "steps not skipped"),
         ("*/lr", "learning rate of the last optimizer step", STEP),
         ("critic/optimizer_steps", "as of the actor", STEP),
-        ("critic/skipped_steps", "as of the actor", OPTIMIZER),
-        ("critic/zero_steps", "as of the actor", OPTIMIZER),
-        ("critic/vf_loss", "value loss", TOKENS),
-        ("critic/vpred_mean", "mean predicted value", TOKENS),
+        ("critic/skipped_steps", "as of the actor", OPTIMIZER_STEPS),
+        ("critic/zero_steps", "as of the actor", OPTIMIZER_STEPS),
+        ("critic/vf_loss", "value loss", SAMPLED_TOKENS),
+        ("critic/vpred_mean", "mean predicted value", SAMPLED_TOKENS),
         ("perf/throughput", "`perf/total_num_tokens` / seconds / devices", STEP),
         ("perf/engine_throughput", "`perf/engine_tokens` / `perf/engine_busy_s`", STEP),
         ("perf/tflops/*", "10^12 operations / second / device", "update of the role"),
@@ -220,7 +267,7 @@ SPECS: tuple[MetricSpec, ...] = (
         ("audit/reliability", "expected correlation of two audits", "audited points"),
     ),
 )
-HEAD = """\
+PAGE_HEAD = """\
 # Every metric
 
 Generated by `python -m scripts.dev.reference`; do not edit.
@@ -235,7 +282,7 @@ The metric is their mean.
 """
 
 
-def spec_of(name: str, specs: Iterable[MetricSpec] = SPECS) -> MetricSpec | None:
+def find_spec(name: str, specs: Iterable[MetricSpec] = SPECS) -> MetricSpec | None:
     """Return the first declaration that matches the metric ``name``, or None.
 
     Metrics of unit ``count`` are tried first.
@@ -244,9 +291,9 @@ def spec_of(name: str, specs: Iterable[MetricSpec] = SPECS) -> MetricSpec | None
     return next((spec for spec in ordered if fnmatchcase(name, spec.name)), None)
 
 
-def metrics_page() -> str:
+def format_metrics_page() -> str:
     """Return the page of all metrics as Markdown."""
     ordered = sorted(SPECS, key=lambda spec: spec.unit != "count")
-    return HEAD + "".join(
+    return PAGE_HEAD + "".join(
         f"| `{spec.name}` | {spec.formula} | {spec.over} | {spec.unit} |\n" for spec in ordered
     )

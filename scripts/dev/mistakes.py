@@ -1,7 +1,7 @@
 """Print the messages of 25 mistaken commands as Markdown: ``python scripts/dev/mistakes.py``.
 
 No run is started. If a command would start although it is mistaken, the page says so.
-``docs/reference/mistakes.md`` keeps the output, and a test compares every command.
+``docs/reference/mistakes.md`` has the output, and a test compares the messages with it.
 """
 
 import argparse
@@ -16,49 +16,52 @@ from pathlib import Path
 from verl.trainer import main_ppo
 
 SCRATCH = "SCRATCH"  # placeholder for the directory of the files that the commands name
-POLICY = f"actor_rollout_ref.model.path={SCRATCH}/policy"
-LINE = (POLICY, "env.env_name=number_line")
-PATH = "actor_rollout_ref.model.path"
+POLICY_OVERRIDE = f"actor_rollout_ref.model.path={SCRATCH}/policy"
+COMMON_OVERRIDES = (POLICY_OVERRIDE, "env.env_name=number_line")
+MODEL_PATH_KEY = "actor_rollout_ref.model.path"
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistaken command, and what its message names: the key with its value, and the fix."""
+    """A mistaken command (``words``), and two texts that its message must contain.
+
+    ``expected_start`` is the key with its value, ``fix`` is a part of the proposed fix.
+    """
 
     description: str
     words: tuple[str, ...]
-    expected_start: str  # the first words of the message: "key=value"
+    expected_start: str
     fix: str
 
 
 MISTAKES = (
     Mistake(
         "prompts of files, in a run that would use an environment",
-        (POLICY, "env.env_name=alfworld", "data.train_files=gsm8k/train.parquet"),
+        (POLICY_OVERRIDE, "env.env_name=alfworld", "data.train_files=gsm8k/train.parquet"),
         "data.train_files=['gsm8k/train.parquet']",
         "or do not set env.env_name",
     ),
     Mistake(
         "user-provided questions, in a key that the environment does not read",
-        (POLICY, "env.env_name=search", "data.train_files=nq/train.jsonl"),
+        (POLICY_OVERRIDE, "env.env_name=search", "data.train_files=nq/train.jsonl"),
         "data.train_files=['nq/train.jsonl']",
         "env.search.train_questions=nq/train.jsonl",
     ),
     Mistake(
         "a group size of data jobs",
-        (*LINE, "actor_rollout_ref.rollout.n=8"),
+        (*COMMON_OVERRIDES, "actor_rollout_ref.rollout.n=8"),
         "actor_rollout_ref.rollout.n=8",
         "env.rollout.n=8",
     ),
     Mistake(
         "a reward model that gives several numbers",
-        (*LINE, "reward_model.enable=true", f"reward_model.model.path={SCRATCH}/judge"),
+        (*COMMON_OVERRIDES, "reward_model.enable=true", f"reward_model.model.path={SCRATCH}/judge"),
         f"reward_model.model.path='{SCRATCH}/judge'",
         "such a model",
     ),
     Mistake(
         "a reward function with other arguments",
-        (*LINE, f"custom_reward_function.path={SCRATCH}/reward.py"),
+        (*COMMON_OVERRIDES, f"custom_reward_function.path={SCRATCH}/reward.py"),
         "custom_reward_function.name='compute_score'",
         "**kwargs",
     ),
@@ -70,38 +73,38 @@ MISTAKES = (
     ),
     Mistake(
         "a mistyped directory of a config that makes its own policy",
-        (f"{PATH}=data/models/quikstart", "--config-name", "quickstart"),
-        f"{PATH}='data/models/quikstart'",
+        (f"{MODEL_PATH_KEY}=data/models/quikstart", "--config-name", "quickstart"),
+        f"{MODEL_PATH_KEY}='data/models/quikstart'",
         "cold_start.enable=true",
     ),
     Mistake(
         "a hub name of a config that makes its own policy",
-        ("--config-name", "quickstart", f"{PATH}=nobody/no-such-model"),
-        f"{PATH}='nobody/no-such-model'",
+        ("--config-name", "quickstart", f"{MODEL_PATH_KEY}=nobody/no-such-model"),
+        f"{MODEL_PATH_KEY}='nobody/no-such-model'",
         "hf download nobody/no-such-model",
     ),
     Mistake(
         "an empty directory for a model",
-        (f"{PATH}={SCRATCH}/empty", "env.env_name=number_line"),
-        f"{PATH}='{SCRATCH}/empty'",
+        (f"{MODEL_PATH_KEY}={SCRATCH}/empty", "env.env_name=number_line"),
+        f"{MODEL_PATH_KEY}='{SCRATCH}/empty'",
         "name the directory that holds the model",
     ),
     Mistake(
         "a tokenizer without chat template",
-        (f"{PATH}={SCRATCH}/untemplated", "env.env_name=number_line"),
-        f"{PATH}='{SCRATCH}/untemplated'",
+        (f"{MODEL_PATH_KEY}={SCRATCH}/untemplated", "env.env_name=number_line"),
+        f"{MODEL_PATH_KEY}='{SCRATCH}/untemplated'",
         "chat_template.jinja",
     ),
     Mistake(
         "a value that the model's config does not have",
-        (*LINE, "+actor_rollout_ref.model.override_config.hiden_size=64"),
+        (*COMMON_OVERRIDES, "+actor_rollout_ref.model.override_config.hiden_size=64"),
         "actor_rollout_ref.model.override_config.hiden_size=64",
         "actor_rollout_ref.model.override_config.hidden_size=64",
     ),
     Mistake(
         "LoRA for modules that the model does not have",
         (
-            *LINE,
+            *COMMON_OVERRIDES,
             "actor_rollout_ref.model.lora_rank=8",
             "actor_rollout_ref.model.target_modules=[q_porj]",
         ),
@@ -116,14 +119,14 @@ MISTAKES = (
     ),
     Mistake(
         "a run directory that cannot be written",
-        (*LINE, "trainer.default_local_dir=/proc/run"),
+        (*COMMON_OVERRIDES, "trainer.default_local_dir=/proc/run"),
         "trainer.default_local_dir='/proc/run'",
         "a writable directory",
     ),
     Mistake(
         "a directory that is no checkpoint",
         (
-            *LINE,
+            *COMMON_OVERRIDES,
             "trainer.resume_mode=resume_path",
             f"trainer.resume_from_path={SCRATCH}/empty",
         ),
@@ -132,61 +135,65 @@ MISTAKES = (
     ),
     Mistake(
         "an unknown tracker",
-        (*LINE, "trainer.logger=[console,wnadb]"),
+        (*COMMON_OVERRIDES, "trainer.logger=[console,wnadb]"),
         "trainer.logger=['console', 'wnadb']",
         "wandb",
     ),
     Mistake(
         "a cluster that does not answer",
-        (*LINE, "ray_init.address=127.0.0.1:1"),
+        (*COMMON_OVERRIDES, "ray_init.address=127.0.0.1:1"),
         "ray_init.address='127.0.0.1:1'",
         "ray_init.address=null",
     ),
     Mistake(
         "prompts that are too long",
-        (*LINE, "data.max_prompt_length=8"),
+        (*COMMON_OVERRIDES, "data.max_prompt_length=8"),
         "data.max_prompt_length=8",
         "data.max_prompt_length=",
     ),
     Mistake(
         "images for a policy that reads text",
-        (POLICY, "env.env_name=Sokoban", "env.sokoban.mode=rgb_array"),
+        (POLICY_OVERRIDE, "env.env_name=Sokoban", "env.sokoban.mode=rgb_array"),
         "env.sokoban.mode='rgb_array'",
         "env.sokoban.mode=text",
     ),
     Mistake(
         "an unknown image mode",
-        (POLICY, "env.env_name=Sokoban", "env.sokoban.mode=vision"),
+        (POLICY_OVERRIDE, "env.env_name=Sokoban", "env.sokoban.mode=vision"),
         "env.sokoban.mode='vision'",
         "env.sokoban.mode='text'",
     ),
     Mistake(
         "the name that another project gives an environment",
-        (POLICY, "env.env_name=sciworld/ScienceWorldEnv", "env.sciworld.env_step_limit=50"),
+        (
+            POLICY_OVERRIDE,
+            "env.env_name=sciworld/ScienceWorldEnv",
+            "env.sciworld.env_step_limit=50",
+        ),
         "env.sciworld.env_step_limit=50",
         "env.max_steps",
     ),
     Mistake(
         "another project's switch for thinking",
-        (POLICY, "env.env_name=AlfWorld/AlfredTWEnv", "+env.alfworld.meta_think=True"),
+        (POLICY_OVERRIDE, "env.env_name=AlfWorld/AlfredTWEnv", "+env.alfworld.meta_think=True"),
         "env.alfworld.meta_think=True",
         "env.levels",
     ),
     Mistake(
         "another project's choice of held-out tasks",
-        (POLICY, "env.env_name=alfworld", "+env.alfworld.generalization_level=1"),
+        (POLICY_OVERRIDE, "env.env_name=alfworld", "+env.alfworld.generalization_level=1"),
         "env.alfworld.generalization_level=1",
         "env.alfworld.eval_dataset",
     ),
     Mistake(
         "another project's section of an estimator",
-        (*LINE, "algorithm.adv_estimator=copo", "+algorithm.copo.alpha=0.5"),
+        (*COMMON_OVERRIDES, "algorithm.adv_estimator=copo", "+algorithm.copo.alpha=0.5"),
         "algorithm.copo.alpha=0.5",
         "algorithm.rlvcr",
     ),
     Mistake(
         "a mistyped key and a mistyped estimator",
-        (*LINE, "trainer.total_epoch=3", "algorithm.adv_estimator=gpro"),
+        (*COMMON_OVERRIDES, "trainer.total_epoch=3", "algorithm.adv_estimator=gpro"),
         "trainer.total_epoch=3",
         "trainer.total_epochs",
     ),
@@ -194,15 +201,17 @@ MISTAKES = (
 
 
 def write_scratch_files(scratch: Path) -> None:
-    """Write the files that the commands name: a tiny policy, one without template, and others."""
-    # Import here: these load torch, which the list of mistakes does not need.
+    """Write the files that the commands name, for example a policy without chat template."""
+    # Imported here, because these modules load torch, which other users of MISTAKES do not need.
     from rlvcr.levels import TAGS
     from verl.models.new_policy import build_policy
 
     texts = ["go left", "go right"]
     policy = build_policy(scratch / "policy", texts, tags=TAGS, vocab_size=400, hidden=32)
-    untemplated = build_policy(scratch / "untemplated", texts, tags=TAGS, vocab_size=400, hidden=32)
-    (untemplated / "chat_template.jinja").unlink()
+    policy_without_template = build_policy(
+        scratch / "untemplated", texts, tags=TAGS, vocab_size=400, hidden=32
+    )
+    (policy_without_template / "chat_template.jinja").unlink()
     _build_reward_model(scratch / "judge", policy)
     (scratch / "empty").mkdir()
     (scratch / "invalid.yaml").write_text("trainer: {seed: 1\nenv: [\n")
@@ -227,32 +236,35 @@ def _build_reward_model(directory: Path, policy: Path) -> None:
 
 
 def run_mistake(mistake: Mistake, scratch: Path) -> tuple[int | None, str]:
-    """Return exit status and message of the command. Status None: it would have started."""
+    """Return exit status and message of the command.
+
+    The status is None if the command would have started a run.
+    """
     started_runs: list[object] = []
     arguments = [word.replace(SCRATCH, str(scratch)) for word in mistake.words]
-    out = io.StringIO()
-    heard = io.StringIO()
+    output_stream = io.StringIO()
+    error_stream = io.StringIO()
     with (
-        _instead_of_training(started_runs),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(heard),
+        _record_instead_of_training(started_runs),
+        contextlib.redirect_stdout(output_stream),
+        contextlib.redirect_stderr(error_stream),
     ):
         status = main_ppo.main(arguments)
-    text = heard.getvalue().replace(str(scratch), SCRATCH)
+    text = error_stream.getvalue().replace(str(scratch), SCRATCH)
     return (None if started_runs else status), text
 
 
 @contextlib.contextmanager
-def _instead_of_training(started: list[object]) -> Iterator[None]:
+def _record_instead_of_training(started_runs: list[object]) -> Iterator[None]:
     train = main_ppo.train
-    main_ppo.train = started.append
+    main_ppo.train = started_runs.append
     try:
         yield
     finally:
         main_ppo.train = train
 
 
-def mistakes_page(scratch: Path) -> Iterator[str]:
+def format_mistakes_page(scratch: Path) -> Iterator[str]:
     """Yield the lines of the Markdown page."""
     yield "# What 25 mistaken commands print"
     yield ""
@@ -277,7 +289,7 @@ def main() -> int:
     parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mistakes-") as name:
         write_scratch_files(Path(name))
-        for line in mistakes_page(Path(name)):
+        for line in format_mistakes_page(Path(name)):
             sys.stdout.write(line + "\n")
     return 0
 

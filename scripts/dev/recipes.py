@@ -3,7 +3,7 @@
     python scripts/dev/recipes.py            the tables of docs/cluster.md, in Markdown
 
 Nothing here is measured. The estimates use published shapes of models and devices, formulas, and
-the assumptions in ``Assumed``. Use them to see which part of a step takes longest.
+the assumptions in ``Assumptions``. Use them to see which part of a step takes longest.
 """
 
 import sys
@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from verl.config.derive import (
-    engine_count,
-    engine_gpus_by_node,
+    count_engine_gpus_by_node,
+    count_engines,
+    count_trajectories_per_step,
     engines_have_separate_gpus,
     resolve_weight_transfer,
-    trajectories_per_step,
 )
 from verl.config.memory import has_reference
 from verl.config.plan import Facts, make_plan
@@ -28,7 +28,7 @@ from verl.trainer.launch.extensions import load_config
 
 GIGA = 1e9
 BF16_BYTES = 2
-OTHER_LEVELS = 3  # levels with alternative thoughts, which are sampled and scored
+OTHER_LEVELS = 3  # number of alternative thoughts per turn
 FLOAT32_BYTES = 4
 
 
@@ -46,24 +46,26 @@ class PolicyShape:
 
     @property
     def kv_width(self) -> int:
-        """Elements of a token's keys in one layer."""
+        """Number of elements of the keys of one token in one layer."""
         return self.kv_heads * self.hidden // self.heads
 
     @property
     def num_parameters(self) -> int:
         """Number of weights and biases (biases of queries, keys and values)."""
         attention = 2 * self.hidden**2 + 2 * self.hidden * self.kv_width
-        biases = self.hidden + 2 * self.kv_width
-        layer = attention + biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        return self.embedding_weights * (1 if self.tied else 2) + self.layers * layer + self.hidden
+        num_biases = self.hidden + 2 * self.kv_width
+        layer = attention + num_biases + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return (
+            self.num_embedding_weights * (1 if self.tied else 2) + self.layers * layer + self.hidden
+        )
 
     @property
-    def embedding_weights(self) -> int:
+    def num_embedding_weights(self) -> int:
         """Number of weights of one embedding table."""
         return self.vocab * self.hidden
 
     @property
-    def cache_bytes(self) -> int:
+    def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_width * BF16_BYTES
 
@@ -79,20 +81,20 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Assumed:
+class Assumptions:
     """Assumptions about episodes and hardware that no configuration contains."""
 
-    steps: float = 0.5  # mean turns of an episode, as a fraction of env.max_steps
-    turn: int = 60  # sampled tokens of a turn
-    thought: int = 40  # tokens of the thought, included in ``turn``
-    observation: int = 60  # tokens that the environment adds per turn
-    prompt: int = 500  # tokens before the first turn
-    compute: float = 0.4  # share of the device's peak FLOPs in training and scoring
-    bandwidth: float = 0.6  # share of the device's peak bandwidth in decoding
+    turn_share: float = 0.5  # mean turns of an episode, as a fraction of env.max_steps
+    turn_tokens: int = 60  # sampled tokens of a turn
+    thought_tokens: int = 40  # tokens of the thought, included in ``turn_tokens``
+    observation_tokens: int = 60  # tokens that the environment adds per turn
+    prompt_tokens: int = 500  # tokens before the first turn
+    peak_flops_share: float = 0.4  # share of the device's peak FLOPs in training and scoring
+    peak_bandwidth_share: float = 0.6  # share of the device's peak bandwidth in decoding
     engine_step_s: float = 0.005  # overhead of an engine step, apart from reading memory
     env_step_s: float = 0.05  # seconds of an environment step
-    store: float = 4.0  # GB/s, weights through host memory
-    link: float = 25.0  # GB/s, weights that a rank gathers from the other ranks
+    store_gb_per_s: float = 4.0  # GB/s, weights through host memory
+    link_gb_per_s: float = 25.0  # GB/s, weights that a rank gathers from the other ranks
 
 
 MODELS = {
@@ -118,8 +120,8 @@ TRAINING_PARTS = ("score", "reference", "update")
 PARTS = (*ROLLOUT_PARTS, *TRAINING_PARTS, "weight sync")
 
 
-def facts_of(cfg: PPOConfig, device: Device) -> Facts:
-    """Return machine and model sizes, which the memory plan needs, without a real machine."""
+def make_facts(cfg: PPOConfig, device: Device) -> Facts:
+    """Return the sizes of ``device`` and of the model, for the memory plan of ``cfg``."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     return Facts(
         cores=64,
@@ -128,51 +130,58 @@ def facts_of(cfg: PPOConfig, device: Device) -> Facts:
         device_memory_gb=device.memory_gb,
         parameters=model.num_parameters,
         vocab_size=model.vocab,
-        layers=model.layers,
-        hidden=model.hidden,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        num_heads=model.heads,
+        num_kv_heads=model.kv_heads,
     )
 
 
-def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> dict[str, float]:
+def estimate_part_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) -> dict[str, float]:
     """Estimate the seconds of each of ``PARTS`` in one training step."""
     model = MODELS[str(cfg.actor_rollout_ref.model.path)]
     rollout = cfg.actor_rollout_ref.rollout
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
-    engines = engine_count(cfg, "cuda")
-    num_trajectories = trajectories_per_step(cfg)
-    steps = assumed.steps * cfg.env.max_steps
-    row = assumed.prompt + steps * (assumed.turn + assumed.observation)
-    contexts = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
-    branches = contexts * num_trajectories * steps * assumed.turn
+    engines = count_engines(cfg, "cuda")
+    num_trajectories = count_trajectories_per_step(cfg)
+    steps = assumed.turn_share * cfg.env.max_steps
+    row_tokens = assumed.prompt_tokens + steps * (assumed.turn_tokens + assumed.observation_tokens)
+    num_alternatives = OTHER_LEVELS if cfg.algorithm.adv_estimator in ("rlvcr", "copo") else 0
+    branch_tokens = num_alternatives * num_trajectories * steps * assumed.turn_tokens
 
-    def decode(sequences: float, tokens: float) -> float:
-        """Seconds of an engine that samples ``tokens`` for each of ``sequences``, in batches."""
-        at_once = min(sequences, rollout.max_num_seqs)
-        bytes_read = model.num_parameters * BF16_BYTES + at_once * row / 2 * model.cache_bytes
-        step = (
-            bytes_read / (device.gigabytes_per_s * GIGA * assumed.bandwidth) + assumed.engine_step_s
+    def compute_decoding_s(sequences: float, tokens: float) -> float:
+        """Return the seconds in which an engine samples ``tokens`` tokens of each sequence."""
+        batch_size = min(sequences, rollout.max_num_seqs)
+        bytes_read = (
+            model.num_parameters * BF16_BYTES
+            + batch_size * row_tokens / 2 * model.kv_bytes_per_token
         )
-        return sequences / at_once * tokens * step
+        step = (
+            bytes_read / (device.gigabytes_per_s * GIGA * assumed.peak_bandwidth_share)
+            + assumed.engine_step_s
+        )
+        return sequences / batch_size * tokens * step
 
-    def compute(passes: int, tokens: float) -> float:
-        """Seconds of ``passes`` forward passes on ``tokens``, distributed among all ranks."""
-        each = device.teraflops * 1e12 * assumed.compute * ranks
+    def compute_forward_s(passes: int, tokens: float) -> float:
+        """Return the seconds of ``passes`` forward passes on ``tokens``, shared by all ranks."""
+        each = device.teraflops * 1e12 * assumed.peak_flops_share * ranks
         return passes * 2 * model.num_parameters * tokens / each
 
     rounds = max(1.0, num_trajectories / (engines * rollout.max_num_seqs))
-    # In units of a forward pass: 1 forward, 2 backward, and 1 for gradient checkpointing.
+    # Cost in forward passes: 1 forward, 2 backward, and 1 for gradient checkpointing.
     passes = 3 + cfg.actor_rollout_ref.model.enable_gradient_checkpointing
     return {
-        "rollout": decode(num_trajectories / engines, steps * assumed.turn)
+        "rollout": compute_decoding_s(num_trajectories / engines, steps * assumed.turn_tokens)
         + rounds * steps * assumed.env_step_s,
-        "alternatives": decode(contexts * num_trajectories * steps / engines, assumed.thought)
-        if contexts
+        "alternatives": compute_decoding_s(
+            num_alternatives * num_trajectories * steps / engines, assumed.thought_tokens
+        )
+        if num_alternatives
         else 0.0,
-        "score": compute(1, num_trajectories * row + branches),
-        "reference": compute(1, num_trajectories * row) * has_reference(cfg),
-        "update": compute(passes, num_trajectories * row) * cfg.actor_rollout_ref.actor.ppo_epochs,
+        "score": compute_forward_s(1, num_trajectories * row_tokens + branch_tokens),
+        "reference": compute_forward_s(1, num_trajectories * row_tokens) * has_reference(cfg),
+        "update": compute_forward_s(passes, num_trajectories * row_tokens)
+        * cfg.actor_rollout_ref.actor.ppo_epochs,
         "weight sync": estimate_sync_seconds(cfg, device, assumed),
     }
 
@@ -181,7 +190,7 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     """Estimate the seconds of a training step.
 
     With ``trainer.rollout_overlap=one_step`` and separate GPUs for engines, rollout and training
-    run at the same time. Alternatives are scored after both.
+    run at the same time. Alternative thoughts are scored after both have ended.
     """
     rollout_s = sum(parts[part] for part in ROLLOUT_PARTS)
     training_s = sum(parts[part] for part in TRAINING_PARTS)
@@ -191,23 +200,23 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
     return max(rollout_s, training_s - scoring_s) + scoring_s + parts["weight sync"]
 
 
-def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumed) -> float:
-    """Estimate the seconds of sending the weights to the engines. They are gathered in float32."""
-    parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
-    gathered = parameters * FLOAT32_BYTES
+def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) -> float:
+    """Estimate the seconds of sending the weights to the engines, after gathering in float32."""
+    num_parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
+    gathered_bytes = num_parameters * FLOAT32_BYTES
     if resolve_weight_transfer(cfg, "cuda") == "store":
-        # Write to the store and read from it in the engines' precision.
-        return (gathered + parameters * 2 * BF16_BYTES) / (assumed.store * GIGA)
+        # The weights are written to the store and read from it in bfloat16.
+        return (gathered_bytes + num_parameters * 2 * BF16_BYTES) / (assumed.store_gb_per_s * GIGA)
     has_other_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes > 1
     sent_bytes = (
-        has_other_ranks * gathered
-        + engines_have_separate_gpus(cfg, "cuda") * parameters * BF16_BYTES
+        has_other_ranks * gathered_bytes
+        + engines_have_separate_gpus(cfg, "cuda") * num_parameters * BF16_BYTES
     )
-    # On the device, weights are cast, packed into a buffer, copied out of it and loaded. Each of
-    # these reads and writes all weights.
-    device_bytes = gathered + parameters * 7 * BF16_BYTES
-    seconds_there = device_bytes / (device.gigabytes_per_s * GIGA * assumed.bandwidth)
-    return sent_bytes / (assumed.link * GIGA) + seconds_there
+    # The device casts all weights, packs them into a buffer, copies them out of it and loads them.
+    # Each operation reads and writes all weights.
+    device_bytes = gathered_bytes + num_parameters * 7 * BF16_BYTES
+    device_seconds = device_bytes / (device.gigabytes_per_s * GIGA * assumed.peak_bandwidth_share)
+    return sent_bytes / (assumed.link_gb_per_s * GIGA) + device_seconds
 
 
 def format_tables() -> Iterator[str]:
@@ -216,13 +225,12 @@ def format_tables() -> Iterator[str]:
     yield "|---|---|---|---|"
     for name, device in RECIPES.items():
         cfg = _load_recipe(name, "rlvcr")
-        memory_plan = make_plan(cfg, facts_of(cfg, device))
+        memory_plan = make_plan(cfg, make_facts(cfg, device))
         nodes = f"{cfg.trainer.nnodes} x {cfg.trainer.n_gpus_per_node} x {device.memory_gb:g} GiB"
         if engines_have_separate_gpus(cfg, "cuda"):
-            nodes += (
-                f", and {len(engine_gpus_by_node(cfg))} x {engine_gpus_by_node(cfg)[0]} for engines"
-            )
-        fits = "; ".join(memory_plan.resource_problems()) or "yes"
+            gpus_by_node = count_engine_gpus_by_node(cfg)
+            nodes += f", and {len(gpus_by_node)} x {gpus_by_node[0]} for engines"
+        fits = "; ".join(memory_plan.find_resource_problems()) or "yes"
         yield f"| `{name}` | {nodes} | {memory_plan.device_memory_gb:.1f} GiB | {fits} |"
     yield ""
     yield f"| config | estimators | {' | '.join(PARTS)} | a step, s | 150, h |"
@@ -230,7 +238,7 @@ def format_tables() -> Iterator[str]:
     for name, device in RECIPES.items():
         for estimators in ESTIMATORS:
             cfg = _load_recipe(name, estimators[0])
-            part_seconds = estimate_part_seconds(cfg, device, Assumed())
+            part_seconds = estimate_part_seconds(cfg, device, Assumptions())
             total = estimate_step_seconds(cfg, part_seconds)
             cells = [f"{part_seconds[part]:.1f}" for part in PARTS]
             cells += [f"{total:.0f}", f"{150 * total / 3600:.1f}"]

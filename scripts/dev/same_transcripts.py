@@ -3,8 +3,9 @@
     python scripts/dev/same_transcripts.py [NAME ...] [--steps 12] [--seed 0]
 
 NAME is a value of ``env.env_name``; by default all registered environments and their variants are
-run. An episode of each runs in two processes with different hash seeds. Prints the names whose
-transcripts differ or whose episode failed, with the reason. Then the exit status is 1.
+run. One episode of each environment runs in two processes with different hash seeds. Prints the
+names whose transcripts differ or whose episode failed, with the reason. If there are such names,
+the exit status is 1.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from agent_system.environments.env_registry import (
     env_settings,
     find_settings_class,
     get_package,
-    selectable_names,
+    list_selectable_names,
 )
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.settings import EnvSettings
@@ -39,9 +40,9 @@ from verl.utils.seeds import derive_seed
 
 # The first three need user-provided code, files or servers; webshop is an alias of shop.
 EXCLUDED_PACKAGES = ("agent", "dataset", "openenv", "webshop")
-LIMIT_S = 120  # seconds for an episode
-# Config keys that set a number of tasks. They get the value ``FEW_TASKS``, so that making the tasks
-# takes little time.
+EPISODE_TIMEOUT_S = 120  # seconds for an episode
+# Config keys for numbers of tasks. They are set to FEW_TASKS, so that tasks are made in little
+# time.
 _TASK_COUNT_KEY = re.compile(r"(train|val)_(tasks|games|maps|levels)")
 _MOVE_OR_WORD = re.compile(r"\[[^\[\]\n]{1,30}\]|\w+")
 FEW_TASKS = 4
@@ -56,8 +57,8 @@ class RandomEpisode:
     digest: str
 
 
-def small_settings(name: str) -> EnvSettings:
-    """Return settings of ``name`` with few tasks. Raises what ``env_settings`` raises."""
+def make_small_settings(name: str) -> EnvSettings:
+    """Return settings of the environment ``name`` with few tasks."""
     counts = [
         key for key in find_settings_class(name).model_fields if _TASK_COUNT_KEY.fullmatch(key)
     ]
@@ -68,10 +69,10 @@ def small_settings(name: str) -> EnvSettings:
 def run_random_episode(name: str, seed: int, steps: int) -> RandomEpisode:
     """Run the first training task of ``name`` with random actions, for at most ``steps`` env steps.
 
-    ``seed`` determines the actions. The environment is new. Raises what the environment raises.
+    ``seed`` determines the actions. A new environment is created. Its exceptions are not caught.
     """
     package = get_package(name)
-    settings = small_settings(name)
+    settings = make_small_settings(name)
     env = package.make(settings)
     try:
         return _run_episode(env, package.tasks(settings, "train")[0], seed, steps)
@@ -111,20 +112,20 @@ def _info_texts(info: Mapping[str, Any]) -> dict[str, str]:
     return {key: str(value) for key, value in info.items()}
 
 
-def all_names() -> list[str]:
+def list_environment_names() -> list[str]:
     """Return every environment name that needs no further settings, ordered by package."""
     packages = [name for name in sorted(REGISTRY) if name not in EXCLUDED_PACKAGES]
-    return [name for package in packages for name in selectable_names(package)]
+    return [name for package in packages for name in list_selectable_names(package)]
 
 
 def run_in_process(names: Sequence[str], seed: int, steps: int) -> Iterator[dict[str, str]]:
     """Run an episode of each name in this process. Yield its digest or its error."""
     for name in names:
         try:
-            with time_limit(LIMIT_S, name):
+            with time_limit(EPISODE_TIMEOUT_S, name):
                 transcript = run_random_episode(name, seed, steps)
             yield {"name": name, "digest": transcript.digest, "steps": str(transcript.steps)}
-        except Exception as error:  # environment boundary: any failure is reported
+        except Exception as error:  # report any exception of the environment
             yield {"name": name, "error": f"{type(error).__name__}: {error}"[:300]}
 
 
@@ -139,7 +140,7 @@ def run_in_child(names: Sequence[str], seed: int, steps: int, hash_seed: int) ->
         text=True,
     ) as child:
         for line in child.stdout or ():
-            # Skip the output of libraries.
+            # Results are lines of JSON. Skip all other output, which comes from libraries.
             if not line.startswith("{"):
                 continue
             answer = json.loads(line)
@@ -163,7 +164,7 @@ def main() -> int:
             sys.stdout.write(f"\n{json.dumps(line)}\n")
             sys.stdout.flush()
         return 0
-    names = args.names or all_names()
+    names = args.names or list_environment_names()
     first_answers, second_answers = (
         run_in_child(names, args.seed, args.steps, hashes) for hashes in (1, 2)
     )

@@ -9,7 +9,7 @@ import pytest
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.jobs import children
-from tests.helpers.play import make_config, make_world
+from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
 LINE = "tests.helpers.faulty_envs:LINE"

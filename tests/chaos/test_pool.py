@@ -245,20 +245,22 @@ def test_printed_output_is_bounded(monkeypatch):
             async with pool.open_session() as env:
                 await env.reset({**TASK, "fault": "print"}, 0)
                 await env.step("print")
-        size = os.fstat(worker._output.fileno()).st_size
-        assert size < 120 and "printed by the environment" in worker._last_output()
+        size = os.fstat(worker._output_file.fileno()).st_size
+        assert size < 120 and "printed by the environment" in worker._read_last_output()
 
     run_in_pool(test, workers=1, slots=1)
 
 
 def test_spare_worker_replaces_a_slow_start():
     async def test(pool):
-        await wait_until(lambda: pool._spare is not None)
-        spare = pool._spare.process_id
+        await wait_until(lambda: pool._spare_worker is not None)
+        spare = pool._spare_worker.process_id
         os.kill(pool.worker_pids[0], signal.SIGKILL)
         await wait_until(lambda: pool.worker_pids == [spare])
         assert await run_episode(pool)
-        await wait_until(lambda: pool._spare is not None and pool._spare.process_id != spare)
+        await wait_until(
+            lambda: pool._spare_worker is not None and pool._spare_worker.process_id != spare
+        )
 
     run_in_pool(test, workers=1, slots=1, section={"start_s": 1.2})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import start
-from tests.helpers.line_policy import write_line_policy
+from tests.helpers.number_line_policy import write_line_policy
 from verl.record.tracking import read_metrics
 from verl.utils import jsonl
 

@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.settings import method_settings
-from tests.helpers.play import Group, make_config
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS
 from verl.names import History
 from verl.protocol import DataProto, object_array
-from verl.record.rollout_log import rollout_lines
+from verl.record.rollout_log import format_rollout_lines
 from verl.records import Branch, SegmentScore, Span
 from verl.utils import jsonl
 
@@ -110,8 +110,8 @@ def collect(history: History, tokenizer: PreTrainedTokenizerFast) -> DataProto:
     config = make_config(
         "tests.golden.two_doors:PACKAGE", history, n=2, levels=True, kwargs={}, max_steps=3
     )
-    method_settings(config.algorithm).enable = True
-    method_settings(config.algorithm).cost_coef = 0.5
+    get_method_settings(config.algorithm).enable = True
+    get_method_settings(config.algorithm).cost_coef = 0.5
     config.env.max_turn_tokens = 40
     config.data.max_response_length = 200
     engine = ScriptedEngine(tokenizer, ScriptedMembers())
@@ -150,7 +150,7 @@ def test_rows_equal_the_golden_rows(history):
 def test_rollout_file_has_the_keys_of_the_golden_records():
     expected = json.loads(EXPECTED.read_text())["append"]["columns"]["steps"]
     tokenizer = byte_tokenizer()
-    lines = list(rollout_lines(collect("append", tokenizer), tokenizer))
+    lines = list(format_rollout_lines(collect("append", tokenizer), tokenizer))
     for line, records in zip(lines, expected, strict=True):
         for step, record in zip(line["steps"], records, strict=True):
             assert json.dumps(jsonl.to_json_types(step)) == json.dumps(record)

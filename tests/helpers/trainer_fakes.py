@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from verl.names import RolloutOverlap
 from verl.protocol import DataProto, object_array
 from verl.records import WrittenFiles
@@ -146,8 +146,8 @@ class Workers:
     def wake_engines(self) -> None:
         self.calls.append("wake")
 
-    def sync_weights(self, version: int, updated: bool = False) -> None:
-        self.calls.append(("sync", version, "updated") if updated else ("sync", version))
+    def sync_weights(self, version: int, is_updated: bool = False) -> None:
+        self.calls.append(("sync", version, "updated") if is_updated else ("sync", version))
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         self.calls.append(("save", directory))
@@ -191,7 +191,7 @@ class Collector:
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
         raise NotImplementedError(gen_batch, actor_rollout_wg, envs)
 
-    def read_answers(self, data: DataProto) -> DataProto:
+    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         raise NotImplementedError(data)
 
     def state(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent_system.tokens.bridge import CUT, ChatBridge
 from tests.helpers.tiny_model import SPECIAL, TAGS
-from tests.helpers.tokenizers_of_kinds import END_TURN, KINDS, TOOLS, of_kind
+from tests.helpers.tokenizer_cases import END_TURN, KINDS, TOOLS, of_kind
 
 MARKS = [*SPECIAL, *TAGS, *TOOLS, END_TURN, "<unk>"]
 WIDE = str.maketrans("<>|/", "\uff1c\uff1e\uff5c\uff0f")
@@ -59,7 +59,7 @@ def test_prompt_has_only_the_control_tokens_of_the_template(kind, text):
     hostile = [{"role": "system", "content": text}, {"role": "user", "content": text}]
     harmless = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     counts = [
-        sum(token in control_tokens for token in chat_bridge.first_prompt(messages))
+        sum(token in control_tokens for token in chat_bridge.encode_first_prompt(messages))
         for messages in (hostile, harmless)
     ]
     assert counts[0] == counts[1] > 0
@@ -79,8 +79,8 @@ def test_tags_of_a_prompt_stay_single_tokens(kind):
     """The package's instructions have the same tag tokens as the policy's turns."""
     chat_bridge, tokenizer = bridge(kind), of_kind(kind)
     tag = tokenizer.convert_tokens_to_ids("<action>")
-    assert tag in chat_bridge.first_prompt(
+    assert tag in chat_bridge.encode_first_prompt(
         [{"role": "user", "content": "say <action> x </action>"}]
     )
     escaped = chat_bridge.escape_added_tokens("say <action> x </action>")
-    assert tag not in chat_bridge.first_prompt([{"role": "user", "content": escaped}])
+    assert tag not in chat_bridge.encode_first_prompt([{"role": "user", "content": escaped}])

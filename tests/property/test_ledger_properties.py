@@ -30,7 +30,7 @@ TURNS = st.lists(st.tuples(SAMPLED, TEXT), min_size=1, max_size=6)
 def make_ledger(turns) -> TokenLedger:
     ledger = TokenLedger()
     ledger.append(
-        bridge().first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT
+        bridge().encode_first_prompt([{"role": "user", "content": turns[0][1]}]), SegmentKind.PROMPT
     )
     for turn, (sampled, text) in enumerate(turns):
         ledger.append(
@@ -83,6 +83,6 @@ def test_environment_text_never_holds_a_control_token(text):
 @given(SAMPLED, TEXT)
 def test_every_agent_turn_has_one_end_of_turn(sampled, text):
     end = bridge().end_of_turn_id
-    tokens = [*sampled, *bridge().make_bridge(sampled, text).before]
+    tokens = [*sampled, *bridge().make_bridge(sampled, text).ids_before]
     end_position = len(sampled) - 1 if sampled[-1] == end else len(sampled)
     assert tokens[end_position] == end and tokens[end_position + 1] != end

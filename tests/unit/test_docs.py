@@ -16,7 +16,7 @@ import yaml
 
 import rlvcr.core_rlvcr  # noqa: F401  registers its estimators before any page is read
 from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES
-from verl.config.compose import config_names
+from verl.config.compose import list_config_names
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.tools import ExportConfig, GenerationConfig
@@ -92,7 +92,7 @@ def test_files_configs_and_keys_exist(page):
     text = page.read_text()
     assert [name for name in FILE.findall(text) if not (ROOT / name).is_file()] == []
     assert [
-        name for name in CONFIG.findall(text) if name not in config_names() and name != "NAME"
+        name for name in CONFIG.findall(text) if name not in list_config_names() and name != "NAME"
     ] == []
     schemas = (PPOConfig, SFTConfig, GenerationConfig, ExportConfig)
     keys = [schema_keys(schema) for schema in schemas]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.licences import PINNED, licence_of, licences_page
+from scripts.dev.licences import PINNED_PACKAGE, format_licences_page, get_licence
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import keys_of
 
@@ -106,5 +106,9 @@ def test_licences_page_lists_the_pinned_packages():
     rows = [
         line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if "==" not in line
     ]
-    assert [name for name, _ in PINNED.findall(pins)] == rows[-len(PINNED.findall(pins)) :]
-    assert "| numpy | " in licences_page("numpy==1.0") and licence_of("no-such-package") == ""
+    assert [name for name, _ in PINNED_PACKAGE.findall(pins)] == rows[
+        -len(PINNED_PACKAGE.findall(pins)) :
+    ]
+    assert (
+        "| numpy | " in format_licences_page("numpy==1.0") and get_licence("no-such-package") == ""
+    )

@@ -2,9 +2,9 @@
 
 Token-level estimators (GAE, REINFORCE++, ReMax) treat one row as one sequence of sampled tokens.
 They skip positions where ``response_mask`` is 0. A reward at such a position counts for the sampled
-token before it. Outcome estimators compare whole trajectories within groups (``index``). All
-sampled tokens of a trajectory get the same advantage. ``grpo_passk`` and ``gdpo`` are variants of
-GRPO.
+token before it. Outcome estimators compare whole trajectories within groups. ``index`` holds the
+group id and ``traj_index`` the trajectory id of each row. All sampled tokens of a trajectory get
+the same advantage. ``grpo_passk`` and ``gdpo`` are variants of GRPO.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,19 +67,19 @@ def compute_gae_advantage_return(
     returns are the unwhitened advantages plus ``values``.
     """
     rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
-    sampled = response_mask.bool()
-    values = torch.where(sampled, values.double(), 0.0)
+    is_sampled = response_mask.bool()
+    values = torch.where(is_sampled, values.double(), 0.0)
     advantages = torch.zeros_like(values)
     next_value = torch.zeros_like(values[:, 0])
     gae_sum = torch.zeros_like(next_value)
     for t in reversed(range(values.shape[1])):
-        # An unsampled position is not a time step: keep the running sums.
+        # An unsampled position is not a time step, so the running sums keep their values.
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        gae_sum = torch.where(sampled[:, t], delta + gamma * lam * gae_sum, gae_sum)
-        next_value = torch.where(sampled[:, t], values[:, t], next_value)
+        gae_sum = torch.where(is_sampled[:, t], delta + gamma * lam * gae_sum, gae_sum)
+        next_value = torch.where(is_sampled[:, t], values[:, t], next_value)
         advantages[:, t] = gae_sum
-    returns = torch.where(sampled, advantages + values, 0.0)
-    return masked_whiten(advantages, sampled).float(), returns.float()
+    returns = torch.where(is_sampled, advantages + values, 0.0)
+    return masked_whiten(advantages, is_sampled).float(), returns.float()
 
 
 @register_adv_est("reinforce_plus_plus", params={"gamma": "algorithm.gamma"})
@@ -88,15 +88,15 @@ def compute_reinforce_plus_plus_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute REINFORCE++ advantages (Hu, 2025): discounted returns whitened over all tokens."""
     rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
-    sampled = response_mask.bool()
+    is_sampled = response_mask.bool()
     returns = torch.zeros_like(rewards)
     return_sum = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
         # As in GAE, an unsampled position is not a time step.
-        return_sum = torch.where(sampled[:, t], rewards[:, t] + gamma * return_sum, return_sum)
+        return_sum = torch.where(is_sampled[:, t], rewards[:, t] + gamma * return_sum, return_sum)
         returns[:, t] = return_sum
-    returns = torch.where(sampled, returns, 0.0)
-    return masked_whiten(returns, sampled).float(), returns.float()
+    returns = torch.where(is_sampled, returns, 0.0)
+    return masked_whiten(returns, is_sampled).float(), returns.float()
 
 
 @register_adv_est("remax")
@@ -105,7 +105,7 @@ def compute_remax_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute ReMax advantages (Li et al., 2024): reward to go minus ``reward_baselines [B]``.
 
-    A baseline is the return of a greedy rollout of the same task.
+    A baseline is the return of a greedy trajectory of the same task.
     """
     rewards = _move_rewards_to_sampled_tokens(token_level_rewards, response_mask)
     rewards_to_go = rewards.flip(-1).cumsum(-1).flip(-1)
@@ -155,10 +155,10 @@ def compute_rloo_outcome_advantage(
         token_level_rewards.double().sum(-1), index, traj_index
     )
     stats = compute_group_stats(trajectories.score, trajectories.group)
-    # r_i - (n mean - r_i) / (n - 1)
+    # Equal to r_i - (n mean - r_i) / (n - 1), the return minus the mean of the other members.
     leave_one_out = (trajectories.score - stats.mean) * stats.count / (stats.count - 1).clamp(min=1)
     advantages = torch.where(stats.count > 1, leave_one_out, trajectories.score)
-    token_advantages = spread(advantages[trajectories.of_row], response_mask)
+    token_advantages = spread(advantages[trajectories.trajectory_of_row], response_mask)
     return token_advantages, token_advantages
 
 
@@ -175,9 +175,9 @@ def compute_reinforce_plus_plus_baseline_outcome_advantage(
     """
     scores = token_level_rewards.double().sum(-1)
     advantages = group_normalised_scores(scores, index, traj_index, by_std=False)
-    centred = spread(advantages, response_mask)
-    whitened = masked_whiten(centred, response_mask)
-    return whitened, whitened
+    token_advantages = spread(advantages, response_mask)
+    whitened_advantages = masked_whiten(token_advantages, response_mask)
+    return whitened_advantages, whitened_advantages
 
 
 @register_adv_est("opo", inputs=OUTCOME_INPUTS)
@@ -195,13 +195,15 @@ def compute_opo_outcome_advantage(
     trajectories = merge_rows_to_trajectories(scores, index, traj_index, response_mask.sum(-1))
     group = trajectories.group
     stats = compute_group_stats(trajectories.score, group)
-    centred = trajectories.score - stats.mean  # exactly 0 in a group of equal returns
-    zeros = torch.zeros_like(centred)
-    weighted = zeros.index_add(0, group, trajectories.tokens * centred)[group]
-    tokens = zeros.index_add(0, group, trajectories.tokens)[group]
-    from_baseline = centred - weighted / tokens.clamp(min=1)
-    advantages = torch.where(stats.count > 1, from_baseline, trajectories.score)
-    token_advantages = spread(advantages[trajectories.of_row], response_mask)
+    centred_returns = trajectories.score - stats.mean  # exactly 0 in a group of equal returns
+    group_zeros = torch.zeros_like(centred_returns)
+    token_weighted_sum = group_zeros.index_add(0, group, trajectories.tokens * centred_returns)[
+        group
+    ]
+    group_tokens = group_zeros.index_add(0, group, trajectories.tokens)[group]
+    minus_weighted_mean = centred_returns - token_weighted_sum / group_tokens.clamp(min=1)
+    advantages = torch.where(stats.count > 1, minus_weighted_mean, trajectories.score)
+    token_advantages = spread(advantages[trajectories.trajectory_of_row], response_mask)
     return token_advantages, token_advantages
 
 
@@ -223,8 +225,10 @@ def compute_gpg_outcome_advantage(
     # GPG regards trajectories with return 0 as uninformative; alpha compensates for their number.
     alpha = len(trajectories.score) / trajectories.score.count_nonzero().clamp(min=1)
     stats = compute_group_stats(trajectories.score, trajectories.group)
-    centred = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
-    token_advantages = spread((alpha * centred / f_norm)[trajectories.of_row], response_mask)
+    centred_returns = trajectories.score - torch.where(stats.count > 1, stats.mean, 0.0)
+    token_advantages = spread(
+        (alpha * centred_returns / f_norm)[trajectories.trajectory_of_row], response_mask
+    )
     return token_advantages, token_advantages
 
 
@@ -241,12 +245,13 @@ def compute_grpo_passk_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Give the best trajectory of a group its return minus the second best; 0 to the others.
+    """Compute the advantage of the best trajectory of each group; all others get 0.
 
-    Without it, the maximum of the group would be lower by this difference.
-    ``norm_adv_by_std_in_grpo`` divides by the group's sample standard deviation plus ``epsilon``.
-    All advantages are 0 in a group of one, and if the two best returns are equal. Example: returns
-    (3, 1, 0) give (2, 0, 0) before the division.
+    The advantage is the best return minus the second best return of the group. The maximum of the
+    group would be lower by this amount without the best trajectory. ``norm_adv_by_std_in_grpo``
+    divides by the group's sample standard deviation plus ``epsilon``. All advantages are 0 in a
+    group of one, and if the two best returns are equal. Example: returns (3, 1, 0) give (2, 0, 0)
+    before the division.
     """
     scores = token_level_rewards.double().sum(-1)
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
@@ -254,21 +259,26 @@ def compute_grpo_passk_outcome_advantage(
     if norm_adv_by_std_in_grpo:
         stats = compute_group_stats(trajectories.score, trajectories.group)
         leads = leads / (stats.std + epsilon)
-    token_advantages = spread(leads[trajectories.of_row], response_mask)
+    token_advantages = spread(leads[trajectories.trajectory_of_row], response_mask)
     return token_advantages, token_advantages
 
 
 def _compute_lead(score: PerTrajectory, group: TrajectoryIndex) -> PerTrajectory:
     """Return the best score minus the second best for each group's best trajectory, else 0."""
     lead = torch.zeros_like(score)
-    # Sort by group, then by score: the best trajectory of each group is its last.
-    by_score = score.argsort(stable=True)
-    order = by_score[group[by_score].argsort(stable=True)]
-    members = group[order]
-    for position in range(1, len(order)):
-        is_group_end = position + 1 == len(order) or members[position + 1] != members[position]
-        if is_group_end and members[position - 1] == members[position]:
-            lead[order[position]] = score[order[position]] - score[order[position - 1]]
+    # Sort by group, then by score. The best trajectory of each group comes last in its group.
+    score_order = score.argsort(stable=True)
+    sorted_indices = score_order[group[score_order].argsort(stable=True)]
+    sorted_groups = group[sorted_indices]
+    for position in range(1, len(sorted_indices)):
+        is_group_end = (
+            position + 1 == len(sorted_indices)
+            or sorted_groups[position + 1] != sorted_groups[position]
+        )
+        if is_group_end and sorted_groups[position - 1] == sorted_groups[position]:
+            lead[sorted_indices[position]] = (
+                score[sorted_indices[position]] - score[sorted_indices[position - 1]]
+            )
     return lead
 
 
@@ -296,22 +306,24 @@ def compute_gdpo_outcome_advantage(
     norm_adv_by_std_in_grpo: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Compute the weighted sum of the GRPO advantages of every reward, then whiten it.
+    """Compute GDPO advantages: the whitened weighted sum of the GRPO advantages of several rewards.
 
-    ``reward_parts [B]`` holds the rewards of each row's trajectory by name. ``keys`` are the
-    rewards to use and ``weights`` their weights (empty: 1 each). The whitening covers the
+    ``reward_parts [B]`` maps names to the rewards of each row's trajectory. ``keys`` are the names
+    of the rewards to use. ``weights`` are their weights (empty: 1 each). The whitening covers the
     trajectories of the batch. Raises ``ValueError`` for a key that a row lacks.
     """
-    total = torch.zeros(len(response_mask), dtype=torch.float64)
+    weighted_sum = torch.zeros(len(response_mask), dtype=torch.float64)
     for key, weight in zip(keys, weights or [1.0] * len(keys), strict=True):
         scores = _read_reward_column(reward_parts, key)
         by_std = norm_adv_by_std_in_grpo
-        normalised = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
-        total += weight * normalised.double()
-    trajectories = merge_rows_to_trajectories(total, index, traj_index)
+        normalised_scores = group_normalised_scores(scores, index, traj_index, by_std, epsilon)
+        weighted_sum += weight * normalised_scores.double()
+    trajectories = merge_rows_to_trajectories(weighted_sum, index, traj_index)
     batch_stats = compute_group_stats(trajectories.score, torch.zeros_like(trajectories.group))
-    whitened = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
-    token_advantages = spread(whitened[trajectories.of_row].to(response_mask.device), response_mask)
+    whitened_advantages = (trajectories.score - batch_stats.mean) / (batch_stats.std + epsilon)
+    token_advantages = spread(
+        whitened_advantages[trajectories.trajectory_of_row].to(response_mask.device), response_mask
+    )
     return token_advantages, token_advantages
 
 

@@ -27,7 +27,7 @@ PolicyLossFunctionT = TypeVar("PolicyLossFunctionT", bound=PolicyLossFunction)
 EntryT = TypeVar("EntryT", bound=Callable[..., object])
 
 GROUP_COLUMN = "uid"  # column with the group id of a row
-# Batch key that an argument of an estimator is read from if its name is one of these.
+# Argument names of estimators and the batch keys that they are read from by default.
 CONVENTIONAL_INPUTS = {
     "token_level_rewards": "token_level_rewards",
     "response_mask": "response_mask",
@@ -70,7 +70,7 @@ class RegisteredEstimator:
 
 
 class TokenPicker(Protocol):
-    """Selects tokens in a part of a mini-batch by a rule computed from the whole mini-batch."""
+    """Rule that selects tokens. It is computed from a whole mini-batch and applied to its parts."""
 
     def select_tokens(
         self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
@@ -83,10 +83,11 @@ class TokenPicker(Protocol):
 class LossNeeds:
     """Arguments of a policy loss in addition to those of ``compute_policy_loss_vanilla``.
 
-    ``params`` maps an argument to a dotted path below ``actor_rollout_ref.actor``, and so does
-    ``picker_params``. ``picker(old_log_prob, advantages, **picker_params)`` is called with all
-    sampled tokens ``[N]`` of a mini-batch and returns a ``TokenPicker``. In each micro-batch, the
-    ``TokenPicker`` computes the mask ``selected [B, R]``, which is passed to the loss.
+    ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``.
+    ``picker_params`` does the same for arguments of ``picker``. ``picker(old_log_prob, advantages,
+    **picker_params)`` is called with all sampled tokens ``[N]`` of a mini-batch and returns a
+    ``TokenPicker``. In each micro-batch, the ``TokenPicker`` computes the mask ``selected [B, R]``,
+    which is passed to the loss.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +99,7 @@ ADV_ESTIMATORS: dict[str, RegisteredEstimator] = {}
 POLICY_LOSSES: dict[str, PolicyLossFunction] = {}
 ADVANTAGES_ONLY: set[str] = set()  # policy losses whose gradient is 0 where advantages are 0
 TAKES_WEIGHTS: set[str] = set()  # policy losses with an argument ``weights`` [B, R]
-LOSS_NEEDS: dict[str, LossNeeds] = {}
+LOSS_NEEDS: dict[str, LossNeeds] = {}  # additional arguments of policy losses
 
 
 def as_name(name: object) -> str:
@@ -115,28 +116,32 @@ def register_adv_est(
 ) -> Callable[[AdvantageFunctionT], AdvantageFunctionT]:
     """Register an estimator ``f(**inputs, **params) -> (advantages [B, R], returns [B, R])``.
 
-    ``name`` is a string or an enum member with a string value. Without ``inputs``, arguments named
-    in ``CONVENTIONAL_INPUTS`` are read from the keys there; those with a default are optional.
+    ``name`` is a string or an enum member with a string value. Without ``inputs``,
+    ``CONVENTIONAL_INPUTS`` gives the batch key of each argument that it lists. Arguments with a
+    default are then optional.
     ``metrics(advantages, returns, **inputs)`` returns numbers to log and does not get ``params``.
-    An optional input that the batch lacks is omitted from both calls.
+    Both calls omit an optional input that the batch lacks.
 
     ``compares_group`` declares that the estimator needs several trajectories of each task. Then
     ``env.rollout.n`` has a default above 1, and ``env.rollout.n=1`` is an error. None means that
-    the estimator compares groups if it reads ``uid``. Raises ``ValueError`` for a name that another
-    function has, and for a required argument that is neither in ``inputs`` nor in ``params``.
+    the estimator compares groups if it reads ``uid``. Raises ``ValueError`` for a name that is
+    already registered for another function. Raises it too for a required argument that is neither
+    in ``inputs`` nor in ``params``.
     """
-    paths = dict(params or {})
+    config_paths = dict(params or {})
 
     def register_estimator(function: AdvantageFunctionT) -> AdvantageFunctionT:
         estimator_inputs = (
             dict(inputs) if inputs is not None else _find_conventional_inputs(function)
         )
-        _require_filled(as_name(name), function, {*estimator_inputs, *paths})
+        _require_sources(as_name(name), function, {*estimator_inputs, *config_paths})
         reads_group = any(key.rstrip("?") == GROUP_COLUMN for key in estimator_inputs.values())
-        compares = reads_group if compares_group is None else compares_group
-        entry = RegisteredEstimator(function, estimator_inputs, paths, metrics, compares)
+        compares_trajectories = reads_group if compares_group is None else compares_group
+        entry = RegisteredEstimator(
+            function, estimator_inputs, config_paths, metrics, compares_trajectories
+        )
         _add_entry(ADV_ESTIMATORS, as_name(name), entry, "advantage estimator")
-        ESTIMATORS[as_name(name)] = compares
+        ESTIMATORS[as_name(name)] = compares_trajectories
         return function
 
     return register_estimator
@@ -150,10 +155,12 @@ def get_adv_estimator_fn(name: str | Enum) -> RegisteredEstimator:
     return _look_up(ADV_ESTIMATORS, as_name(name), "advantage estimator", "algorithm.adv_estimator")
 
 
-def find_missing_inputs(estimator: RegisteredEstimator, available: Collection[str]) -> list[str]:
-    """Return the required batch keys of ``estimator`` that are not in ``available``, sorted."""
-    required = [key for key in estimator.inputs.values() if not key.endswith("?")]
-    return sorted(key for key in required if key not in available)
+def find_missing_inputs(
+    estimator: RegisteredEstimator, available_keys: Collection[str]
+) -> list[str]:
+    """Return the sorted batch keys that ``estimator`` requires and ``available_keys`` lacks."""
+    required_keys = [key for key in estimator.inputs.values() if not key.endswith("?")]
+    return sorted(key for key in required_keys if key not in available_keys)
 
 
 def register_policy_loss(
@@ -210,16 +217,19 @@ def choose(value: str, allowed: Collection[str], setting: str) -> str:
     raise ValueError(f"unknown {setting} {value!r}: allowed are {names}{hint}")
 
 
-def _look_up(table: Mapping[str, EntryT], name: str, what: str, key: str) -> EntryT:
-    return table[choose(name, table, f"{what} ({key})")]
+def _look_up(table: Mapping[str, EntryT], name: str, entry_kind: str, key: str) -> EntryT:
+    return table[choose(name, table, f"{entry_kind} ({key})")]
 
 
 def _add_entry(table: dict[str, EntryT], name: str, entry: EntryT, entry_kind: str) -> None:
-    known = table.get(name)
-    # A module that is imported again defines the same function as a new object.
-    if known is not None and _get_qualified_name(known) != _get_qualified_name(entry):
+    existing_entry = table.get(name)
+    # Compare names, not objects: a module that is imported again creates new function objects.
+    if existing_entry is not None and _get_qualified_name(existing_entry) != _get_qualified_name(
+        entry
+    ):
         raise ValueError(
-            f"{entry_kind} {name!r} is already registered by {'.'.join(_get_qualified_name(known))}"
+            f"{entry_kind} {name!r} is already registered by "
+            f"{'.'.join(_get_qualified_name(existing_entry))}"
         )
     table[name] = entry
 
@@ -234,21 +244,23 @@ def _find_conventional_inputs(function: AdvantageFunction) -> dict[str, str]:
     estimator_inputs: dict[str, str] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name in CONVENTIONAL_INPUTS:
-            optional = "" if parameter.default is parameter.empty else "?"
-            estimator_inputs[name] = CONVENTIONAL_INPUTS[name] + optional
+            suffix = "" if parameter.default is parameter.empty else "?"
+            estimator_inputs[name] = CONVENTIONAL_INPUTS[name] + suffix
     return estimator_inputs
 
 
-def _require_filled(name: str, function: AdvantageFunction, filled: set[str]) -> None:
+def _require_sources(name: str, function: AdvantageFunction, supplied_names: set[str]) -> None:
     parameters = inspect.signature(function).parameters.values()
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    unfilled = [p.name for p in named if p.default is p.empty and p.name not in filled]
-    if unfilled:
+    named_parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    missing_names = [
+        p.name for p in named_parameters if p.default is p.empty and p.name not in supplied_names
+    ]
+    if missing_names:
         raise ValueError(
-            f"estimator {name!r}: arguments without a source: {', '.join(unfilled)}; "
+            f"estimator {name!r}: arguments without a source: {', '.join(missing_names)}; "
             "fix: declare them in inputs= or params="
         )
-    surplus = filled - {p.name for p in named}
+    unknown_names = supplied_names - {p.name for p in named_parameters}
     # A function with *args or **kwargs may accept further arguments.
-    if surplus and len(named) == len(parameters):
-        raise ValueError(f"estimator {name!r} has no argument {', '.join(sorted(surplus))}")
+    if unknown_names and len(named_parameters) == len(parameters):
+        raise ValueError(f"estimator {name!r} has no argument {', '.join(sorted(unknown_names))}")

@@ -1,9 +1,10 @@
 """Policy losses that limit the entropy decrease (Cui et al., 2025, arXiv 2505.22617).
 
-They treat the tokens with the largest covariance of log-prob and advantage differently. These
-tokens depend on the whole mini-batch. A ``CovarianceRange`` is therefore computed from the old
-log-probs before the mini-batch is split, and selects the same tokens in any split. Tokens of equal
-covariance are selected together or not at all, so the order of the tokens does not matter.
+The losses treat the tokens with the largest covariance of log-prob and advantage differently. The
+selection of these tokens depends on the whole mini-batch. A ``CovarianceRange`` is therefore
+computed from the old log-probs before the mini-batch is split. It selects the same tokens for any
+split. Tokens of equal covariance are selected together or not at all, so their order does not
+matter.
 """
 
 import math
@@ -64,31 +65,31 @@ def find_covariance_range(
 ) -> CovarianceRange:
     """Return the range of the largest positive covariances within ``lowest`` to ``highest``.
 
-    ``share`` is the fraction of all tokens to select; their number is rounded down, but at least
-    one. ``old_log_prob [N]`` and
-    ``advantages [N]`` are all sampled tokens of a mini-batch, in any order. The range is empty if
-    no covariance qualifies. Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the
-    range is 0.2 to ``highest``.
+    ``share`` is the fraction of all tokens to select. The number of selected tokens is rounded
+    down, but at least one. ``old_log_prob [N]`` and ``advantages [N]`` are those of all sampled
+    tokens of a mini-batch, in any order. The range is empty if no positive covariance is within the
+    limits. Example: with covariances (0.5, 0.1, -0.3, 0.2) and ``share=0.5`` the range is 0.2 to
+    ``highest``.
     """
     if not len(advantages) or share <= 0:
         return EMPTY_RANGE
-    # Sort first: the rounding of the mean then does not depend on the order, which ranks change.
-    all_covariances = CovarianceRange(
+    # Sort the values before the mean. The order depends on the ranks, and it changes the rounding.
+    full_range = CovarianceRange(
         advantages.double().sort().values.mean().item(),
         old_log_prob.double().sort().values.mean().item(),
         lowest,
         highest,
     )
-    token_covariances = all_covariances.compute_covariances(old_log_prob[None], advantages[None])[0]
-    candidates = token_covariances[
+    token_covariances = full_range.compute_covariances(old_log_prob[None], advantages[None])[0]
+    qualifying_covariances = token_covariances[
         (token_covariances > 0) & (token_covariances >= lowest) & (token_covariances <= highest)
     ]
-    if not len(candidates):
+    if not len(qualifying_covariances):
         return EMPTY_RANGE
-    count = min(len(candidates), max(1, int(share * len(advantages))))
-    lowest_selected = candidates.topk(count).values[-1].item()
+    num_selected = min(len(qualifying_covariances), max(1, int(share * len(advantages))))
+    lowest_selected = qualifying_covariances.topk(num_selected).values[-1].item()
     return CovarianceRange(
-        all_covariances.mean_advantage, all_covariances.mean_log_prob, lowest_selected, highest
+        full_range.mean_advantage, full_range.mean_log_prob, lowest_selected, highest
     )
 
 
@@ -104,7 +105,7 @@ def find_covariance_range(
     ),
 )
 def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
-    """Clip-Cov: PPO's clipped loss, and 0 for the selected tokens.
+    """Compute the Clip-Cov loss: 0 for selected tokens, and PPO's clipped loss for all others.
 
     The fraction ``clip_cov_ratio`` of all tokens is selected: those with the largest covariance
     within ``clip_cov_lb`` to ``clip_cov_ub``. The paper draws them at random from that range. Here
@@ -115,7 +116,7 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     return TokenLosses(losses, surrogate.clipped | tokens.selected)
 
 
-# A selected token with advantage 0 has a gradient through the KL term.
+# advantages_only=False, because a selected token with advantage 0 has a gradient of the KL term.
 @register_token_loss(
     "kl_cov",
     advantages_only=False,
@@ -126,11 +127,11 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     ),
 )
 def compute_policy_loss_kl_cov(tokens: SampledTokens, ppo_kl_coef: float = 1.0) -> TokenLosses:
-    """KL-Cov: ``-r A``, and ``-r A + ppo_kl_coef |d|`` for the selected tokens.
+    """Compute the KL-Cov loss: ``-r A + ppo_kl_coef |d|`` for selected tokens, else ``-r A``.
 
     ``d`` is the new minus the old log-prob and ``r = exp(d)``. The fraction ``kl_cov_ratio`` of all
     tokens is selected: those with the largest covariance above 0.
     """
     plain_losses = -tokens.prob_ratio * tokens.advantages
-    with_kl_term = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()
-    return TokenLosses(torch.where(tokens.selected, with_kl_term, plain_losses), tokens.selected)
+    losses_with_kl = plain_losses + ppo_kl_coef * tokens.log_ratio.abs()
+    return TokenLosses(torch.where(tokens.selected, losses_with_kl, plain_losses), tokens.selected)

@@ -6,8 +6,8 @@ the same ``uid`` that have the same anchor observation.
 
 HGPO (hierarchy of groups) also compares steps with the same preceding states. ``A_k`` compares the
 steps of a task whose last k + 1 states are the same. The step advantage is the weighted mean of
-``A_0`` to ``A_K`` with weights ``(k + 1)^alpha``. Steps with a longer common history compare better
-but are fewer, so longer contexts get larger weights.
+``A_0`` to ``A_K`` with weights ``(k + 1)^alpha``. Steps with a longer common history are fewer, but
+more comparable. Longer contexts therefore get larger weights.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from verl.names import NORM_MODES
 # One list of environment step values per row [B], as an object array or a plain list.
 StepLists: TypeAlias = Sequence[Sequence[Any]] | np.ndarray
 StateKey: TypeAlias = tuple[Hashable, str]  # uid and anchor observation
-# The columns of estimators that compare steps.
+# Arguments and batch keys of estimators that compare steps.
 STEP_INPUTS = OUTCOME_INPUTS | {
     "traj_index": "traj_uid",
     "step_ids": "step_ids",
@@ -39,13 +39,13 @@ STEP_INPUTS = OUTCOME_INPUTS | {
 class Steps(NamedTuple):
     """The S environment steps of a batch. Every field has S entries.
 
-    ``row`` is the row that holds the step, ``number`` its number in the trajectory. ``trajectory``
-    is the pair of ``uid`` and ``traj_uid``. Steps with equal ``state`` (``uid`` and anchor
-    observation) are compared with each other.
+    ``row`` is the row that holds the step. ``step_number`` is the number of the step in its
+    trajectory. ``trajectory`` is the pair of ``uid`` and ``traj_uid``. Steps with equal ``state``
+    (``uid`` and anchor observation) are compared with each other.
     """
 
     row: list[int]
-    number: list[int]
+    step_number: list[int]
     trajectory: list[tuple[Hashable, Hashable]]
     reward: list[float]
     state: list[StateKey]
@@ -64,15 +64,15 @@ def flatten_steps(
     """
     steps = Steps([], [], [], [], [])
     columns = zip(index, traj_index, step_rewards, step_index, anchor_obs, strict=True)
-    for row, (uid, traj, rewards, numbers, anchors) in enumerate(columns):
-        if not len(rewards) == len(numbers) == len(anchors):
+    for row, (uid, trajectory_id, rewards, step_numbers, anchors) in enumerate(columns):
+        if not len(rewards) == len(step_numbers) == len(anchors):
             raise ValueError(
-                f"row {row}: {len(rewards)} rewards, {len(numbers)} step numbers, "
+                f"row {row}: {len(rewards)} rewards, {len(step_numbers)} step numbers, "
                 f"{len(anchors)} anchors"
             )
-        steps.row.extend([row] * len(numbers))
-        steps.number.extend(int(k) for k in numbers)
-        steps.trajectory.extend([(uid, traj)] * len(numbers))
+        steps.row.extend([row] * len(step_numbers))
+        steps.step_number.extend(int(k) for k in step_numbers)
+        steps.trajectory.extend([(uid, trajectory_id)] * len(step_numbers))
         steps.reward.extend(float(r) for r in rewards)
         steps.state.extend((uid, anchor) for anchor in anchors)
     return steps
@@ -85,63 +85,67 @@ def compute_discounted_step_returns(steps: Steps, gamma: float) -> PerStep:
     ``gamma=0.5`` give (0.25, 0.5, 1).
     """
     returns = [0.0] * len(steps.row)
-    next_steps: dict[tuple[Hashable, Hashable], tuple[int, float]] = {}
-    # Go backwards through each trajectory. Steps may be missing: their rewards are unknown, but
-    # their time is discounted.
-    for i in sorted(range(len(steps.row)), key=lambda s: -steps.number[s]):
-        later_number, value = next_steps.get(steps.trajectory[i], (steps.number[i], 0.0))
-        returns[i] = steps.reward[i] + gamma ** (later_number - steps.number[i]) * value
-        next_steps[steps.trajectory[i]] = (steps.number[i], returns[i])
+    next_step_by_trajectory: dict[tuple[Hashable, Hashable], tuple[int, float]] = {}
+    # Go backwards through each trajectory. The batch may lack steps of a trajectory. Their rewards
+    # count as 0, and gamma is applied once for each of them.
+    for step in sorted(range(len(steps.row)), key=lambda s: -steps.step_number[s]):
+        later_number, later_return = next_step_by_trajectory.get(
+            steps.trajectory[step], (steps.step_number[step], 0.0)
+        )
+        returns[step] = (
+            steps.reward[step] + gamma ** (later_number - steps.step_number[step]) * later_return
+        )
+        next_step_by_trajectory[steps.trajectory[step]] = (steps.step_number[step], returns[step])
     return torch.tensor(returns, dtype=torch.float64)
 
 
 def merge_similar_states(states: Sequence[StateKey], threshold: float) -> list[StateKey]:
-    """Replace each ``(uid, anchor)`` by the first similar one of the same uid.
+    """Replace each state ``(uid, anchor)`` by the first similar state of the same uid.
 
     Two anchors are similar if their ``difflib`` ratio (0 to 1) is at least ``threshold``.
     """
-    leaders: dict[Hashable, list[str]] = {}
+    first_anchors: dict[Hashable, list[str]] = {}
     merged_states: dict[StateKey, StateKey] = {}
     for uid, anchor in dict.fromkeys(states):
-        leaders_of_uid = leaders.setdefault(uid, [])
-        # Compare with the first member only. Similarity is not transitive: a chain of small
-        # differences could join unrelated states.
-        match = next(
+        anchors_of_uid = first_anchors.setdefault(uid, [])
+        # Compare with the first anchor of each merged state only. Similarity is not transitive, so
+        # a chain of small differences could merge unrelated states.
+        similar_anchor = next(
             (
-                leader
-                for leader in leaders_of_uid
-                if _compute_similarity(leader, anchor) >= threshold
+                first_anchor
+                for first_anchor in anchors_of_uid
+                if _compute_similarity(first_anchor, anchor) >= threshold
             ),
             None,
         )
-        if match is None:
-            leaders_of_uid.append(anchor)
-        merged_states[uid, anchor] = (uid, anchor if match is None else match)
+        if similar_anchor is None:
+            anchors_of_uid.append(anchor)
+        merged_states[uid, anchor] = (uid, anchor if similar_anchor is None else similar_anchor)
     return [merged_states[state] for state in states]
 
 
-def _compute_similarity(first: str, second: str) -> float:
-    return difflib.SequenceMatcher(None, first, second).ratio()
+def _compute_similarity(first_text: str, second_text: str) -> float:
+    return difflib.SequenceMatcher(None, first_text, second_text).ratio()
 
 
 def broadcast_to_step_tokens(values: PerStep, steps: Steps, step_ids: TokenIndex) -> PerToken:
     """Broadcast ``values [S]`` to the tokens of their steps, float32 ``[B, R]``.
 
-    A token gets the value of the step of its row that ``step_ids`` names. It gets 0 if its id is -1
-    or the row has no such step.
+    ``step_ids`` is the step number of each token. A token gets 0 if its step number is -1 or its
+    row does not hold that step.
     """
-    placed = torch.zeros(step_ids.shape, dtype=torch.float32, device=step_ids.device)
+    token_zeros = torch.zeros(step_ids.shape, dtype=torch.float32, device=step_ids.device)
     if not steps.row:
-        return placed
-    width = max(max(steps.number), int(step_ids.max())) + 1
-    value_by_step = torch.zeros(
-        (step_ids.shape[0], width), dtype=torch.float32, device=step_ids.device
+        return token_zeros
+    num_step_numbers = max(max(steps.step_number), int(step_ids.max())) + 1
+    step_values = torch.zeros(
+        (step_ids.shape[0], num_step_numbers), dtype=torch.float32, device=step_ids.device
     )
-    value_by_step[torch.tensor(steps.row), torch.tensor(steps.number)] = values.float().to(
-        value_by_step.device
+    step_values[torch.tensor(steps.row), torch.tensor(steps.step_number)] = values.float().to(
+        step_values.device
     )
     return torch.where(
-        step_ids >= 0, value_by_step.gather(-1, step_ids.long().clamp(min=0)), placed
+        step_ids >= 0, step_values.gather(-1, step_ids.long().clamp(min=0)), token_zeros
     )
 
 
@@ -150,7 +154,7 @@ def compute_step_advantages(
 ) -> PerStep:
     """Return the return of each step minus its group's mean, float64 ``[S]``.
 
-    The result is exactly 0 in a group of one.
+    ``groups [S]`` is the group of each step. The result is exactly 0 in a group of one.
     ``by_std`` also divides by the group's sample standard deviation plus ``epsilon``.
     """
     stats = compute_group_stats(returns, number_keys(groups))
@@ -160,20 +164,20 @@ def compute_step_advantages(
 
 def add_step_advantages(
     per_row: PerRow,
-    per_step: PerStep,
+    step_values: PerStep,
     weight: float,
     steps: Steps,
     step_ids: TokenIndex,
     response_mask: TokenMask,
 ) -> tuple[PerToken, PerToken]:
-    """Return advantages and returns ``[B, R]``: the row's plus ``weight`` times that of the step.
+    """Add ``weight`` times the step advantage to the row advantage of each sampled token.
 
-    Both are the same tensor.
+    Returns advantages and returns ``[B, R]``, which are the same tensor.
     """
     advantages = spread(per_row, response_mask)
-    step_advantages = broadcast_to_step_tokens(per_step, steps, step_ids) * response_mask.float()
-    combined = advantages + weight * step_advantages.to(advantages.device)
-    return combined, combined
+    step_advantages = broadcast_to_step_tokens(step_values, steps, step_ids) * response_mask.float()
+    combined_advantages = advantages + weight * step_advantages.to(advantages.device)
+    return combined_advantages, combined_advantages
 
 
 @register_adv_est(
@@ -224,32 +228,37 @@ def compute_gigpo_outcome_advantage(
 
 
 def build_contexts(steps: Steps, length: int) -> list[Hashable]:
-    """Return each step's state and the ``length`` states before it in its trajectory.
+    """Return for each step its state and the ``length`` states before it in its trajectory.
 
     States before the first step are None.
     """
-    keys = list(zip(steps.trajectory, steps.number, strict=True))
-    state_at = dict(zip(keys, steps.state, strict=True))
+    step_keys = list(zip(steps.trajectory, steps.step_number, strict=True))
+    state_by_step = dict(zip(step_keys, steps.state, strict=True))
     return [
-        tuple(state_at.get((trajectory, step_number - back)) for back in range(length + 1))
-        for trajectory, step_number in keys
+        tuple(
+            state_by_step.get((trajectory, step_number - distance))
+            for distance in range(length + 1)
+        )
+        for trajectory, step_number in step_keys
     ]
 
 
 def compute_hierarchical_advantages(
-    returns: PerStep, steps: Steps, context: int, alpha: float, by_std: bool, epsilon: float
+    returns: PerStep, steps: Steps, max_context: int, alpha: float, by_std: bool, epsilon: float
 ) -> PerStep:
     """Return the weighted mean of the step advantages over context lengths, float64 ``[S]``.
 
-    The contexts have 0 to ``context`` previous states. A context that occurs once has advantage 0,
-    which counts in the mean.
+    The contexts have 0 to ``max_context`` previous states. A step whose context occurs once has
+    advantage 0 for this length, which counts in the mean.
     """
-    total = torch.zeros_like(returns)
-    weights = [(k + 1.0) ** alpha for k in range(context + 1)]
+    weighted_mean = torch.zeros_like(returns)
+    weights = [(k + 1.0) ** alpha for k in range(max_context + 1)]
     for k, weight in enumerate(weights):
-        compared = compute_step_advantages(returns, build_contexts(steps, k), by_std, epsilon)
-        total += weight / sum(weights) * compared
-    return total
+        context_advantages = compute_step_advantages(
+            returns, build_contexts(steps, k), by_std, epsilon
+        )
+        weighted_mean += weight / sum(weights) * context_advantages
+    return weighted_mean
 
 
 @register_adv_est(
@@ -279,7 +288,7 @@ def compute_hgpo_outcome_advantage(
     gamma: float = 0.95,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Compute HGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
+    """Compute HGPO advantages: GRPO advantage plus ``step_advantage_w`` times the step advantage.
 
     Columns and ``mode`` are those of GiGPO; ``context=0`` equals GiGPO. ``returns`` is the same
     tensor as the advantages.

@@ -34,28 +34,35 @@ def find_next_states(steps: Steps, successful_trajectories: set[Hashable]) -> li
     The goal follows the last step of each trajectory in ``successful_trajectories``. None means
     that the state after the step is unknown.
     """
-    keys = list(zip(steps.trajectory, steps.number, strict=True))
-    state_at = dict(zip(keys, steps.state, strict=True))
-    last_step: dict[Hashable, int] = {}
-    for trajectory, step in keys:
-        last_step[trajectory] = max(step, last_step.get(trajectory, step))
+    step_keys = list(zip(steps.trajectory, steps.step_number, strict=True))
+    state_by_step = dict(zip(step_keys, steps.state, strict=True))
+    last_step_number: dict[Hashable, int] = {}
+    for trajectory, step_number in step_keys:
+        last_step_number[trajectory] = max(
+            step_number, last_step_number.get(trajectory, step_number)
+        )
     next_states: list[Hashable] = []
-    for trajectory, step in keys:
-        is_successful_end = step == last_step[trajectory] and trajectory in successful_trajectories
+    for trajectory, step_number in step_keys:
+        is_successful_end = (
+            step_number == last_step_number[trajectory] and trajectory in successful_trajectories
+        )
         goal = (trajectory[0], None)
-        next_states.append(goal if is_successful_end else state_at.get((trajectory, step + 1)))
+        next_states.append(
+            goal if is_successful_end else state_by_step.get((trajectory, step_number + 1))
+        )
     return next_states
 
 
 def compute_goal_distances(
-    states: Iterable[Hashable], following: Iterable[Hashable]
+    states: Iterable[Hashable], next_states: Iterable[Hashable]
 ) -> dict[Hashable, int]:
     """Return the number of steps to the goal for every state with a path to it.
 
-    A goal is ``(uid, None)``. Breadth-first search from the goals, against the edges.
+    ``next_states`` are the states after ``states``. A goal is ``(uid, None)``. The search is
+    breadth-first from the goals and follows the edges backwards.
     """
     predecessors: dict[Hashable, set[Hashable]] = {}
-    for state, next_state in zip(states, following, strict=True):
+    for state, next_state in zip(states, next_states, strict=True):
         if next_state is not None:
             predecessors.setdefault(next_state, set()).add(state)
     goals: list[Hashable] = [
@@ -65,10 +72,10 @@ def compute_goal_distances(
     node_queue: deque[Hashable] = deque(goals)
     while node_queue:
         node = node_queue.popleft()
-        for earlier in predecessors.get(node, ()):
-            if earlier not in goal_distances:
-                goal_distances[earlier] = goal_distances[node] + 1
-                node_queue.append(earlier)
+        for predecessor in predecessors.get(node, ()):
+            if predecessor not in goal_distances:
+                goal_distances[predecessor] = goal_distances[node] + 1
+                node_queue.append(predecessor)
     return goal_distances
 
 
@@ -113,7 +120,7 @@ def compute_graphgpo_outcome_advantage(
     goal_value: float = 10.0,
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Compute GraphGPO advantages: GRPO's plus ``step_advantage_w`` times the step advantage.
+    """Compute GraphGPO advantages: GRPO plus ``step_advantage_w`` times the step advantage.
 
     A step is compared with all steps of its task from the same state. Columns and ``mode`` are
     those of GiGPO, plus ``won [B]``. The step advantage is exactly 0 in a task without success and
@@ -121,8 +128,10 @@ def compute_graphgpo_outcome_advantage(
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
-    names = zip(index, traj_index, won, strict=True)
-    returns = compute_graph_returns(steps, {(u, t) for u, t, w in names if w}, gamma, goal_value)
+    trajectory_outcomes = zip(index, traj_index, won, strict=True)
+    returns = compute_graph_returns(
+        steps, {(u, t) for u, t, w in trajectory_outcomes if w}, gamma, goal_value
+    )
     per_step = compute_step_advantages(returns, steps.state, by_std, epsilon)
     scores = token_level_rewards.double().sum(-1)
     per_row = group_normalised_scores(scores, index, traj_index, by_std, epsilon)

@@ -28,7 +28,10 @@ SCORE_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class GroupStats:
-    """Statistics of the group of each element, ``[N]``: mean, sample std (0 for one), size."""
+    """Mean, sample standard deviation and size of the group of each element, ``[N]``.
+
+    The standard deviation is 0 in a group of one.
+    """
 
     mean: PerElement
     std: PerElement
@@ -37,7 +40,7 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """The T trajectories of B rows. ``of_row [B]`` is the trajectory number of each row.
+    """The T trajectories of B rows. ``trajectory_of_row [B]`` is the trajectory of each row.
 
     ``score [T]`` is the return, ``group [T]`` the group number, ``tokens [T]`` the token count.
     """
@@ -45,7 +48,7 @@ class Trajectories:
     score: PerTrajectory
     group: TrajectoryIndex
     tokens: PerTrajectory
-    of_row: RowIndex
+    trajectory_of_row: RowIndex
 
 
 def number_keys(keys: Ids) -> RowIndex:
@@ -61,21 +64,21 @@ def number_keys(keys: Ids) -> RowIndex:
 def compute_group_stats(values: PerElement, group_index: ElementIndex) -> GroupStats:
     """Compute mean, sample standard deviation and size of each element's group.
 
-    ``group_index [N]`` (int64, 0..G-1) is the group of each of ``values [N]``. A group of equal
-    values has exactly that mean and std 0. All results are ``[N]`` float64 on the device of
-    ``values``.
+    ``group_index [N]`` (int64, 0..G-1) is the group of each of ``values [N]``. In a group of equal
+    values, the mean is exactly this value and std is 0. All results are ``[N]`` float64 on the
+    device of ``values``.
     """
     values = values.double()
     group_index = group_index.to(values.device)
-    size = int(group_index.max()) + 1 if group_index.numel() else 0
-    zeros = values.new_zeros(size)
-    count = zeros.index_add(0, group_index, torch.ones_like(values))
-    # Sum differences from the smallest member: they are exactly 0 in a group of equal values.
-    lowest = zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
-    shifted = zeros.index_add(0, group_index, values - lowest[group_index])
-    mean = lowest + shifted / count.clamp(min=1)
-    squares = zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
-    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    num_groups = int(group_index.max()) + 1 if group_index.numel() else 0
+    group_zeros = values.new_zeros(num_groups)
+    count = group_zeros.index_add(0, group_index, torch.ones_like(values))
+    # Sum the differences from the smallest member, which are exactly 0 in a group of equal values.
+    lowest = group_zeros.scatter_reduce(0, group_index, values, "amin", include_self=False)
+    excess_sums = group_zeros.index_add(0, group_index, values - lowest[group_index])
+    mean = lowest + excess_sums / count.clamp(min=1)
+    squared_sums = group_zeros.index_add(0, group_index, (values - mean[group_index]) ** 2)
+    std = (squared_sums / (count - 1).clamp(min=1)).sqrt()
     return GroupStats(mean[group_index], std[group_index], count[group_index])
 
 
@@ -84,10 +87,11 @@ def merge_rows_to_trajectories(
 ) -> Trajectories:
     """Merge rows into trajectories.
 
-    ``scores [B]`` is the return of the row's trajectory. The rows of a trajectory agree up to
-    rounding, and the mean over them is its score. ``index [B]`` is the group id. ``traj_index [B]``
-    is the trajectory id (None: each row is a trajectory). ``row_tokens [B]`` are summed. Raises
-    ``ValueError`` for unequal lengths and for a trajectory whose rows have different scores.
+    ``scores [B]`` is the return of the row's trajectory. It is equal in all rows of a trajectory up
+    to rounding. The score of the trajectory is the mean over its rows. ``index [B]`` is the group
+    id. ``traj_index [B]`` is the trajectory id (None: each row is a trajectory). ``row_tokens [B]``
+    are summed. Raises ``ValueError`` for unequal lengths and for a trajectory whose rows have
+    different scores.
     """
     group_keys = _as_list(index)
     traj_keys: Sequence[Hashable] = range(len(group_keys))
@@ -99,32 +103,46 @@ def merge_rows_to_trajectories(
             f"{len(group_keys)} group ids and {len(traj_keys)} trajectory ids"
         )
     device = scores.device
-    # Use pairs: a trajectory id is unique only within its group.
+    # Number pairs of group and trajectory, because trajectory ids are unique only within a group.
     row_group = number_keys(group_keys).to(device)
-    of_row = number_keys(zip(group_keys, traj_keys, strict=True)).to(device)
-    size = int(of_row.max()) + 1 if of_row.numel() else 0
-    group = torch.zeros(size, dtype=torch.long, device=device).scatter(0, of_row, row_group)
-    zeros = torch.zeros(size, dtype=torch.float64, device=device)
-    tokens = zeros if row_tokens is None else zeros.index_add(0, of_row, row_tokens.double())
-    rows = zeros.index_add(0, of_row, torch.ones_like(of_row, dtype=torch.float64))
-    # As in compute_group_stats: the mean over equal rows is exactly their value.
-    lowest = zeros.scatter_reduce(0, of_row, scores.double(), "amin", include_self=False)
-    excess = zeros.index_add(0, of_row, scores.double() - lowest[of_row])
-    _require_equal_scores(scores.double() - lowest[of_row], scores.double(), traj_keys)
-    return Trajectories(lowest + excess / rows.clamp(min=1), group, tokens, of_row)
+    trajectory_of_row = number_keys(zip(group_keys, traj_keys, strict=True)).to(device)
+    num_trajectories = int(trajectory_of_row.max()) + 1 if trajectory_of_row.numel() else 0
+    group = torch.zeros(num_trajectories, dtype=torch.long, device=device).scatter(
+        0, trajectory_of_row, row_group
+    )
+    trajectory_zeros = torch.zeros(num_trajectories, dtype=torch.float64, device=device)
+    tokens = (
+        trajectory_zeros
+        if row_tokens is None
+        else trajectory_zeros.index_add(0, trajectory_of_row, row_tokens.double())
+    )
+    row_counts = trajectory_zeros.index_add(
+        0, trajectory_of_row, torch.ones_like(trajectory_of_row, dtype=torch.float64)
+    )
+    # Sum differences, as in compute_group_stats, so that the mean of equal scores is exact.
+    lowest = trajectory_zeros.scatter_reduce(
+        0, trajectory_of_row, scores.double(), "amin", include_self=False
+    )
+    excess_sums = trajectory_zeros.index_add(
+        0, trajectory_of_row, scores.double() - lowest[trajectory_of_row]
+    )
+    _require_equal_scores(scores.double() - lowest[trajectory_of_row], scores.double(), traj_keys)
+    return Trajectories(
+        lowest + excess_sums / row_counts.clamp(min=1), group, tokens, trajectory_of_row
+    )
 
 
-def _require_equal_scores(above: PerRow, scores: PerRow, names: Sequence[Hashable]) -> None:
-    """Raise ``ValueError`` if a row's score exceeds its trajectory's lowest by more than rounding.
+def _require_equal_scores(excess: PerRow, scores: PerRow, traj_keys: Sequence[Hashable]) -> None:
+    """Raise ``ValueError`` if the scores of a trajectory's rows differ by more than rounding.
 
-    ``above [B]`` is the difference to the lowest score.
+    ``excess [B]`` is the row's score minus the lowest score of its trajectory.
     """
-    differing_rows = (above > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
+    differing_rows = (excess > SCORE_TOLERANCE * scores.abs().clamp(min=1)).nonzero()
     if len(differing_rows):
         row = int(differing_rows[0])
-        lowest_score = scores[row] - above[row]
+        lowest_score = scores[row] - excess[row]
         raise ValueError(
-            f"rows of trajectory {names[row]!r} have different rewards: {lowest_score:g} and "
+            f"rows of trajectory {traj_keys[row]!r} have different rewards: {lowest_score:g} and "
             f"{scores[row]:g} (row {row}). Every row must have the return of its whole "
             "trajectory; fix: put the rewards of single steps into step_rewards"
         )
@@ -145,21 +163,21 @@ def group_normalised_scores(
     """
     trajectories = merge_rows_to_trajectories(scores, index, traj_index)
     stats = compute_group_stats(trajectories.score, trajectories.group)
-    several = stats.count > 1
-    centred = trajectories.score - torch.where(several, stats.mean, 0.0)
+    has_several = stats.count > 1
+    centred_scores = trajectories.score - torch.where(has_several, stats.mean, 0.0)
     if by_std:
-        centred = centred / (torch.where(several, stats.std, 1.0) + epsilon)
-    return centred[trajectories.of_row].float()
+        centred_scores = centred_scores / (torch.where(has_several, stats.std, 1.0) + epsilon)
+    return centred_scores[trajectories.trajectory_of_row].float()
 
 
 def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow:
     """Return the weight of each row in its sequence for ``agg_loss``, float32 ``[B]``.
 
     With mode ``row`` every row is a sequence of weight 1. With ``trajectory`` the rows of a
-    trajectory form one sequence, and the weight is the row's part of its sampled tokens
-    ``row_tokens [B]``. Then the split of an episode into rows does not change the loss. Only the
-    ``seq-mean`` modes use the weights. Example: rows of 30 and 10 tokens get 0.75 and 0.25. Raises
-    ``ValueError`` for an unknown mode.
+    trajectory form one sequence. The weight of a row is its number of sampled tokens ``row_tokens
+    [B]`` divided by that of the trajectory. The loss then does not depend on the split into rows.
+    Only the ``seq-mean`` modes use the weights. Example: rows of 30 and 10 tokens get 0.75 and
+    0.25. Raises ``ValueError`` for an unknown mode.
     """
     choose(mode, ROW_WEIGHTS, "row weight (algorithm.row_weight)")
     tokens = row_tokens.double().cpu()
@@ -170,10 +188,12 @@ def compute_row_shares(traj_index: Ids, mode: str, row_tokens: PerRow) -> PerRow
     return (tokens / trajectory_tokens.clamp(min=1)).float()
 
 
-def _sum_over_trajectory(values: PerRow, of_row: RowIndex) -> PerRow:
+def _sum_over_trajectory(values: PerRow, trajectory_of_row: RowIndex) -> PerRow:
     """Return for every row the sum of ``values`` over all rows of its trajectory."""
-    size = int(of_row.max()) + 1 if of_row.numel() else 0
-    return values.new_zeros(size).index_add(0, of_row, values)[of_row]
+    num_trajectories = int(trajectory_of_row.max()) + 1 if trajectory_of_row.numel() else 0
+    return values.new_zeros(num_trajectories).index_add(0, trajectory_of_row, values)[
+        trajectory_of_row
+    ]
 
 
 def _as_list(keys: Ids) -> list[Hashable]:

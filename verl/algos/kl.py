@@ -6,7 +6,7 @@ from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerPosition
 from verl.names import KL_ESTIMATORS
 
-_FORM_OF_NAME: dict[str, str] = {
+_ESTIMATOR_OF_NAME: dict[str, str] = {
     "kl": "k1",
     "k1": "k1",
     "abs": "abs",
@@ -27,31 +27,32 @@ def kl_penalty(logprob: PerPosition, ref_logprob: PerPosition, kl_penalty: str) 
     * ``mse``, ``k2``: d^2 / 2
     * ``low_var_kl``, ``k3``: exp(-d) - 1 + d, with d limited to [-20, 20], the result to [-10, 10]
 
-    A suffix ``+`` (not for k2) keeps the value and takes the gradient of k2, ``d * grad(logprob)``.
+    With a suffix ``+`` (not for k2) the value is unchanged and the gradient is that of k2,
+    ``d * grad(logprob)``.
     The mean of that gradient over sampled tokens is the gradient of the KL divergence. The mean
     gradient of k1 is 0, and that of k3 is the gradient of KL(reference || policy). Raises
     ``ValueError`` for any other name.
     """
     choose(kl_penalty, KL_ESTIMATORS, "kl_penalty (algorithm.kl_penalty, actor.kl_loss_type)")
     difference = logprob - ref_logprob
-    value = _estimate_kl(difference, _FORM_OF_NAME[kl_penalty.removesuffix("+")])
+    value = _estimate_kl(difference, _ESTIMATOR_OF_NAME[kl_penalty.removesuffix("+")])
     if not kl_penalty.endswith("+"):
         return value
-    gradient = 0.5 * difference.square()
-    return value.detach() + (gradient - gradient.detach())
+    gradient_term = 0.5 * difference.square()
+    return value.detach() + (gradient_term - gradient_term.detach())
 
 
-def _estimate_kl(difference: PerPosition, form: str) -> PerPosition:
-    if form == "k1":
+def _estimate_kl(difference: PerPosition, estimator: str) -> PerPosition:
+    if estimator == "k1":
         return difference
-    if form == "abs":
+    if estimator == "abs":
         return difference.abs()
-    if form == "k2":
+    if estimator == "k2":
         return 0.5 * difference.square()
-    # exp would overflow on a token whose probability under the reference is close to 0.
-    limited = difference.clamp(-20.0, 20.0)
-    # k3 is k1 plus a term of mean 0. It is never negative and has less variance than k1.
-    return ((-limited).exp() - 1 + limited).clamp(-10.0, 10.0)
+    # exp(-d) would overflow if the policy gives a token a probability close to 0.
+    clamped_difference = difference.clamp(-20.0, 20.0)
+    # k3 is k1 plus a term with mean 0. k3 is never negative and has less variance than k1.
+    return ((-clamped_difference).exp() - 1 + clamped_difference).clamp(-10.0, 10.0)
 
 
 @runtime_checkable
@@ -91,15 +92,18 @@ class AdaptiveKLController:
 
     def update(self, current_kl: float, n_steps: int) -> None:
         """Adapt to the mean KL ``current_kl`` (nats) measured over ``n_steps`` samples."""
-        # Clip the error: one unusual batch must not change the coefficient much.
-        error = min(max(current_kl / self.target - 1, -0.2), 0.2)
-        self.value *= 1 + error * n_steps / self.horizon
+        # Clip the relative error, so that one unusual batch does not change the coefficient much.
+        relative_error = min(max(current_kl / self.target - 1, -0.2), 0.2)
+        self.value *= 1 + relative_error * n_steps / self.horizon
 
 
 def get_kl_controller(
     type: str, kl_coef: float, horizon: float = 10000, target_kl: float = 0.1
 ) -> KLController:
-    """Create the controller of ``algorithm.kl_ctrl``, ``type`` ``fixed`` or ``adaptive``."""
+    """Create the KL controller that ``algorithm.kl_ctrl`` configures.
+
+    ``type`` is ``fixed`` or ``adaptive``. ``horizon`` and ``target_kl`` are for ``adaptive`` only.
+    """
     if choose(type, ("fixed", "adaptive"), "type (algorithm.kl_ctrl.type)") == "fixed":
         return FixedKLController(kl_coef)
     return AdaptiveKLController(kl_coef, target_kl, horizon)

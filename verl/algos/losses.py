@@ -1,8 +1,9 @@
 """Losses of actor and critic, exact under any split of a mini-batch into micro-batches and ranks.
 
 Every mode of ``agg_loss`` is a sum over rows divided by a denominator. The denominator of a
-mini-batch is the sum of ``compute_loss_denominator`` over all its parts. If it is passed to
-``agg_loss`` for each part, the losses and gradients of the parts add up to those of the whole.
+mini-batch is the sum of ``compute_loss_denominator`` over its micro-batches on all ranks. If
+``agg_loss`` gets this sum for each micro-batch, the losses and gradients of the micro-batches add
+up to those of the mini-batch.
 
 Unsampled positions may have any value, also NaN. They are replaced before the computation, because
 0 times the derivative at NaN is NaN.
@@ -21,27 +22,29 @@ MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 TokenLogits = Float[Tensor, "B R V"]
 
 
-def _shares_or_ones(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
-    ones = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
-    return ones if row_shares is None else row_shares.to(ones)
+def _get_row_shares(loss_mask: TokenMask, row_shares: PerRow | None) -> PerRow:
+    equal_shares = torch.ones(loss_mask.shape[0], dtype=torch.float32, device=loss_mask.device)
+    return equal_shares if row_shares is None else row_shares.to(equal_shares)
 
 
 def compute_loss_denominator(
     loss_mask: TokenMask, loss_agg_mode: str, row_shares: PerRow | None = None
 ) -> Scalar:
-    """Return the denominator of ``agg_loss`` for these rows, to be summed over all parts.
+    """Return the denominator of ``agg_loss`` for these rows.
+
+    The caller sums it over the micro-batches of a mini-batch on all ranks.
 
     ``token-mean``: number of tokens. ``token-sum``: 0, which means no division. ``seq-mean`` modes:
     number of sequences, the sum of ``row_shares [B]`` over the rows with a token.
     """
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
-    tokens = loss_mask.bool().sum(-1)
+    row_tokens = loss_mask.bool().sum(-1)
     if loss_agg_mode == "token-sum":
-        return torch.zeros((), device=tokens.device)
+        return torch.zeros((), device=row_tokens.device)
     if loss_agg_mode == "token-mean":
-        return tokens.sum().float()
+        return row_tokens.sum().float()
     # Padding rows have no sampled token and must not count as sequences.
-    return (_shares_or_ones(loss_mask, row_shares) * (tokens > 0)).sum()
+    return (_get_row_shares(loss_mask, row_shares) * (row_tokens > 0)).sum()
 
 
 def agg_loss(
@@ -61,32 +64,36 @@ def agg_loss(
     * ``seq-mean-token-sum-norm``: ``seq-mean-token-sum`` divided by the constant
       ``loss_scale_factor`` (Dr.GRPO's constant length; None: R, which depends on the padding).
 
-    A row is a sequence, or the fraction ``row_shares [B]`` of one (``groups.compute_row_shares``).
-    The first two modes ignore ``row_shares``. ``denominator`` is used instead of the denominator of
-    these rows; see the module docstring. Rows without a token are ignored, and the result without
-    any token is 0. Raises ``ValueError`` for an unknown mode.
+    A row is a whole sequence, or a fraction of a sequence: ``row_shares [B]`` gives the fractions
+    (see ``groups.compute_row_shares``). The first two modes ignore ``row_shares``. ``denominator``
+    replaces the denominator computed from these rows (see the module docstring). Rows without a
+    token are ignored, and the result without any token is 0. Raises ``ValueError`` for an unknown
+    mode.
     """
     if denominator is None:
         denominator = compute_loss_denominator(loss_mask, loss_agg_mode, row_shares)
     choose(loss_agg_mode, LOSS_AGG_MODES, "loss_agg_mode")
-    per_row = masked_sum(loss_mat, loss_mask, axis=-1)
+    row_sums = masked_sum(loss_mat, loss_mask, axis=-1)
     if loss_agg_mode == "seq-mean-token-mean":
-        # The mean of a sequence is the mean of its rows' means, weighted by their shares of tokens.
-        row_means = per_row / loss_mask.bool().sum(-1).clamp(min=1)
-        per_row = row_means * _shares_or_ones(loss_mask, row_shares)
+        # The mean of a sequence is the mean of its rows' means, weighted by the row shares.
+        row_means = row_sums / loss_mask.bool().sum(-1).clamp(min=1)
+        row_sums = row_means * _get_row_shares(loss_mask, row_shares)
     elif loss_agg_mode == "seq-mean-token-sum-norm":
-        width = loss_mask.shape[-1]
-        per_row = per_row / (width if loss_scale_factor is None else loss_scale_factor)
-    total = per_row.sum()
-    denominator = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
-    # Without a sampled token compute 0 / 1, not 0 / 0. For token-sum compute total / 1.
-    return total / torch.where(denominator > 0, denominator, 1.0)
+        num_positions = loss_mask.shape[-1]
+        row_sums = row_sums / (num_positions if loss_scale_factor is None else loss_scale_factor)
+    loss_sum = row_sums.sum()
+    denominator = torch.as_tensor(denominator, dtype=loss_sum.dtype, device=loss_sum.device)
+    # A denominator of 0 is replaced by 1: for token-sum, and to avoid 0 / 0 without sampled tokens.
+    return loss_sum / torch.where(denominator > 0, denominator, 1.0)
 
 
 def compute_token_mean(
     values: PerToken, mask: TokenMask, num_tokens: Scalar | float | None
 ) -> Scalar:
-    """Return the mean over sampled tokens, or their sum over ``num_tokens`` if that is given."""
+    """Return the mean of ``values`` over sampled tokens.
+
+    If ``num_tokens`` is given, return the sum over sampled tokens divided by ``num_tokens``.
+    """
     if num_tokens is None:
         return masked_mean(values, mask)
     return masked_sum(values, mask) / num_tokens
@@ -95,7 +102,10 @@ def compute_token_mean(
 def resolve_clip_range(
     cliprange: float | None, low: float | None, high: float | None
 ) -> tuple[float, float]:
-    """Return the clip bounds (low, high). A bound of None is ``cliprange``, or 0.2 without one."""
+    """Return the clip bounds (low, high).
+
+    ``cliprange`` replaces a bound that is None. If it is None too, the bound is 0.2.
+    """
     default_bound = 0.2 if cliprange is None else cliprange
     return (default_bound if low is None else low), (default_bound if high is None else high)
 
@@ -133,21 +143,21 @@ def compute_policy_loss_vanilla(
     low_bound, high_bound = resolve_clip_range(cliprange, cliprange_low, cliprange_high)
     mask = response_mask.bool()
     advantages = torch.where(mask, advantages, 0.0)
-    difference = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
-    # The gradient is 0 beyond the bound: such a ratio is already clipped, or almost 0.
-    ratio = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - low_bound, 1 + high_bound)
-    surrogate = torch.maximum(unclipped, clipped)
+    log_ratio = torch.where(mask, log_prob.float() - old_log_prob.float(), 0.0)
+    # The gradient is 0 beyond MAX_LOG_RATIO. Such a ratio is already clipped, or almost 0.
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    unclipped_losses = -advantages * ratio
+    clipped_losses = -advantages * ratio.clamp(1 - low_bound, 1 + high_bound)
+    surrogate = torch.maximum(unclipped_losses, clipped_losses)
     # For a negative advantage the clipped loss grows with the ratio without bound.
-    ceiling = -advantages * clip_ratio_c
-    dual = (advantages < 0) & (surrogate > ceiling)
-    losses = torch.where(dual, ceiling, surrogate)
+    dual_clip_limit = -advantages * clip_ratio_c
+    is_dual_clipped = (advantages < 0) & (surrogate > dual_clip_limit)
+    losses = torch.where(is_dual_clipped, dual_clip_limit, surrogate)
     loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
     with torch.no_grad():
-        clipfrac = compute_token_mean((clipped > unclipped).float(), mask, num_tokens)
-        ppo_kl = compute_token_mean(-difference, mask, num_tokens)
-        clipfrac_lower = compute_token_mean(dual.float(), mask, num_tokens)
+        clipfrac = compute_token_mean((clipped_losses > unclipped_losses).float(), mask, num_tokens)
+        ppo_kl = compute_token_mean(-log_ratio, mask, num_tokens)
+        clipfrac_lower = compute_token_mean(is_dual_clipped.float(), mask, num_tokens)
     return loss, clipfrac, ppo_kl, clipfrac_lower
 
 
@@ -165,22 +175,23 @@ def compute_value_loss(
 ) -> tuple[Scalar, Scalar]:
     """Compute half the squared error of ``vpreds`` to ``returns``; all ``[B, R]``.
 
-    The larger of two errors counts: the plain one, and the one with ``vpreds`` clipped to ``values
-    +- cliprange_value``. Returns ``(loss, clipfrac)``; clipfrac is the fraction of tokens where the
-    clipped error is larger.
+    The loss uses the larger of two errors: that of ``vpreds``, and that of ``vpreds`` clipped to
+    ``values +- cliprange_value``. Returns ``(loss, clipfrac)``. ``clipfrac`` is the fraction of
+    tokens where the clipped error is larger.
     """
     mask = response_mask.bool()
     vpreds, returns, values = (torch.where(mask, x, 0.0) for x in (vpreds, returns, values))
-    clipped = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
-    plain_error = (vpreds - returns) ** 2
-    clipped_error = (clipped - returns) ** 2
-    # Take the larger error, as in the policy loss: values outside the bounds never lower the loss.
-    losses = 0.5 * torch.maximum(plain_error, clipped_error)
+    clipped_vpreds = torch.clamp(vpreds, values - cliprange_value, values + cliprange_value)
+    unclipped_error = (vpreds - returns) ** 2
+    clipped_error = (clipped_vpreds - returns) ** 2
+    # The larger error is used, as in PPO's policy loss. Moving a value out of the clip range then
+    # never lowers the loss.
+    losses = 0.5 * torch.maximum(unclipped_error, clipped_error)
     loss = agg_loss(
         losses, response_mask, loss_agg_mode, row_shares, denominator, loss_scale_factor
     )
-    binds = (clipped_error > plain_error).float().detach()
-    return loss, compute_token_mean(binds, response_mask, num_tokens)
+    is_clipped_error_larger = (clipped_error > unclipped_error).float().detach()
+    return loss, compute_token_mean(is_clipped_error_larger, response_mask, num_tokens)
 
 
 def compute_entropy_loss(

@@ -1,25 +1,25 @@
-"""Control of token prices by a constraint on success, instead of a coefficient.
+"""Adapt token prices so that the success rate does not fall.
 
-Token prices of a batch are multiplied by a factor in 0..1. It grows while the average success rate
-stays within a tolerance of the best average so far, and falls when it does not.
+The token prices of a batch are multiplied by a factor from 0 to 1. The factor grows while the
+average success rate is within a tolerance of the best average so far. Otherwise the factor falls.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-AVERAGE_SHARE = 0.1  # weight of a new batch in the average success rate
-STEP = 0.1  # largest growth of the factor per batch
-MAX_FALL = 3.0  # the factor falls at most this many times STEP per batch
-FORGETTING = 0.02  # share of the tolerance by which the best average falls per batch
+BATCH_WEIGHT = 0.1  # weight of a new batch in the moving average of the success rate
+MAX_GROWTH = 0.1  # largest growth of the factor per batch
+MAX_FALL_RATIO = 3.0  # largest fall of the factor per batch, divided by MAX_GROWTH
+BEST_DECAY = 0.02  # decrease of the best average per batch, as a fraction of the tolerance
 
 
 @dataclass(slots=True)
 class PriceController:
     """Factor of all token prices, adapted to the success rate of the batches (dual ascent).
 
-    ``tolerance`` is in points of success (1 point is 0.01); None keeps the factor at 1. The margin
-    is ``(average - best + tolerance) / tolerance``. Per batch the factor grows by ``STEP`` times
-    that.
+    ``tolerance`` is in percentage points of the success rate (1 is 0.01). None keeps the factor
+    ``multiplier`` at 1. The margin is ``(average_success - best_success + tolerance) / tolerance``.
+    Each batch adds ``MAX_GROWTH * margin`` to the factor.
 
         tolerance 2: average 0.50, best 0.51: margin 0.5, the factor grows by 0.05
                      average 0.47, best 0.51: margin -1,  the factor falls by 0.1
@@ -27,33 +27,39 @@ class PriceController:
 
     tolerance: float | None = None
     multiplier: float = 1.0
-    average: float | None = None
-    best: float = 0.0
+    average_success: float | None = None
+    best_success: float = 0.0
 
     def __post_init__(self) -> None:
         if self.tolerance is not None:
             self.multiplier = 0.0
 
     def update(self, success_rate: float) -> None:
-        """Adapt ``multiplier`` to the ``success_rate`` (0..1) of one more batch."""
+        """Adapt ``multiplier`` to the ``success_rate`` (0..1) of the next batch."""
         if self.tolerance is None:
             return
-        if self.average is None:
-            self.average = self.best = success_rate
-        self.average += AVERAGE_SHARE * (success_rate - self.average)
+        if self.average_success is None:
+            self.average_success = self.best_success = success_rate
+        self.average_success += BATCH_WEIGHT * (success_rate - self.average_success)
         tolerance = self.tolerance / 100
-        # The largest of many noisy averages is too high. Forgetting it slowly corrects that.
-        self.best = max(self.average, self.best - FORGETTING * tolerance)
-        margin = max((self.average - self.best + tolerance) / tolerance, -MAX_FALL)
-        self.multiplier = min(max(self.multiplier + STEP * margin, 0.0), 1.0)
+        # The best of many noisy averages is biased upwards, so it decays slowly.
+        self.best_success = max(self.average_success, self.best_success - BEST_DECAY * tolerance)
+        margin = max(
+            (self.average_success - self.best_success + tolerance) / tolerance, -MAX_FALL_RATIO
+        )
+        self.multiplier = min(max(self.multiplier + MAX_GROWTH * margin, 0.0), 1.0)
 
     def state(self) -> dict[str, float | None]:
         """Return the state for a checkpoint."""
-        return {"multiplier": self.multiplier, "average": self.average, "best": self.best}
+        return {
+            "multiplier": self.multiplier,
+            "average": self.average_success,
+            "best": self.best_success,
+        }
 
     def resume(self, state: Mapping[str, float | None]) -> None:
-        """Restore ``state``. Without a tolerance, or for an empty state, nothing changes."""
+        """Restore ``state``. Do nothing without a tolerance, or for an empty state."""
         if self.tolerance is not None and state:
             self.multiplier = float(state["multiplier"] or 0.0)
-            self.average = state["average"]
-            self.best = float(state["best"] or 0.0)
+            self.average_success = state["average"]
+            self.best_success = float(state["best"] or 0.0)

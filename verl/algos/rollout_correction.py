@@ -1,7 +1,7 @@
 """Correction of the mismatch between the rollout engine's log-probs and the trainer's.
 
 Tokens are sampled with the engine's probabilities q. The loss uses the trainer's probabilities p of
-the same weights. They differ if the engine computes with lower precision or other kernels. The
+the same weights. p and q differ if the engine computes with lower precision or other kernels. The
 correction multiplies the loss of a token by the ratio ``p / q``, truncates large weights and
 rejects tokens with ratios far from 1. Sources: Yao et al., 2025, "Your efficient RL framework
 secretly brings you off-policy RL training"; Liu et al., 2025, "When speed kills stability".
@@ -27,8 +27,8 @@ class CorrectionRule:
     ratios of its tokens) or None (weight 1). Weights are truncated at ``largest_weight``.
 
     ``reject_level`` is ``token``, ``sequence`` (product), ``geometric`` (geometric mean over the
-    sequence) or None (reject nothing). A token gets weight 0 if that ratio is outside of
-    ``accept_from`` to ``accept_to``.
+    sequence) or None (reject nothing). A token gets weight 0 if its ratio at this level is outside
+    of ``accept_from`` to ``accept_to``.
     """
 
     weight_level: str | None = "token"
@@ -53,7 +53,7 @@ def compute_correction_weights(
     """
     mask = response_mask.bool()
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
-    weights = torch.ones_like(ratios.difference)
+    weights = torch.ones_like(ratios.log_ratios)
     metrics: dict[str, float] = {}
     if correction.weight_level is not None:
         choose(
@@ -65,12 +65,12 @@ def compute_correction_weights(
         weights = ratio.clamp(max=correction.largest_weight)
         metrics |= _compute_weight_metrics(weights[mask], ratio[mask] > correction.largest_weight)
     if correction.reject_level is not None:
-        key_name = "rollout_rs (algorithm.rollout_correction.rollout_rs)"
-        choose(correction.reject_level, ROLLOUT_RS, key_name)
+        setting = "rollout_rs (algorithm.rollout_correction.rollout_rs)"
+        choose(correction.reject_level, ROLLOUT_RS, setting)
         ratio = ratios.compute_ratios(correction.reject_level)
-        accepted = (ratio >= correction.accept_from) & (ratio <= correction.accept_to)
-        weights = torch.where(accepted, weights, 0.0)
-        metrics["rollout_corr/rollout_rs_masked_fraction"] = _mean_or_zero(~accepted[mask])
+        is_accepted = (ratio >= correction.accept_from) & (ratio <= correction.accept_to)
+        weights = torch.where(is_accepted, weights, 0.0)
+        metrics["rollout_corr/rollout_rs_masked_fraction"] = _mean_or_zero(~is_accepted[mask])
     return torch.where(mask, weights, 0.0), metrics
 
 
@@ -91,13 +91,13 @@ def compute_mismatch_metrics(
     if not mask.any():
         return {}
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
-    difference = ratios.difference[mask]
-    sampled = ratios.tokens > 0
-    perplexities = (-ratios.sums[sampled] / ratios.tokens[sampled]).exp()
+    log_ratios = ratios.log_ratios[mask]
+    has_tokens = ratios.token_counts > 0
+    perplexity_ratios = (-ratios.log_ratio_sums[has_tokens] / ratios.token_counts[has_tokens]).exp()
     return {
-        "rollout_corr/kl": _mean_or_zero(-difference),
-        "rollout_corr/k3_kl": _mean_or_zero(difference.exp() - 1 - difference),
-        "rollout_corr/ppl_ratio": _mean_or_zero(perplexities),
+        "rollout_corr/kl": _mean_or_zero(-log_ratios),
+        "rollout_corr/k3_kl": _mean_or_zero(log_ratios.exp() - 1 - log_ratios),
+        "rollout_corr/ppl_ratio": _mean_or_zero(perplexity_ratios),
     }
 
 
@@ -111,20 +111,26 @@ class _ProbRatios:
         mask: TokenMask,
         sequence: RowIndex,
     ) -> None:
-        # Use where(): unsampled positions may have any value, also NaN.
-        difference = torch.where(mask, old_log_prob.double() - rollout_log_prob.double(), 0.0)
-        self.difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        self.sums = _sum_per_sequence(masked_sum(self.difference, mask, axis=-1), sequence)
-        self.tokens = _sum_per_sequence(mask.sum(-1).double(), sequence)
+        # where() instead of a product, because unsampled positions may hold NaN.
+        log_ratios = torch.where(mask, old_log_prob.double() - rollout_log_prob.double(), 0.0)
+        self.log_ratios = log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        self.log_ratio_sums = _sum_per_sequence(
+            masked_sum(self.log_ratios, mask, axis=-1), sequence
+        )
+        self.token_counts = _sum_per_sequence(mask.sum(-1).double(), sequence)
         self._sequence = sequence
 
     def compute_ratios(self, level: str) -> PerToken:
         """Return the ratio at ``level`` (as in ``CorrectionRule``) of every token, ``[B, R]``."""
         if level == "token":
-            return self.difference.exp()
-        logs = self.sums if level == "sequence" else self.sums / self.tokens.clamp(min=1)
-        per_row = logs.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[self._sequence]
-        return per_row.unsqueeze(-1).expand_as(self.difference)
+            return self.log_ratios.exp()
+        sequence_log_ratios = (
+            self.log_ratio_sums
+            if level == "sequence"
+            else self.log_ratio_sums / self.token_counts.clamp(min=1)
+        )
+        per_row = sequence_log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()[self._sequence]
+        return per_row.unsqueeze(-1).expand_as(self.log_ratios)
 
 
 def _sum_per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
@@ -132,18 +138,18 @@ def _sum_per_sequence(values: PerRow, sequence: RowIndex) -> PerTrajectory:
     return values.new_zeros(size).index_add(0, sequence, values)
 
 
-def _compute_weight_metrics(weights: torch.Tensor, truncated: torch.Tensor) -> dict[str, float]:
+def _compute_weight_metrics(weights: torch.Tensor, is_truncated: torch.Tensor) -> dict[str, float]:
     if not len(weights):
         return {}
-    # Kish's effective sample size divided by the number of tokens; 1 if all weights are equal.
-    effective = weights.mean() ** 2 / weights.square().mean().clamp(min=1e-30)
+    # Kish's effective sample size, divided by the number of tokens. It is 1 for equal weights.
+    effective_share = weights.mean() ** 2 / weights.square().mean().clamp(min=1e-30)
     prefix = "rollout_corr/rollout_is"
     return {
         f"{prefix}_mean": _mean_or_zero(weights),
         f"{prefix}_min": weights.min().item(),
         f"{prefix}_max": weights.max().item(),
-        f"{prefix}_eff_sample_size": effective.item(),
-        f"{prefix}_ratio_fraction_high": _mean_or_zero(truncated),
+        f"{prefix}_eff_sample_size": effective_share.item(),
+        f"{prefix}_ratio_fraction_high": _mean_or_zero(is_truncated),
     }
 
 

@@ -1,8 +1,8 @@
-"""Tensor types with shapes. Within one call, a letter is the same number in all arguments.
+"""Tensor types with shapes. In one call, a letter stands for the same size in all arguments.
 
 B rows, R response positions, V vocabulary, N elements, T trajectories, S environment steps of all
-rows. The unit tests check the shapes (``tests/helpers/shape_check.py``). At run time they are only
-documentation.
+rows. The unit tests check the shapes (``tests/helpers/shape_check.py``). At run time the types are
+only documentation.
 """
 
 from collections.abc import Hashable, Iterable

@@ -1,8 +1,9 @@
-"""Common part of the policy losses: their input tokens and the aggregation of their token losses.
+"""Common code of the policy losses: the tokens that they get, and the aggregation of token losses.
 
-An algorithm is a function from ``SampledTokens`` to ``TokenLosses``. ``register_token_loss`` gives
-it the conventional signature and the aggregation of ``losses``, which is exact in any split of a
-mini-batch.
+A policy loss is written as a function from ``SampledTokens`` to ``TokenLosses``.
+``register_token_loss`` turns it into a function with the signature of
+``compute_policy_loss_vanilla``. The aggregation by ``verl.algos.losses.agg_loss`` is exact for any
+split of a mini-batch.
 """
 
 import functools
@@ -42,7 +43,10 @@ class SampledTokens:
 
     @property
     def prob_ratio(self) -> PerToken:
-        """New over old probability, limited to e^-20..e^20; the gradient is 0 beyond."""
+        """New over old probability, ``[B, R]``, limited to e^-20..e^20.
+
+        The gradient is 0 where the limit applies.
+        """
         return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
     def compute_row_mean(self, values: PerToken) -> PerToken:
@@ -56,8 +60,8 @@ class SampledTokens:
 class TokenLosses:
     """Token losses ``[B, R]``, and masks of the tokens that a bound changed.
 
-    ``clipped`` marks tokens whose loss the clip range or the token selection changes. ``capped``
-    marks tokens whose loss ``ceiling`` changes; None means that there are none.
+    ``clipped`` marks tokens whose loss is changed by the clip range or the token selection.
+    ``capped`` marks tokens whose loss is changed by ``ceiling``. None means no token.
     """
 
     losses: PerToken
@@ -70,9 +74,11 @@ PerTokenLoss: TypeAlias = Callable[..., TokenLosses]
 
 def compute_clipped_surrogate(ratio: PerToken, tokens: SampledTokens) -> TokenLosses:
     """Return the token losses ``-min(r A, clip(r, 1 - low, 1 + high) A)``."""
-    unclipped = -tokens.advantages * ratio
-    clipped = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
-    return TokenLosses(torch.maximum(unclipped, clipped), clipped > unclipped)
+    unclipped_losses = -tokens.advantages * ratio
+    clipped_losses = -tokens.advantages * ratio.clamp(1 - tokens.low, 1 + tokens.high)
+    return TokenLosses(
+        torch.maximum(unclipped_losses, clipped_losses), clipped_losses > unclipped_losses
+    )
 
 
 def register_token_loss(
@@ -82,12 +88,12 @@ def register_token_loss(
 
     The decorated function has the arguments and results of ``compute_policy_loss_vanilla`` and the
     arguments of ``needs``. ``weights [B, R]`` multiply the token losses. A token of weight 0 has no
-    gradient, also in losses whose ratio is that of a whole row. The function raises ``ValueError``
-    if a loss with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
+    gradient, even if the loss uses one ratio per row. The function raises ``ValueError`` if a loss
+    with a picker gets no ``selected``. Unsampled positions may have any value, also NaN.
     """
     loss_needs = needs or LossNeeds()
 
-    def register_loss(per_token: PerTokenLoss) -> PolicyLossFunction:
+    def register_loss(compute_token_losses: PerTokenLoss) -> PolicyLossFunction:
         def policy_loss(
             old_log_prob: PerToken,
             log_prob: PerToken,
@@ -113,7 +119,7 @@ def register_token_loss(
                     "from the whole mini-batch"
                 )
             if weights is not None:
-                # The ratio of a row must not give rejected tokens a gradient.
+                # A token of weight 0 must get no gradient through the ratio of its row.
                 log_prob = torch.where(weights == 0, log_prob.detach(), log_prob)
             tokens = SampledTokens(
                 _zero_unsampled(old_log_prob, mask),
@@ -124,12 +130,12 @@ def register_token_loss(
                 *resolve_clip_range(cliprange, cliprange_low, cliprange_high),
                 clip_ratio_c,
             )
-            token_losses = per_token(tokens, **params)
+            token_losses = compute_token_losses(tokens, **params)
             losses = token_losses.losses if weights is None else token_losses.losses * weights
             loss = agg_loss(losses, mask, loss_agg_mode, row_shares, denominator, loss_scale_factor)
             return loss, *_compute_metrics(token_losses, tokens, num_tokens)
 
-        functools.update_wrapper(policy_loss, per_token)
+        functools.update_wrapper(policy_loss, compute_token_losses)
         for registered_name in (name, *aliases):
             register_policy_loss(registered_name, advantages_only, loss_needs, True)(policy_loss)
         return policy_loss
@@ -138,7 +144,7 @@ def register_token_loss(
 
 
 def _zero_unsampled(column: PerToken, mask: TokenMask) -> PerToken:
-    # where(), not a product: it also keeps NaN out of the gradient.
+    # where() instead of a product, because it also keeps NaN out of the gradient.
     return torch.where(mask, column.float(), 0.0)
 
 

@@ -1,7 +1,7 @@
-"""Public names that code outside this repository imports and this repository does not use.
+"""Names of verl that only user code imports; this repository itself does not use them.
 
-Job code is a script or module that a user wrote for verl or verl-agent. Each name can be imported
-from the module of the original project. It is loaded on first use (``verl.utils.lazy``).
+User code means scripts and modules written for verl or verl-agent. Each name can be imported from
+the same module as in the original project. It is loaded on first use (``verl.utils.lazy``).
 
 | public name | defined in | needed by |
 |---|---|---|
@@ -12,7 +12,8 @@ from the module of the original project. It is loaded on first use (``verl.utils
 | `verl.utils.tracking.Tracking` | `verl.record.tracking` | loggers of verl job scripts |
 | `python -m verl.utils.report` | `verl.record.report` | scripts that write reports |
 
-Two public names of ``agent_system`` are also used in this repository. Evaluation scripts of
-verl-agent need ``reset``, ``step`` and ``success_evaluator`` of ``EnvironmentManagerBase``
-(``environments.manager``). Its job scripts need ``reward_manager.EpisodeRewardManager``.
+Two more names are kept for user code and are also used in this repository. Evaluation scripts
+written for verl-agent need ``reset``, ``step`` and ``success_evaluator`` of
+``EnvironmentManagerBase`` (``agent_system.environments.manager``). Job scripts written for it need
+``agent_system.reward_manager.EpisodeRewardManager``.
 """  # noqa: E501

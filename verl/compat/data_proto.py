@@ -17,7 +17,7 @@ from verl.protocol import DataProto
 TENSOR_FILE = "batch.safetensors"
 JSON_FILE = "data.json"
 # Key that marks the JSON form of tuples, arrays and dicts with keys that are not strings.
-_KIND = "__kind__"
+_TYPE_KEY = "__kind__"
 
 
 def make_iterator(
@@ -40,7 +40,8 @@ def make_iterator(
         )
     rng = np.random.default_rng(seed)
 
-    # A separate generator, so that this call raises the errors above, not the first ``next``.
+    # The generator is a separate function. Otherwise the checks above would run only at the first
+    # ``next()``.
     def iterate_mini_batches() -> Iterator[DataProto]:
         for _ in range(epochs):
             order = rng.permutation(len(data)) if options["shuffle"] else np.arange(len(data))
@@ -51,11 +52,11 @@ def make_iterator(
 
 
 def save_to_disk(data: DataProto, path: str | Path) -> None:
-    """Write the directory ``path``: tensors as safetensors, the rest as JSON. Nothing is pickled.
+    """Write the table into the directory ``path``: tensors as safetensors, other values as JSON.
 
     Tuples, numpy arrays and dicts with keys that are not strings are restored on loading. Numpy
-    scalars become Python numbers. Raises ``TypeError`` that names the location of a value without a
-    JSON form.
+    scalars become Python numbers. Raises ``TypeError`` for a value that cannot be stored as JSON;
+    the message names its column or key.
     """
     data.check_consistency()
     root = Path(path)
@@ -71,7 +72,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
         "non_tensor_batch": columns,
         "meta_info": to_json_value(data.meta_info, "meta_info"),
     }
-    # clone, because safetensors refuses tensors that share memory, and columns of a table may
+    # Clone: columns may share memory, and safetensors refuses tensors that do.
     tensors = {
         key: tensor.detach().cpu().contiguous().clone() for key, tensor in data.batch.items()
     }
@@ -80,15 +81,20 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Return the table in directory ``path``; raise ``ValueError`` if its files do not match."""
+    """Return the table that ``save_to_disk`` wrote into the directory ``path``.
+
+    Raises ``ValueError`` if the tensor file and the JSON file do not belong together.
+    """
     root = Path(path)
     record = json.loads((root / JSON_FILE).read_text(encoding="utf-8"))
-    stored = load_file(root / TENSOR_FILE)
+    stored_tensors = load_file(root / TENSOR_FILE)
     # Earlier versions wrote null for a table without tensors.
     keys = record["tensor_keys"] or []
-    if set(keys) != set(stored):
-        raise ValueError(f"{root}: {TENSOR_FILE} holds {sorted(stored)}, {JSON_FILE} names {keys}")
-    tensors = {key: stored[key] for key in keys}
+    if set(keys) != set(stored_tensors):
+        raise ValueError(
+            f"{root}: {TENSOR_FILE} holds {sorted(stored_tensors)}, {JSON_FILE} names {keys}"
+        )
+    tensors = {key: stored_tensors[key] for key in keys}
     columns = {key: from_json_value(v) for key, v in record["non_tensor_batch"].items()}
     data = DataProto.from_dict(tensors, columns, from_json_value(record["meta_info"]))
     if len(data) != record["rows"]:
@@ -97,10 +103,10 @@ def load_from_disk(path: str | Path) -> DataProto:
 
 
 def to_json_value(value: object, location: str) -> Any:
-    """Return the JSON form of ``value``.
+    """Convert ``value`` to lists, dicts and plain values that JSON can store.
 
-    A type that JSON lacks becomes ``{"__kind__": ..., "value": ...}``. Raises ``TypeError`` that
-    names ``location`` for a value without a JSON form.
+    A tuple, for example, becomes ``{"__kind__": "tuple", "value": [...]}``. Raises ``TypeError``
+    for a value of another type; ``location`` names the value in the message.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -108,20 +114,20 @@ def to_json_value(value: object, location: str) -> Any:
         return to_json_value(value.item(), location)
     if isinstance(value, dict):
         values = [to_json_value(item, f"{location}[{key!r}]") for key, item in value.items()]
-        # A dict that has the key "__kind__" itself is stored as pairs. Otherwise loading would take
-        # it for the JSON form of another type.
-        if all(isinstance(key, str) for key in value) and _KIND not in value:
+        # A dict of the user that has the key "__kind__" is stored as pairs. Otherwise
+        # from_json_value would take it for the JSON form of a tuple or array.
+        if all(isinstance(key, str) for key in value) and _TYPE_KEY not in value:
             return dict(zip(value, values, strict=True))
         keys = [to_json_value(key, location) for key in value]
-        return {_KIND: "dict", "value": [list(pair) for pair in zip(keys, values, strict=True)]}
+        return {_TYPE_KEY: "dict", "value": [list(pair) for pair in zip(keys, values, strict=True)]}
     if not isinstance(value, (list, tuple, np.ndarray)):
         raise TypeError(f"{location} is a {type(value).__name__}, which cannot be stored as JSON")
     items = value.ravel() if isinstance(value, np.ndarray) else value
-    encoded = [to_json_value(item, f"{location}[{i}]") for i, item in enumerate(items)]
+    json_items = [to_json_value(item, f"{location}[{i}]") for i, item in enumerate(items)]
     if isinstance(value, np.ndarray):
         shape = list(value.shape)
-        return {_KIND: "ndarray", "value": encoded, "dtype": value.dtype.str, "shape": shape}
-    return {_KIND: "tuple", "value": encoded} if isinstance(value, tuple) else encoded
+        return {_TYPE_KEY: "ndarray", "value": json_items, "dtype": value.dtype.str, "shape": shape}
+    return {_TYPE_KEY: "tuple", "value": json_items} if isinstance(value, tuple) else json_items
 
 
 def from_json_value(value: object) -> Any:
@@ -130,7 +136,7 @@ def from_json_value(value: object) -> Any:
         return [from_json_value(item) for item in value]
     if not isinstance(value, dict):
         return value
-    type_name = value.get(_KIND)
+    type_name = value.get(_TYPE_KEY)
     if type_name is None:
         return {key: from_json_value(item) for key, item in value.items()}
     if type_name == "dict":
@@ -139,5 +145,5 @@ def from_json_value(value: object) -> Any:
     if type_name == "tuple":
         return tuple(items)
     dtype = np.dtype(value["dtype"])
-    flat = object_array(items) if dtype.hasobject else np.array(items, dtype=dtype)
-    return flat.reshape(value["shape"])
+    flat_array = object_array(items) if dtype.hasobject else np.array(items, dtype=dtype)
+    return flat_array.reshape(value["shape"])

@@ -1,4 +1,4 @@
-"""Micro-batches with a maximum token count, and padding, for user code that makes batches itself.
+"""Micro-batches with a maximum token count, and padding, for user code that splits batches itself.
 
 The workers of this framework use ``verl.workers.rows.micro_batches``.
 """
@@ -23,56 +23,64 @@ def token_bounded_partitions(
 ) -> list[list[int]]:
     """Partition the rows into balanced parts of at most ``max_token_len`` tokens.
 
-    Returns lists of row indices; every index is in exactly one part. There are at least
-    ``min_partitions`` parts and a multiple of ``divided_by``, but not more parts than rows. The
-    number of parts is the smallest for which balancing by length keeps ``max_token_len``. If there
-    is none, rows are packed first-fit-decreasing. Raises ``ValueError`` for a row that is longer
-    than ``max_token_len``.
+    Returns a list of row indices per part; every row is in exactly one part. There are at least
+    ``min_partitions`` parts, and their number is a multiple of ``divided_by``. It is never larger
+    than the number of rows. The smallest number of parts is used whose balanced partition respects
+    ``max_token_len``. If no balanced partition does, rows are packed by first-fit decreasing.
+    Raises ``ValueError`` for a row that is longer than ``max_token_len``.
+
+        lengths 5, 4, 3, 2 with at most 7 tokens: parts [0, 3] and [1, 2]
     """
     lengths = [int(length) for length in lengths]
-    n = len(lengths)
-    if not n:
+    num_rows = len(lengths)
+    if not num_rows:
         return []
-    longest_row = max(range(n), key=lengths.__getitem__)
+    longest_row = max(range(num_rows), key=lengths.__getitem__)
     if lengths[longest_row] > max_token_len:
         raise ValueError(
             f"row {longest_row} has {lengths[longest_row]} tokens, more than "
             f"max_token_len={max_token_len}; "
             "raise ppo_max_token_len_per_gpu (or the log-prob one) to at least the longest row"
         )
-    packed = _first_fit_decreasing(lengths, max_token_len)
-    by_tokens = -(-sum(lengths) // max_token_len)  # rounded up
-    lowest = _round_up_parts(max(min_partitions, by_tokens, 1), divided_by, n)
-    highest = max(lowest, _round_up_parts(len(packed), divided_by, n))
-    # A balanced partition into k parts may exceed max_token_len although one into more parts does
-    # not: try larger k.
-    for k in range(lowest, highest + 1, divided_by):
-        row_lists = get_seqlen_balanced_partitions(lengths, min(k, n))
+    packed_parts = _pack_first_fit_decreasing(lengths, max_token_len)
+    parts_for_tokens = -(-sum(lengths) // max_token_len)  # rounded up
+    min_parts = _round_up_parts(max(min_partitions, parts_for_tokens, 1), divided_by, num_rows)
+    max_parts = max(min_parts, _round_up_parts(len(packed_parts), divided_by, num_rows))
+    # If the balanced partition into ``num_parts`` has a part above max_token_len, try more parts.
+    for num_parts in range(min_parts, max_parts + 1, divided_by):
+        row_lists = get_seqlen_balanced_partitions(lengths, min(num_parts, num_rows))
         if max(sum(lengths[i] for i in row_indices) for row_indices in row_lists) <= max_token_len:
             return row_lists
-    return _split_into(packed, highest)
+    return _split_largest_parts(packed_parts, max_parts)
 
 
-def _round_up_parts(k: int, divided_by: int, n: int) -> int:
-    # Not more parts than rows, because a model cannot process a part without rows.
-    return min(-(-k // divided_by) * divided_by, n)
+def _round_up_parts(num_parts: int, divided_by: int, num_rows: int) -> int:
+    # At most n parts: a model cannot process a micro-batch without rows.
+    return min(-(-num_parts // divided_by) * divided_by, num_rows)
 
 
-def _first_fit_decreasing(lengths: list[int], bound: int) -> list[list[int]]:
+def _pack_first_fit_decreasing(lengths: list[int], max_token_len: int) -> list[list[int]]:
     bins: list[tuple[int, list[int]]] = []
     for i in sorted(range(len(lengths)), key=lambda j: (-lengths[j], j)):
-        slot = next((b for b, (used, _) in enumerate(bins) if used + lengths[i] <= bound), None)
-        if slot is None:
+        bin_index = next(
+            (
+                b
+                for b, (bin_tokens, _) in enumerate(bins)
+                if bin_tokens + lengths[i] <= max_token_len
+            ),
+            None,
+        )
+        if bin_index is None:
             bins.append((lengths[i], [i]))
         else:
-            used, members = bins[slot]
-            bins[slot] = (used + lengths[i], [*members, i])
-    return [sorted(members) for _, members in bins]
+            bin_tokens, bin_rows = bins[bin_index]
+            bins[bin_index] = (bin_tokens + lengths[i], [*bin_rows, i])
+    return [sorted(bin_rows) for _, bin_rows in bins]
 
 
-def _split_into(parts: list[list[int]], k: int) -> list[list[int]]:
+def _split_largest_parts(parts: list[list[int]], num_parts: int) -> list[list[int]]:
     parts = [list(part) for part in parts]
-    while len(parts) < k:
+    while len(parts) < num_parts:
         largest_part = max(parts, key=len)
         parts.append(largest_part[len(largest_part) // 2 :])
         del largest_part[len(largest_part) // 2 :]
@@ -104,33 +112,35 @@ def rearrange_micro_batches(
         lengths, max_token_len, min_num_micro_batch or 1, divided_by
     )
     if dp_group is not None:
-        row_lists = _match_largest_rank(row_lists, lengths, max_token_len, dp_group)
-    return [_select(batch, row_indices) for row_indices in row_lists], row_lists
+        row_lists = _equalize_part_counts(row_lists, lengths, max_token_len, dp_group)
+    return [_select_rows(batch, row_indices) for row_indices in row_lists], row_lists
 
 
-def _match_largest_rank(
+def _equalize_part_counts(
     parts: list[list[int]], lengths: Sequence[int], max_token_len: int, dp_group: ProcessGroup
 ) -> list[list[int]]:
-    """Return ``parts`` split further, into the largest number of parts that any rank has."""
-    max_parts = torch.tensor([len(parts)])
+    """Split the rows of this rank into as many parts as the rank with the most parts has."""
+    max_num_parts = torch.tensor([len(parts)])
     # NCCL communicates GPU tensors only.
     if dist.get_backend(dp_group) == "nccl":
-        max_parts = max_parts.cuda()
-    dist.all_reduce(max_parts, op=dist.ReduceOp.MAX, group=dp_group)
-    if int(max_parts) == len(parts):
+        max_num_parts = max_num_parts.cuda()
+    dist.all_reduce(max_num_parts, op=dist.ReduceOp.MAX, group=dp_group)
+    if int(max_num_parts) == len(parts):
         return parts
-    if int(max_parts) > len(lengths):
+    if int(max_num_parts) > len(lengths):
         raise ValueError(
-            f"another rank needs {int(max_parts)} micro-batches but this one holds only "
+            f"another rank needs {int(max_num_parts)} micro-batches but this one holds only "
             f"{len(lengths)} rows"
         )
-    # A balanced partition may exceed max_token_len. Splitting parts that keep the limit cannot.
-    balanced = get_seqlen_balanced_partitions(lengths, int(max_parts))
-    fits = max(sum(lengths[i] for i in row_indices) for row_indices in balanced) <= max_token_len
-    return balanced if fits else _split_into(parts, int(max_parts))
+    # A new balanced partition may have a part above max_token_len. Then split the given parts.
+    balanced_parts = get_seqlen_balanced_partitions(lengths, int(max_num_parts))
+    is_within_limit = (
+        max(sum(lengths[i] for i in row_indices) for row_indices in balanced_parts) <= max_token_len
+    )
+    return balanced_parts if is_within_limit else _split_largest_parts(parts, int(max_num_parts))
 
 
-def _select(batch: Any, rows: list[int]) -> Any:  # the result has the type of batch
+def _select_rows(batch: Any, rows: list[int]) -> Any:  # returns the type of ``batch``
     index = torch.as_tensor(rows, dtype=torch.long)
     if isinstance(batch, DataProto | TensorDict):
         return batch[index]

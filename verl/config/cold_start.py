@@ -7,37 +7,39 @@ from verl.config.settings import ConfigError
 DEFAULT_SFT_CONFIG = "quickstart_sft"
 
 
-def cold_start_name(cfg: PPOConfig) -> str:
+def get_cold_start_config_name(cfg: PPOConfig) -> str:
     """Return the name of the ``main_sft`` config that trains the policy."""
     return cfg.cold_start.config_name or DEFAULT_SFT_CONFIG
 
 
-def cold_start_config(cfg: PPOConfig) -> SFTConfig:
+def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
     """Return the config of ``main_sft`` that trains the policy ``actor_rollout_ref.model.path``.
 
     It is ``cold_start.config_name`` with ``cold_start.overrides`` and values of ``cfg``. Raises
     ``ConfigError`` if it cannot be composed.
     """
-    # The values that are copied from ``cfg`` below would silently overwrite these overrides.
-    conflicting = [
+    # ``cfg`` provides env.* and model.save_path, which would silently replace these overrides.
+    conflicting_overrides = [
         override
         for override in cfg.cold_start.overrides
         if override.lstrip("+").startswith(("env.", "model.save_path="))
     ]
-    if conflicting:
+    if conflicting_overrides:
         raise ConfigError(
-            f"cold_start.overrides={conflicting!r}: taken from this run; "
+            f"cold_start.overrides={conflicting_overrides!r}: taken from this run; "
             "allowed: keys other than env.* and model.save_path; "
             "fix: set env.* and actor_rollout_ref.model.path of this run instead"
         )
     # Use the project name of ``cfg``: runs of two projects must not share the directory of the cold
-    # start. It comes first, so that the overrides of the cold start can replace it.
-    project = f'trainer.project_name="{cfg.trainer.project_name}"'
-    sft = load_config(cold_start_name(cfg), [project, *cfg.cold_start.overrides], SFTConfig)
-    return sft.with_values(
+    # start. This override is the first one, so that the overrides of the cold start can replace it.
+    project_override = f'trainer.project_name="{cfg.trainer.project_name}"'
+    sft_config = load_config(
+        get_cold_start_config_name(cfg), [project_override, *cfg.cold_start.overrides], SFTConfig
+    )
+    return sft_config.with_values(
         {
             "env": cfg.env,
-            # The same template as in rollouts, so that the policy is trained on the same tokens.
+            # Use the chat template of the rollouts, so that the policy trains on the same tokens.
             "data.apply_chat_template_kwargs": cfg.data.apply_chat_template_kwargs,
             "model.save_path": str(cfg.actor_rollout_ref.model.path),
             "trainer.device": cfg.trainer.device,

@@ -15,11 +15,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.plugins import env_names, env_section, schema_keys
 from verl.config.settings import ConfigError, Section, keys_of
-from verl.config.settings.hints import find_containing_key, nearest_name, unknown_key_problem
-from verl.config.yaml_files import included_files
+from verl.config.settings.hints import build_unknown_key_problem, find_containing_key, nearest_name
+from verl.config.yaml_files import read_included_files
 
 BASE_DIR = Path(__file__).resolve().parent
-# In the directory that contains the verl package, both in a checkout and when installed.
+# The directory configs/ is next to the verl package, both in a checkout and when installed.
 EXPERIMENTS_DIR = BASE_DIR.parents[1] / "configs"
 POLICIES_DIR = EXPERIMENTS_DIR / "policies"
 # ${shipped_policy:NAME} in a config: the directory of a policy that is part of the package.
@@ -28,7 +28,7 @@ OmegaConf.register_new_resolver(
 )
 
 
-def config_dirs(config_path: str | None = None) -> list[Path]:
+def list_config_dirs(config_path: str | None = None) -> list[Path]:
     """Return the search path of configs: ``config_path``, then experiments, then base configs."""
     user_dirs = [Path(config_path).expanduser().resolve()] if config_path else []
     for directory in user_dirs:
@@ -37,41 +37,45 @@ def config_dirs(config_path: str | None = None) -> list[Path]:
                 f"--config-path {config_path}: no such directory; "
                 "allowed: a directory of configs; fix: correct the path"
             )
-    # The first match is used, so that a user's config can replace a built-in one.
+    # The user's directory is the first one, so that a user's config can replace a built-in one.
     return [*user_dirs, *(path for path in (EXPERIMENTS_DIR, BASE_DIR) if path.is_dir())]
 
 
-def config_names(config_path: str | None = None) -> list[str]:
+def list_config_names(config_path: str | None = None) -> list[str]:
     """Return the config names that ``--config-name`` accepts, sorted."""
     return sorted(
-        {file.stem for directory in config_dirs(config_path) for file in directory.glob("*.yaml")}
+        {
+            config_file.stem
+            for directory in list_config_dirs(config_path)
+            for config_file in directory.glob("*.yaml")
+        }
     )
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
     """Parse overrides ``key=value``; raise ``ConfigError`` for those outside Hydra's grammar."""
-    parsed, problems = _parse_each(overrides)
+    parsed_overrides, problems = _parse_valid_overrides(overrides)
     if problems:
         raise ConfigError(problems)
-    return parsed
+    return parsed_overrides
 
 
-def _parse_each(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
+def _parse_valid_overrides(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
     """Return the parsed overrides, and a message for each one that cannot be parsed."""
     parser = OverridesParser.create()
-    parsed = []
+    parsed_overrides = []
     problems = []
-    # One by one, because Hydra's parser stops at the first override that it cannot read.
+    # Parse overrides one by one: Hydra's parser stops at the first override that it cannot read.
     for override in overrides:
         try:
-            parsed += parser.parse_overrides([override])
+            parsed_overrides += parser.parse_overrides([override])
         except (HydraException, RecursionError) as error:
             reason = str(error).splitlines()[0]
             problems.append(
                 f"{override!r} is not an override ({reason}); write key=value, and quote a value "
                 "that contains spaces, commas or brackets: key='\"a, b\"'"
             )
-    return parsed, problems
+    return parsed_overrides, problems
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -79,47 +83,52 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
     The jobs are the product of the values of ``key=a,b``, ``choice(...)``, ``range(...)`` etc.
     """
-    axes = []
+    values_of_each_override = []
     for override in parse_overrides(overrides):
         if override.is_sweep_override():
             name = override.get_key_element()
-            axes.append([f"{name}={value}" for value in override.sweep_string_iterator()])
+            values_of_each_override.append(
+                [f"{name}={value}" for value in override.sweep_string_iterator()]
+            )
         else:
-            axes.append([override.input_line])
-    return [list(job) for job in itertools.product(*axes)]
+            values_of_each_override.append([override.input_line])
+    return [list(job) for job in itertools.product(*values_of_each_override)]
 
 
 def _prepare_overrides(
-    overrides: Sequence[str], schema: type[Section], dirs: list[Path]
+    overrides: Sequence[str], schema: type[Section], directories: list[Path]
 ) -> tuple[list[str], list[str]]:
     """Return the overrides to pass to Hydra, and a message for each refused one.
 
-    The prefix ``++`` makes Hydra set keys that no file has: the schema decides which keys exist.
+    The prefix ``++`` makes Hydra set keys that no config file has. The schema decides which keys
+    exist.
     """
-    parsed, problems = _parse_each(overrides)
-    accepted = []
-    for override in parsed:
-        if _is_group(override, schema, dirs):
-            accepted.append(override.input_line)
+    parsed_overrides, problems = _parse_valid_overrides(overrides)
+    accepted_overrides = []
+    for override in parsed_overrides:
+        if _selects_config_group(override, schema, directories):
+            accepted_overrides.append(override.input_line)
             continue
-        refusal = _refusal_reason(override, schema)
-        if refusal:
-            problems.append(refusal)
+        refusal_reason = _find_refusal_reason(override, schema)
+        if refusal_reason:
+            problems.append(refusal_reason)
         else:
-            accepted.append("++" + str(override.input_line).lstrip("+"))
-    return accepted, problems
+            accepted_overrides.append("++" + str(override.input_line).lstrip("+"))
+    return accepted_overrides, problems
 
 
-def _is_group(override: Override, schema: type[Section], dirs: list[Path]) -> bool:
-    """Return True if the key is a directory of configs and the value names one of them."""
+def _selects_config_group(
+    override: Override, schema: type[Section], directories: list[Path]
+) -> bool:
+    """Return True if the override selects a config file of a config group (``GROUP=NAME``)."""
     name = override.key_or_group
     # A key of the schema is not a group, even if a directory has the same name.
     if "." in name or name in schema.model_fields:
         return False
-    return any((directory / name).is_dir() for directory in dirs)
+    return any((directory / name).is_dir() for directory in directories)
 
 
-def _refusal_reason(override: Override, schema: type[Section]) -> str | None:
+def _find_refusal_reason(override: Override, schema: type[Section]) -> str | None:
     """Return the reason why ``override`` cannot be applied, or None."""
     path = override.key_or_group
     if override.is_sweep_override():
@@ -127,7 +136,7 @@ def _refusal_reason(override: Override, schema: type[Section]) -> str | None:
     if override.is_delete():
         return f"{override.input_line}: keys cannot be removed; fix: set the key to null"
     if not _is_known_path(path, schema):
-        return unknown_key_problem(path, override.value(), schema_keys(schema))
+        return build_unknown_key_problem(path, override.value(), schema_keys(schema))
     return None
 
 
@@ -138,8 +147,8 @@ def _is_known_path(path: str, schema: type[Section]) -> bool:
     """
     if find_containing_key(path, keys_of(schema)) is not None:
         return True
-    top_section, _, path_below = path.partition(".")
-    name = path_below.partition(".")[0]
+    top_section, _, path_in_section = path.partition(".")
+    name = path_in_section.partition(".")[0]
     if top_section != "env" or name not in env_names():
         return False
     section = env_section(name)
@@ -154,73 +163,90 @@ def compose_tree(
     schema: type[Section],
     config_path: str | None = None,
 ) -> tuple[DictConfig, list[str]]:
-    """Compose config ``name`` with ``overrides``, without resolved interpolations.
+    """Compose config ``name`` with ``overrides``; do not resolve its interpolations.
 
-    Also returns a message for each override that was not applied. Raises ``ConfigError`` for an
+    Also return a message for each override that was not applied. Raise ``ConfigError`` for an
     unknown config and for files that cannot be composed.
     """
-    dirs = config_dirs(config_path)
+    directories = list_config_dirs(config_path)
     name = name.removesuffix(".yaml")
-    home = next((directory for directory in dirs if (directory / f"{name}.yaml").is_file()), None)
-    accepted, problems = _prepare_overrides(overrides, schema, dirs)
-    if home is None:
-        known_names = config_names(config_path)
+    config_directory = next(
+        (directory for directory in directories if (directory / f"{name}.yaml").is_file()), None
+    )
+    accepted_overrides, problems = _prepare_overrides(overrides, schema, directories)
+    if config_directory is None:
+        known_names = list_config_names(config_path)
         similar_name = nearest_name(name, known_names)
         hint = f"; did you mean {similar_name}?" if similar_name else ""
         unknown_config = f"no config is called {name!r}{hint} There are: {', '.join(known_names)}"
         raise ConfigError([unknown_config, *problems])
-    included_files([name, *_group_files(accepted)], dirs)
-    # Quoted, because a comma or a space in a path would end the list item in Hydra's grammar.
-    search = ", ".join(f'"file://{directory}"' for directory in dirs if directory != home)
+    read_included_files([name, *_list_group_files(accepted_overrides)], directories)
+    # Quote the paths: a comma or a space in a path would end the list item in Hydra's grammar.
+    search_path = ", ".join(
+        f'"file://{directory}"' for directory in directories if directory != config_directory
+    )
     try:
         # Without version_base Hydra warns and behaves like an older release.
-        with initialize_config_dir(str(home), version_base="1.3"):
-            tree = compose(config_name=name, overrides=[*accepted, f"hydra.searchpath=[{search}]"])
+        with initialize_config_dir(str(config_directory), version_base="1.3"):
+            tree = compose(
+                config_name=name,
+                overrides=[*accepted_overrides, f"hydra.searchpath=[{search_path}]"],
+            )
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError([_unreadable_message(home / f"{name}.yaml", error), *problems]) from error
+        raise ConfigError(
+            [_format_unreadable_file_error(config_directory / f"{name}.yaml", error), *problems]
+        ) from error
     # Hydra raises ValueError and TypeError for defaults that are not a list of names.
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError) as error:
         raise ConfigError(
-            [_composition_message(home / f"{name}.yaml", error), *problems]
+            [_format_composition_error(config_directory / f"{name}.yaml", error), *problems]
         ) from error
     return tree, problems
 
 
-def _group_files(overrides: Sequence[str]) -> list[str]:
+def _list_group_files(overrides: Sequence[str]) -> list[str]:
     """Return the config files ``GROUP/NAME`` that overrides of the form ``GROUP=NAME`` select."""
-    group_choices = [
-        text.lstrip("+").partition("=") for text in overrides if not text.startswith("++")
+    parsed_group_overrides = [
+        override.lstrip("+").partition("=")
+        for override in overrides
+        if not override.startswith("++")
     ]
-    return [f"{group.partition('@')[0]}/{name}" for group, _, name in group_choices]
+    return [f"{group.partition('@')[0]}/{name}" for group, _, name in parsed_group_overrides]
 
 
-def _composition_message(file: Path, error: Exception) -> str:
-    """Return the message about a ``file`` that Hydra cannot merge with its ``defaults`` list."""
-    # Some of Hydra's errors have an empty message; then take their cause.
-    lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
-    reason = next(line.strip() for line in lines if line.strip())
+def _format_composition_error(config_file: Path, error: Exception) -> str:
+    """Return the message about a file that Hydra cannot merge with its ``defaults`` list."""
+    # Some errors of Hydra have an empty message. For those, use the message of their cause.
+    message_lines = f"{error}\n{error.__cause__ or type(error).__name__}".splitlines()
+    reason = next(line.strip() for line in message_lines if line.strip())
     return (
-        f"config {file.stem!r}: {file} cannot be composed: {reason}; allowed: sections of keys, "
-        "and a list of the names of configs as defaults; fix: correct the file"
+        f"config {config_file.stem!r}: {config_file} cannot be composed: {reason}; allowed: "
+        "sections of keys, and a list of the names of configs as defaults; fix: correct the file"
     )
 
 
-def user_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
-    """Return the contents of the YAML files of config ``name``, by path, without built-in files."""
-    dirs = config_dirs(config_path)
-    files = included_files([name.removesuffix(".yaml")], dirs)
-    shipped = (EXPERIMENTS_DIR, BASE_DIR)
-    return {file: content for file, content in files.items() if file.parent not in shipped}
+def read_user_config_files(name: str, config_path: str | None) -> dict[Path, dict[Any, Any]]:
+    """Return the contents, by path, of the YAML files of config ``name`` that are not built in."""
+    directories = list_config_dirs(config_path)
+    files = read_included_files([name.removesuffix(".yaml")], directories)
+    builtin_directories = (EXPERIMENTS_DIR, BASE_DIR)
+    return {
+        config_file: content
+        for config_file, content in files.items()
+        if config_file.parent not in builtin_directories
+    }
 
 
-def _unreadable_message(file: Path, error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """Return the message about a ``file`` that is not YAML, or that includes such a file."""
+def _format_unreadable_file_error(
+    config_file: Path, error: yaml.YAMLError | UnicodeDecodeError
+) -> str:
+    """Return the message about a ``config_file`` that is not YAML, or that includes such a file."""
     error_mark = getattr(error, "problem_mark", None)
     position = f"line {error_mark.line + 1}, column {error_mark.column + 1}: " if error_mark else ""
     parser_message = getattr(error, "problem", None) or str(error)
-    # Hydra does not report which file of the defaults could not be read.
+    # Hydra does not report which file of the defaults list could not be read.
     return (
-        f"config {file.stem!r}: {file}, or a file of its defaults, is not YAML: {position}"
-        f"{parser_message}; "
+        f"config {config_file.stem!r}: {config_file}, or a file of its defaults, is not YAML: "
+        f"{position}{parser_message}; "
         "allowed: key: value, indented by two more spaces in each section; fix: correct that line"
     )

@@ -5,29 +5,29 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from verl.config.plugins import METHODS
+from verl.config.plugins import METHOD_PLUGINS
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import MissingKey, Section, value_at_path
 from verl.names import ESTIMATORS, WeightTransfer
 
-Config = TypeVar("Config", bound=Section)
-ACTOR = "actor_rollout_ref.actor"
-REF = "actor_rollout_ref.ref"
-ROLLOUT = "actor_rollout_ref.rollout"
-CORRECTION = "algorithm.rollout_correction"
+ConfigT = TypeVar("ConfigT", bound=Section)
+ACTOR_SECTION = "actor_rollout_ref.actor"
+REF_SECTION = "actor_rollout_ref.ref"
+ROLLOUT_SECTION = "actor_rollout_ref.rollout"
+CORRECTION_SECTION = "algorithm.rollout_correction"
 DEFAULT_GROUP_SIZE = 8
 # Job scripts of verl-agent for environments name these files. They state only the modality (text or
 # images) and the number of tasks in a batch; the tasks come from the environment.
-PLACEHOLDER = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
+PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 
 
-def trajectories_per_step(cfg: PPOConfig) -> int:
+def count_trajectories_per_step(cfg: PPOConfig) -> int:
     """Return the number of trajectories per training step: tasks times group size."""
     return cfg.data.train_batch_size * cfg.env.rollout.n
 
 
-def engine_count(cfg: PPOConfig, device: str) -> int:
+def count_engines(cfg: PPOConfig, device: str) -> int:
     """Return the number of rollout workers of a run on ``device`` (``cpu``, ``cuda``)."""
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
@@ -35,10 +35,10 @@ def engine_count(cfg: PPOConfig, device: str) -> int:
         return rollout.num_workers
     if device != "cuda":
         return trainer.nnodes
-    return max(1, sum(engine_gpus_by_node(cfg)) // rollout.tensor_model_parallel_size)
+    return max(1, sum(count_engine_gpus_by_node(cfg)) // rollout.tensor_model_parallel_size)
 
 
-def engine_gpus_by_node(cfg: PPOConfig) -> list[int]:
+def count_engine_gpus_by_node(cfg: PPOConfig) -> list[int]:
     """Return the number of GPUs for engines on each node that has engines."""
     trainer = cfg.trainer
     rollout = cfg.actor_rollout_ref.rollout
@@ -52,10 +52,10 @@ def engines_have_separate_gpus(cfg: PPOConfig, device: str) -> bool:
     return device == "cuda" and cfg.actor_rollout_ref.rollout.nnodes > 0
 
 
-def max_engines_per_node(cfg: PPOConfig, device: str) -> int:
+def count_max_engines_per_node(cfg: PPOConfig, device: str) -> int:
     """Return the largest number of rollout workers on one node."""
-    nodes = len(engine_gpus_by_node(cfg)) if device == "cuda" else cfg.trainer.nnodes
-    return -(-engine_count(cfg, device) // nodes)
+    num_nodes = len(count_engine_gpus_by_node(cfg)) if device == "cuda" else cfg.trainer.nnodes
+    return -(-count_engines(cfg, device) // num_nodes)
 
 
 def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
@@ -63,23 +63,27 @@ def resolve_weight_transfer(cfg: PPOConfig, device: str) -> WeightTransfer:
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.weight_transfer != "auto":
         return rollout.weight_transfer
-    return vllm_transfer_backend(cfg) if device == "cuda" and rollout.name == "vllm" else "store"
+    return (
+        choose_vllm_transfer_backend(cfg)
+        if device == "cuda" and rollout.name == "vllm"
+        else "store"
+    )
 
 
-def vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
+def choose_vllm_transfer_backend(cfg: PPOConfig) -> WeightTransfer:
     """Return the weight transport of vLLM: ``nccl`` if engines have separate GPUs, else ``ipc``."""
     return "nccl" if engines_have_separate_gpus(cfg, "cuda") else "ipc"
 
 
 def is_placeholder(files: Sequence[str]) -> bool:
-    """Return True if all ``files`` are placeholders, as verl-agent scripts name them."""
-    return bool(files) and all(PLACEHOLDER.search(file) for file in files)
+    """Return True if all ``files`` are placeholder files of verl-agent job scripts."""
+    return bool(files) and all(PLACEHOLDER_FILE_PATTERN.search(file) for file in files)
 
 
-def shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
-    """Return the keys outside of ``env`` whose values are copied into the section ``env.<name>``.
+def map_shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
+    """Map each key whose value is copied into the section ``env.<name>`` to the key there.
 
-    Maps the dotted path to the key of the section. Empty unless tasks are rows of files.
+    Example: ``data.train_files`` to ``train_files``. Empty unless tasks are rows of files.
     """
     settings = cfg.env.active_section
     return {} if settings is None else settings.data_keys
@@ -87,16 +91,16 @@ def shared_data_keys(cfg: PPOConfig) -> Mapping[str, str]:
 
 def uses_file_tasks(cfg: PPOConfig) -> bool:
     """Return True if the tasks are rows of files."""
-    return bool(shared_data_keys(cfg))
+    return bool(map_shared_data_keys(cfg))
 
 
-def grades_file_tasks(cfg: PPOConfig) -> bool:
+def has_file_task_grader(cfg: PPOConfig) -> bool:
     """Return True if tasks are rows of files and a user-provided function computes the rewards."""
-    key = shared_data_keys(cfg).get("custom_reward_function.path")
+    key = map_shared_data_keys(cfg).get("custom_reward_function.path")
     return key is not None and bool(value_at_path(cfg.env.active_section, key))
 
 
-def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
+def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     """Return the key of a reward model or function that scores trajectories after the rollout.
 
     None if environments score them.
@@ -108,7 +112,7 @@ def post_rollout_reward_key(cfg: PPOConfig) -> str | None:
     return None
 
 
-def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
+def find_unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
     """Return the keys without effect if the rule-based reward has weight 0, with the reason."""
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
@@ -121,24 +125,26 @@ def unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
     return {key: why for key in keys if value_at_path(cfg, key)}
 
 
-def fits_prompts(cfg: PPOConfig) -> bool:
-    """Return True if the environment can drop tasks with too long prompts, or truncate these."""
+def can_fit_prompts(cfg: PPOConfig) -> bool:
+    """Return True if the environment can drop tasks with too long prompts, or truncate prompts."""
     settings = cfg.env.active_section
-    return settings is not None and settings.fits_prompts
+    return settings is not None and settings.can_fit_prompts
 
 
-def default_group_size(cfg: PPOConfig) -> int:
+def choose_default_group_size(cfg: PPOConfig) -> int:
     """Return the default group size: 8 if trajectories of a task are compared, else 1."""
     algorithm = cfg.algorithm
-    compared = ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
-    return DEFAULT_GROUP_SIZE if compared else 1
+    compares_trajectories = (
+        ESTIMATORS.get(algorithm.adv_estimator) or algorithm.filter_groups.enable
+    )
+    return DEFAULT_GROUP_SIZE if compares_trajectories else 1
 
 
 def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     """Return the number of training steps of a whole run.
 
-    A placeholder file has one batch. Example: 2 epochs over 100 tasks in batches of 16 are 12
-    steps.
+    A placeholder file counts as one batch. Example: 2 epochs over 100 tasks in batches of 16 are
+    12 steps.
     """
     trainer = cfg.trainer
     if trainer.total_training_steps is not None:
@@ -148,98 +154,107 @@ def count_training_steps(cfg: PPOConfig, train_tasks: int) -> int:
     return trainer.total_epochs * max(1, train_tasks // cfg.data.train_batch_size)
 
 
-def declared_tasks(env: EnvConfig, split: str) -> int | None:
+def count_declared_tasks(env: EnvConfig, split: str) -> int | None:
     """Return the number of tasks of ``split`` if the environment's section states it, or None."""
     settings = env.active_section
     return None if settings is None else settings.known_tasks(split)
 
 
-def known_tasks(env: EnvConfig) -> int | None:
+def count_known_train_tasks(env: EnvConfig) -> int | None:
     """Return the number of training tasks if the config states it, or None."""
     # env.train_tasks is an upper limit: the environment may have fewer tasks.
-    counts = [env.train_tasks, declared_tasks(env, "train")]
-    return min((count for count in counts if count is not None), default=None)
+    task_counts = [env.train_tasks, count_declared_tasks(env, "train")]
+    return min((count for count in task_counts if count is not None), default=None)
 
 
 def _count_mini_batches(cfg: PPOConfig, size: int) -> int:
     return max(1, cfg.data.train_batch_size // size)
 
 
-def _critic_mini_batches(cfg: PPOConfig) -> int | None:
+def _count_critic_mini_batches(cfg: PPOConfig) -> int | None:
     size = cfg.critic.ppo_mini_batch_size
     if size is None:
         return cfg.actor_rollout_ref.actor.ppo_mini_batches
     return _count_mini_batches(cfg, size)
 
 
-# Key, and the value that replaces null: another key, or a function of the config. The order
-# matters: the critic's number of mini-batches is derived before their size.
-PPO_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
-    ("env.rollout.n", default_group_size),
+# Pairs of a key and the source of its value if it is null: another key, or a function of the
+# config. The order matters: the critic's number of mini-batches is derived before their size.
+PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...] = (
+    ("env.rollout.n", choose_default_group_size),
     (
-        f"{ACTOR}.ppo_mini_batches",
+        f"{ACTOR_SECTION}.ppo_mini_batches",
         lambda cfg: _count_mini_batches(cfg, cfg.actor_rollout_ref.actor.ppo_mini_batch_size),
     ),
-    (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio"),
-    (f"{ACTOR}.clip_ratio_high", f"{ACTOR}.clip_ratio"),
-    (f"{ACTOR}.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
+    (f"{ACTOR_SECTION}.clip_ratio_low", f"{ACTOR_SECTION}.clip_ratio"),
+    (f"{ACTOR_SECTION}.clip_ratio_high", f"{ACTOR_SECTION}.clip_ratio"),
+    (f"{ACTOR_SECTION}.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
     (
-        f"{ROLLOUT}.max_model_len",
+        f"{ROLLOUT_SECTION}.max_model_len",
         lambda cfg: cfg.data.max_prompt_length + cfg.data.max_response_length,
     ),
-    (f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    (f"{ROLLOUT}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
-    (f"{ROLLOUT}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
-    (f"{REF}.dtype", f"{ACTOR}.dtype"),
-    (f"{REF}.log_prob_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    (f"{REF}.log_prob_use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
-    (f"{REF}.log_prob_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
-    (f"{CORRECTION}.rollout_rs_threshold", f"{CORRECTION}.rollout_is_threshold"),
     (
-        f"{CORRECTION}.rollout_rs_threshold_lower",
+        f"{ROLLOUT_SECTION}.log_prob_micro_batch_size_per_gpu",
+        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
+    ),
+    (f"{ROLLOUT_SECTION}.log_prob_use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
+    (
+        f"{ROLLOUT_SECTION}.log_prob_max_token_len_per_gpu",
+        f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu",
+    ),
+    (f"{REF_SECTION}.dtype", f"{ACTOR_SECTION}.dtype"),
+    (
+        f"{REF_SECTION}.log_prob_micro_batch_size_per_gpu",
+        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
+    ),
+    (f"{REF_SECTION}.log_prob_use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
+    (f"{REF_SECTION}.log_prob_max_token_len_per_gpu", f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu"),
+    (f"{CORRECTION_SECTION}.rollout_rs_threshold", f"{CORRECTION_SECTION}.rollout_is_threshold"),
+    (
+        f"{CORRECTION_SECTION}.rollout_rs_threshold_lower",
         lambda cfg: 1 / cfg.algorithm.rollout_correction.rollout_rs_threshold,
     ),
     ("critic.enable", lambda cfg: cfg.algorithm.adv_estimator == "gae"),
-    ("critic.dtype", f"{ACTOR}.dtype"),
-    ("critic.ppo_mini_batches", _critic_mini_batches),
-    ("critic.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batch_size"),
-    ("critic.ppo_micro_batch_size_per_gpu", f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
-    ("critic.use_dynamic_bsz", f"{ACTOR}.use_dynamic_bsz"),
-    ("critic.ppo_max_token_len_per_gpu", f"{ACTOR}.ppo_max_token_len_per_gpu"),
-    ("critic.ppo_epochs", f"{ACTOR}.ppo_epochs"),
+    ("critic.dtype", f"{ACTOR_SECTION}.dtype"),
+    ("critic.ppo_mini_batches", _count_critic_mini_batches),
+    ("critic.ppo_mini_batch_size", f"{ACTOR_SECTION}.ppo_mini_batch_size"),
+    ("critic.ppo_micro_batch_size_per_gpu", f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu"),
+    ("critic.use_dynamic_bsz", f"{ACTOR_SECTION}.use_dynamic_bsz"),
+    ("critic.ppo_max_token_len_per_gpu", f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu"),
+    ("critic.ppo_epochs", f"{ACTOR_SECTION}.ppo_epochs"),
     ("critic.loss_scale_factor", lambda cfg: float(cfg.data.max_response_length)),
     ("critic.forward_micro_batch_size_per_gpu", "critic.ppo_micro_batch_size_per_gpu"),
     ("critic.forward_max_token_len_per_gpu", "critic.ppo_max_token_len_per_gpu"),
     ("critic.model.path", "actor_rollout_ref.model.path"),
-    ("reward_model.dtype", f"{ACTOR}.dtype"),
+    ("reward_model.dtype", f"{ACTOR_SECTION}.dtype"),
     ("reward_model.rule_weight", lambda cfg: 0.0 if cfg.reward_model.enable else 1.0),
     ("env.max_turn_tokens", "data.max_response_length"),
 )
 
 
-def derive_values(cfg: Config) -> Config:
-    """Replace each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
+def derive_values(cfg: ConfigT) -> ConfigT:
+    """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
 
-    A value is deleted if it depends on a refused key.
+    If the value depends on a refused key, delete it: reading it then raises ``MissingKey``.
     """
     if isinstance(cfg, PPOConfig):
-        for path, rule in PPO_RULES:
+        for path, rule in PPO_DERIVATION_RULES:
             _fill_value(cfg, path, rule)
-        # After MissingKey, the values stay null.
+        # If a function reads a refused key, it raises MissingKey, and its values stay null.
         with contextlib.suppress(MissingKey):
-            _choose_correction(cfg)
+            _choose_importance_weights(cfg)
         with contextlib.suppress(MissingKey):
-            _choose_rewards(cfg)
+            _copy_gdpo_rewards(cfg)
     if isinstance(cfg, PPOConfig | SFTConfig):
-        for plugin in METHODS:
+        for plugin in METHOD_PLUGINS:
             with contextlib.suppress(MissingKey):
                 plugin.derive(cfg)
     return cfg
 
 
-def _fill_value(cfg: Config, path: str, rule: str | Callable[[Config], object]) -> None:
+def _fill_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT], object]) -> None:
     section_path, _, name = path.rpartition(".")
-    # MissingKey: the section or this key was refused, which is reported already.
+    # MissingKey means that the section or this key was refused, which another check reports.
     try:
         section = value_at_path(cfg, section_path)
         if getattr(section, name) is not None:
@@ -249,28 +264,30 @@ def _fill_value(cfg: Config, path: str, rule: str | Callable[[Config], object]) 
     try:
         setattr(section, name, value_at_path(cfg, rule) if isinstance(rule, str) else rule(cfg))
     except MissingKey:
-        # Delete the key: checks stop at a missing key, but would report a null as a second mistake.
+        # Delete the key: checks skip a missing key, but would report a null as a second mistake.
         section.__dict__.pop(name, None)
 
 
-def _choose_correction(cfg: PPOConfig) -> None:
+def _choose_importance_weights(cfg: PPOConfig) -> None:
     """Replace ``rollout_is=auto`` by ``token`` (importance weight per token) or null (no weights).
 
-    The default is not null, because a user sets null to disable the weights.
+    The default is ``auto`` and not null, because a user sets null to disable the weights.
     """
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
         return
     # With allow_retokenized an agent may return text without token ids. Such text has no rollout
     # log-probs.
-    comparable = not correction.bypass_mode and not cfg.env.allow_retokenized
-    less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
-    off_policy = cfg.trainer.rollout_overlap != "off"
-    correction.rollout_is = "token" if comparable and (less_precise or off_policy) else None
+    has_comparable_log_probs = not correction.bypass_mode and not cfg.env.allow_retokenized
+    is_engine_less_precise = cfg.actor_rollout_ref.rollout.dtype != "float32"
+    is_off_policy = cfg.trainer.rollout_overlap != "off"
+    correction.rollout_is = (
+        "token" if has_comparable_log_probs and (is_engine_less_precise or is_off_policy) else None
+    )
 
 
-def _choose_rewards(cfg: PPOConfig) -> None:
-    """Copy ``reward_model.weights`` to ``algorithm.gdpo_reward_*`` if these are not set."""
+def _copy_gdpo_rewards(cfg: PPOConfig) -> None:
+    """Copy ``reward_model.weights`` to ``algorithm.gdpo_reward_*`` if the latter are not set."""
     algorithm = cfg.algorithm
     weights = cfg.reward_model.weights
     if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verl.config.derive import engine_gpus_by_node, engines_have_separate_gpus
+from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_gpus
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
 from verl.config.settings.hints import nearest_name
 
-# Usable memory of a device in GiB, by name. Models with two sizes have the size in their name.
+# Usable memory of a GPU in GiB, by name. If a GPU has two memory sizes, its name contains the size.
 MEMORY_GB = {
     "RTX3090": 23.7,
     "RTX4090": 23.6,
@@ -35,7 +35,7 @@ ALLOWED = "GPUSxNAME or NODESxGPUSxNAME, optionally with :GIB, as 8xH100 or 2x8x
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes with equal devices; ``gpus`` are per node, ``memory_gb`` is GiB per device."""
+    """Group of nodes with equal GPUs; ``gpus`` are per node, ``memory_gb`` is GiB per GPU."""
 
     nodes: int
     gpus: int
@@ -47,46 +47,50 @@ class Machine:
 
 
 def parse_machine(text: str) -> Machine:
-    """Parse ``text``, as ``2x8xA100:40``; raise ``ConfigError`` for unknown forms and devices."""
+    """Parse a text such as ``2x8xA100:40``; raise ``ConfigError`` for an unknown GPU or format."""
     match = MACHINE_PATTERN.fullmatch(text.strip())
     nodes = int(match["nodes"] or 1) if match else 0
     gpus = int(match["gpus"]) if match else 0
     if match is None or not nodes or not gpus:
         raise ConfigError(f"--on {text}: no devices; allowed: {ALLOWED}; fix: --on 8xH100")
     name = match["name"]
-    memory_table = {key.lower(): value for key, value in MEMORY_GB.items()}
+    memory_gb_by_name = {key.lower(): value for key, value in MEMORY_GB.items()}
     try:
-        memory = float(match["memory"]) if match["memory"] else memory_table.get(name.lower(), 0.0)
+        memory_gb = (
+            float(match["memory"]) if match["memory"] else memory_gb_by_name.get(name.lower(), 0.0)
+        )
     except ValueError:
-        memory = 0.0
-    if memory <= 0:
+        memory_gb = 0.0
+    if memory_gb <= 0:
         similar_name = nearest_name(name.upper(), MEMORY_GB, cutoff=0.5)
         suggestion = f", or {similar_name}" if similar_name else ""
         why = f"the memory of a {name} is not known"
         allowed = f"{', '.join(MEMORY_GB)}, or a name with its GiB after a colon"
         raise ConfigError(f"--on {text}: {why}; allowed: {allowed}; fix: {name}:80{suggestion}")
-    return Machine(nodes, gpus, name, memory)
+    return Machine(nodes, gpus, name, memory_gb)
 
 
 def apply_machine(cfg: PPOConfig, machine: Machine) -> list[str]:
-    """Set ``trainer.device`` to GPUs; return messages about devices that ``machine`` lacks."""
+    """Set ``trainer.device=cuda``; return messages about devices that ``machine`` lacks."""
     if cfg.trainer.device == "cpu":
         why = f"it contradicts --on {machine}"
         return [build_problem(cfg, "trainer.device", why, "auto, cuda", "trainer.device=auto")]
     cfg.trainer.device = "cuda"
-    return list(_missing_devices(cfg, machine))
+    return list(_find_missing_devices(cfg, machine))
 
 
-def _missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
+def _find_missing_devices(cfg: PPOConfig, machine: Machine) -> Iterator[str]:
     trainer = cfg.trainer
-    for key, available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
-        if getattr(trainer, key) > available:
+    for key, num_available in (("n_gpus_per_node", machine.gpus), ("nnodes", machine.nodes)):
+        if getattr(trainer, key) > num_available:
             path = f"trainer.{key}"
             why = f"--on gives {machine}"
-            yield build_problem(cfg, path, why, f"{available} or fewer", f"{path}={available}")
+            yield build_problem(
+                cfg, path, why, f"{num_available} or fewer", f"{path}={num_available}"
+            )
     needed_gpus = trainer.nnodes * trainer.n_gpus_per_node
     if engines_have_separate_gpus(cfg, "cuda"):
-        needed_gpus += sum(engine_gpus_by_node(cfg))
+        needed_gpus += sum(count_engine_gpus_by_node(cfg))
         if needed_gpus > machine.nodes * machine.gpus:
             why = f"engines and training ranks need {needed_gpus} GPUs, and --on gives {machine}"
             key = "actor_rollout_ref.rollout.nnodes"

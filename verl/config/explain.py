@@ -2,27 +2,32 @@
 
 from collections.abc import Iterator
 
-from verl.config.derive import trajectories_per_step
+from verl.config.derive import count_trajectories_per_step
 from verl.config.plan import make_plan
-from verl.config.plan_notes import rows_at_most
+from verl.config.plan_notes import count_rows_at_most
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, MissingKey, value_at_path
-from verl.config.settings.hints import equivalent_setting, nearest_key
+from verl.config.settings.hints import find_equivalent_setting, find_nearest_key
 
-ACTOR = "actor_rollout_ref.actor"
-# Config keys -> labels of the lines of the plan, and of ``_update_lines``, that these keys change.
-LINES_OF_KEYS = {
+ACTOR_SECTION = "actor_rollout_ref.actor"
+# Config keys -> labels of the plan lines that these keys change. Lines are those of the plan and of
+# ``_iterate_update_lines``.
+PLAN_LABELS_BY_KEYS = {
     ("data.train_batch_size", "env.rollout.n", "actor_rollout_ref.rollout.n"): ("one step", "rows"),
-    (f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_mini_batches", f"{ACTOR}.ppo_epochs"): (
+    (
+        f"{ACTOR_SECTION}.ppo_mini_batch_size",
+        f"{ACTOR_SECTION}.ppo_mini_batches",
+        f"{ACTOR_SECTION}.ppo_epochs",
+    ): (
         "mini-batch",
         "updates",
         "note",
     ),
     (
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-        f"{ACTOR}.ppo_max_token_len_per_gpu",
-        f"{ACTOR}.use_dynamic_bsz",
+        f"{ACTOR_SECTION}.ppo_micro_batch_size_per_gpu",
+        f"{ACTOR_SECTION}.ppo_max_token_len_per_gpu",
+        f"{ACTOR_SECTION}.use_dynamic_bsz",
     ): ("micro-batch",),
     ("trainer.total_epochs", "trainer.total_training_steps", "data.train_files"): (
         "tasks",
@@ -49,7 +54,7 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     keys = schema_keys(type(cfg))
     key = keys.get(path)
     if key is None:
-        similar_key = equivalent_setting(path) or nearest_key(path, keys)
+        similar_key = find_equivalent_setting(path) or find_nearest_key(path, keys)
         fix = f"--explain {similar_key}" if similar_key else "--help lists the sections"
         raise ConfigError(f"--explain {path}: unknown key; allowed: any key; fix: {fix}")
     if key.is_section:
@@ -59,35 +64,44 @@ def explain_key(cfg: PPOConfig | SFTConfig, path: str) -> str:
     except MissingKey:
         return f"{path}: no value, because this configuration lacks its section\n  {key.help_text}"
     lines = [f"{path}={value!r}", f"  {key.help_text}", f"  {_describe_allowed(key)}"]
-    labels = next((labels for keys, labels in LINES_OF_KEYS.items() if path in keys), ())
+    labels = next((labels for keys, labels in PLAN_LABELS_BY_KEYS.items() if path in keys), ())
     if labels and isinstance(cfg, PPOConfig):
-        plan_lines = [*make_plan(cfg).labelled_lines(), *_update_lines(cfg)]
+        plan_lines = [*make_plan(cfg).iterate_labelled_lines(), *_iterate_update_lines(cfg)]
         lines += [f"  {label}: {text}" for label, text in plan_lines if label in labels]
     return "\n".join(lines)
 
 
 def _describe_allowed(key: Key) -> str:
-    unused_annotation = key.unused_mark
+    unused_annotation = key.unused_annotation
     if unused_annotation is not None:
         refusal = f"refused: {unused_annotation.why}; instead: {unused_annotation.instead}"
         return refusal if unused_annotation.instead else f"no effect: {unused_annotation.why}"
     default = "null" if key.default_value is None else key.default_value
-    note = "; no effect on CPU" if key.is_gpu_only else ""
-    return f"allowed: {key.describe_allowed()}; default: {default}{note}"
+    gpu_note = "; no effect on CPU" if key.is_gpu_only else ""
+    return f"allowed: {key.describe_allowed()}; default: {default}{gpu_note}"
 
 
-def _update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
-    """Yield label and text of the sizes of mini-batches and micro-batches."""
+def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
+    """Yield a label and a text line for the size of mini-batches, and for that of micro-batches."""
     actor = cfg.actor_rollout_ref.actor
-    trajectories = trajectories_per_step(cfg) // actor.ppo_mini_batches
-    rows = -(-rows_at_most(cfg) // actor.ppo_mini_batches)
-    tasks = trajectories / cfg.env.rollout.n
-    yield "mini-batch", f"{tasks:g} tasks = {trajectories:,} trajectories, {rows:,} rows at most"
-    row = cfg.data.max_prompt_length + cfg.data.max_response_length
+    trajectories_per_mini_batch = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
+    rows_per_mini_batch = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)
+    tasks_per_mini_batch = trajectories_per_mini_batch / cfg.env.rollout.n
+    yield (
+        "mini-batch",
+        f"{tasks_per_mini_batch:g} tasks = {trajectories_per_mini_batch:,} trajectories, "
+        f"{rows_per_mini_batch:,} rows at most",
+    )
+    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
     if actor.use_dynamic_bsz:
         tokens = actor.ppo_max_token_len_per_gpu
-        size = f"{tokens:,} tokens, or {tokens // row} of the longest rows"
+        micro_batch_text = f"{tokens:,} tokens, or {tokens // row_length} of the longest rows"
     else:
-        rows = actor.ppo_micro_batch_size_per_gpu or 1
-        size = f"{rows} rows = {rows * row:,} tokens at most"
-    yield "micro-batch", f"{size}, per device and pass; it changes memory and time, not gradients"
+        rows_per_mini_batch = actor.ppo_micro_batch_size_per_gpu or 1
+        micro_batch_text = (
+            f"{rows_per_mini_batch} rows = {rows_per_mini_batch * row_length:,} tokens at most"
+        )
+    yield (
+        "micro-batch",
+        f"{micro_batch_text}, per device and pass; it changes memory and time, not gradients",
+    )

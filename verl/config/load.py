@@ -1,4 +1,6 @@
-"""Loading of configs by name: compose, resolve, read and derive; and keys without effect.
+"""Loading of configs by name: compose, resolve interpolations, validate and derive values.
+
+The module also finds the keys of a config that have no effect.
 
 files and overrides ─▶ one tree ─▶ plugins ─▶ interpolations ─▶ sections, checked ─▶ derived values
 """
@@ -13,22 +15,28 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl.config.compose import compose_tree, user_files
-from verl.config.derive import derive_values, fits_prompts, unused_rule_reward_keys
-from verl.config.plugins import ENVIRONMENTS, env_names, env_section, full_schema, schema_keys
+from verl.config.compose import compose_tree, read_user_config_files
+from verl.config.derive import can_fit_prompts, derive_values, find_unused_rule_reward_keys
+from verl.config.plugins import (
+    ENVIRONMENT_PLUGINS,
+    env_names,
+    env_section,
+    extend_schema,
+    schema_keys,
+)
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, MissingKey, Section, keys_of, value_at_path
-from verl.config.settings.hints import unknown_key_problem
-from verl.config.settings.keys import direct_keys
-from verl.config.settings.reading import from_text, read_section
+from verl.config.settings.hints import build_unknown_key_problem
+from verl.config.settings.keys import collect_direct_keys
+from verl.config.settings.reading import convert_text_values, read_section
 from verl.config.settings.secret_values import mask_secrets
-from verl.config.yaml_files import yaml_text
+from verl.config.yaml_files import format_yaml
 
 logger = logging.getLogger(__name__)
 Schema = TypeVar("Schema", bound=Section)
 Tree = dict[str, Any]
-POLICY = "actor_rollout_ref.model.path"
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+POLICY_PATH_KEY = "actor_rollout_ref.model.path"
+INTERPOLATION_PATTERN = re.compile(r"\$\{([\w.]+)\}")
 
 
 @dataclass
@@ -39,7 +47,7 @@ class ParsedConfig(Generic[Schema]):
     problems: list[str] = field(default_factory=list)
     # Messages about valid keys without effect. The command line refuses such a config.
     unused_keys: list[str] = field(default_factory=list)
-    tree: Tree = field(default_factory=dict)  # all keys, interpolations not resolved
+    tree: Tree = field(default_factory=dict)  # values of all keys; interpolations are not resolved
 
     def require_valid(self) -> Schema:
         """Return the config; raise ``ConfigError`` with all problems if there are any."""
@@ -54,32 +62,35 @@ def read_config(
     schema: type[Schema] = PPOConfig,
     config_path: str | None = None,
 ) -> ParsedConfig[Schema]:
-    """Read the config called ``name`` with ``overrides``; the result contains its problems.
+    """Read the config called ``name`` with ``overrides``.
 
-    Raises ``ConfigError`` if there is no such config or its files cannot be composed.
+    Invalid keys do not raise an error: their messages are in ``problems`` of the result. Raises
+    ``ConfigError`` if there is no such config or its files cannot be composed.
     """
-    schema = full_schema(schema)
+    schema = extend_schema(schema)
     tree, problems = compose_tree(name, overrides, schema, config_path)
-    if _names_another_policy(tree, name, overrides, schema, config_path):
+    if _overrides_policy_path(tree, name, overrides, schema, config_path):
         tree.cold_start.enable = False
-    # Not resolved: an interpolation may refer to a default, and _parse_tree merges the defaults.
+    # Do not resolve interpolations here: they may refer to defaults, which _parse_tree adds.
     config_values: Any = OmegaConf.to_container(tree, resolve=False)
-    config_values, misplaced = _nest_dotted_keys(config_values, schema)
-    problems += misplaced
-    for plugin in ENVIRONMENTS:
+    config_values, dotted_key_problems = _nest_dotted_keys(config_values, schema)
+    problems += dotted_key_problems
+    for plugin in ENVIRONMENT_PLUGINS:
         plugin.preprocess(config_values, schema)
-    paths = _keys_set_by_user(name, overrides, config_path)
+    paths = _list_keys_set_by_user(name, overrides, config_path)
     parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
-    for plugin in ENVIRONMENTS:
+    for plugin in ENVIRONMENT_PLUGINS:
         parsed.unused_keys += plugin.check_set_keys(config_values, paths)
     return parsed
 
 
-def _keys_set_by_user(name: str, overrides: Sequence[str], config_path: str | None) -> list[str]:
+def _list_keys_set_by_user(
+    name: str, overrides: Sequence[str], config_path: str | None
+) -> list[str]:
     """Return the dotted paths of the keys that the command line and the user's files set."""
     paths = [override.lstrip("+").partition("=")[0] for override in overrides]
-    for file, content in user_files(name, config_path).items():
+    for file, content in read_user_config_files(name, config_path).items():
         # The stored config of a run has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):
             paths += [
@@ -88,26 +99,31 @@ def _keys_set_by_user(name: str, overrides: Sequence[str], config_path: str | No
     return paths
 
 
-def _names_another_policy(
+def _overrides_policy_path(
     tree: DictConfig,
     name: str,
     overrides: Sequence[str],
     schema: type[Section],
     config_path: str | None,
 ) -> bool:
-    """Return True if ``overrides`` set another policy path than the config, but no cold start key.
+    """Return True if ``overrides`` change the policy path and set no key of ``cold_start``.
 
-    The cold start of the config trains the config's own policy, which must not replace another.
+    The cold start of the config trains the policy of the config. It must not write that policy to
+    the path of another one.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
-    if POLICY not in keys or sets_cold_start or not OmegaConf.select(tree, "cold_start.enable"):
+    if (
+        POLICY_PATH_KEY not in keys
+        or sets_cold_start
+        or not OmegaConf.select(tree, "cold_start.enable")
+    ):
         return False
     other_overrides = [
-        override for key, override in zip(keys, overrides, strict=True) if key != POLICY
+        override for key, override in zip(keys, overrides, strict=True) if key != POLICY_PATH_KEY
     ]
     config_tree, _ = compose_tree(name, other_overrides, schema, config_path)
-    return OmegaConf.select(config_tree, POLICY) != OmegaConf.select(tree, POLICY)
+    return OmegaConf.select(config_tree, POLICY_PATH_KEY) != OmegaConf.select(tree, POLICY_PATH_KEY)
 
 
 def load_config(
@@ -125,43 +141,43 @@ def load_config(
 
 def default_config(schema: type[Schema] = PPOConfig) -> Schema:
     """Return the defaults of the schema with derived values, without reading a file."""
-    return _parse_tree({}, full_schema(schema)).require_valid()
+    return _parse_tree({}, extend_schema(schema)).require_valid()
 
 
 def _parse_tree(config_values: Tree, schema: type[Schema]) -> ParsedConfig[Schema]:
-    """Read ``config_values``, which may contain interpolations, as ``schema``."""
+    """Validate ``config_values``, which may contain interpolations, against ``schema``."""
     tree = merge_trees(to_dict(schema()), config_values)
-    # Before interpolations are resolved, because they may refer to defaults of environments.
+    # Add the defaults of environments first: interpolations may refer to them.
     problems = _fill_env_defaults(tree, schema)
-    resolved_tree, unresolved = _resolve_interpolations(tree)
-    sections = _env_sections(resolved_tree, schema)
-    declared = dict(resolved_tree)
+    resolved_tree, interpolation_problems = _resolve_interpolations(tree)
+    sections = _find_env_section_classes(resolved_tree, schema)
+    tree_without_env_sections = dict(resolved_tree)
     if sections:
-        declared["env"] = {
+        tree_without_env_sections["env"] = {
             name: value for name, value in resolved_tree["env"].items() if name not in sections
         }
-    reading = read_section(schema, from_text(declared, schema))
+    read_result = read_section(schema, convert_text_values(tree_without_env_sections, schema))
     # If the section cannot be read, use the defaults, so that environments are still checked.
-    config = reading.section if reading.section is not None else schema()
-    messages = dict(reading.problems)
+    config = read_result.section if read_result.section is not None else schema()
+    messages = dict(read_result.problems)
     for name, cls in sections.items():
         path, values = f"env.{name}", resolved_tree["env"][name]
         if not isinstance(values, Mapping):
             fix = f"set its keys: {path}.KEY=..."
             messages[path] = f"{path}={values!r}: a section, not a value; {fix}"
             continue
-        env_reading = read_section(cls, from_text(values, cls), path)
-        messages |= env_reading.problems
-        if env_reading.section is not None and hasattr(config, "env"):
-            setattr(value_at_path(config, "env"), name, env_reading.section)
-    for path in unresolved:
+        env_read_result = read_section(cls, convert_text_values(values, cls), path)
+        messages |= env_read_result.problems
+        if env_read_result.section is not None and hasattr(config, "env"):
+            setattr(value_at_path(config, "env"), name, env_read_result.section)
+    for path in interpolation_problems:
         _delete_value(config, path)
-    problems += _independent_problems(messages | unresolved, tree)
+    problems += _select_independent_problems(messages | interpolation_problems, tree)
     if not problems:
         # Copy the tree before derived values are filled in: --cfg job prints null for them, and
         # only --resolve prints their values.
         values = to_dict(config)
-        for path in _interpolated_paths(tree):
+        for path in _list_interpolated_paths(tree):
             values = merge_trees(values, _nest_value(path, value_at_path(tree, path)))
         tree = values
     return ParsedConfig(derive_values(config), problems, tree=tree)
@@ -180,9 +196,10 @@ def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
 
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
-    """Nest keys such as ``a.b`` in ``values`` of the section ``cls`` at ``path``.
+    """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
 
-    Also returns a message about each such key. Its value is kept, so that no check misses it.
+    ``values`` are those of the section ``cls`` at ``path``. Also return a message about each such
+    key. The nested value is kept, so that the checks still see it.
     """
     nested_values: Tree = {}
     problems = []
@@ -192,28 +209,32 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
             why = "the key is not a text"
             problems.append(f"{key_path}: {value!r}: {why}; allowed: names of keys; fix: delete it")
             continue
-        subsection = _section_below(cls, key_path)
+        subsection = _find_section_class(cls, key_path)
         if "." in name:
-            nested = _nest_value(name, value)
+            nested_tree = _nest_value(name, value)
             why = "a key with dots in it"
-            parent, _, leaf = name.rpartition(".")
-            fix = f"nest it: {parent.replace('.', ': {')}: {{{leaf}: {value}{'}' * name.count('.')}"
+            parent_path, _, leaf_name = name.rpartition(".")
+            sections_text = parent_path.replace(".", ": {")
+            closing_braces = "}" * name.count(".")
+            fix = f"nest it: {sections_text}: {{{leaf_name}: {value}{closing_braces}"
             allowed = "nested sections (dots are for command lines)"
             problems.append(f"{key_path}: {value!r}: {why}; allowed: {allowed}; fix: {fix}")
-            nested_values = merge_trees(nested, nested_values)
+            nested_values = merge_trees(nested_tree, nested_values)
         elif subsection is not None and isinstance(value, Mapping):
-            nested, nested_problems = _nest_dotted_keys(dict(value), subsection, f"{key_path}.")
-            nested_values = merge_trees(nested_values, {name: nested})
+            nested_tree, nested_problems = _nest_dotted_keys(
+                dict(value), subsection, f"{key_path}."
+            )
+            nested_values = merge_trees(nested_values, {name: nested_tree})
             problems += nested_problems
         else:
             nested_values[name] = value
     return nested_values, problems
 
 
-def _section_below(cls: type[Section], path: str) -> type[Section] | None:
-    """Return the class of the section at ``path``, in ``cls`` or of an environment; else None."""
+def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
+    """Return the class of the section at ``path``: one of ``cls``, or ``env.<name>``; else None."""
     parent_path, _, name = path.rpartition(".")
-    key = direct_keys(cls).get(name)
+    key = collect_direct_keys(cls).get(name)
     if key is not None:
         return key.section
     return env_section(name) if parent_path == "env" else None
@@ -222,8 +243,8 @@ def _section_below(cls: type[Section], path: str) -> type[Section] | None:
 # ---- environments ----------------------------------------------------------------------------
 
 
-def _env_sections(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]:
-    """Return the classes of the environments that have a section in ``tree``, by name."""
+def _find_env_section_classes(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]:
+    """Return the section classes, by name, of the environments with a section in ``tree``."""
     env = tree.get("env") if "env" in schema.model_fields else None
     names = [name for name in env if name in env_names()] if isinstance(env, Mapping) else []
     sections = {name: env_section(name) for name in names}
@@ -231,27 +252,30 @@ def _env_sections(tree: Tree, schema: type[Section]) -> dict[str, type[Section]]
 
 
 def _fill_env_defaults(tree: Tree, schema: type[Section]) -> list[str]:
-    """Add the defaults of environments to ``tree``; remove undeclared keys, with a message each."""
+    """Add the defaults of environments to ``tree``, and remove undeclared keys of ``env``.
+
+    Return a message for each removed key.
+    """
     env = tree.get("env")
     if "env" not in schema.model_fields or not isinstance(env, dict):
         return []
-    known_names = {*direct_keys(keys_of(schema)["env"].section or schema), *env_names()}
+    known_names = {*collect_direct_keys(keys_of(schema)["env"].section or schema), *env_names()}
     problems = []
     for name in [name for name in env if name not in known_names]:
-        problems += _unknown_leaves(f"env.{name}", env.pop(name), schema)
-    for name, section in _env_sections(tree, schema).items():
+        problems += _describe_unknown_leaves(f"env.{name}", env.pop(name), schema)
+    for name, section in _find_env_section_classes(tree, schema).items():
         if isinstance(env[name], Mapping):
             env[name] = merge_trees(section().model_dump(mode="json"), env[name])
     return problems
 
 
-def _unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
+def _describe_unknown_leaves(path: str, value: object, schema: type[Section]) -> list[str]:
     if isinstance(value, Mapping) and value:
         item_messages = [
-            _unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()
+            _describe_unknown_leaves(f"{path}.{name}", item, schema) for name, item in value.items()
         ]
         return [message for messages in item_messages for message in messages]
-    return [unknown_key_problem(path, value, schema_keys(schema))]
+    return [build_unknown_key_problem(path, value, schema_keys(schema))]
 
 
 # ---- interpolations --------------------------------------------------------------------------
@@ -265,26 +289,26 @@ def _iterate_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
             yield f"{prefix}{name}", value
 
 
-def _interpolated_paths(tree: Tree) -> list[str]:
+def _list_interpolated_paths(tree: Tree) -> list[str]:
     """Return the paths of the values with an interpolation (``${...}``)."""
     return [path for path, value in _iterate_leaves(tree) if "${" in str(value)]
 
 
 def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
     """Return ``tree`` with interpolations resolved, and a message by path for each failure."""
-    paths = _interpolated_paths(tree)
+    paths = _list_interpolated_paths(tree)
     problems = _find_circles(paths, tree)
     resolved_tree = tree
     if not paths:
         return resolved_tree, problems
-    conf = OmegaConf.create(tree)
-    # One by one, because resolving the whole tree would stop at the first invalid reference.
+    omega_config = OmegaConf.create(tree)
+    # Resolve values one by one: resolving the whole tree stops at the first invalid reference.
     for path in paths:
         if path in problems:
             continue
         try:
             # Without throw_on_missing, select returns None for "???", as if it were null.
-            value = OmegaConf.select(conf, path, throw_on_missing=True)
+            value = OmegaConf.select(omega_config, path, throw_on_missing=True)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
         except (OmegaConfBaseException, RecursionError) as error:
@@ -295,14 +319,15 @@ def _resolve_interpolations(tree: Tree) -> tuple[Tree, dict[str, str]]:
 
 
 def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
-    """Return the ``paths`` whose interpolations refer back to themselves, possibly through others.
+    """Find interpolations that refer to themselves, directly or through other interpolations.
 
-    Of each such circle, the first path is mapped to an error message, the others to "".
+    Return a mapping of their paths to messages. The first path of a circle has the error message of
+    the whole circle, the other paths have "".
     """
-    leads_to = {
+    referenced_paths = {
         path: [
             other_path
-            for name in REFERENCE.findall(str(value_at_path(tree, path)))
+            for name in INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
             for other_path in paths
             if _is_below(other_path, name) or _is_below(name, other_path)
         ]
@@ -310,15 +335,15 @@ def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     }
     messages: dict[str, str] = {}
     for path in paths:
-        circle = [
+        circular_paths = [
             name
-            for name in _reachable_paths(path, leads_to)
-            if path in _reachable_paths(name, leads_to)
+            for name in _find_reachable_paths(path, referenced_paths)
+            if path in _find_reachable_paths(name, referenced_paths)
         ]
-        if path in messages or path not in circle:
+        if path in messages or path not in circular_paths:
             continue
-        messages |= dict.fromkeys(circle, "")
-        why = f"it refers to itself ({' and '.join(sorted(circle))})"
+        messages |= dict.fromkeys(circular_paths, "")
+        why = f"it refers to itself ({' and '.join(sorted(circular_paths))})"
         fix = f"write a value for {path}"
         allowed = "a reference that ends at a value"
         messages[path] = (
@@ -327,11 +352,13 @@ def _find_circles(paths: Sequence[str], tree: Tree) -> dict[str, str]:
     return messages
 
 
-def _reachable_paths(path: str, leads_to: Mapping[str, Sequence[str]]) -> list[str]:
-    reached = list(leads_to[path])
-    for name in reached:
-        reached += [next_path for next_path in leads_to[name] if next_path not in reached]
-    return reached
+def _find_reachable_paths(path: str, referenced_paths: Mapping[str, Sequence[str]]) -> list[str]:
+    reachable_paths = list(referenced_paths[path])
+    for name in reachable_paths:
+        reachable_paths += [
+            next_path for next_path in referenced_paths[name] if next_path not in reachable_paths
+        ]
+    return reachable_paths
 
 
 def _delete_value(config: Section, path: str) -> None:
@@ -354,59 +381,66 @@ def _nest_value(path: str, value: object) -> Tree:
     return nested_tree
 
 
-def _independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
-    """Return the messages, without those about values that only refer to another invalid value."""
-    paths = _interpolated_paths(tree)
+def _select_independent_problems(problems: Mapping[str, str], tree: Tree) -> list[str]:
+    """Return the messages about values that are themselves invalid.
+
+    Messages about interpolations that refer to an invalid value are omitted.
+    """
+    paths = _list_interpolated_paths(tree)
     circles = _find_circles(paths, tree)
-    repeated = {path for path, message in problems.items() if not message}
+    dependent_paths = {path for path, message in problems.items() if not message}
     for path in paths:
         if path in circles:
             continue
-        references = REFERENCE.findall(str(value_at_path(tree, path)))
+        references = INTERPOLATION_PATTERN.findall(str(value_at_path(tree, path)))
         if any(_is_below(name, invalid_path) for name in references for invalid_path in problems):
-            repeated.add(path)
-    return [message for path, message in problems.items() if path not in repeated]
+            dependent_paths.add(path)
+    return [message for path, message in problems.items() if path not in dependent_paths]
 
 
-def _is_below(path: str, other: str) -> bool:
-    return path == other or path.startswith(f"{other}.")
+def _is_below(path: str, other_path: str) -> bool:
+    return path == other_path or path.startswith(f"{other_path}.")
 
 
 # ---- keys without effect, and output -----------------------------------------------------------
 
 
-def keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
+def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     """Return the non-default keys that have no effect on ``device``, each with the reason."""
     reasons = {}
     for key in keys_of(type(cfg)).values():
-        unused = key.unused_mark
-        # A key with another key to set ``instead`` is refused by the checks.
-        has_effect = not unused and not (key.is_gpu_only and device == "cpu")
-        if key.is_section or has_effect or (unused and unused.instead):
+        unused_annotation = key.unused_annotation
+        # Skip keys with ``Unused.instead``: check_no_effect refuses them.
+        has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
+        if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
             continue
         # A key that is set to its default needs no warning.
         if value_at_path(cfg, key.path) != key.default_value:
-            reasons[key.path] = unused.why if unused else "there is no GPU here"
-    if isinstance(cfg, PPOConfig) and not fits_prompts(cfg):
+            reasons[key.path] = (
+                unused_annotation.why if unused_annotation else "there is no GPU here"
+            )
+    if isinstance(cfg, PPOConfig) and not can_fit_prompts(cfg):
         keys = ("data.filter_overlong_prompts", "data.truncation")
         why = "prompts come from the environment, and one that is too long is refused"
-        defaults = keys_of(PPOConfig)
+        schema_keys_by_path = keys_of(PPOConfig)
         reasons |= {
-            key: why for key in keys if value_at_path(cfg, key) != defaults[key].default_value
+            key: why
+            for key in keys
+            if value_at_path(cfg, key) != schema_keys_by_path[key].default_value
         }
-    return reasons | unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else reasons
+    return reasons | find_unused_rule_reward_keys(cfg) if isinstance(cfg, PPOConfig) else reasons
 
 
 def warn_without_effect(cfg: PPOConfig | SFTConfig) -> None:
     """Log one warning that names every key which was set and has no effect."""
-    reasons = keys_without_effect(cfg, guess_device(cfg.trainer.device))
+    reasons = find_keys_without_effect(cfg, guess_device(cfg.trainer.device))
     if reasons:
-        named = "; ".join(f"{key} ({why})" for key, why in reasons.items())
-        logger.warning("set, but without effect here: %s", named)
+        keys_text = "; ".join(f"{key} ({why})" for key, why in reasons.items())
+        logger.warning("set, but without effect here: %s", keys_text)
 
 
 def guess_device(device: str) -> str:
-    """Return ``device``, or for ``auto`` the likely one (``cpu``, ``cuda``), without torch."""
+    """Return ``device``; for ``auto`` the likely device (``cpu``, ``cuda``), without torch."""
     if device != "auto":
         return device
     # The NVIDIA driver makes this file. torch.cuda would be exact, but its import takes seconds.
@@ -421,4 +455,4 @@ def to_dict(cfg: Section) -> Tree:
 
 def to_yaml(cfg: Section | Tree) -> str:
     """Return ``cfg`` as YAML with masked secrets, as it is stored in the run directory."""
-    return yaml_text(mask_secrets(to_dict(cfg) if isinstance(cfg, Section) else cfg))
+    return format_yaml(mask_secrets(to_dict(cfg) if isinstance(cfg, Section) else cfg))

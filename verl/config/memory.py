@@ -19,27 +19,29 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl.config.derive import engine_count, engines_have_separate_gpus, resolve_weight_transfer
+from verl.config.derive import count_engines, engines_have_separate_gpus, resolve_weight_transfer
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import FSDPConfig
 from verl.config.schema.sft import NewPolicyConfig
 from verl.names import CPU_CACHE_GB, MAX_LOGITS
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-WEIGHT_BYTES = 4  # per parameter: master weight, float32
-TRAINING_BYTES = 16  # per parameter in an update: master weight, gradient and two moments, float32
-IDLE_TRAINING_BYTES = 12  # per parameter between updates: the same without the gradient
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+WEIGHT_BYTES_PER_PARAMETER = 4  # per parameter: master weight, float32
+# In an update: master weight, gradient and two moments, all in float32.
+TRAINING_BYTES_PER_PARAMETER = 16
+# Between updates: master weight and two moments, all in float32.
+IDLE_TRAINING_BYTES_PER_PARAMETER = 12
 # Activations per token and layer that backward needs (inputs of matrix products), in units of H.
-SAVED_WIDTHS = 16
+ACTIVATION_WIDTHS_PER_LAYER = 16
 # Keys of config.json, in the order of PolicySize.
-SIZE_KEYS = (
+MODEL_CONFIG_SIZE_KEYS = (
     "vocab_size",
     "num_hidden_layers",
     "hidden_size",
     "num_attention_heads",
     "num_key_value_heads",
 )
-ROWS_GB = 1.0  # assumed size of all trajectories in Ray's object store, GB
+TRAJECTORIES_GB = 1.0  # assumed size of all trajectories in Ray's object store, GB
 GIB = 2**30
 
 
@@ -49,10 +51,10 @@ class PolicySize:
 
     parameters: int | None = None
     vocab_size: int | None = None
-    layers: int | None = None
-    hidden: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
 
 
 def read_policy_size(path: Path) -> PolicySize:
@@ -68,52 +70,65 @@ def read_policy_size(path: Path) -> PolicySize:
         parameters += sum(
             math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__"
         )
-    values = json.loads(config.read_text())
-    return PolicySize(parameters or None, *(values.get(key) for key in SIZE_KEYS))
+    model_config = json.loads(config.read_text())
+    return PolicySize(
+        parameters or None, *(model_config.get(key) for key in MODEL_CONFIG_SIZE_KEYS)
+    )
 
 
-def count_new_parameters(new: NewPolicyConfig, vocab: int) -> int:
-    """Return the number of parameters of a new policy with ``vocab`` tokens."""
-    head = new.head_dim or new.hidden_size // new.num_attention_heads
-    queries, keys = head * new.num_attention_heads, head * new.num_key_value_heads
+def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
+    """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
+    head_width = new_policy.head_dim or new_policy.hidden_size // new_policy.num_attention_heads
+    hidden = new_policy.hidden_size
+    queries = head_width * new_policy.num_attention_heads
+    keys = head_width * new_policy.num_key_value_heads
     # Query and output projections per attention head, key and value per key/value head, and the
     # norms of queries and keys. Queries of Qwen3.5 have a gate of the same size.
-    is_hybrid = new.architecture == "qwen3_5"
-    attention = new.hidden_size * ((3 if is_hybrid else 2) * queries + 2 * keys) + 2 * head
+    is_hybrid = new_policy.architecture == "qwen3_5"
+    attention = hidden * ((3 if is_hybrid else 2) * queries + 2 * keys) + 2 * head_width
     # Three matrices of SwiGLU and two norms.
-    common = 3 * new.hidden_size * new.intermediate_size + 2 * new.hidden_size
-    embeddings = vocab * new.hidden_size * (1 if new.tie_word_embeddings else 2)
-    linear_layers = (new.num_hidden_layers + 1) // 2 if is_hybrid else 0
+    common = 3 * hidden * new_policy.intermediate_size + 2 * hidden
+    embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
+    num_layers = new_policy.num_hidden_layers
+    num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
     # Projections and a convolution (width 4) of queries, keys and values, gate and output, two
     # numbers per head with their projections and offsets, and a norm.
     mixed = 2 * keys + queries
-    linear = new.hidden_size * (mixed + 2 * queries) + 4 * mixed + head
-    linear += 2 * new.num_attention_heads * (new.hidden_size + 1)
-    layers = new.num_hidden_layers * common + linear_layers * linear
-    layers += (new.num_hidden_layers - linear_layers) * attention
+    linear = hidden * (mixed + 2 * queries) + 4 * mixed + head_width
+    linear += 2 * new_policy.num_attention_heads * (hidden + 1)
+    layers = num_layers * common + num_linear_layers * linear
+    layers += (num_layers - num_linear_layers) * attention
     # The last term is the norm after the last layer.
-    return embeddings + layers + new.hidden_size
+    return embeddings + layers + hidden
 
 
-def cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
+def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the memory of a node of a run on CPU, in bytes.
 
-    It contains trained and frozen weights, engines with caches, logits and the copy for a
+    The sum contains trained and frozen weights, engines with caches, logits, and the copy for a
     checkpoint. Weights of a policy of unknown size count as 0.
     """
     parameters = size.parameters or 0
     rollout = cfg.actor_rollout_ref.rollout
     trainer = cfg.trainer
-    copies = TRAINING_BYTES * (1 + bool(cfg.critic.enable)) + WEIGHT_BYTES * has_reference(cfg)
-    cache = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
-    engines = engine_count(cfg, "cpu") * (parameters * BYTES[rollout.dtype] + cache)
-    logits = logit_bytes(micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
-    saved = parameters * _checkpoint_bytes_per_parameter(cfg)
-    # Weights and engines are distributed over the nodes; logits are of the ranks of one node.
-    return (parameters * copies + engines + saved) / trainer.nnodes + logits
+    model_bytes_per_parameter = TRAINING_BYTES_PER_PARAMETER * (
+        1 + bool(cfg.critic.enable)
+    ) + WEIGHT_BYTES_PER_PARAMETER * has_reference(cfg)
+    cache_bytes = (CPU_CACHE_GB if rollout.kv_cache_gb is None else rollout.kv_cache_gb) * GIB
+    engine_bytes = count_engines(cfg, "cpu") * (
+        parameters * BYTES_PER_VALUE[rollout.dtype] + cache_bytes
+    )
+    logit_bytes = (
+        estimate_logit_bytes(count_micro_batch_tokens(cfg), size) * trainer.n_gpus_per_node
+    )
+    checkpoint_bytes = parameters * _count_checkpoint_bytes_per_parameter(cfg)
+    # Weights and engines are distributed over the nodes. The logits already count only one node.
+    return (
+        parameters * model_bytes_per_parameter + engine_bytes + checkpoint_bytes
+    ) / trainer.nnodes + logit_bytes
 
 
-def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
+def estimate_update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return the memory that a training rank needs on its GPU in an update, in bytes.
 
     The memory of a rollout engine on the same GPU is not included. None for an unknown size.
@@ -122,19 +137,25 @@ def update_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     if parameters is None:
         return None
     actor = cfg.actor_rollout_ref.actor
-    needed = _trained_bytes(cfg, actor.fsdp_config, parameters, TRAINING_BYTES)
+    needed_bytes = _estimate_trained_policy_bytes(
+        cfg, actor.fsdp_config, parameters, TRAINING_BYTES_PER_PARAMETER
+    )
     critic_fsdp = cfg.critic.model.fsdp_config
     if cfg.critic.enable and not _is_offloaded(critic_fsdp):
-        needed += parameters * IDLE_TRAINING_BYTES / _ranks_per_copy(cfg, critic_fsdp)
-    needed += _reference_bytes(cfg, parameters)
+        needed_bytes += (
+            parameters * IDLE_TRAINING_BYTES_PER_PARAMETER / _count_ranks_per_copy(cfg, critic_fsdp)
+        )
+    needed_bytes += _estimate_reference_bytes(cfg, parameters)
     if not actor.fsdp_config.reduce_every_micro_batch:
-        needed += parameters * WEIGHT_BYTES  # the whole gradient, until it is reduced
-    gathered = 2 * parameters / (size.layers or parameters) * BYTES[actor.dtype]
-    logits = logit_bytes(micro_batch_tokens(cfg), size)
-    return needed + gathered + activation_bytes(cfg, size) + logits
+        needed_bytes += (
+            parameters * WEIGHT_BYTES_PER_PARAMETER
+        )  # the whole gradient, until it is reduced
+    gathered_bytes = 2 * parameters / (size.num_layers or parameters) * BYTES_PER_VALUE[actor.dtype]
+    logit_bytes = estimate_logit_bytes(count_micro_batch_tokens(cfg), size)
+    return needed_bytes + gathered_bytes + estimate_activation_bytes(cfg, size) + logit_bytes
 
 
-def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
+def estimate_rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> float | None:
     """Return the memory used on a GPU while its rollout engine generates, in bytes.
 
     ``device_bytes`` is the total memory of the GPU. None for an unknown size.
@@ -142,30 +163,32 @@ def rollout_bytes(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> floa
     parameters = size.parameters
     if parameters is None:
         return None
-    engine = _awake_engine_bytes(cfg, parameters, device_bytes)
+    engine_bytes = _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
     if engines_have_separate_gpus(cfg, "cuda"):
-        return engine
+        return engine_bytes
     fsdp = cfg.actor_rollout_ref.actor.fsdp_config
-    held = 0.0
+    training_bytes = 0.0
     if not _is_offloaded(fsdp):
-        held = _trained_bytes(cfg, fsdp, parameters, IDLE_TRAINING_BYTES)
-    return held + _reference_bytes(cfg, parameters) + engine
+        training_bytes = _estimate_trained_policy_bytes(
+            cfg, fsdp, parameters, IDLE_TRAINING_BYTES_PER_PARAMETER
+        )
+    return training_bytes + _estimate_reference_bytes(cfg, parameters) + engine_bytes
 
 
-def _engine_weight_bytes(cfg: PPOConfig, parameters: int) -> float:
+def _estimate_engine_weight_bytes(cfg: PPOConfig, parameters: int) -> float:
     rollout = cfg.actor_rollout_ref.rollout
-    return parameters * BYTES[rollout.dtype] / rollout.tensor_model_parallel_size
+    return parameters * BYTES_PER_VALUE[rollout.dtype] / rollout.tensor_model_parallel_size
 
 
-def _awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
+def _estimate_awake_engine_bytes(cfg: PPOConfig, parameters: int, device_bytes: float) -> float:
     """Return the bytes of weights and KV cache of an engine that is not asleep, on one GPU."""
     rollout = cfg.actor_rollout_ref.rollout
     if rollout.kv_cache_gb is None:
         return rollout.gpu_memory_utilization * device_bytes
-    return _engine_weight_bytes(cfg, parameters) + rollout.kv_cache_gb * GIB
+    return _estimate_engine_weight_bytes(cfg, parameters) + rollout.kv_cache_gb * GIB
 
 
-def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
+def estimate_gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """Return a lower bound of the peak host memory of a node of a GPU run, in bytes.
 
     The peak is the largest of three phases. Loading: rank 0 reads the whole model. Weight sync
@@ -175,21 +198,27 @@ def gpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float | None:
     """
     if size.parameters is None:
         return None
-    loading_bytes = size.parameters * WEIGHT_BYTES
+    loading_bytes = size.parameters * WEIGHT_BYTES_PER_PARAMETER
     rollout = cfg.actor_rollout_ref.rollout
-    weights = size.parameters * BYTES[rollout.dtype]
+    weights = size.parameters * BYTES_PER_VALUE[rollout.dtype]
     # Three copies of the weights: gathered (float32), cast, and in the object store.
-    syncing = loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
+    sync_bytes = (
+        loading_bytes + 2 * weights if resolve_weight_transfer(cfg, "cuda") == "store" else 0
+    )
     # Only the ranks of the nodes that hold one copy of the policy write it to a checkpoint.
-    ranks = _ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
+    ranks = _count_ranks_per_copy(cfg, cfg.actor_rollout_ref.actor.fsdp_config)
     nodes = -(-ranks // cfg.trainer.n_gpus_per_node)
-    saving = size.parameters * _checkpoint_bytes_per_parameter(cfg) / nodes
+    checkpoint_bytes = size.parameters * _count_checkpoint_bytes_per_parameter(cfg) / nodes
     # An asynchronous save continues during the next training steps.
-    peak_step_bytes = syncing + saving if cfg.trainer.async_save else max(syncing, saving)
+    peak_step_bytes = (
+        sync_bytes + checkpoint_bytes
+        if cfg.trainer.async_save
+        else max(sync_bytes, checkpoint_bytes)
+    )
     return max(loading_bytes, peak_step_bytes)
 
 
-def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
+def _count_checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     """Return the bytes of a checkpoint divided by the number of parameters of the policy.
 
     A critic counts as a second model with the same number of parameters.
@@ -197,18 +226,27 @@ def _checkpoint_bytes_per_parameter(cfg: PPOConfig) -> int:
     if cfg.trainer.save_freq == 0:
         return 0
     policy = cfg.actor_rollout_ref
-    # The moments of LoRA adapters are small and not counted.
-    resumable = "optimizer" in policy.actor.checkpoint.contents and not policy.model.lora_rank
-    bytes_per_parameter = IDLE_TRAINING_BYTES if resumable else WEIGHT_BYTES
+    # The optimizer moments of LoRA adapters are small, so they are not counted.
+    has_optimizer_state = (
+        "optimizer" in policy.actor.checkpoint.contents and not policy.model.lora_rank
+    )
+    bytes_per_parameter = (
+        IDLE_TRAINING_BYTES_PER_PARAMETER if has_optimizer_state else WEIGHT_BYTES_PER_PARAMETER
+    )
     if cfg.critic.enable:
-        resumable = "optimizer" in cfg.critic.checkpoint.contents
-        bytes_per_parameter += IDLE_TRAINING_BYTES if resumable else WEIGHT_BYTES
+        has_optimizer_state = "optimizer" in cfg.critic.checkpoint.contents
+        bytes_per_parameter += (
+            IDLE_TRAINING_BYTES_PER_PARAMETER if has_optimizer_state else WEIGHT_BYTES_PER_PARAMETER
+        )
     return bytes_per_parameter
 
 
 def estimate_store_gb(cfg: PPOConfig, size: PolicySize) -> float:
     """Return the size of Ray's object store on a node, in GB: trajectories and one policy."""
-    return ROWS_GB + (size.parameters or 0) * BYTES[cfg.actor_rollout_ref.rollout.dtype] / 1e9
+    return (
+        TRAJECTORIES_GB
+        + (size.parameters or 0) * BYTES_PER_VALUE[cfg.actor_rollout_ref.rollout.dtype] / 1e9
+    )
 
 
 def has_reference(cfg: PPOConfig) -> bool:
@@ -216,60 +254,67 @@ def has_reference(cfg: PPOConfig) -> bool:
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
-def micro_batch_tokens(cfg: PPOConfig) -> int:
+def count_micro_batch_tokens(cfg: PPOConfig) -> int:
     """Return the tokens of the policy's largest micro-batch in an update, on one rank."""
     actor = cfg.actor_rollout_ref.actor
     if actor.use_dynamic_bsz:
         return actor.ppo_max_token_len_per_gpu
-    row = cfg.data.max_prompt_length + cfg.data.max_response_length
-    tokens = row * (actor.ppo_micro_batch_size_per_gpu or 1)
+    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
+    tokens = row_length * (actor.ppo_micro_batch_size_per_gpu or 1)
     return -(-tokens // actor.ulysses_sequence_parallel_size)
 
 
-def logit_bytes(tokens: int, size: PolicySize) -> int:
+def estimate_logit_bytes(tokens: int, size: PolicySize) -> int:
     """Return the bytes of float32 logits and their gradient, for ``tokens`` on one rank."""
     # Values and gradient have 4 bytes each. MAX_LOGITS bounds the chunk in memory at a time.
     return 2 * 4 * min(tokens * (size.vocab_size or 0), MAX_LOGITS)
 
 
-def activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
+def estimate_activation_bytes(cfg: PPOConfig, size: PolicySize) -> int:
     """Return the bytes of activations that one rank keeps for backward of one micro-batch."""
-    if size.layers is None or size.hidden is None:
+    if size.num_layers is None or size.hidden_size is None:
         return 0
-    widths = 1 if cfg.actor_rollout_ref.model.enable_gradient_checkpointing else SAVED_WIDTHS
-    numbers = micro_batch_tokens(cfg) * size.layers * size.hidden * widths
-    return numbers * BYTES[cfg.actor_rollout_ref.actor.dtype]
+    saved_widths = (
+        1
+        if cfg.actor_rollout_ref.model.enable_gradient_checkpointing
+        else ACTIVATION_WIDTHS_PER_LAYER
+    )
+    num_values = count_micro_batch_tokens(cfg) * size.num_layers * size.hidden_size * saved_widths
+    return num_values * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
 
 
-def memory_problems(
+def find_memory_problems(
     cfg: PPOConfig, size: PolicySize, device_gb: float | None, host_gb: float | None
 ) -> Iterator[str]:
     """Yield a message for each estimate that exceeds the memory of a GPU or of a node.
 
     ``device_gb`` (one GPU) and ``host_gb`` (host of a node) are in GiB; None skips that check.
-    Attention heads that an engine's devices cannot share evenly are reported too.
+    Also yield a message if the attention heads cannot be divided evenly among an engine's devices.
     """
-    yield from _head_problems(cfg, size)
+    yield from _find_head_problems(cfg, size)
     if device_gb is not None:
-        yield from _device_problems(cfg, size, device_gb * GIB)
-    host = gpu_node_bytes(cfg, size)
-    if host_gb is not None and host is not None and host > host_gb * GIB:
+        yield from _find_device_problems(cfg, size, device_gb * GIB)
+    host_bytes = estimate_gpu_node_bytes(cfg, size)
+    if host_gb is not None and host_bytes is not None and host_bytes > host_gb * GIB:
         fix = "fewer ranks or engines on a node, or a smaller policy"
-        yield f"plan: a node needs {_format_gib(host, host_gb * GIB)} of host memory; fix: {fix}"
+        memory_text = _format_gib(host_bytes, host_gb * GIB)
+        yield f"plan: a node needs {memory_text} of host memory; fix: {fix}"
 
 
-def _head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
+def _find_head_problems(cfg: PPOConfig, size: PolicySize) -> Iterator[str]:
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    heads = size.heads or gpus_per_engine
-    kv_heads = size.kv_heads or heads
+    num_heads = size.num_heads or gpus_per_engine
+    num_kv_heads = size.num_kv_heads or num_heads
     # A key/value head can be replicated on several devices, a query head cannot.
-    if heads % gpus_per_engine or (kv_heads % gpus_per_engine and gpus_per_engine % kv_heads):
-        why = f"{heads} query heads and {kv_heads} key/value heads do not divide evenly"
+    if num_heads % gpus_per_engine or (
+        num_kv_heads % gpus_per_engine and gpus_per_engine % num_kv_heads
+    ):
+        why = f"{num_heads} query heads and {num_kv_heads} key/value heads do not divide evenly"
         yield f"{key}={gpus_per_engine}: {why}; allowed: a size that divides both; fix: {key}=1"
 
 
-def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> Iterator[str]:
+def _find_device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> Iterator[str]:
     parameters = size.parameters
     if parameters is None:
         return
@@ -277,60 +322,71 @@ def _device_problems(cfg: PPOConfig, size: PolicySize, device_bytes: float) -> I
     key = "actor_rollout_ref.rollout.gpu_memory_utilization"
     fsdp = "actor_rollout_ref.actor.fsdp_config"
     has_separate_gpus = engines_have_separate_gpus(cfg, "cuda")
-    updating = update_bytes(cfg, size) or 0.0
+    needed_update_bytes = estimate_update_bytes(cfg, size) or 0.0
     # An engine that does not sleep keeps its memory while the policy is updated.
-    sleeps = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
-    if not sleeps and not has_separate_gpus:
-        updating += _awake_engine_bytes(cfg, parameters, device_bytes)
-    if updating > device_bytes:
+    does_engine_sleep = rollout.free_cache_engine and cfg.trainer.rollout_overlap == "off"
+    if not does_engine_sleep and not has_separate_gpus:
+        needed_update_bytes += _estimate_awake_engine_bytes(cfg, parameters, device_bytes)
+    if needed_update_bytes > device_bytes:
         fix = (
             "fewer tokens per micro-batch, enable_gradient_checkpointing=true, more ranks, or "
             f"{fsdp}.offload_policy=true"
         )
-        yield f"plan: a GPU needs {_format_gib(updating, device_bytes)} for an update; fix: {fix}"
-    generating = rollout_bytes(cfg, size, device_bytes) or 0.0
-    if generating > device_bytes:
-        size_key = key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
-        fix = f"a smaller {size_key}"
+        memory_text = _format_gib(needed_update_bytes, device_bytes)
+        yield f"plan: a GPU needs {memory_text} for an update; fix: {fix}"
+    needed_rollout_bytes = estimate_rollout_bytes(cfg, size, device_bytes) or 0.0
+    if needed_rollout_bytes > device_bytes:
+        cache_size_key = (
+            key if rollout.kv_cache_gb is None else "actor_rollout_ref.rollout.kv_cache_gb"
+        )
+        fix = f"a smaller {cache_size_key}"
         if not has_separate_gpus:
             fix += f", or {fsdp}.param_offload=true {fsdp}.optimizer_offload=true"
-        gib = _format_gib(generating, device_bytes)
-        yield f"plan: a GPU needs {gib} while its engine generates; fix: {fix}"
-    engine = _engine_weight_bytes(cfg, parameters)
-    engine_share = rollout.gpu_memory_utilization
-    if rollout.kv_cache_gb is None and engine > engine_share * device_bytes:
-        gib = _format_gib(engine, engine_share * device_bytes, "its share")
+        memory_text = _format_gib(needed_rollout_bytes, device_bytes)
+        yield f"plan: a GPU needs {memory_text} while its engine generates; fix: {fix}"
+    engine_bytes = _estimate_engine_weight_bytes(cfg, parameters)
+    engine_memory_share = rollout.gpu_memory_utilization
+    if rollout.kv_cache_gb is None and engine_bytes > engine_memory_share * device_bytes:
+        memory_text = _format_gib(engine_bytes, engine_memory_share * device_bytes, "its share")
         fix = f"a larger {key}, or a larger actor_rollout_ref.rollout.tensor_model_parallel_size"
         yield (
-            f"{key}={engine_share}: a GPU needs {gib} for the weights of its engine; "
-            f"allowed: more than that; fix: {fix}"
+            f"{key}={engine_memory_share}: a GPU needs {memory_text} for the weights of its "
+            f"engine; allowed: more than that; fix: {fix}"
         )
 
 
-def _trained_bytes(cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, per_weight: int) -> float:
-    """Return the bytes of the trained policy on one device; LoRA adapters are not counted."""
+def _estimate_trained_policy_bytes(
+    cfg: PPOConfig, fsdp: FSDPConfig, parameters: int, bytes_per_parameter: int
+) -> float:
+    """Return the bytes of the trained policy on one device.
+
+    ``bytes_per_parameter`` includes gradient and optimizer state. With LoRA only the frozen weights
+    are counted, because the adapters are small.
+    """
     if fsdp.offload_policy:
         return 0.0
-    per_weight = WEIGHT_BYTES if cfg.actor_rollout_ref.model.lora_rank else per_weight
-    return parameters * per_weight / _ranks_per_copy(cfg, fsdp)
+    bytes_per_parameter = (
+        WEIGHT_BYTES_PER_PARAMETER if cfg.actor_rollout_ref.model.lora_rank else bytes_per_parameter
+    )
+    return parameters * bytes_per_parameter / _count_ranks_per_copy(cfg, fsdp)
 
 
-def _reference_bytes(cfg: PPOConfig, parameters: int) -> float:
+def _estimate_reference_bytes(cfg: PPOConfig, parameters: int) -> float:
     fsdp = cfg.actor_rollout_ref.ref.fsdp_config
     if not has_reference(cfg) or fsdp.param_offload or fsdp.offload_policy:
         return 0.0
-    return parameters * WEIGHT_BYTES / _ranks_per_copy(cfg, fsdp)
+    return parameters * WEIGHT_BYTES_PER_PARAMETER / _count_ranks_per_copy(cfg, fsdp)
 
 
 def _is_offloaded(fsdp: FSDPConfig) -> bool:
     return fsdp.offload_policy or (fsdp.param_offload and fsdp.optimizer_offload)
 
 
-def _ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
+def _count_ranks_per_copy(cfg: PPOConfig, fsdp: FSDPConfig) -> int:
     """Return the number of ranks that share one copy of the parameters."""
     ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     return ranks if fsdp.fsdp_size in (-1, 0) else min(fsdp.fsdp_size, ranks)
 
 
-def _format_gib(needed: float, available: float, label: str = "there are") -> str:
-    return f"about {needed / GIB:.1f} GiB ({label} {available / GIB:.1f})"
+def _format_gib(needed_bytes: float, available_bytes: float, label: str = "there are") -> str:
+    return f"about {needed_bytes / GIB:.1f} GiB ({label} {available_bytes / GIB:.1f})"

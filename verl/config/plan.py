@@ -8,35 +8,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from verl.config.cold_start import cold_start_config, cold_start_name
+from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.derive import (
+    choose_default_group_size,
+    count_declared_tasks,
+    count_engine_gpus_by_node,
+    count_engines,
+    count_known_train_tasks,
+    count_max_engines_per_node,
     count_training_steps,
-    declared_tasks,
-    default_group_size,
-    engine_count,
-    engine_gpus_by_node,
+    count_trajectories_per_step,
     engines_have_separate_gpus,
     is_placeholder,
-    known_tasks,
-    max_engines_per_node,
     resolve_weight_transfer,
-    trajectories_per_step,
 )
 from verl.config.load import guess_device
 from verl.config.memory import (
     GIB,
-    TRAINING_BYTES,
+    TRAINING_BYTES_PER_PARAMETER,
     PolicySize,
     count_new_parameters,
-    cpu_node_bytes,
-    gpu_node_bytes,
-    logit_bytes,
-    memory_problems,
+    estimate_cpu_node_bytes,
+    estimate_gpu_node_bytes,
+    estimate_logit_bytes,
+    estimate_update_bytes,
+    find_memory_problems,
     read_policy_size,
-    update_bytes,
 )
-from verl.config.plan_notes import iterate_plan_notes, rows_at_most
-from verl.config.plugins import METHODS, describe_stand_in
+from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
+from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 from verl.names import MAX_PADDING
@@ -50,7 +50,10 @@ TRANSFER_TEXTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts(PolicySize):
-    """Facts about machine, tasks and policy that the config does not state. None: not known yet."""
+    """Facts about machine, tasks and policy that the config does not state.
+
+    A value is None if it is not known yet.
+    """
 
     cores: int = 1
     memory_gb: float | None = None
@@ -58,7 +61,7 @@ class Facts(PolicySize):
     train_tasks: int | None = None
     val_tasks: int | None = None
     trained_parameters: int | None = None  # number of parameters of the LoRA adapters
-    made_by: str = ""  # config name of the cold start that trains the policy
+    cold_start_config_name: str = ""  # config name of the cold start that trains the policy
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     row_wise: str | None = None  # why rows of the policy cannot be packed; "" if they can
@@ -88,30 +91,30 @@ class Plan:
             1, facts.cores // trainer.n_gpus_per_node
         )
 
-    def labelled_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield label and value of each printed line."""
+    def iterate_labelled_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield label and value of each line of the printed plan."""
         ranks = _format_count(self.ranks, "training rank")
         threads = _format_count(self.threads_per_rank, "thread")
         yield "device", f"{self.facts.device}, {ranks} x {threads}"
-        yield from self._work_lines()
+        yield from self._iterate_work_lines()
         available_gb = self.facts.memory_gb
         yield "memory", _format_memory(self.memory_gb, available_gb, self.device_memory_gb)
         yield "run directory", self.run_dir
         yield "checkpoints", self._describe_checkpoints()
 
-    def _work_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
         raise NotImplementedError
 
     def _describe_checkpoints(self) -> str:
         raise NotImplementedError
 
-    def _device_problems(self) -> list[str]:
-        """Return messages about the memory of GPUs, and of the host of GPUs."""
+    def _find_device_problems(self) -> list[str]:
+        """Return a message for each GPU or host of GPUs whose memory does not suffice."""
         return []
 
     def format_text(self) -> str:
-        """Return the plan as text: the title, and a line for each of ``labelled_lines``."""
-        rows = list(self.labelled_lines())
+        """Return the plan as text: the title, and a line for each of ``iterate_labelled_lines``."""
+        rows = list(self.iterate_labelled_lines())
         width = max(len(label) for label, _ in rows)
         return "\n".join([self.title, *(f"  {label:<{width}}  {value}" for label, value in rows)])
 
@@ -120,14 +123,14 @@ class Plan:
         from rich.table import Table
 
         table = Table(title=self.title, show_header=False, title_justify="left")
-        for label, value in self.labelled_lines():
+        for label, value in self.iterate_labelled_lines():
             table.add_row(label, value)
         return table
 
-    def resource_problems(self) -> list[str]:
+    def find_resource_problems(self) -> list[str]:
         """Return a message for each estimate that exceeds the memory of the host or of a GPU."""
         if self.facts.device != "cpu":
-            return self._device_problems()
+            return self._find_device_problems()
         needed_gb = self.memory_gb
         available_gb = self.facts.memory_gb
         if needed_gb is None or available_gb is None or needed_gb <= available_gb:
@@ -140,84 +143,100 @@ class Plan:
 
 
 class PPOPlan(Plan):
-    """Plan of a training, an evaluation (``trainer.val_only``) or an audit (``facts.audit``)."""
+    """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
+
+    An audit is a run of ``main_audit``.
+    """
 
     def __init__(self, cfg: PPOConfig, facts: Facts) -> None:
         super().__init__(cfg, facts)
         self.cfg = cfg
         env = cfg.env
         actor = cfg.actor_rollout_ref.actor
-        self.evaluates = cfg.trainer.val_only or bool(facts.audit)
+        self.is_evaluation = cfg.trainer.val_only or bool(facts.audit)
         purpose = "evaluation" if cfg.trainer.val_only else cfg.algorithm.adv_estimator
         self.title = f"{self.run_name}: {'audit' if facts.audit else purpose} on {env.env_name}"
-        self.train_tasks = known_tasks(env) if facts.train_tasks is None else facts.train_tasks
-        self.val_tasks = _val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
-        self.trajectories = trajectories_per_step(cfg)
+        self.train_tasks = (
+            count_known_train_tasks(env) if facts.train_tasks is None else facts.train_tasks
+        )
+        self.val_tasks = _count_val_tasks(cfg) if facts.val_tasks is None else facts.val_tasks
+        self.trajectories = count_trajectories_per_step(cfg)
         self.turns_at_most = self.trajectories * env.max_steps
-        self.rows_at_most = rows_at_most(cfg)
-        self.other_tokens_at_most = self._count_other_tokens()
+        self.rows_at_most = count_rows_at_most(cfg)
+        self.most_extra_tokens = self._count_extra_tokens()
         self.mini_batches = actor.ppo_mini_batches
         self.optimizer_steps = self.mini_batches * actor.ppo_epochs
         steps = self.training_steps = self._count_training_steps()
         self.total_optimizer_steps = None if steps is None else steps * self.optimizer_steps
         rollout = cfg.actor_rollout_ref.rollout
-        engines_per_node = max_engines_per_node(cfg, facts.device)
+        engines_per_node = count_max_engines_per_node(cfg, facts.device)
         self.threads_per_engine = rollout.num_threads or max(1, facts.cores // engines_per_node)
         self.env_processes = env.num_collectors * env.num_workers
         self.envs = self.env_processes * env.envs_per_worker
         if facts.device == "cpu":
-            self.memory_gb = _to_gib(cpu_node_bytes(cfg, facts))
+            self.memory_gb = _to_gib(estimate_cpu_node_bytes(cfg, facts))
         else:
-            self.memory_gb = _to_gib(gpu_node_bytes(cfg, facts))
-            self.device_memory_gb = _to_gib(update_bytes(cfg, facts))
+            self.memory_gb = _to_gib(estimate_gpu_node_bytes(cfg, facts))
+            self.device_memory_gb = _to_gib(estimate_update_bytes(cfg, facts))
 
     def _count_training_steps(self) -> int | None:
         cfg = self.cfg
-        is_known = cfg.trainer.total_training_steps is not None or self.train_tasks is not None
-        is_known = is_known or is_placeholder(cfg.data.train_files)
-        return count_training_steps(cfg, self.train_tasks or 0) if is_known else None
+        is_step_count_known = (
+            cfg.trainer.total_training_steps is not None or self.train_tasks is not None
+        )
+        is_step_count_known = is_step_count_known or is_placeholder(cfg.data.train_files)
+        return count_training_steps(cfg, self.train_tasks or 0) if is_step_count_known else None
 
-    def _count_other_tokens(self) -> dict[str, int]:
+    def _count_extra_tokens(self) -> dict[str, int]:
         """Return upper bounds of the tokens that methods sample in addition to the turns."""
         counts_by_plugin = [
-            plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHODS
+            plugin.sampled_tokens(self.cfg, self.turns_at_most) for plugin in METHOD_PLUGINS
         ]
-        return {purpose: count for counts in counts_by_plugin for purpose, count in counts.items()}
+        return {
+            purpose: count
+            for task_counts in counts_by_plugin
+            for purpose, count in task_counts.items()
+        }
 
-    def _work_lines(self) -> Iterator[tuple[str, str]]:
-        yield from self._rollout_lines()
-        if not self.evaluates:
-            yield from self._step_lines()
+    def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
+        yield from self._iterate_rollout_lines()
+        if not self.is_evaluation:
+            yield from self._iterate_step_lines()
         stand_in = describe_stand_in(self.cfg)
         if stand_in:
             yield "stand-in", f"{stand_in}: not comparable with published numbers"
-        yield from self._evaluation_lines() if self.evaluates else self._update_lines()
+        yield from (
+            self._iterate_evaluation_lines() if self.is_evaluation else self._iterate_update_lines()
+        )
         yield "policy", self._describe_policy()
 
-    def _rollout_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_rollout_lines(self) -> Iterator[tuple[str, str]]:
         cfg = self.cfg
         device = self.facts.device
         threads = _format_count(self.threads_per_engine, "thread")
-        engines = f"{_format_count(engine_count(cfg, device), 'engine')} x {threads}"
+        engines_text = f"{_format_count(count_engines(cfg, device), 'engine')} x {threads}"
         gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
         if gpus_per_engine > 1 and device == "cuda":
-            engines += f" on {gpus_per_engine} GPUs each"
+            engines_text += f" on {gpus_per_engine} GPUs each"
         if engines_have_separate_gpus(cfg, device):
-            engine_gpus = sum(engine_gpus_by_node(cfg))
-            engines += f" ({_format_count(engine_gpus, 'GPU')} only for engines)"
-        processes = _format_count(self.env_processes, "environment process", "es")
-        envs = _format_count(self.envs, "environment")
-        collectors = _format_count(cfg.env.num_collectors, "collector")
-        yield "rollout", f"{engines}, {collectors}, {processes} ({envs} at once)"
+            engine_gpus = sum(count_engine_gpus_by_node(cfg))
+            engines_text += f" ({_format_count(engine_gpus, 'GPU')} only for engines)"
+        processes_text = _format_count(self.env_processes, "environment process", "es")
+        environments_text = _format_count(self.envs, "environment")
+        collectors_text = _format_count(cfg.env.num_collectors, "collector")
+        yield (
+            "rollout",
+            f"{engines_text}, {collectors_text}, {processes_text} ({environments_text} at once)",
+        )
         if device != "cpu":
             transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"
 
-    def _step_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_step_lines(self) -> Iterator[tuple[str, str]]:
         cfg = self.cfg
         train_tasks, val_tasks = map(_format_optional, (self.train_tasks, self.val_tasks))
         yield "tasks", f"{train_tasks} to train on, {val_tasks} to validate on"
-        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {default_group_size(cfg)})"
+        group = f"{cfg.env.rollout.n} (env.rollout.n; default: {choose_default_group_size(cfg)})"
         tasks = f"{_format_count(cfg.data.train_batch_size, 'task')} x {group}"
         trajectories = _format_count(self.trajectories, "trajectory", plural="trajectories")
         yield "one step", f"{tasks} = {trajectories}, {self.turns_at_most:,} turns at most"
@@ -227,19 +246,22 @@ class PPOPlan(Plan):
         if cfg.env.history == "append":
             # The response contains the whole trajectory, so its bound applies to all turns.
             tokens = min(tokens, self.trajectories * cfg.data.max_response_length)
-        other_counts = [
-            f" + {count:,} of {purpose}" for purpose, count in self.other_tokens_at_most.items()
+        extra_counts = [
+            f" + {count:,} of {purpose}" for purpose, count in self.most_extra_tokens.items()
         ]
-        yield "sampled tokens", f"{tokens:,} at most{''.join(other_counts)}"
+        yield "sampled tokens", f"{tokens:,} at most{''.join(extra_counts)}"
 
-    def _update_lines(self) -> Iterator[tuple[str, str]]:
-        batches = _format_count(self.mini_batches, "mini-batch", "es")
-        passes = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
+    def _iterate_update_lines(self) -> Iterator[tuple[str, str]]:
+        mini_batches_text = _format_count(self.mini_batches, "mini-batch", "es")
+        epochs_text = _format_count(self.cfg.actor_rollout_ref.actor.ppo_epochs, "epoch")
         steps = _format_count(self.optimizer_steps, "optimizer step")
-        yield "updates", f"{batches} x {passes} = {steps} per training step"
-        in_all = f"{_format_optional(self.total_optimizer_steps)} optimizer steps"
-        yield "in all", f"{_format_optional(self.training_steps)} training steps, {in_all}"
-        # Differences from a verl-agent script with the same keys, with overrides that remove them.
+        yield "updates", f"{mini_batches_text} x {epochs_text} = {steps} per training step"
+        optimizer_steps_text = f"{_format_optional(self.total_optimizer_steps)} optimizer steps"
+        yield (
+            "in all",
+            f"{_format_optional(self.training_steps)} training steps, {optimizer_steps_text}",
+        )
+        # The notes name differences from a verl-agent script with the same keys.
         yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
         yield from self._path_lines()
 
@@ -262,30 +284,30 @@ class PPOPlan(Plan):
             text = "packed"
         yield "forward passes", f"{text} (log-probs are compared at load)"
 
-    def _evaluation_lines(self) -> Iterator[tuple[str, str]]:
-        per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n
-        tasks = f"{_format_optional(self.val_tasks)} tasks x {per_task:,}"
-        trajectories = None if self.val_tasks is None else self.val_tasks * per_task
+    def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
+        trajectories_per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n
+        tasks = f"{_format_optional(self.val_tasks)} tasks x {trajectories_per_task:,}"
+        trajectories = None if self.val_tasks is None else self.val_tasks * trajectories_per_task
         sampling = _describe_sampling(self.cfg)
-        evaluation = f"{tasks} = {_format_optional(trajectories)} trajectories, {sampling}"
+        evaluation_text = f"{tasks} = {_format_optional(trajectories)} trajectories, {sampling}"
         audit = self.facts.audit
-        yield ("audit", audit) if audit else ("evaluation", evaluation)
+        yield ("audit", audit) if audit else ("evaluation", evaluation_text)
         yield "updates", "none: no training"
 
     def _describe_policy(self) -> str:
         facts = self.facts
         text = f"{_format_optional(facts.parameters)} parameters"
-        if facts.made_by:
-            text += f", trained first by a cold start ({facts.made_by})"
+        if facts.cold_start_config_name:
+            text += f", trained first by a cold start ({facts.cold_start_config_name})"
         lora_rank = self.cfg.actor_rollout_ref.model.lora_rank
         if lora_rank:
-            trained = _format_optional(facts.trained_parameters)
-            text += f"; LoRA of rank {lora_rank}: {trained} parameters are trained"
-        return f"{text}; {_policy_source(self.cfg)}" if self.evaluates else text
+            trained_parameters_text = _format_optional(facts.trained_parameters)
+            text += f"; LoRA of rank {lora_rank}: {trained_parameters_text} parameters are trained"
+        return f"{text}; {_describe_policy_source(self.cfg)}" if self.is_evaluation else text
 
     def _describe_checkpoints(self) -> str:
         trainer = self.cfg.trainer
-        folder = f"{trainer.default_local_dir}/checkpoints"
+        checkpoint_directory = f"{trainer.default_local_dir}/checkpoints"
         if self.facts.audit:
             return "none: no training"
         if trainer.val_only:
@@ -293,17 +315,22 @@ class PPOPlan(Plan):
         if trainer.save_freq == 0:
             return "none (trainer.save_freq=0): the trained policy is not kept"
         if trainer.save_freq < 0:
-            return f"only after the last step (trainer.save_freq=-1), in {folder}"
+            return f"only after the last step (trainer.save_freq=-1), in {checkpoint_directory}"
         max_checkpoints = trainer.max_actor_ckpt_to_keep
-        which = f"the newest {max_checkpoints} are kept" if max_checkpoints else "all are kept"
-        every = f"every {trainer.save_freq} steps and after the last one"
-        return f"{every} (trainer.save_freq), {which}, in {folder}"
+        kept_checkpoints_text = (
+            f"the newest {max_checkpoints} are kept" if max_checkpoints else "all are kept"
+        )
+        save_interval_text = f"every {trainer.save_freq} steps and after the last one"
+        interval_text = f"{save_interval_text} (trainer.save_freq)"
+        return f"{interval_text}, {kept_checkpoints_text}, in {checkpoint_directory}"
 
-    def _device_problems(self) -> list[str]:
-        # The nodes of a Ray cluster that the run joins may have other memory than this machine.
-        joins = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-        host_gb = None if joins else self.facts.memory_gb
-        return list(memory_problems(self.cfg, self.facts, self.facts.device_memory_gb, host_gb))
+    def _find_device_problems(self) -> list[str]:
+        # If the run joins a Ray cluster, the memory of its nodes may differ from this machine's.
+        cluster_address = self.cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+        host_gb = None if cluster_address else self.facts.memory_gb
+        return list(
+            find_memory_problems(self.cfg, self.facts, self.facts.device_memory_gb, host_gb)
+        )
 
 
 class SFTPlan(Plan):
@@ -316,17 +343,20 @@ class SFTPlan(Plan):
         self.training_steps = self.total_optimizer_steps = cfg.trainer.total_training_steps
         self.memory_gb = None
         if facts.parameters is not None:
-            logits = logit_bytes(cfg.data.max_token_len_per_gpu, facts)
-            needed_bytes = facts.parameters * TRAINING_BYTES + logits * cfg.trainer.n_gpus_per_node
+            logits = estimate_logit_bytes(cfg.data.max_token_len_per_gpu, facts)
+            needed_bytes = (
+                facts.parameters * TRAINING_BYTES_PER_PARAMETER
+                + logits * cfg.trainer.n_gpus_per_node
+            )
             self.memory_gb = _to_gib(needed_bytes)
 
-    def _work_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_work_lines(self) -> Iterator[tuple[str, str]]:
         stand_in = describe_stand_in(self.cfg) if not self.cfg.data.train_files else ""
         if stand_in:
             yield "stand-in", f"{stand_in}: not comparable with published numbers"
-        passes = _format_count(self.cfg.trainer.total_epochs, "epoch")
+        epochs_text = _format_count(self.cfg.trainer.total_epochs, "epoch")
         steps = _format_optional(self.total_optimizer_steps)
-        yield "updates", f"{passes}, {steps} optimizer steps"
+        yield "updates", f"{epochs_text}, {steps} optimizer steps"
         yield "policy", f"{_format_optional(self.facts.parameters)} parameters"
 
     def _describe_checkpoints(self) -> str:
@@ -334,8 +364,8 @@ class SFTPlan(Plan):
         save_freq = self.cfg.trainer.save_freq
         if save_freq <= 0:
             return text
-        every = f"every {save_freq} steps and after the last one"
-        return f"{text}; to resume: the newest, {every}, in {self.run_dir}/checkpoints"
+        save_interval_text = f"every {save_freq} steps and after the last one"
+        return f"{text}; to resume: the newest, {save_interval_text}, in {self.run_dir}/checkpoints"
 
 
 def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | None = None) -> Plan:
@@ -354,27 +384,27 @@ def make_plan(cfg: PPOConfig | SFTConfig, facts: Facts | Mapping[str, Any] | Non
 
 
 def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
-    """Return facts that are found without torch: CPU cores, memory, size of a policy on disk."""
-    pages = (
+    """Return the facts that can be read without torch: CPU cores, memory, policy size on disk."""
+    host_memory_bytes = (
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     )
-    made_by = ""
+    cold_start_config_name = ""
     size = PolicySize()
     # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
     # report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
-            made_by = cold_start_name(cfg)
-            size = _find_policy_size(cold_start_config(cfg))
+            cold_start_config_name = get_cold_start_config_name(cfg)
+            size = _find_policy_size(build_cold_start_config(cfg))
         else:
             size = _find_policy_size(cfg)
     device = guess_device(cfg.trainer.device)
     return Facts(
         cores=available_cpus(),
-        memory_gb=pages / GIB if pages else None,
+        memory_gb=host_memory_bytes / GIB if host_memory_bytes else None,
         device=device,
-        device_memory_gb=_gpu_memory_gb() if device == "cuda" else None,
-        made_by=made_by,
+        device_memory_gb=_read_gpu_memory_gb() if device == "cuda" else None,
+        cold_start_config_name=cold_start_config_name,
         **dataclasses.asdict(size),
     )
 
@@ -382,8 +412,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
 def _find_policy_size(cfg: PPOConfig | SFTConfig) -> PolicySize:
     """Return the size of the existing policy, or of the new one that a supervised run trains."""
     if isinstance(cfg, SFTConfig) and cfg.model.path is None:
-        vocab = cfg.model.vocab_size
-        return PolicySize(count_new_parameters(cfg.model.new, vocab), vocab)
+        vocab_size = cfg.model.vocab_size
+        return PolicySize(count_new_parameters(cfg.model.new, vocab_size), vocab_size)
     path = cfg.actor_rollout_ref.model.path if isinstance(cfg, PPOConfig) else cfg.model.path
     return read_policy_size(Path(path)) if path else PolicySize()
 
@@ -393,41 +423,47 @@ def _needs_cold_start(cfg: PPOConfig) -> bool:
     return cfg.cold_start.enable and path is not None and not Path(path).exists()
 
 
-def _gpu_memory_gb() -> float | None:
+def _read_gpu_memory_gb() -> float | None:
     """Return the GiB of the smallest GPU of this machine by ``nvidia-smi``, or None."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    nvidia_smi_command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        run = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-        return min(int(line) for line in run.stdout.split()) / 1024
+        completed_process = subprocess.run(
+            nvidia_smi_command, capture_output=True, text=True, timeout=10, check=True
+        )
+        return min(int(line) for line in completed_process.stdout.split()) / 1024
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _val_tasks(cfg: PPOConfig) -> int | None:
+def _count_val_tasks(cfg: PPOConfig) -> int | None:
     """Return the number of validation tasks if the environment's section states it, or None."""
-    declared = declared_tasks(cfg.env, "val")
-    counts = [declared, cfg.env.val_tasks]
-    return None if declared is None else min(count for count in counts if count is not None)
+    num_declared_tasks = count_declared_tasks(cfg.env, "val")
+    task_counts = [num_declared_tasks, cfg.env.val_tasks]
+    return (
+        None
+        if num_declared_tasks is None
+        else min(count for count in task_counts if count is not None)
+    )
 
 
 # ---- texts -------------------------------------------------------------------------------------
 
 
 def _describe_sampling(cfg: PPOConfig) -> str:
-    sampled = cfg.actor_rollout_ref.rollout.val_kwargs
-    if not sampled.do_sample or sampled.temperature == 0:
+    val_sampling = cfg.actor_rollout_ref.rollout.val_kwargs
+    if not val_sampling.do_sample or val_sampling.temperature == 0:
         return "greedy"
-    return f"sampled at temperature {sampled.temperature:g}"
+    return f"sampled at temperature {val_sampling.temperature:g}"
 
 
-def _policy_source(cfg: PPOConfig) -> str:
+def _describe_policy_source(cfg: PPOConfig) -> str:
     trainer = cfg.trainer
     if trainer.resume_mode == "resume_path":
         return f"checkpoint {trainer.resume_from_path}"
     path = str(cfg.actor_rollout_ref.model.path)
-    saved = Path(trainer.default_local_dir) / "checkpoints"
-    resumes = trainer.resume_mode == "auto" and saved.is_dir()
-    return f"{path}, or the newest checkpoint in {saved}" if resumes else path
+    checkpoint_directory = Path(trainer.default_local_dir) / "checkpoints"
+    should_resume = trainer.resume_mode == "auto" and checkpoint_directory.is_dir()
+    return f"{path}, or the newest checkpoint in {checkpoint_directory}" if should_resume else path
 
 
 def _to_gib(number: float | None) -> float | None:
@@ -443,10 +479,12 @@ def _format_optional(number: int | None) -> str:
 
 
 def _format_memory(
-    needed: float | None, available: float | None, on_gpu: float | None = None
+    needed_gb: float | None, available_gb: float | None, gpu_memory_gb: float | None = None
 ) -> str:
-    suffix = "for weights, optimizer, engines and logits" if on_gpu is None else "of host memory"
-    text = "?" if needed is None else f"about {needed:.1f} GiB per node {suffix}"
-    if on_gpu is not None:
-        text = f"about {on_gpu:.1f} GiB per GPU for an update; {text}"
-    return text if available is None else f"{text}; this machine has {available:.1f} GiB"
+    suffix = (
+        "for weights, optimizer, engines and logits" if gpu_memory_gb is None else "of host memory"
+    )
+    text = "?" if needed_gb is None else f"about {needed_gb:.1f} GiB per node {suffix}"
+    if gpu_memory_gb is not None:
+        text = f"about {gpu_memory_gb:.1f} GiB per GPU for an update; {text}"
+    return text if available_gb is None else f"{text}; this machine has {available_gb:.1f} GiB"

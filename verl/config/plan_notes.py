@@ -2,28 +2,28 @@
 
 from collections.abc import Iterator
 
-from verl.config.checks.batch_sizes import greedy_validation_notes
+from verl.config.checks.batch_sizes import iterate_greedy_validation_notes
 from verl.config.derive import (
+    count_known_train_tasks,
     count_training_steps,
+    count_trajectories_per_step,
     engines_have_separate_gpus,
     is_placeholder,
-    known_tasks,
-    trajectories_per_step,
     uses_file_tasks,
 )
 from verl.config.load import guess_device
 from verl.config.schema import PPOConfig
 
-ACTOR = "actor_rollout_ref.actor"
-STEPS = "trainer.total_training_steps"
+ACTOR_SECTION = "actor_rollout_ref.actor"
+TOTAL_STEPS_KEY = "trainer.total_training_steps"
 
 
-def rows_at_most(cfg: PPOConfig) -> int:
+def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows of a training step.
 
     A trajectory is one row with ``env.history=append``, and one row per turn with ``window``.
     """
-    trajectories = trajectories_per_step(cfg)
+    trajectories = count_trajectories_per_step(cfg)
     return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps
 
 
@@ -33,16 +33,16 @@ def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str
     Most are about numbers of steps that differ from a verl-agent script with the same keys.
     ``tasks`` is the number of training tasks; None if it is not known.
     """
-    yield from _rows_per_step(cfg)
-    yield from _length_of_an_epoch(cfg, tasks)
+    yield from _iterate_row_notes(cfg)
+    yield from _iterate_epoch_notes(cfg, tasks)
     trainer = cfg.trainer
-    is_separate = trainer.device != "cpu" and engines_have_separate_gpus(cfg, "cuda")
-    if is_separate and trainer.rollout_overlap == "off":
+    has_separate_gpus = trainer.device != "cpu" and engines_have_separate_gpus(cfg, "cuda")
+    if has_separate_gpus and trainer.rollout_overlap == "off":
         yield (
             "GPUs of the engines are idle in updates, those of the training ranks in rollouts; "
             "to overlap them: trainer.rollout_overlap=one_step"
         )
-    yield from greedy_validation_notes(cfg)
+    yield from iterate_greedy_validation_notes(cfg)
     ranks = trainer.n_gpus_per_node
     if trainer.device == "auto" and ranks > 1 and guess_device("auto") == "cpu":
         yield (
@@ -51,24 +51,29 @@ def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str
         )
 
 
-def _rows_per_step(cfg: PPOConfig) -> Iterator[str]:
+def _iterate_row_notes(cfg: PPOConfig) -> Iterator[str]:
     actor = cfg.actor_rollout_ref.actor
-    rows = rows_at_most(cfg)
-    size = actor.ppo_mini_batch_size
-    steps = -(-rows // size)
-    is_derived = actor.ppo_mini_batches == max(1, cfg.data.train_batch_size // size)
-    if not is_derived or steps <= actor.ppo_mini_batches:
+    rows = count_rows_at_most(cfg)
+    mini_batch_size = actor.ppo_mini_batch_size
+    steps = -(-rows // mini_batch_size)
+    is_count_derived_from_size = actor.ppo_mini_batches == max(
+        1, cfg.data.train_batch_size // mini_batch_size
+    )
+    if not is_count_derived_from_size or steps <= actor.ppo_mini_batches:
         return
-    total = trajectories_per_step(cfg)
-    divisors = [count for count in range(1, total + 1) if total % count == 0]
-    num_mini_batches = max(count for count in divisors if count <= steps)
+    num_trajectories = count_trajectories_per_step(cfg)
+    mini_batch_counts = [
+        count for count in range(1, num_trajectories + 1) if num_trajectories % count == 0
+    ]
+    num_mini_batches = max(count for count in mini_batch_counts if count <= steps)
     yield (
-        f"ppo_mini_batch_size={size} counts tasks; agent jobs that count rows would make up to "
-        f"{steps:,} optimizer steps of {rows:,} rows: {ACTOR}.ppo_mini_batches={num_mini_batches}"
+        f"ppo_mini_batch_size={mini_batch_size} counts tasks; agent jobs that count rows would "
+        f"make up to {steps:,} optimizer steps of {rows:,} rows: "
+        f"{ACTOR_SECTION}.ppo_mini_batches={num_mini_batches}"
     )
 
 
-def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
+def _iterate_epoch_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
     trainer = cfg.trainer
     # If the tasks are rows of files, an epoch means the same as in verl-agent.
     if trainer.total_training_steps is not None or uses_file_tasks(cfg):
@@ -76,14 +81,14 @@ def _length_of_an_epoch(cfg: PPOConfig, tasks: int | None = None) -> Iterator[st
     if is_placeholder(cfg.data.train_files):
         yield "an epoch is one training step: data.train_files is a placeholder of one batch"
         return
-    tasks = known_tasks(cfg.env) if tasks is None else tasks
+    tasks = count_known_train_tasks(cfg.env) if tasks is None else tasks
     steps_per_epoch = count_training_steps(cfg, tasks) // trainer.total_epochs if tasks else None
     if steps_per_epoch == 1:
         return
-    length = "all tasks"
+    epoch_length = "all tasks"
     if steps_per_epoch:
-        length = f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
+        epoch_length = f"{steps_per_epoch:,} training steps over {tasks:,} tasks"
     yield (
-        f"an epoch is {length}; in agent jobs whose data file is a placeholder it is one training "
-        f"step: {STEPS}={trainer.total_epochs}"
+        f"an epoch is {epoch_length}; in agent jobs whose data file is a placeholder it is one "
+        f"training step: {TOTAL_STEPS_KEY}={trainer.total_epochs}"
     )

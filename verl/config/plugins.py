@@ -1,7 +1,8 @@
-"""Sections and checks that packages which import ``verl`` add to the configuration.
+"""Plugins of the configuration: sections and checks added by packages that import ``verl``.
 
-``verl.trainer.launch.extensions`` fills the two lists. Without it, the schema has only the keys of
-``verl.config.schema``, and there are no sections ``env.<name>``.
+``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENT_PLUGINS`` and ``METHOD_PLUGINS``.
+Without it, the schema has only the keys of ``verl.config.schema``, and there are no sections
+``env.<name>``.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from verl.config.problems import CheckContext, Problems
 from verl.config.schema import PPOConfig, SFTConfig
-from verl.config.settings import Key, Section, keys_of, section_key
+from verl.config.settings import Key, Section, keys_of, make_section_key
 
 Schema = TypeVar("Schema", bound=Section)
 
@@ -20,10 +21,10 @@ class EnvironmentPlugin:
     """Sections ``env.<name>`` of the registered environments, and checks of them.
 
     ``section`` returns the class of a section, or None if its package cannot be imported.
-    ``preprocess`` changes the tree of files and overrides before it is read. ``check_set_keys``
-    gets the tree and the dotted paths that the user set, and refuses those without effect.
-    ``stand_in`` describes the simulation that replaces the environment named by the config, or
-    returns "".
+    ``preprocess`` changes the composed config tree before it is validated. ``check_set_keys``
+    gets the tree and the dotted paths that the user set, and refuses paths without effect.
+    ``stand_in`` describes the simulation that runs if the real environment (such as ALFWorld) is
+    not installed. It returns "" if there is no such simulation.
     """
 
     names: Callable[[], Collection[str]]
@@ -37,10 +38,10 @@ class EnvironmentPlugin:
 class MethodPlugin:
     """Config keys and checks of a training method (such as ``rlvcr``).
 
-    ``schemas`` maps a class of the schema to its subclass with the keys of the method. ``columns``
-    maps each batch column of the method to "" if the config produces it, else to the override that
-    does. ``sampled_tokens`` returns upper bounds, by purpose, of the tokens that are sampled in
-    addition to a number of turns.
+    ``schemas`` maps a config class to its subclass that has the keys of the method. ``columns``
+    maps each batch column of the method to the override that makes the run produce it. The override
+    is "" if the run already produces the column. ``sampled_tokens`` gets the config and the number
+    of turns. It returns upper bounds, by purpose, of the tokens that the method samples as well.
     """
 
     schemas: Mapping[type[Section], type[Section]]
@@ -50,41 +51,44 @@ class MethodPlugin:
     sampled_tokens: Callable[[PPOConfig, int], Mapping[str, int]]
 
 
-ENVIRONMENTS: list[EnvironmentPlugin] = []
-METHODS: list[MethodPlugin] = []
+ENVIRONMENT_PLUGINS: list[EnvironmentPlugin] = []
+METHOD_PLUGINS: list[MethodPlugin] = []
 
 
-def full_schema(schema: type[Schema]) -> type[Schema]:
-    """Return the subclass of ``schema`` that has the keys of the methods."""
+def extend_schema(schema: type[Schema]) -> type[Schema]:
+    """Return the subclass of ``schema`` that has the keys of all registered methods."""
     extended_schema: Any = schema
-    for plugin in METHODS:
+    for plugin in METHOD_PLUGINS:
         extended_schema = plugin.schemas.get(extended_schema, extended_schema)
     return extended_schema
 
 
 def env_names() -> list[str]:
     """Return the names of the registered environments."""
-    return [name for plugin in ENVIRONMENTS for name in plugin.names()]
+    return [name for plugin in ENVIRONMENT_PLUGINS for name in plugin.names()]
 
 
 def env_section(name: str) -> type[Section] | None:
-    """Return the class of ``env.<name>``; None for other names and for missing packages."""
-    sections = (plugin.section(name) for plugin in ENVIRONMENTS if name in plugin.names())
+    """Return the class of the section ``env.<name>``.
+
+    None if no such environment is registered, or if its package cannot be imported.
+    """
+    sections = (plugin.section(name) for plugin in ENVIRONMENT_PLUGINS if name in plugin.names())
     return next(sections, None)
 
 
 def describe_stand_in(cfg: PPOConfig | SFTConfig) -> str:
     """Describe the simulation that replaces the environment of ``cfg``; "" if there is none."""
-    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENTS)))
+    return "; ".join(filter(None, (plugin.stand_in(cfg) for plugin in ENVIRONMENT_PLUGINS)))
 
 
 def schema_keys(schema: type[Section]) -> Mapping[str, Key]:
     """Return all keys and sections by dotted path, including those of every environment."""
-    extended_schema = full_schema(schema)
+    extended_schema = extend_schema(schema)
     keys = dict(keys_of(extended_schema))
     for name in env_names() if "env" in extended_schema.model_fields else ():
         section = env_section(name)
         if section is not None:
-            keys[f"env.{name}"] = section_key(f"env.{name}", section)
+            keys[f"env.{name}"] = make_section_key(f"env.{name}", section)
             keys.update(keys_of(section, f"env.{name}."))
     return keys

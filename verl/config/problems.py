@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 
 from verl.config.settings import Problem, Section, value_at_path
-from verl.config.settings.hints import equivalent_setting, nearest_name
+from verl.config.settings.hints import find_equivalent_setting, nearest_name
 
 Problems = Iterator[str]
 
@@ -25,7 +25,7 @@ class RegisteredNames:
 
 @dataclasses.dataclass(frozen=True)
 class CheckContext:
-    """Information for checks in addition to the config."""
+    """Information that checks need in addition to the config: registered names and the device."""
 
     names: RegisteredNames
     check_files: bool  # True if paths must exist on this machine
@@ -35,15 +35,22 @@ class CheckContext:
 def build_problem(
     cfg: Section, key: str, why: str, allowed: str, fix: str, code: str = ""
 ) -> Problem:
-    """Return the message about the value of ``key``; ``code`` identifies the kind of mistake."""
+    """Return the error message about the value of ``key``: ``key=value: why; allowed; fix``.
+
+    ``code`` identifies the kind of mistake.
+    """
     return Problem(
         f"{key}={value_at_path(cfg, key)!r}: {why}; allowed: {allowed}; fix: {fix}", code
     )
 
 
-def unknown_name_problem(cfg: Section, key: str, name: str, known: Collection[str]) -> Problem:
-    """Return the message about a ``name`` that is not registered, with a similar name."""
-    similar_name = nearest_name(name, known)
+def build_unknown_name_problem(
+    cfg: Section, key: str, name: str, valid_names: Collection[str]
+) -> Problem:
+    """Return the error message about an unregistered ``name``; it suggests a similar name."""
+    similar_name = nearest_name(name, valid_names)
     suggestion = f"did you mean {similar_name}?" if similar_name else "choose one of those"
-    fix = equivalent_setting(f"{key}={name}") or suggestion
-    return build_problem(cfg, key, "unknown name", ", ".join(sorted(known)), fix, "unknown_name")
+    fix = find_equivalent_setting(f"{key}={name}") or suggestion
+    return build_problem(
+        cfg, key, "unknown name", ", ".join(sorted(valid_names)), fix, "unknown_name"
+    )

@@ -3,21 +3,21 @@
 import importlib
 from collections.abc import Collection, Iterable
 
-from verl.config.derive import grades_file_tasks
-from verl.config.plugins import METHODS
-from verl.config.problems import CheckContext, Problems, build_problem, unknown_name_problem
+from verl.config.derive import has_file_task_grader
+from verl.config.plugins import METHOD_PLUGINS
+from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError, Section, value_at_path
 from verl.names import ENGINES, ESTIMATORS, POLICY_LOSSES
 
-ENGINE = "actor_rollout_ref.rollout.name"
-EXTERNAL_LIB = "actor_rollout_ref.model.external_lib"
+ENGINE_KEY = "actor_rollout_ref.rollout.name"
+EXTERNAL_LIB_KEY = "actor_rollout_ref.model.external_lib"
 
 BASELINE_COLUMN = "reward_baselines"
-REWARD_PARTS_FROM = "custom_reward_function.path=FILE, whose function returns a dictionary"
+REWARD_PARTS_OVERRIDE = "custom_reward_function.path=FILE, whose function returns a dictionary"
 
-# Columns that every batch has; the others depend on the config.
-COLUMNS = (
+# Columns that every batch has. Other columns depend on the config.
+UNCONDITIONAL_COLUMNS = (
     "prompts",
     "responses",
     "input_ids",
@@ -48,71 +48,76 @@ COLUMNS = (
 
 def import_external_libs(configs: Iterable[Section]) -> bool:
     """Import the modules named as ``external_lib``; return True if there are any."""
-    libraries = [
+    external_libs = [
         cfg.actor_rollout_ref.model.external_lib for cfg in configs if isinstance(cfg, PPOConfig)
     ]
-    named = list(dict.fromkeys(filter(None, libraries)))
-    for name in named:
+    library_names = list(dict.fromkeys(filter(None, external_libs)))
+    for name in library_names:
         try:
             importlib.import_module(name)
-        # Other errors are mistakes inside the module and keep their traceback.
+        # Do not catch other errors: they are mistakes in the module's code and need a traceback.
         except (ModuleNotFoundError, TypeError, ValueError) as error:
             # Python raises TypeError and ValueError for invalid module names (.x, the empty name).
             if not isinstance(error, ModuleNotFoundError) and name.strip(".") == name:
                 raise
             allowed = "a module that Python can import (PYTHONPATH, the current directory), or null"
             raise ConfigError(
-                f"{EXTERNAL_LIB}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
+                f"{EXTERNAL_LIB_KEY}={name!r}: {error}; allowed: {allowed}; fix: correct the name"
             ) from error
-    return bool(named)
+    return bool(library_names)
 
 
 def check_names(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that estimator, policy loss and engine are registered."""
     names = ctx.names
-    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    for key, registered, shipped in (
+    policy_loss_key = "actor_rollout_ref.actor.policy_loss.loss_mode"
+    for key, registered_names, builtin_names in (
         ("algorithm.adv_estimator", names.estimators, ESTIMATORS),
-        (loss, names.policy_losses, POLICY_LOSSES),
-        (ENGINE, names.engines, ENGINES),
+        (policy_loss_key, names.policy_losses, POLICY_LOSSES),
+        (ENGINE_KEY, names.engines, ENGINES),
     ):
-        known_names = _known_names(cfg, registered, shipped)
+        known_names = _list_known_names(cfg, registered_names, builtin_names)
         name = value_at_path(cfg, key)
-        if key == ENGINE and known_names is not None:
+        if key == ENGINE_KEY and known_names is not None:
             # An engine can also be named by its import path.
             known_names = [*known_names, name if ":" in name else "module:Class"]
         if known_names is not None and name not in known_names:
-            yield unknown_name_problem(cfg, key, name, known_names)
+            yield build_unknown_name_problem(cfg, key, name, known_names)
 
 
-def _known_names(
-    cfg: PPOConfig, registered: Collection[str] | None, shipped: Collection[str]
+def _list_known_names(
+    cfg: PPOConfig, registered_names: Collection[str] | None, builtin_names: Collection[str]
 ) -> Collection[str] | None:
-    """Return the known names; None if a module that is not imported yet may register more."""
-    if registered is not None:
-        return registered
-    return None if value_at_path(cfg, EXTERNAL_LIB) else shipped
+    """Return the registered names, or the built-in names if the registry was not read.
+
+    None if ``external_lib`` was not imported yet, because it may register more names.
+    """
+    if registered_names is not None:
+        return registered_names
+    return None if value_at_path(cfg, EXTERNAL_LIB_KEY) else builtin_names
 
 
-def batch_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Map each batch column that depends on the config to the override that would add it.
+def explain_batch_columns(cfg: PPOConfig) -> dict[str, str]:
+    """Map each batch column that depends on the config to the override that adds it.
 
-    The text is "" if the batch has the column with this config.
+    The override is "" if the batch has the column with this config.
     """
     algorithm = cfg.algorithm
-    use_kl = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
+    kl_override = "actor_rollout_ref.actor.use_kl_loss=true or algorithm.use_kl_in_reward=true"
     has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or algorithm.use_kl_in_reward
-    is_graded = cfg.custom_reward_function.path or grades_file_tasks(cfg)
-    bypasses = algorithm.rollout_correction.bypass_mode
-    filters = algorithm.filter_groups.enable
+    has_reward_parts = cfg.custom_reward_function.path or has_file_task_grader(cfg)
+    bypasses_old_log_probs = algorithm.rollout_correction.bypass_mode
+    filters_groups = algorithm.filter_groups.enable
     columns = {
-        "reward_parts": "" if is_graded else REWARD_PARTS_FROM,
+        "reward_parts": "" if has_reward_parts else REWARD_PARTS_OVERRIDE,
         "values": "" if cfg.critic.enable else "critic.enable=true",
-        "ref_log_prob": "" if has_reference else use_kl,
-        "entropys": "algorithm.rollout_correction.bypass_mode=false" if bypasses else "",
-        BASELINE_COLUMN: "algorithm.filter_groups.enable=false" if filters else "",
+        "ref_log_prob": "" if has_reference else kl_override,
+        "entropys": "algorithm.rollout_correction.bypass_mode=false"
+        if bypasses_old_log_probs
+        else "",
+        BASELINE_COLUMN: "algorithm.filter_groups.enable=false" if filters_groups else "",
     }
-    for plugin in METHODS:
+    for plugin in METHOD_PLUGINS:
         columns.update(plugin.columns(cfg))
     return columns
 
@@ -120,21 +125,25 @@ def batch_columns(cfg: PPOConfig) -> dict[str, str]:
 def estimator_uses_greedy_baseline(cfg: PPOConfig, ctx: CheckContext) -> bool:
     """Return True if the estimator uses the returns of greedy trajectories as baselines."""
     name = cfg.algorithm.adv_estimator
-    registry = ctx.names.estimators
-    return name == "remax" if registry is None else BASELINE_COLUMN in registry.get(name, ())
+    estimator_columns = ctx.names.estimators
+    return (
+        name == "remax"
+        if estimator_columns is None
+        else BASELINE_COLUMN in estimator_columns.get(name, ())
+    )
 
 
 def check_columns(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that the batch will have the columns that the estimator declares as inputs."""
-    columns = batch_columns(cfg)
+    columns = explain_batch_columns(cfg)
     # If the registries were not read, the inputs of estimators are not known.
     for column in (ctx.names.estimators or {}).get(cfg.algorithm.adv_estimator, ()):
-        if column in COLUMNS or columns.get(column) == "":
+        if column in UNCONDITIONAL_COLUMNS or columns.get(column) == "":
             continue
         allowed = "estimators whose inputs are in the batch"
         fix = (
             columns.get(column)
-            or f"use an existing column: {', '.join(sorted({*COLUMNS, *columns}))}"
+            or f"use an existing column: {', '.join(sorted({*UNCONDITIONAL_COLUMNS, *columns}))}"
         )
         why = f"needs '{column}', which the batch will lack"
         yield build_problem(cfg, "algorithm.adv_estimator", why, allowed, fix)

@@ -1,4 +1,4 @@
-"""Entry point of all checks of combinations of config keys, which are in ``verl.config.checks``.
+"""Entry point of the checks of ``verl.config.checks``, which compare several config keys.
 
 Each check yields messages with key, value, reason, allowed values and fix.
 """
@@ -20,9 +20,9 @@ from verl.config.checks.losses import (
     check_rollout_correction,
 )
 from verl.config.checks.models import check_estimator, check_model, check_reward_model, check_sft
-from verl.config.checks.no_effect import check_data_files, check_no_effect, check_pairs
+from verl.config.checks.no_effect import check_data_files, check_dependent_keys, check_no_effect
 from verl.config.load import guess_device
-from verl.config.plugins import METHODS
+from verl.config.plugins import METHOD_PLUGINS
 from verl.config.problems import CheckContext, Problems, RegisteredNames
 from verl.config.registered_names import check_columns, check_names
 from verl.config.schema import PPOConfig, SFTConfig
@@ -31,7 +31,7 @@ from verl.config.settings import MissingKey
 PPO_CHECKS = (
     check_data_files,
     check_no_effect,
-    check_pairs,
+    check_dependent_keys,
     check_model,
     check_reward_model,
     check_names,
@@ -57,14 +57,14 @@ def find_problems(
     cfg: PPOConfig | SFTConfig,
     names: RegisteredNames | None = None,
     check_files: bool = True,
-    partial: bool = False,
+    is_partial: bool = False,
 ) -> list[str]:
     """Return the messages of all checks on ``cfg``, a derived ``PPOConfig`` or ``SFTConfig``.
 
-    With ``names`` None, built-in names are known and environments are not checked. With
-    ``check_files``, files and directories that the config names must exist on this machine. A
-    ``partial`` config lacks the keys that were refused; a check that reads one stops without a
-    message.
+    If ``names`` is None, only built-in names are valid, and names of environments are not checked.
+    With ``check_files``, files and directories that the config names must exist on this machine.
+    With ``is_partial``, ``cfg`` lacks the keys that were refused. A check that reads such a key
+    stops without a message.
     """
     device = "cpu"  # if the device was refused, check for CPU until it is corrected
     with contextlib.suppress(MissingKey):
@@ -73,11 +73,11 @@ def find_problems(
     messages: list[str] = []
     for problems in _run_checks(cfg, ctx):
         try:
-            # One by one, to keep the messages that a check yields before it reads a missing key.
+            # Append messages one by one, to keep those that a check yields before MissingKey.
             for message in problems:
                 messages.append(message)
         except MissingKey:
-            if not partial:
+            if not is_partial:
                 raise
     return messages
 
@@ -87,4 +87,4 @@ def _run_checks(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Iterator[Probl
         yield from (check(cfg, ctx) for check in PPO_CHECKS)
     else:
         yield from (check(cfg, ctx) for check in SFT_CHECKS)
-    yield from (plugin.check(cfg, ctx) for plugin in METHODS)
+    yield from (plugin.check(cfg, ctx) for plugin in METHOD_PLUGINS)

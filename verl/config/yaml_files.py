@@ -1,7 +1,7 @@
-"""Limits of YAML files, checked before they are composed, and configs as YAML text.
+"""Limits of YAML files, checked before they are composed, and output of configs as YAML text.
 
-A small file can expand to billions of values (aliases), nest too deeply for a parser, or include
-itself through its defaults.
+A small file can expand to billions of values (by aliases), nest too deeply for a parser, or include
+itself through its ``defaults`` list.
 
     NAME.yaml ──defaults──▶ files ──▶ each: bytes, depth, values with aliases expanded
 """
@@ -19,84 +19,92 @@ from verl.config.settings import ConfigError
 MAX_BYTES = 2_000_000
 MAX_VALUES = 20_000
 MAX_DEPTH = 64
-SUFFIX = ".yaml"
-TOO_DEEP = (
+YAML_SUFFIX = ".yaml"
+TOO_DEEP_MESSAGE = (
     f"more than {MAX_DEPTH} nested sections; allowed: {MAX_DEPTH} or fewer; fix: nest less deeply"
 )
-MOVE_DATA = "fix: move data into a separate file"
+MOVE_DATA_FIX = "fix: move data into a separate file"
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
-class _Size:
+class _NodeSize:
     """Number of values in a YAML node after aliases are expanded, and its nesting depth."""
 
     values: int = 1
     depth: int = 1
 
-    def add(self, other: "_Size") -> None:
-        self.values += other.values
-        self.depth = max(self.depth, other.depth + 1)
+    def add_child(self, child: "_NodeSize") -> None:
+        self.values += child.values
+        self.depth = max(self.depth, child.depth + 1)
 
 
 @dataclass
-class _Files:
+class _IncludedFiles:
     """Files that a config includes through its ``defaults`` list, and their contents by path."""
 
-    dirs: Sequence[Path]
+    directories: Sequence[Path]
     contents: dict[Path, dict[Any, Any]] = field(default_factory=dict)
 
-    def add(self, file: Path, group: str, including_files: tuple[Path, ...]) -> None:
+    def add_file(self, file: Path, group: str, including_files: tuple[Path, ...]) -> None:
         if file in including_files:
-            circle = " -> ".join(
+            include_circle = " -> ".join(
                 path.stem for path in (*including_files[including_files.index(file) :], file)
             )
             raise ConfigError(
-                f"config {file.stem!r}: its defaults include the file itself ({circle}); allowed: "
-                "defaults without a circle; fix: remove one of them from defaults "
+                f"config {file.stem!r}: its defaults include the file itself ({include_circle}); "
+                "allowed: defaults without a circle; fix: remove one of them from defaults "
                 f"({including_files[-1]})"
             )
         if file in self.contents:
             return
         self.contents[file] = content = _read_content(file)
-        for entry in _default_entries(content.get("defaults")):
+        for entry in _iterate_default_entries(content.get("defaults")):
             for included_file, included_group in self._find_file(entry, group):
-                self.add(included_file, included_group, (*including_files, file))
+                self.add_file(included_file, included_group, (*including_files, file))
 
     def _find_file(self, entry: str, group: str) -> Iterator[tuple[Path, str]]:
-        """Yield the first file of that name, searched in ``group`` and then in the root."""
+        """Yield the first config file called ``entry``, and its group.
+
+        The file is searched in the directory of ``group``, and then in the root directories.
+        """
         names = [entry] if entry.startswith("/") or not group else [f"{group}/{entry}", entry]
         for name in names:
-            for directory in self.dirs:
-                file = directory / f"{name.strip('/').removesuffix(SUFFIX)}{SUFFIX}"
+            for directory in self.directories:
+                file = directory / f"{name.strip('/').removesuffix(YAML_SUFFIX)}{YAML_SUFFIX}"
                 if file.is_file():
                     yield file, str(Path(name.strip("/")).parent).removeprefix(".")
                     return
 
 
-def included_files(names: Sequence[str], dirs: Sequence[Path]) -> dict[Path, dict[Any, Any]]:
+def read_included_files(
+    names: Sequence[str], directories: Sequence[Path]
+) -> dict[Path, dict[Any, Any]]:
     """Return the files that configs of ``names`` include, with their contents.
 
-    A file comes from the first of ``dirs`` that has it. Raises ``ConfigError`` for a file above the
-    limits, and for files that include each other in a circle. Composition reports other mistakes.
+    A file comes from the first of ``directories`` that has it. Raises ``ConfigError`` for a file
+    above the limits, and for files that include each other in a circle. Other mistakes in files are
+    reported by ``compose_tree``.
     """
-    files = _Files(dirs)
+    files = _IncludedFiles(directories)
     for name in names:
         for file, group in list(files._find_file(f"/{name}", "")):
-            files.add(file, group, ())
+            files.add_file(file, group, ())
     return files.contents
 
 
 def _read_content(file: Path) -> dict[Any, Any]:
     if file.stat().st_size > MAX_BYTES:
-        problem = f"has {file.stat().st_size:,} bytes; allowed: at most {MAX_BYTES:,}; {MOVE_DATA}"
+        problem = (
+            f"has {file.stat().st_size:,} bytes; allowed: at most {MAX_BYTES:,}; {MOVE_DATA_FIX}"
+        )
         raise ConfigError(f"config {file.stem!r}: {file} {problem}")
     try:
         text = file.read_text(encoding="utf-8")
         problem = find_exceeded_limit(text)
         content = None if problem else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
-        return {}  # composition refuses it
+        return {}  # compose_tree reports the error
     if problem:
         raise ConfigError(f"config {file.stem!r}: {file}: {problem}")
     return content if isinstance(content, dict) else {}
@@ -109,17 +117,17 @@ def find_exceeded_limit(text: str) -> str:
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
         if depth > MAX_DEPTH:
-            return TOO_DEEP
-    anchor_sizes: dict[str, _Size] = {}
-    open_nodes: list[tuple[str | None, _Size]] = []
-    root = _Size()
+            return TOO_DEEP_MESSAGE
+    anchor_sizes: dict[str, _NodeSize] = {}
+    open_nodes: list[tuple[str | None, _NodeSize]] = []
+    root = _NodeSize()
     for event in yaml.parse(text, Loader=_Loader):
-        size = _Size()
+        size = _NodeSize()
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, size))
             if len(open_nodes) <= MAX_DEPTH:
                 continue
-            return TOO_DEEP
+            return TOO_DEEP_MESSAGE
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, size = open_nodes.pop()
             anchor_sizes |= {anchor: size} if anchor else {}
@@ -133,16 +141,16 @@ def find_exceeded_limit(text: str) -> str:
         else:
             continue
         parent_size = open_nodes[-1][1] if open_nodes else root
-        parent_size.add(size)
+        parent_size.add_child(size)
         if parent_size.values > MAX_VALUES:
             why = f"more than {MAX_VALUES:,} values, with aliases expanded"
-            return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA}"
+            return f"{why}; allowed: {MAX_VALUES:,} or fewer; {MOVE_DATA_FIX}"
         if len(open_nodes) + size.depth > MAX_DEPTH:
-            return TOO_DEEP
+            return TOO_DEEP_MESSAGE
     return ""
 
 
-def _default_entries(defaults: object) -> Iterator[str]:
+def _iterate_default_entries(defaults: object) -> Iterator[str]:
     """Yield the names in a ``defaults`` list, those of groups as GROUP/NAME."""
     for entry in defaults if isinstance(defaults, list) else ():
         if isinstance(entry, str):
@@ -165,9 +173,9 @@ class _Dumper(_Base):
 
 
 def _write_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    quoted = text.lower() in ("y", "n") or _is_number(text)
-    style = "'" if quoted else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+    should_quote = text.lower() in ("y", "n") or _is_number(text)
+    quote_style = "'" if should_quote else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=quote_style)
 
 
 def _is_number(text: str) -> bool:
@@ -182,7 +190,7 @@ def _is_number(text: str) -> bool:
 _Dumper.add_representer(str, _write_text)
 
 
-def yaml_text(tree: Mapping[str, Any]) -> str:
+def format_yaml(tree: Mapping[str, Any]) -> str:
     """Return ``tree`` as YAML, in the order of its keys."""
     return yaml.dump(
         dict(tree), Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False

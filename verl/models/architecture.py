@@ -48,25 +48,25 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 # experts. Unsupported models differed by at least 0.01. Training loads float32 weights, also for
 # mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
-ROUGH_TOLERANCE = 0.25
+LOW_PRECISION_TOLERANCE = 0.25
 # In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
 # Therefore a model is refused only if it differs in each of several random token sequences.
-DRAWS = 3
+MAX_COMPARISONS = 3
 ROW_LENGTHS = (9, 7)
 BRANCH_START = 4
 BRANCH_LENGTH = 5
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 LAYERS_WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-RECURRENT = re.compile(
+RECURRENT_CLASS_NAMES = re.compile(
     r"Mamba|Rwkv|Recurrent|DeltaNet|DeltaAttention|LinearAttention|LightningAttention|Retention"
     r"|ShortConv|SSM|[ms]LSTM"
 )
-STATE = (
+RECURRENT_STATE_PROBLEM = (
     "keeps a recurrent state: it would continue from one packed row into the next row, "
     "and from the end of a row into its branches"
 )
-NOT_REACHED = (
+ATTENTION_NOT_REPLACEABLE = (
     "it does not look up its attention in transformers' AttentionInterface, so packed attention "
     "cannot replace it"
 )
@@ -81,8 +81,10 @@ LOGIT_KEYS = (
     "output_multiplier",
     "logits_mup_width_multiplier",
 )
-ALLOWED = "causal language models of transformers, in which no token depends on later tokens"
-FIX = "choose another model; docs/models.md says which models train"
+SUPPORTED_MODELS = (
+    "causal language models of transformers, in which no token depends on later tokens"
+)
+SUGGESTED_FIX = "choose another model; docs/models.md says which models train"
 
 
 class UnsupportedArchitecture(ValueError):
@@ -98,11 +100,11 @@ def choose_path(lm: "PreTrainedModel") -> PackedForward | RowForward:
 
     Raises ``UnsupportedArchitecture`` if no path gives the log-probs of plain forwards.
     """
-    reasons = [*packing_reasons(lm.config), *_layer_reasons(lm)]
+    reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
-        reasons.append(NOT_REACHED)
+        reasons.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
-        own_head = any(True for _ in logit_keys(lm.config))
+        own_head = _names_logit_change(lm.config)
         path = _row_path(lm, reasons[0]) if reasons else _packed_path(lm)
         path = replace(path, own_head=own_head)
     else:
@@ -118,21 +120,22 @@ def expected_path(config: "PreTrainedConfig") -> tuple[str, int | None]:
 
     Only the config is read. The comparison of log-probs at load may decide otherwise.
     """
-    return next(packing_reasons(config), ""), packing_limit(config)
+    return next(find_packing_problems(config), ""), packing_limit(config)
 
 
 def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
     """Return the error that says why a model with ``config`` is not supported."""
     model_name = config.name_or_path or "built from a config"
     return UnsupportedArchitecture(
-        f"model {model_name} ({config.model_type}): {reason}; allowed: {ALLOWED}; fix: {FIX}"
+        f"model {model_name} ({config.model_type}): {reason}; allowed: {SUPPORTED_MODELS}; "
+        f"fix: {SUGGESTED_FIX}"
     )
 
 
 # ---------------------------------------------------------------------- known features
 
 
-def packing_reasons(config: "PreTrainedConfig") -> Iterator[str]:
+def find_packing_problems(config: "PreTrainedConfig") -> Iterator[str]:
     """Yield a phrase for each feature in ``config`` that packed rows do not support."""
     text = config.get_text_config()
     cap = getattr(text, "attn_logit_softcapping", None)
@@ -144,27 +147,30 @@ def packing_reasons(config: "PreTrainedConfig") -> Iterator[str]:
     kinds = set(getattr(text, "layer_types", None) or ())
     for layer_type in sorted(kinds - ATTENTION_LAYERS):
         has_state = layer_type in LAYERS_WITH_STATE
-        why = f"such a layer {STATE}" if has_state else "not plain attention"
+        why = f"such a layer {RECURRENT_STATE_PROBLEM}" if has_state else "not plain attention"
         yield f"layers of type {layer_type}: {why}"
 
 
-def logit_keys(config: "PreTrainedConfig") -> Iterator[str]:
-    """Yield the keys of ``config`` by which the model changes logits around its output head."""
+def is_packable(config: "PreTrainedConfig") -> bool:
+    """Return True if ``config`` has no feature that packed rows do not support."""
+    return next(find_packing_problems(config), None) is None
+
+
+def _names_logit_change(config: "PreTrainedConfig") -> bool:
+    """Return True if ``config`` says that the model changes logits around its output head."""
     text = config.get_text_config()
-    for name in LOGIT_KEYS:
-        if getattr(text, name, None) not in (None, 1.0):
-            yield name
+    return any(getattr(text, name, None) not in (None, 1.0) for name in LOGIT_KEYS)
 
 
-def _layer_reasons(lm: "PreTrainedModel") -> Iterator[str]:
+def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
     """Yield unsupported features that only the layers of ``lm`` show, not its config."""
     backbone = find_backbone(lm)
     if any("alibi" in name for name in dir(type(backbone))):
         yield "alibi: it adds a bias by distance to the attention logits"
     for module in decoder_layers(backbone).modules():
         over_time = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        if over_time or RECURRENT.search(type(module).__name__):
-            yield f"its layers have a {type(module).__name__}, which {STATE}"
+        if over_time or RECURRENT_CLASS_NAMES.search(type(module).__name__):
+            yield f"its layers have a {type(module).__name__}, which {RECURRENT_STATE_PROBLEM}"
             return
 
 
@@ -200,14 +206,16 @@ def _packed_path(lm: "PreTrainedModel") -> PackedForward:
 def measure_packing_gap(lm: "PreTrainedModel") -> float:
     """Return the largest difference (nats) between log-probs of packed and of plain forwards.
 
-    The comparison is repeated with up to ``DRAWS`` random token sequences until a difference is
-    within the tolerance. The result is the smallest of these differences. Raises
+    The comparison is repeated with up to ``MAX_COMPARISONS`` sets of random tokens until a
+    difference is within the tolerance. The result is the smallest of these differences. Raises
     ``UnsupportedAttention`` if the model does not call packed attention, or calls it with
     unsupported arguments.
     """
     with _measuring(lm):
-        _check_reached(lm)
-        gap = _smallest_gap(lm, PackedForward(PACKED_ATTENTION, own_head=changes_logits(lm)))
+        _require_packed_attention(lm)
+        gap = _measure_smallest_gap(
+            lm, PackedForward(PACKED_ATTENTION, own_head=changes_logits(lm))
+        )
         use_attention(lm, PACKED_ATTENTION)
     return gap
 
@@ -230,14 +238,14 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> PackedForward | RowFor
 
     ``reason`` excludes the packed path if it is not empty.
     """
-    tolerance = TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE)
-    own_head = any(True for _ in logit_keys(lm.config)) or changes_logits(lm)
+    tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
+    own_head = _names_logit_change(lm.config) or changes_logits(lm)
     if not reason:
         packed = replace(_packed_path(lm), own_head=own_head)
         try:
-            _check_reached(lm)
+            _require_packed_attention(lm)
             # Measured without the limit, so that the pass is packed even for a tiny window.
-            gap = _smallest_gap(lm, replace(packed, limit=None, long_rows=None))
+            gap = _measure_smallest_gap(lm, replace(packed, limit=None, long_rows=None))
         except UnsupportedAttention as error:
             reason = str(error)
         else:
@@ -250,7 +258,7 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> PackedForward | RowFor
     for candidate in dict.fromkeys([path, replace(path, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
             candidate = replace(candidate, padded=padded)
-            gap = _smallest_gap(lm, candidate)
+            gap = _measure_smallest_gap(lm, candidate)
             if gap <= tolerance:
                 _check_causal(lm, tolerance)
                 return candidate
@@ -278,17 +286,19 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
         raise unsupported_model_error(lm.config, why)
 
 
-def _smallest_gap(lm: "PreTrainedModel", path: PackedForward | RowForward) -> float:
-    tolerance = TOLERANCES.get(lm.dtype, ROUGH_TOLERANCE)
+def _measure_smallest_gap(lm: "PreTrainedModel", path: PackedForward | RowForward) -> float:
+    tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
-    for draw in range(DRAWS):
-        smallest_gap = min(smallest_gap, _log_prob_gap(lm, path, draw))  # keeps infinity over NaN
+    for draw in range(MAX_COMPARISONS):
+        smallest_gap = min(
+            smallest_gap, _measure_log_prob_gap(lm, path, draw)
+        )  # keeps infinity over NaN
         if smallest_gap <= tolerance:
             break
     return smallest_gap
 
 
-def _check_reached(lm: "PreTrainedModel") -> None:
+def _require_packed_attention(lm: "PreTrainedModel") -> None:
     """Raise ``UnsupportedAttention`` for a model that does not call packed attention.
 
     The comparison of log-probs can overlook such a model: with random weights attention is nearly
@@ -299,7 +309,7 @@ def _check_reached(lm: "PreTrainedModel") -> None:
         find_backbone(lm)(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
         return  # packed attention was called, and raised because it got no layout
-    raise UnsupportedAttention(NOT_REACHED)
+    raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 
 def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
@@ -310,7 +320,9 @@ def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
     return [torch.randint(vocabulary, (n,), generator=draw) for n in lengths]
 
 
-def _log_prob_gap(lm: "PreTrainedModel", path: PackedForward | RowForward, seed: int) -> float:
+def _measure_log_prob_gap(
+    lm: "PreTrainedModel", path: PackedForward | RowForward, seed: int
+) -> float:
     *rows, branch_tokens = _draw_rows(lm, seed)
     branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_with_branches(rows, branches, lm.device)

@@ -24,19 +24,19 @@ def last_hidden(
     ``window`` is the result of ``attention_window``. Raises ``UnsupportedAttention`` for a row or
     branch that is longer than the window.
     """
-    # Checked here because some models pass their window to the mask function only.
+    # The window is checked here, because some models pass it to the mask function only.
     check_window(window, layout)
-    config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  has one
+    config: PreTrainedConfig = backbone.config  # pyright: ignore[reportAssignmentType]  it exists
     if config._attn_implementation == FLEX_ATTENTION:
         layout = with_block_mask(layout, input_ids.device)
     else:
-        # In the dtype of the layers: otherwise FSDP would cast the masks again in each layer.
+        # Masks have the dtype of the layers. Otherwise FSDP would cast them again in each layer.
         weight = next(backbone.parameters())
         layout = with_masks(layout, input_ids.device, weight.dtype)
-    out = backbone(
+    backbone_output = backbone(
         input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
     )
-    return out.last_hidden_state[0]
+    return backbone_output.last_hidden_state[0]
 
 
 def find_backbone(lm: "PreTrainedModel") -> nn.Module:
@@ -66,26 +66,26 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
     Raises ``ValueError`` for a model without any ``ModuleList``.
     """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    if not lists:
+    module_lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    if not module_lists:
         raise ValueError(f"{type(model).__name__} has no stack of decoder layers")
-    return max(lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
+    return max(module_lists, key=lambda layers: sum(p.numel() for p in layers.parameters()))
 
 
 def attention_window(config: "PreTrainedConfig") -> int | None:
-    """Return the smallest attention window of any layer, in tokens including the query itself.
+    """Return the smallest attention window of any layer in tokens, including the query itself.
 
     None means that all layers have full causal attention.
     """
-    text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    windows = []
-    slides = getattr(text, "use_sliding_window", True)
-    if slides and (kinds is None or "sliding_attention" in kinds):
-        windows.append(getattr(text, "sliding_window", None))
-    if kinds is None or "chunked_attention" in kinds:
-        windows.append(getattr(text, "attention_chunk_size", None))
-    return min((window for window in windows if window), default=None)
+    text_config = config.get_text_config()
+    layer_types = getattr(text_config, "layer_types", None)
+    window_sizes = []
+    uses_sliding_window = getattr(text_config, "use_sliding_window", True)
+    if uses_sliding_window and (layer_types is None or "sliding_attention" in layer_types):
+        window_sizes.append(getattr(text_config, "sliding_window", None))
+    if layer_types is None or "chunked_attention" in layer_types:
+        window_sizes.append(getattr(text_config, "attention_chunk_size", None))
+    return min((window for window in window_sizes if window), default=None)
 
 
 def find_length_dependent_rope(config: "PreTrainedConfig") -> str:

@@ -1,9 +1,9 @@
 """Branches: continuations of a row's prefix, computed in the same forward as the row itself.
 
 A branch of row ``b`` attends to the row's unpadded tokens ``[0, start)`` and causally to itself;
-its position ids continue from ``start``. The trunk is the part of the packed sequence with the
-rows themselves. One forward of ``trunk + branches`` tokens replaces a separate forward of
-``start + branch`` tokens for each branch.
+its position ids continue from ``start``. The trunk is the part of the packed sequence that holds
+the rows. One forward of ``trunk + branches`` tokens replaces a separate forward of ``start +
+branch`` tokens for each branch.
 
 Example: a row of 6 tokens with two branches at 4 and one at 2 is packed as ::
 
@@ -21,9 +21,9 @@ import torch
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 from verl.records import Branch
 
-# Branches of a row share one attention call until it has this many queries. Larger values give
-# fewer calls with larger masks.
-BLOCK_QUERIES = 96
+# Branches of a row are added to one attention call until the call has this many queries. Larger
+# values give fewer calls with larger masks.
+MIN_BLOCK_QUERIES = 96
 
 
 @dataclass(frozen=True)
@@ -56,41 +56,43 @@ def pack_with_branches(
     if min(lengths, default=1) < 1:
         raise ValueError("a packed row needs at least one token")
     layout = layout_of_rows(lengths, device)
-    ids = list(rows)
+    token_ids = list(rows)
     positions = [torch.arange(length) for length in lengths]
     offsets = [0, *accumulate(lengths)]
-    cursor = offsets.pop()  # the end of the last row, where the first branch begins
+    next_offset = offsets.pop()  # the end of the last row, where the first branch begins
     branch_offsets: list[list[int]] = []
     blocks: list[BranchBlock] = []
-    longest_end = 0
-    for row, offset, length in zip(branches or [], offsets, lengths, strict=bool(branches)):
-        _check_branches(row, length)
-        branch_starts = [0] * len(row)
-        for block in _group_into_blocks(row):
-            block_start = cursor
+    longest_branch = 0
+    for row_branches, offset, length in zip(
+        branches or [], offsets, lengths, strict=bool(branches)
+    ):
+        _check_branches(row_branches, length)
+        row_branch_offsets = [0] * len(row_branches)
+        for block in _group_into_blocks(row_branches):
+            block_start = next_offset
             for index in block:
-                branch = row[index]
-                size = len(branch.token_ids)
-                branch_starts[index] = cursor
-                ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
-                positions.append(torch.arange(branch.start, branch.start + size))
-                cursor += size
-                longest_end = max(longest_end, branch.start + size)
-            sizes = tuple(len(row[index].token_ids) for index in block)
-            block_starts = tuple(row[index].start for index in block)
-            blocks.append(BranchBlock(block_start, offset, sizes, block_starts))
-        branch_offsets.append(branch_starts)
+                branch = row_branches[index]
+                num_tokens = len(branch.token_ids)
+                row_branch_offsets[index] = next_offset
+                token_ids.append(torch.as_tensor(branch.token_ids, dtype=torch.long))
+                positions.append(torch.arange(branch.start, branch.start + num_tokens))
+                next_offset += num_tokens
+                longest_branch = max(longest_branch, branch.start + num_tokens)
+            branch_lengths = tuple(len(row_branches[index].token_ids) for index in block)
+            prefix_lengths = tuple(row_branches[index].start for index in block)
+            blocks.append(BranchBlock(block_start, offset, branch_lengths, prefix_lengths))
+        branch_offsets.append(row_branch_offsets)
     return PackedBranches(
-        torch.cat(ids).to(device),
+        torch.cat(token_ids).to(device),
         torch.cat(positions).to(device),
-        replace(layout, blocks=tuple(blocks), longest_branch=longest_end),
+        replace(layout, blocks=tuple(blocks), longest_branch=longest_branch),
         offsets,
         branch_offsets or [[] for _ in rows],
     )
 
 
-def _check_branches(row: Sequence[Branch], length: int) -> None:
-    for branch in row:
+def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
+    for branch in row_branches:
         if not 0 < branch.start <= length:
             raise ValueError(
                 f"branch start {branch.start} is outside 1..{length}, the tokens of its row"
@@ -99,20 +101,26 @@ def _check_branches(row: Sequence[Branch], length: int) -> None:
             raise ValueError("a branch needs at least one token")
 
 
-def _group_into_blocks(row: Sequence[Branch]) -> list[list[int]]:
-    """Sort branch indices by start and group them into blocks of about ``BLOCK_QUERIES`` tokens."""
+def _group_into_blocks(row_branches: Sequence[Branch]) -> list[list[int]]:
+    """Sort the branches of a row by start and group their indices into blocks.
+
+    A block has about ``MIN_BLOCK_QUERIES`` tokens.
+    """
     blocks: list[list[int]] = []
-    # Start as if the current block were full, so that the first branch opens a block.
-    queries = BLOCK_QUERIES
-    # The keys of a block reach to its largest start. Sorting keeps the masked part small.
-    for index in sorted(range(len(row)), key=lambda i: row[i].start):
-        # keep branches with the same start in one block: they share their whole prefix
-        has_same_start = bool(blocks) and row[blocks[-1][-1]].start == row[index].start
-        if queries >= BLOCK_QUERIES and not has_same_start:
+    # Start as if the current block were full, so that the first branch begins a new block.
+    num_queries = MIN_BLOCK_QUERIES
+    # The keys of a block include the row up to the largest start of its branches. Sorting keeps the
+    # masked part small.
+    for index in sorted(range(len(row_branches)), key=lambda i: row_branches[i].start):
+        # Branches with the same start are in one block, because they share their whole prefix.
+        has_same_start = (
+            bool(blocks) and row_branches[blocks[-1][-1]].start == row_branches[index].start
+        )
+        if num_queries >= MIN_BLOCK_QUERIES and not has_same_start:
             blocks.append([])
-            queries = 0
+            num_queries = 0
         blocks[-1].append(index)
-        queries += len(row[index].token_ids)
+        num_queries += len(row_branches[index].token_ids)
     return blocks
 
 
@@ -124,9 +132,9 @@ def naive_sequences(
     Tests compare a separate forward of each sequence with the forward of packed branches.
     """
     sequences: list[list[torch.Tensor]] = []
-    for tokens, row in zip(rows, branches, strict=True):
+    for tokens, row_branches in zip(rows, branches, strict=True):
         sequences.append([])
-        for branch in row:
+        for branch in row_branches:
             branch_tokens = torch.as_tensor(branch.token_ids, dtype=torch.long)
             sequences[-1].append(torch.cat([tokens[: branch.start], branch_tokens]))
     return sequences

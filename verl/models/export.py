@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from verl.models.lora import ADAPTER, adapter_config, merge_lora
+from verl.models.lora import ADAPTER_NAME, adapter_config, merge_lora
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -28,14 +28,17 @@ TOKENIZER_FILES = (
 
 
 def to_hf_names(
-    state: dict[str, torch.Tensor], prefix: str, scales: dict[str, float], tied: set[str]
+    state: dict[str, torch.Tensor],
+    prefix: str,
+    scales: dict[str, float],
+    tied_weight_names: set[str],
 ) -> dict[str, torch.Tensor]:
     """Convert the unsharded weights of a ``PolicyModel`` to those of the Hugging Face model.
 
     ``prefix`` ("lm.") is removed from the names. LoRA adapters are merged with the ``scales`` of
-    ``lora_scales``. The names in ``tied`` repeat another weight and are omitted, as in
-    ``save_pretrained``. Raises ``ValueError`` for a name without ``prefix``, and for adapters that
-    cannot be merged.
+    ``lora_scales``. Names in ``tied_weight_names`` are omitted, as in ``save_pretrained``: these
+    weights are the same tensors as other weights. Raises ``ValueError`` for a name without
+    ``prefix``, and for adapters that cannot be merged.
     """
     unprefixed_names = [name for name in state if not name.startswith(prefix)]
     if unprefixed_names:
@@ -45,11 +48,11 @@ def to_hf_names(
         )
     model_state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     merged_state = merge_lora(model_state, scales)
-    return {name: tensor for name, tensor in merged_state.items() if name not in tied}
+    return {name: tensor for name, tensor in merged_state.items() if name not in tied_weight_names}
 
 
 def tied_names(lm: nn.Module) -> set[str]:
-    """Return the names of weights that are the same parameter as an earlier one.
+    """Return the names of weights that are the same parameter as an earlier weight.
 
     An example is a tied ``lm_head``.
     """
@@ -97,9 +100,9 @@ def save_adapters(
     config.inference_mode = True
     config.task_type = "CAUSAL_LM"
     config.save_pretrained(str(directory))
-    # Files of peft omit the name of the adapter and have the prefix of peft's wrapper.
+    # In files of peft, tensor names lack the adapter name and start with the prefix of a wrapper.
     adapters = {
-        f"base_model.model.{name.removeprefix(prefix).replace(f'.{ADAPTER}.', '.')}": tensor
+        f"base_model.model.{name.removeprefix(prefix).replace(f'.{ADAPTER_NAME}.', '.')}": tensor
         for name, tensor in state.items()
         if ".lora_" in name
     }
@@ -108,7 +111,7 @@ def save_adapters(
 
 
 def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
-    # cloned: safetensors refuses tensors that share memory
+    # Tensors are cloned, because safetensors refuses tensors that share memory.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, path, metadata={"format": "pt"})
     path.chmod(0o644)  # safetensors makes the file readable for its owner only
@@ -117,12 +120,12 @@ def _save_tensors(state: dict[str, torch.Tensor], path: Path) -> None:
 def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
     """Write the config of the model for use in other programs.
 
-    Attention is set to ``sdpa``, because others do not know packed attention, and the key-value
-    cache is enabled.
+    Attention is set to ``sdpa``, because other programs do not know packed attention, and the
+    key-value cache is enabled.
     """
     config = lm.config
-    attention = config._attn_implementation
-    cached = config.use_cache
+    previous_attention = config._attn_implementation
+    previous_use_cache = config.use_cache
     config._attn_implementation = "sdpa"
     config.use_cache = True
     try:
@@ -130,8 +133,8 @@ def _save_config(lm: "PreTrainedModel", directory: Path) -> None:
         if lm.generation_config is not None:
             lm.generation_config.save_pretrained(directory)
     finally:
-        config._attn_implementation = attention
-        config.use_cache = cached
+        config._attn_implementation = previous_attention
+        config.use_cache = previous_use_cache
 
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:

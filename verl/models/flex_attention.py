@@ -7,8 +7,8 @@ mask function for a query token q and a key token k replaces these calls::
                 or if q is in a branch, and k is in its row before the start of the branch
 
 Blocks of token pairs that are completely masked are skipped. On a GPU the call is compiled with the
-mask function. On a CPU it computes all pairs, and torch does not support gradients. That case is
-only used to check that both implementations agree.
+mask function. On a CPU the call computes all pairs, and torch does not support gradients there. The
+CPU call is only used to check that both implementations agree.
 """
 
 import functools
@@ -33,44 +33,46 @@ def with_block_mask(layout: PackedLayout, device: torch.device) -> PackedLayout:
     """Return the layout with a FlexAttention block mask, which all layers of a forward share."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    is_visible, tokens = _visibility_rule(layout, device)
-    mask = create_block_mask(is_visible, None, None, tokens, tokens, device=str(device))
-    return replace(layout, groups=(), blocks=(), flex=mask)
+    is_visible, num_tokens = _create_mask_function(layout, device)
+    mask = create_block_mask(is_visible, None, None, num_tokens, num_tokens, device=str(device))
+    return replace(layout, groups=(), blocks=(), block_mask=mask)
 
 
-def _visibility_rule(
+def _create_mask_function(
     layout: PackedLayout, device: torch.device
 ) -> tuple[Callable[..., torch.Tensor], int]:
     """Return the mask function of FlexAttention for ``layout`` and the number of packed tokens.
 
-    The function takes packed positions and returns True where query ``q`` may attend to key ``k``.
+    The function takes packed positions and returns True where position ``query`` may attend to
+    position ``key``.
     """
-    rows = len(layout.lengths)
+    num_rows = len(layout.lengths)
     row_by_start = {offset: row for row, offset in enumerate([0, *accumulate(layout.lengths)][:-1])}
-    sizes = list(layout.lengths)
-    row_of = list(range(rows))
-    prefix_lengths = [0] * rows
+    segment_lengths = list(layout.lengths)
+    row_of_segment = list(range(num_rows))
+    prefix_lengths = [0] * num_rows
     for block in layout.blocks:
-        sizes += block.sizes
-        row_of += [row_by_start[block.trunk]] * len(block.sizes)
-        prefix_lengths += block.starts
-    # The packed sequence consists of runs of tokens: first the trunk of each row, then each branch.
-    lengths = torch.tensor(sizes)
-    run = torch.repeat_interleave(torch.arange(len(sizes)), lengths)
-    row = torch.tensor(row_of)[run].to(device)
-    prefix = torch.tensor(prefix_lengths)[run].to(device)  # trunk tokens that a branch token sees
-    order = torch.arange(len(run)) - (lengths.cumsum(0) - lengths)[run]
-    # Position of a trunk token in its row; branch tokens get a value above every prefix.
-    trunk_position = torch.where(run < rows, order, len(run)).to(device)
-    run = run.to(device)
+        segment_lengths += block.branch_lengths
+        row_of_segment += [row_by_start[block.row_start]] * len(block.branch_lengths)
+        prefix_lengths += block.prefix_lengths
+    # The packed sequence consists of segments: first each row, then each branch.
+    lengths = torch.tensor(segment_lengths)
+    segment = torch.repeat_interleave(torch.arange(len(segment_lengths)), lengths)
+    row = torch.tensor(row_of_segment)[segment].to(device)
+    # Number of trunk tokens that a branch token attends to; 0 for trunk tokens.
+    prefix = torch.tensor(prefix_lengths)[segment].to(device)
+    position_in_segment = torch.arange(len(segment)) - (lengths.cumsum(0) - lengths)[segment]
+    # Position of a trunk token in its row. Branch tokens get a value above every prefix length.
+    trunk_position = torch.where(segment < num_rows, position_in_segment, len(segment)).to(device)
+    segment = segment.to(device)
 
     def is_visible(
-        _batch: torch.Tensor, _head: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+        _batch: torch.Tensor, _head: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> torch.Tensor:
-        in_same_run = (run[q] == run[k]) & (k <= q)
-        return in_same_run | ((row[q] == row[k]) & (trunk_position[k] < prefix[q]))
+        is_in_segment = (segment[query] == segment[key]) & (key <= query)
+        return is_in_segment | ((row[query] == row[key]) & (trunk_position[key] < prefix[query]))
 
-    return is_visible, len(run)
+    return is_visible, len(segment)
 
 
 def packed_flex_attention(
@@ -83,7 +85,7 @@ def packed_flex_attention(
     dropout: float = 0.0,
     layout: PackedLayout | None = None,
     sliding_window: int | None = None,
-    **others: object,
+    **other_arguments: object,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for ``AttentionInterface`` by FlexAttention.
 
@@ -92,32 +94,36 @@ def packed_flex_attention(
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    if layout is None or layout.flex is None:
+    if layout is None or layout.block_mask is None:
         raise UnsupportedAttention("packed attention is called without layout=PackedLayout(...)")
     check_window(sliding_window, layout)
-    check_attention_arguments(attention_mask, others)
+    check_attention_arguments(attention_mask, other_arguments)
     if dropout:
         raise UnsupportedAttention(
             f"attention dropout={dropout}: FlexAttention has no dropout; allowed: 0"
         )
-    if layout.group is not None:
-        query, key, value = map(layout.group.to_heads, (query, key, value))
+    if layout.sequence_group is not None:
+        query, key, value = map(layout.sequence_group.to_heads, (query, key, value))
     has_shared_keys = query.shape[1] != key.shape[1]
     # Inside a compiled layer, FlexAttention is compiled as part of the layer.
     if query.is_cuda and not torch.compiler.is_compiling():
-        call = _compile_flex_attention()
+        attention_function = _compile_flex_attention()
     else:
-        call = flex_attention
-    out = call(query, key, value, block_mask=layout.flex, scale=scaling, enable_gqa=has_shared_keys)
-    out = out.transpose(1, 2)
-    return (out if layout.group is None else layout.group.to_tokens(out)), None
+        attention_function = flex_attention
+    output = attention_function(
+        query, key, value, block_mask=layout.block_mask, scale=scaling, enable_gqa=has_shared_keys
+    )
+    output = output.transpose(1, 2)
+    return (
+        output if layout.sequence_group is None else layout.sequence_group.to_tokens(output)
+    ), None
 
 
 @functools.cache
 def _compile_flex_attention() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # dynamic: the number of tokens differs between micro-batches
+    # dynamic=True, because the number of tokens differs between micro-batches
     return torch.compile(flex_attention, dynamic=True)
 
 

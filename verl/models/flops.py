@@ -1,11 +1,12 @@
 """Floating-point operations of a model's passes, in closed form.
 
     forward    2 W T + 2 V N + 4 A P
-    backward   the same again for the gradients of layer inputs, and for those of trained weights
+    backward   2 (W + W') T + 2 (V + V') N + 8 A P
 
 W: decoder weights that one token is multiplied with. T: tokens. V: weights of the output head.
+W' and V': the parts of W and V that are trained. Their gradients need these additional operations.
 N: positions where the head computes logits. A: size of a token's queries, summed over layers.
-P: pairs of a query token and a key token that it sees, itself included.
+P: pairs of a query token and a key token that it attends to, including itself.
 
 A multiplication and an addition count as two operations. Not counted: norms, rotary embeddings,
 softmax, recurrent states, padding, the second forward of gradient checkpointing, and masked pairs.
@@ -25,82 +26,93 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 @dataclass(frozen=True)
-class Work:
+class ForwardSize:
     """Size of one or more forward passes: T, N and P of the module docstring."""
 
     tokens: int = 0
-    positions: int = 0
-    pairs: int = 0
+    head_positions: int = 0
+    attention_pairs: int = 0
 
-    def __add__(self, other: "Work") -> "Work":
-        pairs = self.pairs + other.pairs
-        return Work(self.tokens + other.tokens, self.positions + other.positions, pairs)
+    def __add__(self, other: "ForwardSize") -> "ForwardSize":
+        attention_pairs = self.attention_pairs + other.attention_pairs
+        return ForwardSize(
+            self.tokens + other.tokens, self.head_positions + other.head_positions, attention_pairs
+        )
 
 
 @dataclass(frozen=True)
 class ModelFlops:
     """Weight counts of a model, from which FLOPs are computed.
 
-    ``weights``, ``head`` and ``queries`` are W, V and A of the module docstring. ``trained`` and
-    ``trained_head`` are the parts of W and V that require gradients.
+    ``weights``, ``head_weights`` and ``query_size`` are W, V and A of the module docstring.
+    ``trained_weights`` and ``trained_head_weights`` are the parts of W and V that require
+    gradients.
     """
 
     weights: float
-    trained: float
-    head: int
-    trained_head: int
-    queries: int
+    trained_weights: float
+    head_weights: int
+    trained_head_weights: int
+    query_size: int
 
-    def forward(self, work: Work) -> float:
-        """Return the number of operations of forward passes of size ``work``."""
-        of_weights = self.weights * work.tokens + self.head * work.positions
-        return 2 * of_weights + 4 * self.queries * work.pairs
+    def compute_forward_flops(self, size: ForwardSize) -> float:
+        """Return the number of operations of forward passes."""
+        weight_products = self.weights * size.tokens + self.head_weights * size.head_positions
+        return 2 * weight_products + 4 * self.query_size * size.attention_pairs
 
-    def update(self, work: Work) -> float:
-        """Return the number of operations of forward and backward passes of size ``work``."""
-        of_trained = self.trained * work.tokens + self.trained_head * work.positions
-        # Attention has two matrix products, and both factors of each need a gradient.
-        return 2 * self.forward(work) + 2 * of_trained + 4 * self.queries * work.pairs
+    def compute_update_flops(self, size: ForwardSize) -> float:
+        """Return the number of operations of forward and backward passes."""
+        trained_weight_products = (
+            self.trained_weights * size.tokens + self.trained_head_weights * size.head_positions
+        )
+        # Both factors of the two matrix products of attention need a gradient, so the backward pass
+        # has twice the attention operations of the forward pass.
+        return (
+            2 * self.compute_forward_flops(size)
+            + 2 * trained_weight_products
+            + 4 * self.query_size * size.attention_pairs
+        )
 
 
-def model_flops(module: PackedModel) -> ModelFlops:
+def count_model_weights(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
-    text = module.config.get_text_config()
+    text_config = module.config.get_text_config()
     layers = [
-        _count_weights_per_token(name, parameter, text)
+        _count_weights_per_token(name, parameter, text_config)
         for name, parameter in module.sharded_layers.named_parameters()
     ]
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),
-        trained=sum(count for count, trained in layers if trained),
-        head=head.numel(),
-        trained_head=head.numel() * head.requires_grad,
-        queries=_count_attention_layers(module) * _query_width(text),
+        trained_weights=sum(count for count, trained in layers if trained),
+        head_weights=head.numel(),
+        trained_head_weights=head.numel() * head.requires_grad,
+        query_size=_count_attention_layers(module) * _query_width(text_config),
     )
 
 
 def _count_attention_layers(module: PackedModel) -> int:
     """Return the number of layers in which a token attends to other tokens."""
-    kinds = getattr(module.config.get_text_config(), "layer_types", None)
-    if not kinds:
+    layer_types = getattr(module.config.get_text_config(), "layer_types", None)
+    if not layer_types:
         return len(module.sharded_layers)
-    without = {"linear_attention", "conv", "moe", "mlp"}
-    return sum(kind not in without for kind in kinds)
+    without_attention = {"linear_attention", "conv", "moe", "mlp"}
+    return sum(layer_type not in without_attention for layer_type in layer_types)
 
 
-def _query_width(text: "PreTrainedConfig") -> int:
+def _query_width(text_config: "PreTrainedConfig") -> int:
     """Return the size of a token's queries in one layer, 0 for a model without attention heads."""
-    heads: int = getattr(text, "num_attention_heads", 0)
-    width = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
-    return heads * width
+    heads: int = getattr(text_config, "num_attention_heads", 0)
+    width = getattr(text_config, "head_dim", None)
+    return heads * (width or text_config.hidden_size // heads) if heads else 0
 
 
 def _count_weights_per_token(
-    name: str, parameter: nn.Parameter, text: "PreTrainedConfig"
+    name: str, parameter: nn.Parameter, text_config: "PreTrainedConfig"
 ) -> tuple[float, bool]:
     """Return the number of weights that one token is multiplied with, and ``requires_grad``."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
-    if parameter.dim() == 3 and "expert" in name:  # a token is sent to a few of them
-        count *= getattr(text, "num_experts_per_tok", parameter.shape[0]) / parameter.shape[0]
+    if parameter.dim() == 3 and "expert" in name:  # each token uses only some of the experts
+        experts = parameter.shape[0]
+        count *= getattr(text_config, "num_experts_per_tok", experts) / experts
     return count, parameter.requires_grad

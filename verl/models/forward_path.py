@@ -181,8 +181,8 @@ def list_sequences(
         yield torch.arange(offset, offset + length, device=device), length
     for block in layout.blocks:
         first = block.start
-        for size, start in zip(block.sizes, block.starts, strict=True):
-            prefix = torch.arange(block.trunk, block.trunk + start, device=device)
+        for size, start in zip(block.branch_lengths, block.prefix_lengths, strict=True):
+            prefix = torch.arange(block.row_start, block.row_start + start, device=device)
             own = torch.arange(first, first + size, device=device)
             yield torch.cat([prefix, own]), size
             first += size

@@ -6,10 +6,10 @@ all nodes load the same revision from their local cache or download it.
 
 from pathlib import Path
 
-# Repositories often also hold weights for other frameworks. They are not downloaded.
-WEIGHTS = ["*.safetensors", "pytorch_model*.bin"]
-DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-FILES = [*DESCRIPTION, *WEIGHTS]
+# Repositories often also hold weights for other frameworks, which are not downloaded.
+WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
+DESCRIPTION_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.py"]
+MODEL_FILES = [*DESCRIPTION_FILES, *WEIGHT_FILES]
 
 
 def model_directory(path: str) -> str:
@@ -19,7 +19,7 @@ def model_directory(path: str) -> str:
     ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` have their usual meaning. Raises
     ``FileNotFoundError`` if ``path`` is not a directory and the hub does not provide it.
     """
-    return _resolve_directory(path, FILES)
+    return _resolve_directory(path, MODEL_FILES)
 
 
 def pin_revision(path: str) -> str:
@@ -42,13 +42,13 @@ def model_directory_or_none(path: str | None) -> str | None:
 def description_directory(path: str) -> str:
     """Return the directory of a model as ``model_directory`` does, but download no weights.
 
-    The result holds the small files: config, tokenizer and chat template. Raises
+    The directory holds only config, tokenizer and chat template. Raises
     ``FileNotFoundError`` as ``model_directory`` does.
     """
-    return _resolve_directory(path, DESCRIPTION)
+    return _resolve_directory(path, DESCRIPTION_FILES)
 
 
-def _resolve_directory(path: str, files: list[str]) -> str:
+def _resolve_directory(path: str, patterns: list[str]) -> str:
     if Path(path).is_dir():
         return path
     from huggingface_hub import snapshot_download
@@ -56,9 +56,11 @@ def _resolve_directory(path: str, files: list[str]) -> str:
 
     name, _, revision = path.partition("@")
     try:
-        return str(Path(snapshot_download(name, revision=revision or None, allow_patterns=files)))
+        return str(
+            Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
+        )
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        # OSError: no connection, and nothing in the cache
+        # OSError is raised without a connection if the model is not in the cache.
         why = str(error).strip().splitlines()[0]
         raise FileNotFoundError(
             f"{path!r} is neither a directory nor a model that the hub provides: {why}"

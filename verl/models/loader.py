@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from verl.config.settings.hints import did_you_mean
-from verl.models.architecture import choose_path, packing_reasons
+from verl.models.architecture import choose_path, is_packable
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
 from verl.models.forward_path import PackedForward, set_path
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
-from verl.models.weights import Use, load_weights
+from verl.models.weights import WeightPurpose, load_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -90,38 +90,38 @@ def load_causal_lm(
     lora_alpha: float = 16.0,
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
-    empty: bool = False,
-    use: Use = "policy",
+    without_weights: bool = False,
+    purpose: WeightPurpose = "policy",
 ) -> "PreTrainedModel":
     """Load a ``transformers`` causal LM on the CPU and choose the path of its forward passes.
 
     Passes are packed where this is exact, else row by row (``verl.models.architecture``).
     ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
-    the adapters require gradients. With ``empty`` no weights are read: the model is on ``meta``,
-    and its weights are received from another rank later. With ``use="value"`` the output head may
-    be missing.
+    the adapters require gradients. With ``without_weights`` no weights are read: the model is on
+    ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
+    head may be missing.
 
     Raises ``FileNotFoundError`` for a missing path, config or weights. Raises ``UnusableWeights``
     for damaged weights or those of another model. Raises ``UnsupportedArchitecture`` for a model
     whose log-probs no path gives.
     """
     directory = check_model_dir(path)
-    if not (empty or has_weights(directory)):
+    if not (without_weights or has_weights(directory)):
         raise FileNotFoundError(f"'{directory}' has a config.json but no weights (*.safetensors)")
     if external_lib:
-        # Imported because it registers models with transformers.
+        # The import may register models with transformers.
         importlib.import_module(external_lib)
     config = read_config(directory, trust_remote_code, override_config)
     register_packed_attention()
-    source = None if empty else directory
-    attention = None if any(True for _ in packing_reasons(config)) else PACKED_ATTENTION
+    source = None if without_weights else directory
+    implementation = PACKED_ATTENTION if is_packable(config) else None
     try:
-        model = _build_model(source, config, dtype, trust_remote_code, use, attention)
+        model = _build_model(source, config, dtype, trust_remote_code, purpose, implementation)
     except KeyError as error:
-        # Some architectures look up their attention in their private table instead.
+        # Some architectures look up attention functions in a private table instead.
         if error.args != (PACKED_ATTENTION,):
             raise
-        model = _build_model(source, config, dtype, trust_remote_code, use, None)
+        model = _build_model(source, config, dtype, trust_remote_code, purpose, None)
     return prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
@@ -132,24 +132,24 @@ def _build_model(
     config: "PreTrainedConfig",
     dtype: torch.dtype,
     trust_remote_code: bool,
-    use: Use,
-    attention: str | None,
+    purpose: WeightPurpose,
+    implementation: str | None,
 ) -> "PreTrainedModel":
     """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None.
 
-    ``attention`` None selects the default implementation of the model.
+    ``implementation`` is that of the attention; None selects the default of the model.
     """
     from transformers import AutoModelForCausalLM
 
     options = {
         "dtype": dtype,
-        "attn_implementation": attention,
+        "attn_implementation": implementation,
         "trust_remote_code": trust_remote_code,
     }
     if directory is None:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, **options)
-    return load_weights(directory, use, config=config, **options)
+    return load_weights(directory, purpose, config=config, **options)
 
 
 def prepare_for_training(
@@ -166,11 +166,11 @@ def prepare_for_training(
     ``UnsupportedArchitecture`` if no path gives the log-probs of the model.
     """
     register_packed_attention()
-    is_packable = not any(True for _ in packing_reasons(model.config))
-    if is_packable and model.config._attn_implementation != PACKED_ATTENTION:
+    if is_packable(model.config) and model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
-    model.config.use_cache = False  # nothing is decoded: every forward sees whole rows
-    # Before adapters are added (they have no effect at first), and before parameters are sharded.
+    model.config.use_cache = False  # training needs no cache: every forward gets whole rows
+    # Check before adapters are added and parameters are sharded. New adapters do not change the
+    # model.
     path = choose_path(model)
     if not isinstance(path, PackedForward):
         logger.info("%s uses row-wise forward passes: %s", model.config.model_type, path.reason)
@@ -180,7 +180,7 @@ def prepare_for_training(
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:
-        # Reentrant checkpointing needs an input with a gradient. With LoRA the embeddings are
-        # frozen, so there is none.
+        # Reentrant checkpointing needs an input that requires a gradient. With LoRA the embeddings
+        # are frozen, so no input requires one.
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model

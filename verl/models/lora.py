@@ -10,21 +10,22 @@ from torch import nn
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
 
-ADAPTER = "default"
-# A name that contains one of these after ``merge_lora`` belongs to a tensor that was not merged.
-UNMERGED = (".lora_", ".modules_to_save.", ".original_module.")
-_CONFIG = "_verl_adapter_config"
+ADAPTER_NAME = "default"
+# Parts of tensor names that peft adds. A name that still contains one of them after ``merge_lora``
+# belongs to a tensor that was not merged.
+ADAPTER_NAME_PARTS = (".lora_", ".modules_to_save.", ".original_module.")
+_CONFIG_ATTRIBUTE = "_verl_adapter_config"
 
 
 class UnsupportedTargets(ValueError):
     """Error for LoRA target modules that cannot be adapted.
 
-    ``unknown`` is the target name that matches no module, or None for other problems.
+    ``unknown_target`` is the target name that matches no module. It is None for other problems.
     """
 
-    def __init__(self, why: str, unknown: object = None) -> None:
+    def __init__(self, why: str, unknown_target: object = None) -> None:
         super().__init__(why)
-        self.unknown = unknown
+        self.unknown_target = unknown_target
 
 
 def add_lora(
@@ -49,18 +50,18 @@ def add_lora(
         raise problem
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    # no dropout: with it, the log-probs of one row would differ between forward passes
+    # No dropout, because it would change the log-probs of a row from one forward pass to the next.
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,  # pyright: ignore[reportArgumentType]  peft computes with fractions too
-        # peft adapts each module whose name ends in one of these.
+        # peft adapts each module whose name ends in one of these names.
         target_modules=_list_targets(model, target_modules),
         lora_dropout=0.0,
         bias="none",
     )
-    inject_adapter_in_model(config, model, adapter_name=ADAPTER)
-    # peft stores its configs on a wrapper module. Adapters are injected here without a wrapper.
-    setattr(model, _CONFIG, config)
+    inject_adapter_in_model(config, model, adapter_name=ADAPTER_NAME)
+    # peft stores its configs on a wrapper module, which is not used here.
+    setattr(model, _CONFIG_ATTRIBUTE, config)
     return model
 
 
@@ -77,19 +78,21 @@ def target_problems(
     if not targets:
         yield UnsupportedTargets(f"the list of target modules of {model_family} is empty")
     modules = dict(model.named_modules())
-    first_names = {id(weight): name for name, weight in model.named_parameters()}
+    first_weight_names = {id(weight): name for name, weight in model.named_parameters()}
     for target in targets:
-        matches = [name for name in modules if target and f".{name}".endswith(f".{target}")]
-        if not matches:
+        matching_names = [name for name in modules if target and f".{name}".endswith(f".{target}")]
+        if not matching_names:
             yield UnsupportedTargets(f"{model_family} has no module {target!r}", target)
-        for name in matches:
+        for name in matching_names:
             module = modules[name]
             if not isinstance(module, nn.Linear):
-                kind = type(module).__name__
-                problem = f"is a {kind}: only adapters of linear layers can be merged"
-            elif first_names[id(module.weight)] != f"{name}.weight":
-                tied = first_names[id(module.weight)]
-                problem = f"shares its weight with {tied}: only one of the two would be adapted"
+                class_name = type(module).__name__
+                problem = f"is a {class_name}: only adapters of linear layers can be merged"
+            elif first_weight_names[id(module.weight)] != f"{name}.weight":
+                tied_name = first_weight_names[id(module.weight)]
+                problem = (
+                    f"shares its weight with {tied_name}: only one of the two would be adapted"
+                )
             else:
                 continue
             yield UnsupportedTargets(f"{name} of {model_family} {problem}")
@@ -106,7 +109,7 @@ def _list_targets(model: "PreTrainedModel", target_modules: object) -> list[Any]
 
 def adapter_config(model: "PreTrainedModel") -> Any:
     """Return the peft config of the adapters that ``add_lora`` injected, None without adapters."""
-    return getattr(model, _CONFIG, None)
+    return getattr(model, _CONFIG_ATTRIBUTE, None)
 
 
 def linear_names(model: "PreTrainedModel") -> list[str]:
@@ -127,7 +130,7 @@ def lora_scales(model: nn.Module) -> dict[str, float]:
     for name, module in model.named_modules():
         scaling = getattr(module, "scaling", None)  # peft stores the scales on the layer
         if hasattr(module, "lora_A") and isinstance(scaling, Mapping):
-            scales[name] = float(scaling[ADAPTER])
+            scales[name] = float(scaling[ADAPTER_NAME])
     return scales
 
 
@@ -144,27 +147,32 @@ def merge_lora(state: dict[str, torch.Tensor], scales: dict[str, float]) -> dict
     """Return the full state with adapters merged into their weights: ``W + scale * B @ A``.
 
     Names in the result are those of the model without adapters. Raises ``ValueError`` if an adapter
-    or its weight is missing, and for tensors that cannot be merged. Ignoring them would change the
-    policy.
+    or its weight is missing, and for tensors that cannot be merged. If these tensors were ignored,
+    the exported policy would differ.
     """
     merged_state: dict[str, torch.Tensor] = {}
-    folded: set[str] = set()
+    merged_adapter_names: set[str] = set()
     for name, tensor in state.items():
-        module, _, leaf = name.rpartition(".base_layer.")
+        module, _, parameter_name = name.rpartition(".base_layer.")
         if not module:
             merged_state[name] = tensor
             continue
-        if leaf == "weight":
-            names = [f"{module}.lora_{part}.{ADAPTER}.weight" for part in "AB"]
+        if parameter_name == "weight":
+            names = [f"{module}.lora_{suffix}.{ADAPTER_NAME}.weight" for suffix in "AB"]
             if module not in scales or not state.keys() >= set(names):
                 raise ValueError(f"{name}: the weight has an adapter, but its tensors are missing")
-            # In float32: the change by an adapter is often below the precision of bfloat16.
-            lora_a, lora_b = (state[part].float() for part in names)  # [rank, in], [out, rank]
+            # Merge in float32: the change by an adapter is often below the precision of bfloat16.
+            # lora_a is [rank, in], lora_b is [out, rank].
+            lora_a, lora_b = (state[adapter_name].float() for adapter_name in names)
             tensor = (tensor.float() + scales[module] * (lora_b @ lora_a)).to(tensor.dtype)
-            folded.update(names)
-        merged_state[f"{module}.{leaf}"] = tensor
-    merged_state = {name: tensor for name, tensor in merged_state.items() if name not in folded}
-    unmerged_names = [name for name in merged_state if any(part in name for part in UNMERGED)]
+            merged_adapter_names.update(names)
+        merged_state[f"{module}.{parameter_name}"] = tensor
+    merged_state = {
+        name: tensor for name, tensor in merged_state.items() if name not in merged_adapter_names
+    }
+    unmerged_names = [
+        name for name in merged_state if any(part in name for part in ADAPTER_NAME_PARTS)
+    ]
     if unmerged_names:
         raise ValueError(
             f"{len(unmerged_names)} adapter tensors have no matching weight or cannot be merged; "

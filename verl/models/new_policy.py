@@ -3,10 +3,10 @@
 The architecture is Qwen3, or Qwen3.5, in which every second layer has linear attention.
 
 The tokenizer is byte-level BPE, so encode and decode preserve every text. Single tokens are:
-frequent words, tags such as ``<think>``, and the special tokens in ``MARKS`` (padding, end of turn,
-roles). The chat template adds two special tokens per turn. An observation encoded with
-``split_special_tokens`` cannot produce them. Tags are not special tokens, so they are kept when
-special tokens are skipped in decoding.
+frequent words, tags such as ``<think>``, and ``SPECIAL_TOKENS`` (padding, end of turn, roles). The
+chat template adds two special tokens per turn. An observation encoded with ``split_special_tokens``
+cannot produce them. Tags are not special tokens, so they are kept when special tokens are skipped
+in decoding.
 """
 
 import json
@@ -30,11 +30,11 @@ from transformers import (
 from verl.models.weights import quiet_transformers
 
 PAD = "<|pad|>"
-END = "<|end|>"
+END_OF_TURN = "<|end|>"
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
 SYSTEM = "<|system|>"
-MARKS = (PAD, END, USER, ASSISTANT, SYSTEM)
+SPECIAL_TOKENS = (PAD, END_OF_TURN, USER, ASSISTANT, SYSTEM)
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}{{- '<|' + message['role'] + '|>' + message['content'] -}}"
     "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}{%- endfor -%}"
@@ -42,8 +42,9 @@ CHAT_TEMPLATE = (
 )
 LAYER_TYPES = ("linear_attention", "full_attention")  # of even and odd layers of Qwen3.5
 ROTATED_SHARE = 0.25  # part of each head that Qwen3.5 rotates by position
-MAX_MERGES = 96  # entries reserved for BPE merges, which spell words outside the vocabulary
-MAX_REPEATS = 200  # the BPE trainer gets one word at most this often, which keeps it fast
+# Largest number of entries for BPE merges, which shorten words outside the vocabulary.
+MAX_MERGES = 96
+MAX_REPEATS = 200  # limit for the copies of a word in the input of the BPE trainer, for speed
 
 
 def build_policy(
@@ -58,15 +59,14 @@ def build_policy(
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 32,
-    ff: int = 384,
+    intermediate_size: int = 384,
     max_length: int = 2048,
     rope_theta: float = 10000.0,
     tie_embeddings: bool = True,
     architecture: str = "qwen3",
     seed: int = 0,
 ) -> Path:
-    """Train the tokenizer, initialise the model and save both to ``out_dir`` in Hugging Face
-    format.
+    """Train a tokenizer, initialise a model and save both in Hugging Face format to ``out_dir``.
 
     ``texts``, ``words`` and ``tags`` are those of ``build_tokenizer``. The model has one embedding
     per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text.
@@ -78,7 +78,7 @@ def build_policy(
     sizes: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": hidden,
-        "intermediate_size": ff,
+        "intermediate_size": intermediate_size,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
@@ -86,7 +86,7 @@ def build_policy(
         "max_position_embeddings": max_length,
         "tie_word_embeddings": tie_embeddings,
         "bos_token_id": None,
-        "eos_token_id": ids[END],
+        "eos_token_id": ids[END_OF_TURN],
         "pad_token_id": ids[PAD],
         "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
     }
@@ -94,7 +94,7 @@ def build_policy(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = (_build_qwen3_5 if architecture == "qwen3_5" else _build_qwen3)(sizes).float()
-    model.generation_config = GenerationConfig(eos_token_id=ids[END], pad_token_id=ids[PAD])
+    model.generation_config = GenerationConfig(eos_token_id=ids[END_OF_TURN], pad_token_id=ids[PAD])
     out_dir = Path(out_dir)
     with quiet_transformers():
         model.save_pretrained(out_dir, safe_serialization=True)
@@ -130,14 +130,14 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Build a byte-level BPE tokenizer of at most ``vocab_size`` entries.
 
-    The vocabulary consists of the special tokens in ``MARKS``, ``tags``, the 256 bytes, the most
-    frequent words of ``texts`` and merges for other words. ``words`` are additional words of
-    the tasks that may be missing in ``texts``. Each counts as one occurrence and is written with
-    the space before it (``" mug"``). Raises ``ValueError`` if ``vocab_size`` is too small for
-    bytes, tags and special tokens.
+    The vocabulary consists of ``SPECIAL_TOKENS``, ``tags``, the 256 bytes, the most frequent words
+    of ``texts`` and merges for other words. ``words`` are additional words of the tasks that may be
+    missing in ``texts``. Each counts as one occurrence and includes the space before it, as in
+    ``" mug"``. Raises ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special
+    tokens.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    free_entries = vocab_size - len(alphabet) - len(MARKS) - len(tags)
+    free_entries = vocab_size - len(alphabet) - len(SPECIAL_TOKENS) - len(tags)
     if free_entries < 0:
         raise ValueError(
             f"vocab_size={vocab_size} is too small; bytes, tags and marks need at least "
@@ -145,28 +145,34 @@ def build_tokenizer(
         )
     word_splitter = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     counts: Counter[str] = Counter()
-    for piece in [*words, *_without_tags(texts, tags)]:
+    for piece in [*words, *_split_at_tags(texts, tags)]:
         counts.update(word for word, _ in word_splitter.pre_tokenize_str(piece))
-    # Ties are ordered by the word, so that the same texts give the same ids on every machine.
-    frequent = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    longer = [word for word, _ in frequent if len(word) > 1]  # single bytes are entries already
-    # Up to a quarter of the free entries is reserved for merges, the rest is for whole words.
-    whole_words = longer[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
-    merges = train_merges(longer, counts, alphabet, free_entries - len(whole_words))
+    # Words of equal frequency are sorted by text, so that ids are the same on every machine.
+    words_by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    # Single bytes are entries already.
+    candidate_words = [word for word, _ in words_by_frequency if len(word) > 1]
+    # Up to a quarter of the free entries is reserved for merges. The remaining entries are for
+    # whole words.
+    whole_words = candidate_words[: max(0, free_entries - min(MAX_MERGES, free_entries // 4))]
+    merges = train_merges(candidate_words, counts, alphabet, free_entries - len(whole_words))
     merged_tokens = [left + right for left, right in merges]
-    vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged_tokens])  # in order, each once
+    # Remove duplicates and keep the order.
+    vocabulary = dict.fromkeys([*alphabet, *whole_words, *merged_tokens])
     ids = {entry: index for index, entry in enumerate(vocabulary)}
-    # ignore_merges: a word in the vocabulary is always one token, regardless of the merges
+    # With ignore_merges, a word in the vocabulary is always one token, regardless of the merges.
     tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = word_splitter
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(special_token, normalized=False, special=True) for special_token in MARKS]
+        [
+            AddedToken(special_token, normalized=False, special=True)
+            for special_token in SPECIAL_TOKENS
+        ]
     )
     tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in tags])
     policy_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token=END,
+        eos_token=END_OF_TURN,
         pad_token=PAD,
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
@@ -175,14 +181,14 @@ def build_tokenizer(
     return policy_tokenizer
 
 
-def _without_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
-    """Yield the pieces of ``texts`` between tags, because a tag is a separate token."""
+def _split_at_tags(texts: Iterable[str], tags: Sequence[str]) -> Iterable[str]:
+    """Yield the parts of ``texts`` between tags, because a tag is a separate token."""
     if not tags:
         yield from texts
         return
-    border = re.compile("|".join(map(re.escape, tags)))
+    tag_pattern = re.compile("|".join(map(re.escape, tags)))
     for text in texts:
-        yield from border.split(text)
+        yield from tag_pattern.split(text)
 
 
 def train_merges(
@@ -192,10 +198,10 @@ def train_merges(
     trainer = trainers.BpeTrainer(
         vocab_size=len(alphabet) + max_merges, initial_alphabet=alphabet, show_progress=False
     )
-    scratch = Tokenizer(models.BPE())
-    repeated = (word for word in words for _ in range(min(counts[word], MAX_REPEATS)))
-    scratch.train_from_iterator(repeated, trainer)
-    merges = json.loads(scratch.to_str())["model"]["merges"]
-    # older versions of tokenizers write a merge as one string, newer ones as a pair
+    temporary_tokenizer = Tokenizer(models.BPE())
+    repeated_words = (word for word in words for _ in range(min(counts[word], MAX_REPEATS)))
+    temporary_tokenizer.train_from_iterator(repeated_words, trainer)
+    merges = json.loads(temporary_tokenizer.to_str())["model"]["merges"]
+    # Older versions of ``tokenizers`` write a merge as one string, newer versions as a pair.
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     return [(left, right) for left, right in pairs[:max_merges]]

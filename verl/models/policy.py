@@ -1,6 +1,6 @@
 """The two trained models: a policy that scores tokens and a value model that scores states.
 
-The input of both is packed rows.
+The input of both models is packed rows.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class PackedModel(nn.Module):
 
     config: "PreTrainedConfig"
     path: PackedForward | RowForward
-    group: SequenceGroup | None = None  # ranks that compute a row together
+    sequence_group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(
         self,
@@ -39,21 +39,23 @@ class PackedModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] of a packed sequence.
 
-        With sequence parallelism, a rank without inputs helps to compute the sequence of another
-        rank of its group.
+        With sequence parallelism, a rank without inputs computes its part of the sequence of
+        another rank.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
             inputs = (input_ids, position_ids, layout)
-        if self.group is not None:
-            return self.group.compute_hidden(backbone, inputs, attention_window(self.config))
-        assert inputs is not None  # inputs may only be missing in a group
+        if self.sequence_group is not None:
+            return self.sequence_group.compute_hidden(
+                backbone, inputs, attention_window(self.config)
+            )
+        assert inputs is not None  # only ranks of a sequence group may lack inputs
         return self.path.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Run the pass of another rank of the group and return a zero loss with zero gradient.
+        """Take part in a pass for the rows of another rank and return a zero loss.
 
-        The head is included because its gradient is reduced over all ranks.
+        The loss includes the output head, because its gradient is reduced over all ranks.
         """
         raise NotImplementedError
 
@@ -68,8 +70,8 @@ class PackedModel(nn.Module):
         return decoder_layers(self)
 
     def _first_position(self) -> torch.Tensor:
-        assert self.group is not None  # without a group no other rank has a turn
-        return torch.zeros(1, dtype=torch.long, device=self.group.device)
+        assert self.sequence_group is not None  # only called in passes for rows of another rank
+        return torch.zeros(1, dtype=torch.long, device=self.sequence_group.device)
 
 
 class PolicyModel(PackedModel):
@@ -95,11 +97,16 @@ class PolicyModel(PackedModel):
         targets: Sequence[Targets],
         choice_token_ids: torch.Tensor | None = None,
     ) -> list[TokenScores]:
-        """Return one ``TokenScores`` per element of ``targets``. Ids and positions are [T]."""
-        backbone = find_backbone(self.lm)
-        hidden = self.compute_last_hidden(backbone, input_ids, position_ids, layout)
+        """Return one ``TokenScores`` per element of ``targets``.
+
+        ``input_ids`` and ``position_ids`` are [T].
+        """
+        hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
         head = make_head(self.lm, self.path.own_head)
-        return [scores_from_hidden(head, hidden, group, choice_token_ids) for group in targets]
+        return [
+            scores_from_hidden(head, hidden, target_group, choice_token_ids)
+            for target_group in targets
+        ]
 
     def compute_zero_loss(self) -> torch.Tensor:
         position = self._first_position()
@@ -117,7 +124,7 @@ class ValueModel(PackedModel):
         self.path = path_of(lm)
         self.backbone = find_backbone(lm)
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
-        # values start at 0, so that the first advantages are the returns
+        # Values are 0 at first, so that the first advantages are the returns.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
 

@@ -6,8 +6,8 @@ Each rank has a slice of the tokens. For attention, each rank has all tokens of 
                              ├ all-to-all ┤    attention     ├ all-to-all ┤
     rank 1  tokens [t, 2t) ──┘            └─ heads [h, 2h) ──┘            └── tokens [t, 2t)
 
-The ranks of a group take turns. In each turn all ranks compute, but rows, targets and loss are
-those of one rank. A row belongs to one rank throughout, so sums over ranks count it once. The
+A group runs one pass per rank. In each pass all ranks compute, but rows, targets and loss are those
+of one rank, the owner. A row belongs to one rank only, so sums over ranks count it once. The
 gradients of the slices on all ranks add up to the gradient of the row.
 """
 
@@ -28,7 +28,7 @@ from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_ro
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
-KEY = "ulysses_sequence_parallel_size"
+CONFIG_KEY = "ulysses_sequence_parallel_size"
 
 
 class SequenceGroup:
@@ -46,8 +46,11 @@ class SequenceGroup:
         self.owner = 0
         self.tokens = 0
 
-    def begin_turn(self, owner: int) -> bool:
-        """Begin a pass for the rows of rank ``owner`` of the group. Return True for this rank."""
+    def begin_pass(self, owner: int) -> bool:
+        """Begin a pass for the rows of rank ``owner`` of the group.
+
+        Returns True if this rank is the owner.
+        """
         self.owner = owner
         return owner == self.index
 
@@ -63,11 +66,12 @@ class SequenceGroup:
         """
         ids, positions, layout = self._broadcast_inputs(inputs)
         self.tokens = len(ids)
-        layout = replace(layout, group=self)
+        layout = replace(layout, sequence_group=self)
         local_hidden = last_hidden(
             backbone, self._slice_tokens(ids), self._slice_tokens(positions), layout, window
         )
-        # Send this slice to every rank. Backward sums the gradients of the copies.
+        # Send the hidden states of this slice to every rank. Backward sums the gradients of the
+        # copies.
         copies = local_hidden.expand(self.size, *local_hidden.shape)
         slices: torch.Tensor = _ExchangeParts.apply(copies, self.ranks)
         return slices.flatten(0, 1)[: self.tokens]
@@ -75,50 +79,56 @@ class SequenceGroup:
     def _broadcast_inputs(
         self, inputs: tuple[torch.Tensor, torch.Tensor, PackedLayout] | None
     ) -> tuple[torch.Tensor, torch.Tensor, PackedLayout]:
-        numbers = torch.zeros(0, dtype=torch.long)
+        message = torch.zeros(0, dtype=torch.long)
         if inputs is not None:
             ids, positions, layout = inputs
-            header = torch.tensor(_encode_layout(layout))
-            numbers = torch.cat([torch.tensor([len(header)]), header, ids.cpu(), positions.cpu()])
-        size = torch.tensor([len(numbers)], device=self.device)
-        dist.broadcast(size, group=self.ranks, group_src=self.owner)
+            encoded_layout = torch.tensor(_encode_layout(layout))
+            message = torch.cat(
+                [torch.tensor([len(encoded_layout)]), encoded_layout, ids.cpu(), positions.cpu()]
+            )
+        message_length = torch.tensor([len(message)], device=self.device)
+        dist.broadcast(message_length, group=self.ranks, group_src=self.owner)
         # All ranks need a buffer of the same size. The broadcast overwrites it.
-        numbers = numbers.new_zeros(int(size)) if inputs is None else numbers
-        numbers = numbers.to(self.device)
-        dist.broadcast(numbers, group=self.ranks, group_src=self.owner)
+        message = message.new_zeros(int(message_length)) if inputs is None else message
+        message = message.to(self.device)
+        dist.broadcast(message, group=self.ranks, group_src=self.owner)
         if inputs is not None:
             return inputs
-        header_end = 1 + int(numbers[0])
-        ids, positions = numbers[header_end:].chunk(2)
-        return ids, positions, _decode_layout(numbers[1:header_end].tolist(), self.device)
+        layout_end = 1 + int(message[0])
+        ids, positions = message[layout_end:].chunk(2)
+        return ids, positions, _decode_layout(message[1:layout_end].tolist(), self.device)
 
     def _slice_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Return this rank's slice of ``values`` [T], padded at the end to equal length."""
         length = -(-len(values) // self.size)
-        padded = F.pad(values, (0, length * self.size - len(values)))
-        return padded[self.index * length :][:length]
+        padded_values = F.pad(values, (0, length * self.size - len(values)))
+        return padded_values[self.index * length :][:length]
 
     def to_heads(self, states: torch.Tensor) -> torch.Tensor:
-        """Exchange all heads of this rank's tokens [1, A, t, D] for its heads of all tokens.
+        """Exchange data so that this rank has all tokens for its part of the heads.
+
+        ``states`` [1, A, t, D] are all heads for the tokens of this rank.
 
         The result is [1, A / size, T, D]. If there are fewer heads than ranks, several ranks get
         the same head.
         """
-        repeats = max(1, self.size // states.shape[1])
-        heads = states[0].repeat_interleave(repeats, 0).unflatten(0, (self.size, -1))
-        exchanged: torch.Tensor = _ExchangeParts.apply(heads, self.ranks)
-        return exchanged.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
+        copies_per_head = max(1, self.size // states.shape[1])
+        heads = states[0].repeat_interleave(copies_per_head, 0).unflatten(0, (self.size, -1))
+        received_heads: torch.Tensor = _ExchangeParts.apply(heads, self.ranks)
+        return received_heads.transpose(0, 1).flatten(1, 2)[None, :, : self.tokens]
 
     def to_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """Exchange this rank's heads of all tokens [1, T, A / size, D] for all heads of its tokens.
+        """Exchange data so that this rank has all heads for its part of the tokens.
+
+        ``states`` [1, T, A / size, D] are all tokens for the heads of this rank.
 
         The result is [1, t, A, D].
         """
         length = -(-self.tokens // self.size)
-        padded = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
-        slices = padded.unflatten(0, (self.size, length))
-        exchanged: torch.Tensor = _ExchangeParts.apply(slices, self.ranks)
-        return exchanged.transpose(0, 1).flatten(1, 2)[None]
+        padded_states = F.pad(states[0], (0, 0, 0, 0, 0, length * self.size - self.tokens))
+        slices = padded_states.unflatten(0, (self.size, length))
+        received_tokens: torch.Tensor = _ExchangeParts.apply(slices, self.ranks)
+        return received_tokens.transpose(0, 1).flatten(1, 2)[None]
 
 
 def create_sequence_group(
@@ -131,26 +141,32 @@ def create_sequence_group(
     """
     if size == 1:
         return None
-    text = config.get_text_config()
+    text_config = config.get_text_config()
     rope_type = find_length_dependent_rope(config)
     if rope_type:
         raise ValueError(
-            f"{KEY}={size}: the rotary embeddings of the model ({rope_type}) depend on the longest "
-            f"position, which is unknown to a slice of the tokens; allowed: 1; fix: {KEY}=1"
+            f"{CONFIG_KEY}={size}: the rotary embeddings of the model ({rope_type}) depend on the "
+            f"longest position, which is unknown to a slice of the tokens; allowed: 1; "
+            f"fix: {CONFIG_KEY}=1"
         )
-    heads: int = text.num_attention_heads
-    keys: int = getattr(text, "num_key_value_heads", None) or heads
-    if heads % size or (keys % size and size % keys):
-        allowed = [n for n in range(1, heads + 1) if not heads % n and not (keys % n and n % keys)]
+    num_heads: int = text_config.num_attention_heads
+    num_key_heads: int = getattr(text_config, "num_key_value_heads", None) or num_heads
+    if num_heads % size or (num_key_heads % size and size % num_key_heads):
+        allowed_sizes = [
+            n
+            for n in range(1, num_heads + 1)
+            if not num_heads % n and not (num_key_heads % n and n % num_key_heads)
+        ]
         raise ValueError(
-            f"{KEY}={size}: the model has {heads} attention heads and {keys} key heads, which "
-            f"cannot be divided equally; allowed: {allowed}; fix: {KEY}={max(allowed)} or less"
+            f"{CONFIG_KEY}={size}: the model has {num_heads} attention heads and {num_key_heads} "
+            f"key heads, which cannot be divided equally; allowed: {allowed_sizes}; "
+            f"fix: {CONFIG_KEY}={max(allowed_sizes)} or less"
         )
-    world = dist.get_world_size()
-    if world % size:
+    num_ranks = dist.get_world_size()
+    if num_ranks % size:
         raise ValueError(
-            f"{KEY}={size} does not divide the {world} ranks; allowed: divisors of {world}; "
-            f"fix: {KEY}=1"
+            f"{CONFIG_KEY}={size} does not divide the {num_ranks} ranks; "
+            f"allowed: divisors of {num_ranks}; fix: {CONFIG_KEY}=1"
         )
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
     assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of the groups
@@ -160,34 +176,44 @@ def create_sequence_group(
 def _encode_layout(layout: PackedLayout) -> list[int]:
     """Encode a layout as integers.
 
-    The order is: number of rows, their lengths, and then for each block of branches ``start``,
-    ``trunk``, number of branches, their sizes, their starts.
+    The order is: number of rows and their lengths. Then follow for each block of branches
+    ``start``, ``row_start``, the number of branches, ``branch_lengths`` and ``prefix_lengths``.
     """
     numbers = [len(layout.lengths), *layout.lengths]
     for block in layout.blocks:
-        numbers += [block.start, block.trunk, len(block.sizes), *block.sizes, *block.starts]
+        numbers += [
+            block.start,
+            block.row_start,
+            len(block.branch_lengths),
+            *block.branch_lengths,
+            *block.prefix_lengths,
+        ]
     return numbers
 
 
 def _decode_layout(numbers: Sequence[int], device: str) -> PackedLayout:
-    rows = numbers[0]
-    layout = layout_of_rows(list(numbers[1 : 1 + rows]), device)
+    num_rows = numbers[0]
+    layout = layout_of_rows(list(numbers[1 : 1 + num_rows]), device)
     blocks: list[BranchBlock] = []
-    longest_end = 0
-    at = 1 + rows
-    while at < len(numbers):
-        block_start, trunk, count = numbers[at : at + 3]
-        sizes = tuple(numbers[at + 3 : at + 3 + count])
-        branch_starts = tuple(numbers[at + 3 + count : at + 3 + 2 * count])
-        blocks.append(BranchBlock(block_start, trunk, sizes, branch_starts))
-        longest_end = max(longest_end, *map(sum, zip(sizes, branch_starts, strict=True)))
-        at += 3 + 2 * count
-    return replace(layout, blocks=tuple(blocks), longest_branch=longest_end)
+    longest_branch = 0
+    position = 1 + num_rows
+    while position < len(numbers):
+        block_start, row_start, count = numbers[position : position + 3]
+        branch_lengths = tuple(numbers[position + 3 : position + 3 + count])
+        prefix_lengths = tuple(numbers[position + 3 + count : position + 3 + 2 * count])
+        blocks.append(BranchBlock(block_start, row_start, branch_lengths, prefix_lengths))
+        longest_branch = max(
+            longest_branch, *map(sum, zip(branch_lengths, prefix_lengths, strict=True))
+        )
+        position += 3 + 2 * count
+    return replace(layout, blocks=tuple(blocks), longest_branch=longest_branch)
 
 
 class _ExchangeParts(torch.autograd.Function):
-    """All-to-all of ``parts`` [size, ...]: part i is sent to rank i and replaced by the part that
-    rank i sent. Backward exchanges the gradients in the same way.
+    """All-to-all exchange of ``parts`` [size, ...].
+
+    Part i is sent to rank i and replaced by the part that rank i sent to this rank. Backward
+    exchanges the gradients in the same way.
     """
 
     @staticmethod
@@ -196,8 +222,8 @@ class _ExchangeParts(torch.autograd.Function):
         return _all_to_all(parts, ranks)
 
     @staticmethod
-    @once_differentiable  # hides the parameters' names from the type checker
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  hidden by the decorator
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, None]:
         return _all_to_all(gradient, ctx.ranks), None

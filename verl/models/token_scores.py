@@ -16,11 +16,12 @@ from verl.utils.torch_functional import logprobs_and_entropy_from_logits, logpro
 class Targets:
     """Tokens to be scored in one packed sequence.
 
-    ``index`` [N] is the packed position *before* each target and ``tokens`` [N] are the targets.
+    ``predicting_positions`` [N] are the packed positions *before* the targets, where the model
+    predicts them. ``tokens`` [N] are the targets.
     ``with_entropy=False`` omits the entropies, which cost as much time as the log-probs.
     """
 
-    index: torch.Tensor
+    predicting_positions: torch.Tensor
     tokens: torch.Tensor
     temperature: float = 1.0
     with_entropy: bool = True
@@ -30,8 +31,8 @@ class TokenScores(NamedTuple):
     """Scores of N targets, float32.
 
     ``log_probs`` and ``entropy`` are [N]. ``choice_log_probs`` [N, K] are the log-probs of K given
-    tokens at every target. The latter two are None unless requested. This is a named tuple because
-    FSDP only finds output tensors in standard containers.
+    tokens at every target. ``entropy`` and ``choice_log_probs`` are None unless requested. The
+    class is a named tuple, because FSDP only finds output tensors in standard containers.
     """
 
     log_probs: torch.Tensor
@@ -60,7 +61,7 @@ def scores_from_hidden(
     def score(hidden: torch.Tensor, tokens: torch.Tensor) -> TokenScores:
         logits = full_logits(head, hidden)
         temperature = targets.temperature
-        # cloned, because the outputs of an FSDP module must not be views
+        # The results are cloned, because the outputs of an FSDP module must not be views.
         if targets.with_entropy:
             token_values = logprobs_and_entropy_from_logits(logits, tokens, temperature)
             token_scores = TokenScores(*(values.clone() for values in token_values))
@@ -68,20 +69,23 @@ def scores_from_hidden(
             token_scores = TokenScores(logprobs_from_logits(logits, tokens, temperature).clone())
         if choice_token_ids is None:
             return token_scores
-        # Relative to the target's logit: no second sum over the vocabulary.
+        # The log-prob of the target is known, so a logit difference gives the other log-probs. This
+        # avoids a second sum over the vocabulary.
         logits_of_targets = logits.gather(-1, tokens.unsqueeze(-1))
-        differences = logits.index_select(-1, choice_token_ids) - logits_of_targets
+        logit_differences = logits.index_select(-1, choice_token_ids) - logits_of_targets
         return token_scores._replace(
-            choice_log_probs=differences / temperature + token_scores.log_probs.unsqueeze(-1)
+            choice_log_probs=logit_differences / temperature + token_scores.log_probs.unsqueeze(-1)
         )
 
-    target_hidden = hidden.index_select(0, targets.index)
-    size = max(1, MAX_LOGITS // head_width(head))
-    if len(target_hidden) <= size:
+    target_hidden = hidden.index_select(0, targets.predicting_positions)
+    chunk_size = max(1, MAX_LOGITS // head_width(head))
+    if len(target_hidden) <= chunk_size:
         return score(target_hidden, targets.tokens)
     chunk_scores: list[TokenScores] = []
-    for chunk in zip(target_hidden.split(size), targets.tokens.split(size), strict=True):
-        # in training the logits of a chunk are recomputed in backward instead of being stored
+    for chunk in zip(
+        target_hidden.split(chunk_size), targets.tokens.split(chunk_size), strict=True
+    ):
+        # In training, backward computes the logits of a chunk again instead of storing them.
         if torch.is_grad_enabled():
             chunk_scores.append(checkpoint(score, *chunk, use_reentrant=False))
         else:
@@ -111,7 +115,7 @@ def full_logits(head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class Float32Logits(torch.autograd.Function):
-    """``hidden [N, H] @ weight [V, H].T`` of bfloat16 factors with a float32 result.
+    """Product ``hidden [N, H] @ weight [V, H].T`` of bfloat16 factors with a float32 result.
 
     On a GPU no float32 copies of the factors are made. Backward rounds the gradient of the logits
     to bfloat16, the dtype of the gradients of both factors.
@@ -122,22 +126,22 @@ class Float32Logits(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight)
         if hidden.is_cuda:
             return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
-        return hidden.float() @ weight.t().float()  # there is no CPU kernel with out_dtype
+        return hidden.float() @ weight.t().float()  # CPU kernels do not support out_dtype
 
     @staticmethod
-    @once_differentiable  # hides the parameters' names from the type checker
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  hidden by the decorator
         ctx: Any, grad_logits: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         hidden, weight = ctx.saved_tensors
-        of_hidden, of_weight = ctx.needs_input_grad
-        rounded = grad_logits.to(weight.dtype)
-        grad_weight = rounded.t() @ hidden if of_weight else None
-        return rounded @ weight if of_hidden else None, grad_weight
+        needs_grad_hidden, needs_grad_weight = ctx.needs_input_grad
+        rounded_grad_logits = grad_logits.to(weight.dtype)
+        grad_weight = rounded_grad_logits.t() @ hidden if needs_grad_weight else None
+        return rounded_grad_logits @ weight if needs_grad_hidden else None, grad_weight
 
 
 def head_width(head: nn.Module) -> int:
     """Return the number of logits that ``head`` gives per position."""
-    # linear layers and adapters have ``out_features``; other heads have the shape of their weight
+    # Linear layers and adapters have ``out_features``. Other heads only have a weight [width, H].
     width: int | None = getattr(head, "out_features", None)
     return width or head.get_parameter("weight").shape[0]

@@ -25,19 +25,19 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
-# Purpose of the weights: ``value`` ignores the output head, ``reward`` ignores all heads that the
-# model class does not have.
-Use = Literal["policy", "value", "reward"]
-SCANNED_BYTES = 8 * 2**30  # bytes of weights that are checked before a run starts, within seconds
-PIECE_BYTES = 64 * 2**20
-SHOWN = 3  # largest number of tensor names in an error message
-INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-POINTER = b"version https://git-lfs.github.com"
+# Model that the weights are loaded for. For ``value`` the output head in the files is ignored. For
+# ``reward`` all heads are ignored that the model class does not have.
+WeightPurpose = Literal["policy", "value", "reward"]
+SCANNED_BYTES = 8 * 2**30  # limit for the check before a run starts, which then takes seconds
+SAMPLE_BLOCK_BYTES = 64 * 2**20
+MAX_SHOWN_NAMES = 3  # largest number of tensor names in an error message
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+LFS_POINTER_START = b"version https://git-lfs.github.com"
 # Prefixes of files that neither transformers nor vLLM reads as weights of the model.
-OTHER_WEIGHTS = ("adapter_model", "consolidated")
-ALLOWED = "complete, finite weights of the model that config.json describes"
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError)
-UNREADABLE += (SafetensorError, pickle.UnpicklingError)
+IGNORED_FILE_PREFIXES = ("adapter_model", "consolidated")
+EXPECTED_WEIGHTS = "complete, finite weights of the model that config.json describes"
+READ_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError)
+READ_ERRORS += (SafetensorError, pickle.UnpicklingError)
 
 
 class UnusableWeights(ValueError):
@@ -49,35 +49,35 @@ def check_weights(
     config: "PreTrainedConfig",
     *,
     setting: str = "",
-    use: Use = "policy",
+    purpose: WeightPurpose = "policy",
     trust_remote_code: bool = False,
-    values: bool = True,
+    should_check_values: bool = True,
 ) -> None:
     """Raise ``UnusableWeights`` unless ``directory`` holds the weights of a model of ``config``.
 
-    No model is loaded. ``setting`` (``key=value``) starts the error message. With ``values=False``
-    only the headers of the files are read.
+    No model is loaded. The error message starts with ``setting`` (``key=value``). With
+    ``should_check_values=False`` only the headers of the files are read.
     """
     directory = Path(directory)
     setting = setting or f"model path={str(directory)!r}"
     files = check_files(directory, setting)
     options = {"config": config, "trust_remote_code": trust_remote_code}
     try:
-        model, info = _from_pretrained(directory, use, device_map="meta", **options)
-    except UNREADABLE as error:
+        model, info = _from_pretrained(directory, purpose, device_map="meta", **options)
+    except READ_ERRORS as error:
         why = f"transformers cannot read its weights: {_first_line(error)}"
         raise _unusable_error(setting, why) from error
-    _check_names(model, info, setting, use)
-    if use == "policy" and _lost_tie(model):
+    _check_names(model, info, setting, purpose)
+    if purpose == "policy" and _has_untied_embeddings(model):
         _check_tied_values(model, files, setting)
-    if values:
+    if should_check_values:
         _check_values(files, setting)
 
 
 def is_comparable(config: "PreTrainedConfig") -> bool:
     """Return True if transformers can load the weights, so that their names can be compared.
 
-    It needs a causal LM class for ``config`` and weights that are not quantised.
+    transformers needs a causal LM class for ``config`` and weights that are not quantised.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -86,34 +86,36 @@ def is_comparable(config: "PreTrainedConfig") -> bool:
 
 
 def load_weights(
-    directory: str | Path, use: Use = "policy", **options: Any
-) -> Any:  # a model of one of the auto classes
+    directory: str | Path, purpose: WeightPurpose = "policy", **options: Any
+) -> Any:  # the type depends on the auto class of transformers
     """Load the model in ``directory`` by transformers with ``options``.
 
     Raises ``UnusableWeights`` if a tensor is missing, unexpected, of a wrong shape or not finite.
     """
     setting = f"model path={str(directory)!r}"
     check_files(Path(directory), setting)
-    model, info = _from_pretrained(directory, use, **options)
-    _check_names(model, info, setting, use)
-    if use == "policy" and _lost_tie(model):
+    model, info = _from_pretrained(directory, purpose, **options)
+    _check_names(model, info, setting, purpose)
+    if purpose == "policy" and _has_untied_embeddings(model):
         raise _untied_error(model, setting)
     _refuse_non_finite(find_non_finite(model.named_parameters()), setting)
     return model
 
 
-def _from_pretrained(directory: str | Path, use: Use, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the model of an auto class and transformers' report about its loading."""
+def _from_pretrained(
+    directory: str | Path, purpose: WeightPurpose, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Load the model by an auto class; return it and the loading report of transformers."""
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    is_reward = use == "reward"
+    is_reward = purpose == "reward"
     auto_class: Any = AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
-    # local_files_only: files of the hub were downloaded before the workers started.
-    with quiet_transformers(reports=False):
+    # local_files_only, because files of the hub were downloaded before the workers started.
+    with quiet_transformers(show_warnings=False):
         return auto_class.from_pretrained(
             directory,
             local_files_only=True,
-            ignore_mismatched_sizes=True,  # refused later, in one message with other problems
+            ignore_mismatched_sizes=True,  # _check_names reports them together with other problems
             output_loading_info=True,
             **options,
         )
@@ -149,15 +151,15 @@ def check_files(directory: Path, setting: str) -> list[Path]:
     files = _weight_files(directory, setting)
     for file in files:
         _check_file(file, setting)
-    others = [
+    other_files = [
         file.name
         for file in sorted(directory.glob("*.safetensors"))
-        if file not in files and not file.name.startswith(OTHER_WEIGHTS)
+        if file not in files and not file.name.startswith(IGNORED_FILE_PREFIXES)
     ]
-    if others and files[0].name == "model.safetensors":
+    if other_files and files[0].name == "model.safetensors":
         why = (
-            f"it holds model.safetensors and {_join_names(others)}: transformers would read only "
-            "the first, vLLM all of them"
+            f"it holds model.safetensors and {_join_names(other_files)}: transformers would read "
+            "only the first, vLLM all of them"
         )
         raise _unusable_error(setting, why, "remove the files that do not belong to the model")
     return files
@@ -166,7 +168,7 @@ def check_files(directory: Path, setting: str) -> list[Path]:
 def _weight_files(directory: Path, setting: str) -> list[Path]:
     """Return the weight files that transformers would read: one file, or shards with an index."""
     safetensors_file, torch_file = directory / "model.safetensors", directory / "pytorch_model.bin"
-    for single_file, index in ((safetensors_file, INDEXES[0]), (torch_file, INDEXES[1])):
+    for single_file, index in ((safetensors_file, INDEX_FILES[0]), (torch_file, INDEX_FILES[1])):
         if single_file.is_file():
             return [single_file]
         if (directory / index).is_file():
@@ -186,22 +188,24 @@ def _weight_files(directory: Path, setting: str) -> list[Path]:
 
 def _indexed_shards(index: Path, setting: str) -> list[Path]:
     try:
-        named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        shards = sorted({str(name) for name in named})
+        shard_names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        shards = sorted({str(name) for name in shard_names})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{index.name} lists no shards{_describe_lfs_pointer(index)}: {_first_line(error)}"
         raise _unusable_error(setting, why) from error
-    lacking = [name for name in shards if not (index.parent / name).is_file()]
-    if lacking or not shards:
-        counts = f"{len(lacking)} of {len(shards)} shards of {index.name} are missing"
-        raise _unusable_error(setting, f"{counts}: {_join_names(lacking)}")
+    missing_shards = [name for name in shards if not (index.parent / name).is_file()]
+    if missing_shards or not shards:
+        counts = f"{len(missing_shards)} of {len(shards)} shards of {index.name} are missing"
+        raise _unusable_error(setting, f"{counts}: {_join_names(missing_shards)}")
     return [index.parent / name for name in shards]
 
 
 def _check_file(file: Path, setting: str) -> None:
-    pointer = _describe_lfs_pointer(file)
-    if pointer:
-        raise _unusable_error(setting, f"{file.name} holds no weights{pointer}", "git lfs pull")
+    lfs_description = _describe_lfs_pointer(file)
+    if lfs_description:
+        raise _unusable_error(
+            setting, f"{file.name} holds no weights{lfs_description}", "git lfs pull"
+        )
     if file.suffix != ".safetensors":
         return
     try:
@@ -215,42 +219,55 @@ def _check_file(file: Path, setting: str) -> None:
 
 def _describe_lfs_pointer(file: Path) -> str:
     with file.open("rb") as stream:
-        is_pointer = stream.read(len(POINTER)) == POINTER
+        is_pointer = stream.read(len(LFS_POINTER_START)) == LFS_POINTER_START
     return ": it is a git-lfs pointer whose content was not downloaded" if is_pointer else ""
 
 
 # ---------------------------------------------------------------------- names and shapes
 
 
-def _check_names(model: Any, info: Mapping[str, Any], setting: str, use: Use) -> None:
+def _check_names(
+    model: Any, loading_info: Mapping[str, Any], setting: str, purpose: WeightPurpose
+) -> None:
     """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights.
 
-    ``info`` is the loading info that ``from_pretrained`` returns.
+    ``loading_info`` is the loading info that ``from_pretrained`` returns.
     """
-    base = f"{model.base_model_prefix}."
-    of_backbone = (base, *(f"{name}." for name, _ in model.base_model.named_children()))
-    missing_names = sorted(info["missing_keys"])
-    unexpected = sorted(info["unexpected_keys"])
-    mismatched = sorted(info["mismatched_keys"], key=lambda entry: entry[0])
-    if use == "value":  # the output head is not used: a value model has a new scalar head
-        missing_names = [name for name in missing_names if name.startswith(base)]
-        mismatched = [entry for entry in mismatched if entry[0].startswith(base)]
-    if use != "policy":
-        unexpected = [name for name in unexpected if name.startswith(of_backbone)]
+    backbone_prefix = f"{model.base_model_prefix}."
+    backbone_prefixes = (
+        backbone_prefix,
+        *(f"{name}." for name, _ in model.base_model.named_children()),
+    )
+    missing_names = sorted(loading_info["missing_keys"])
+    unexpected_names = sorted(loading_info["unexpected_keys"])
+    mismatched_shapes = sorted(loading_info["mismatched_keys"], key=lambda entry: entry[0])
+    if purpose == "value":  # a value model has a new scalar head instead of the output head
+        missing_names = [name for name in missing_names if name.startswith(backbone_prefix)]
+        mismatched_shapes = [
+            entry for entry in mismatched_shapes if entry[0].startswith(backbone_prefix)
+        ]
+    if purpose != "policy":
+        unexpected_names = [name for name in unexpected_names if name.startswith(backbone_prefixes)]
     shapes = [
         f"{name} {list(file_shape)} instead of {list(model_shape)}"
-        for name, file_shape, model_shape in mismatched
+        for name, file_shape, model_shape in mismatched_shapes
     ]
-    problems = {"missing": missing_names, "unexpected": unexpected, "of another shape": shapes}
+    problems = {
+        "missing": missing_names,
+        "unexpected": unexpected_names,
+        "of another shape": shapes,
+    }
     reasons = [_describe_tensors(problem, names) for problem, names in problems.items() if names]
-    reasons += [_first_line(error) for error in info.get("error_msgs", ())]
+    reasons += [_first_line(error) for error in loading_info.get("error_msgs", ())]
     if reasons:
-        description = f"{type(model).__name__} (model_type {model.config.model_type})"
-        raise _unusable_error(setting, f"not the weights of a {description}: {', '.join(reasons)}")
+        model_description = f"{type(model).__name__} (model_type {model.config.model_type})"
+        raise _unusable_error(
+            setting, f"not the weights of a {model_description}: {', '.join(reasons)}"
+        )
 
 
-def _lost_tie(model: Any) -> bool:
-    """Return True if input and output embedding are separate weights, but the config ties them."""
+def _has_untied_embeddings(model: Any) -> bool:
+    """Return True if the config ties output head and embedding, but they are separate weights."""
     if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
         return False
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
@@ -266,14 +283,16 @@ def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
     layer_names = [names[id(layer.weight)].rpartition(".")[0] for layer in (head, embeddings)]
     name_endings = tuple(f"{layer_name.rpartition('.')[2]}.weight" for layer_name in layer_names)
     tied_tensors = {
-        end: tensor
+        ending: tensor
         for name, tensor in _iterate_tensors(files)
-        for end in name_endings
-        if name == end or name.endswith(f".{end}")
+        for ending in name_endings
+        if name == ending or name.endswith(f".{ending}")
     }
     if len(tied_tensors) == len(name_endings):
-        head_weight, other_weight = (tensor[:] for tensor in tied_tensors.values())
-        if head_weight.shape != other_weight.shape or not torch.equal(head_weight, other_weight):
+        head_weight, embedding_weight = (tensor[:] for tensor in tied_tensors.values())
+        if head_weight.shape != embedding_weight.shape or not torch.equal(
+            head_weight, embedding_weight
+        ):
             raise _untied_error(model, setting)
 
 
@@ -287,18 +306,18 @@ def _untied_error(model: Any, setting: str) -> UnusableWeights:
 
 
 @contextlib.contextmanager
-def quiet_transformers(reports: bool = True) -> Iterator[None]:
+def quiet_transformers(show_warnings: bool = True) -> Iterator[None]:
     """Hide the progress bars of transformers, which every worker process would print.
 
-    With ``reports=False`` its warnings about weights are hidden too, because the checks of this
-    module raise errors for them.
+    With ``show_warnings=False`` the warnings of transformers about weights are hidden too. The
+    checks of this module raise errors for the same problems.
     """
     from transformers.utils import logging as hf_logging
 
     had_progress_bar = hf_logging.is_progress_bar_enabled()
     level = hf_logging.get_verbosity()
     hf_logging.disable_progress_bar()
-    if not reports:
+    if not show_warnings:
         hf_logging.set_verbosity_error()
     try:
         yield
@@ -316,11 +335,11 @@ def _check_values(files: Sequence[Path], setting: str) -> None:
 
     For models above ``SCANNED_BYTES`` an evenly spaced sample of the values is read.
     """
-    total = sum(file.stat().st_size for file in files)
-    scanned_fraction = min(1.0, SCANNED_BYTES / max(total, 1))
+    total_bytes = sum(file.stat().st_size for file in files)
+    scanned_fraction = min(1.0, SCANNED_BYTES / max(total_bytes, 1))
     if scanned_fraction < 1.0:
-        line = "%s: %.0f%% of its weights are checked for NaN and infinity before the start"
-        logger.info(line, setting, 100 * scanned_fraction)
+        log_message = "%s: %.0f%% of its weights are checked for NaN and infinity before the start"
+        logger.info(log_message, setting, 100 * scanned_fraction)
     non_finite_names = [
         name
         for name, tensor in _iterate_tensors(files)
@@ -345,9 +364,9 @@ def _iterate_tensors(files: Sequence[Path]) -> Iterator[tuple[str, Any]]:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
             yield from state.items()
             continue
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  it is no mapping
-                yield name, opened.get_slice(name)
+        with safe_open(file, "pt") as opened_file:
+            for name in opened_file.keys():  # noqa: SIM118  it is no mapping
+                yield name, opened_file.get_slice(name)
 
 
 def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tensor]:
@@ -356,7 +375,7 @@ def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tenso
     if not shape:
         yield tensor[...] if isinstance(tensor, torch.Tensor) else tensor[:]
         return
-    rows = max(1, PIECE_BYTES // max(1, 4 * math.prod(shape[1:])))
+    rows = max(1, SAMPLE_BLOCK_BYTES // max(1, 4 * math.prod(shape[1:])))
     for start_row in range(0, shape[0], rows):
         yield tensor[start_row : min(shape[0], start_row + math.ceil(rows * scanned_fraction))]
 
@@ -367,7 +386,7 @@ def _sample_values(tensor: Any, scanned_fraction: float) -> Iterator[torch.Tenso
 def _unusable_error(
     setting: str, why: str, fix: str = "restore or download the directory again"
 ) -> UnusableWeights:
-    return UnusableWeights(f"{setting}: {why}; allowed: {ALLOWED}; fix: {fix}")
+    return UnusableWeights(f"{setting}: {why}; allowed: {EXPECTED_WEIGHTS}; fix: {fix}")
 
 
 def _describe_tensors(fault: str, names: Sequence[str]) -> str:
@@ -375,8 +394,10 @@ def _describe_tensors(fault: str, names: Sequence[str]) -> str:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    count_suffix = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + count_suffix
+    count_suffix = (
+        f", and {len(names) - MAX_SHOWN_NAMES} more" if len(names) > MAX_SHOWN_NAMES else ""
+    )
+    return ", ".join(names[:MAX_SHOWN_NAMES]) + count_suffix
 
 
 def _first_line(error: object) -> str:

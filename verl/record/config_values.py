@@ -19,15 +19,15 @@ def config_to_dict(config: object) -> dict[str, Any]:
 
 def _as_dict(config: object) -> dict[str, Any]:
     if isinstance(config, BaseModel):
-        return config.model_dump(mode="json")  # tuples are lists, as YAML has them
+        return config.model_dump(mode="json")  # tuples become lists, because YAML has no tuples
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
-    # Compare the module name: OmegaConf need not be installed to read the file of a run.
+    # Compare the module name, so that OmegaConf is imported only for a config that is its object.
     if type(config).__module__.startswith("omegaconf"):
         from omegaconf import OmegaConf
 
-        resolved = OmegaConf.to_container(config, resolve=True)
-        return {str(key): value for key, value in dict(resolved).items()}  # pyright: ignore
+        resolved_config = OmegaConf.to_container(config, resolve=True)
+        return {str(key): value for key, value in dict(resolved_config).items()}  # pyright: ignore
     if isinstance(config, Mapping):
         return {str(key): value for key, value in config.items()}
     raise TypeError(f"a configuration is a mapping or a dataclass, not {type(config).__name__}")
@@ -35,11 +35,13 @@ def _as_dict(config: object) -> dict[str, Any]:
 
 def flatten_config(config: object, prefix: str = "") -> dict[str, bool | int | float | str]:
     """Convert a configuration to ``{"a.b": value}``; lists and None become text."""
-    flat: dict[str, bool | int | float | str] = {}
+    values_by_path: dict[str, bool | int | float | str] = {}
     for key, value in config_to_dict(config).items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping | BaseModel) or dataclasses.is_dataclass(value):
-            flat |= flatten_config(value, f"{name}.")
+            values_by_path |= flatten_config(value, f"{name}.")
         else:
-            flat[name] = value if isinstance(value, bool | int | float | str) else str(value)
-    return flat
+            values_by_path[name] = (
+                value if isinstance(value, bool | int | float | str) else str(value)
+            )
+    return values_by_path

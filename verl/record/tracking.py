@@ -17,18 +17,19 @@ from verl.names import TRACKERS
 from verl.record.config_values import flatten_config
 from verl.record.console import TrainingConsole
 from verl.utils import jsonl
-from verl.utils.files import rename_aside
+from verl.utils.files import rename_with_number
 
 logger = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-BUILT_IN = ("console", "file")  # loggers that need no service
-_CONFIG_KEYS = {"tensorboard": 100}  # maximum number of config keys sent; more are unreadable there
+BUILT_IN_TRACKERS = ("console", "file")  # loggers that need no service
+# Maximum number of config keys sent to a service. TensorBoard cannot show more legibly.
+_MAX_CONFIG_KEYS = {"tensorboard": 100}
 
 Arguments = ParamSpec("Arguments")
 
 
 def check_backends(backends: Sequence[str]) -> None:
-    """Raise ``ValueError`` for a backend that does not exist, with the nearest name."""
+    """Raise ``ValueError`` for a name that is not in ``TRACKERS``, and suggest a similar one."""
     for name in backends:
         if name not in TRACKERS:
             hint = did_you_mean(name, TRACKERS)
@@ -36,11 +37,11 @@ def check_backends(backends: Sequence[str]) -> None:
 
 
 class Tracking:
-    """Writer of the metrics of a run, a context manager. A failing service never stops training.
+    """Context manager that writes the metrics of a run. A failing service never stops training.
 
-    ``resume_step`` is the step of the checkpoint that training continues from: later lines and an
-    incomplete last line are removed. With ``None`` a new file is started, and an older file is
-    renamed. ``total_steps`` is the length of the progress bar.
+    ``resume_step`` is the step of the checkpoint from which training continues. Lines of later
+    steps and an incomplete last line are removed from ``metrics.jsonl``. With ``None`` an existing
+    file is renamed, and a new one is started. ``total_steps`` is the length of the progress bar.
     """
 
     def __init__(
@@ -58,17 +59,17 @@ class Tracking:
         check_backends(backends)
         self.path = Path(run_dir) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        prepare_metrics(self.path, resume_step)
+        prepare_metrics_file(self.path, resume_step)
         self.console = console
         if self.console is None and "console" in backends:
             self.console = TrainingConsole(total_steps=total_steps, first_step=resume_step or 0)
-        names = [name for name in backends if name not in BUILT_IN]
+        names = [name for name in backends if name not in BUILT_IN_TRACKERS]
         directory = Path(run_dir) / "logs"
         self.services = [Service(name, project, experiment, directory, config) for name in names]
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
         """Write, print and send ``data`` (metric name -> number) as the metrics of ``step``."""
-        # Write the file first: the numbers are safe whatever fails afterwards.
+        # Write the file first, so that the metrics are stored even if a service fails.
         jsonl.append(self.path, {"step": step, "time": time.time(), **data})
         if self.console is not None:
             self.console.step(step, data)
@@ -77,7 +78,7 @@ class Tracking:
             service.log(numbers, step)
 
     def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
-        """Send rows of text to the services that can show them."""
+        """Send the table ``name`` of texts to the services that can show texts."""
         for service in self.services:
             service.log_texts(name, columns, rows, step)
 
@@ -96,51 +97,53 @@ class Tracking:
 
 
 def _is_number(value: object) -> bool:
-    """Return True for a number and for an array or tensor with one element."""
-    # SupportsFloat excludes strings but includes arrays of any shape.
+    """Return True for a number and for an array or tensor of shape ``()``."""
+    # SupportsFloat excludes strings but includes arrays of any shape, so check ndim too.
     return isinstance(value, SupportsFloat) and getattr(value, "ndim", 0) == 0
 
 
-# ---- the file ----------------------------------------------------------------------------------
+# ---- metrics.jsonl -----------------------------------------------------------------------------
 
 
-def prepare_metrics(path: Path, resume_step: int | None) -> None:
-    """Remove the lines after ``resume_step``. If ``resume_step`` is None, rename the file."""
+def prepare_metrics_file(path: Path, resume_step: int | None) -> None:
+    """Remove the lines of steps after ``resume_step``. If it is None, rename the file."""
     if not path.exists():
         return
     if resume_step is None:
-        aside = rename_aside(path)
-        logger.info("the metrics of an earlier run in this directory are now in %s", aside.name)
+        renamed_path = rename_with_number(path)
+        logger.info(
+            "the metrics of an earlier run in this directory are now in %s", renamed_path.name
+        )
         return
     kept_records = [record for record in jsonl.read(path) if record.get("step", 0) <= resume_step]
     jsonl.write(path, kept_records)
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run in order of steps.
+    """Return one dict of metrics per step of a run, ordered by step.
 
-    Records of the same step are merged. The later value of a metric counts.
+    Lines of the same step are merged. The last line that has a metric determines its value.
     """
-    steps: dict[int, dict[str, Any]] = {}
+    metrics_by_step: dict[int, dict[str, Any]] = {}
     for record in jsonl.read(Path(run_dir) / METRICS_FILE):
         if isinstance(record.get("step"), int):
-            # Share the names: with a copy of each in every step they take most of the memory.
-            named = {sys.intern(name): value for name, value in record.items()}
-            steps.setdefault(record["step"], {}).update(named)
-    return [steps[step] for step in sorted(steps)]
+            # Intern the names: a copy of every name per step would take most of the memory.
+            metrics = {sys.intern(name): value for name, value in record.items()}
+            metrics_by_step.setdefault(record["step"], {}).update(metrics)
+    return [metrics_by_step[step] for step in sorted(metrics_by_step)]
 
 
 # ---- services ----------------------------------------------------------------------------------
 
 
 class Service:
-    """One tracking service, such as wandb. It is switched off after its first failure."""
+    """Connection to a tracking service, such as wandb. After its first failure it sends nothing."""
 
     def __init__(
         self, name: str, project: str, experiment: str, directory: Path, config: object
     ) -> None:
         self.name = name
-        # Any, because accelerate's tracker classes have no common base class with these methods.
+        # The type is Any: accelerate's tracker classes have no base class with the methods used.
         self._tracker: Any = None
         self._call_guarded(self._start, project, experiment, directory, config)
 
@@ -150,7 +153,7 @@ class Service:
             self._call_guarded(self._tracker.log, values, step=step)
 
     def log_texts(self, name: str, columns: list[str], rows: list[list[str]], step: int) -> None:
-        """Send rows of text if the service can show a table or text."""
+        """Send the table ``name`` of texts if the service can show tables or texts."""
         if hasattr(self._tracker, "log_table"):
             self._call_guarded(self._tracker.log_table, name, columns=columns, data=rows, step=step)
         elif self._tracker is not None and self.name == "tensorboard":
@@ -158,7 +161,7 @@ class Service:
             self._call_guarded(self._tracker.log, texts, step=step)
 
     def finish(self) -> None:
-        """Close the tracker of the service, if it is on."""
+        """Close the tracker of the service, unless it was switched off."""
         if self._tracker is not None:
             self._call_guarded(self._tracker.finish)
             self._tracker = None
@@ -171,7 +174,7 @@ class Service:
     ) -> None:
         try:
             function(*args, **kwargs)
-        except Exception as error:  # any error of a tracker: it must not end training
+        except Exception as error:  # catch every error: a failed tracker must not end training
             self._tracker = None
             logger.warning(
                 "tracker %s is off for the rest of the run: %r; metrics.jsonl is still written",
@@ -183,18 +186,20 @@ class Service:
         from accelerate import PartialState  # lazy import: it loads torch
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        PartialState(cpu=True)  # accelerate's trackers read from it that this is the main process
-        arguments = self._tracker_arguments(project, experiment, directory)
+        PartialState(cpu=True)  # accelerate's trackers need it to identify the main process
+        arguments = self._make_tracker_arguments(project, experiment, directory)
         tracker = LOGGER_TYPE_TO_CLASS[self.name](**arguments)
         tracker.start()
         self._tracker = tracker
         values = list(flatten_config(config).items())
-        limit = _CONFIG_KEYS.get(self.name)
-        tracker.store_init_configuration(dict(values[:limit]))
+        max_keys = _MAX_CONFIG_KEYS.get(self.name)
+        tracker.store_init_configuration(dict(values[:max_keys]))
 
-    def _tracker_arguments(self, project: str, experiment: str, directory: Path) -> dict[str, str]:
-        """Return project, experiment and directory under the argument names of this service."""
-        # Accelerate passes the arguments to the service's own function. Each has other names.
+    def _make_tracker_arguments(
+        self, project: str, experiment: str, directory: Path
+    ) -> dict[str, str]:
+        """Return the keyword arguments of this service's tracker class in accelerate."""
+        # The services have different names for project, experiment and directory.
         path = str(directory)
         if self.name in ("tensorboard", "aim"):
             return {"run_name": experiment, "logging_dir": path}

@@ -2,9 +2,9 @@
 
     compose -> read -> derive -> validate -> plan -> run
 
-``parse`` does everything up to the typed configs, ``run`` everything. Heavy packages are imported
-only in ``main``. All problems are reported in one list: if single values are invalid, the checks
-across keys still run on the valid keys.
+``parse`` composes, reads and derives the typed configs. ``run`` does all of these steps. Packages
+that are slow to import are imported only in ``main``. All problems are reported in one list: if
+single values are invalid, the checks across keys still run on the valid keys.
 """
 
 import argparse
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from verl.config.compose import config_names, expand_sweep
+from verl.config.compose import expand_sweep, list_config_names
 from verl.config.devices import Machine, apply_machine, parse_machine
 from verl.config.explain import explain_key
 from verl.config.load import ParsedConfig, read_config, to_dict, to_yaml, warn_without_effect
 from verl.config.plan import Facts, Plan, gather_facts, make_plan
 from verl.config.plugins import env_names, schema_keys
 from verl.config.problems import RegisteredNames
-from verl.config.registered_names import EXTERNAL_LIB, import_external_libs
-from verl.config.run_code import TRUST, refuse_code_of_run
+from verl.config.registered_names import EXTERNAL_LIB_KEY, import_external_libs
+from verl.config.run_code import TRUST_KEY, refuse_code_of_run
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, Key, keys_of, value_at_path
-from verl.config.settings.hints import child_names, nearest_key
+from verl.config.settings.hints import find_nearest_key, list_child_names
 from verl.config.settings.secret_values import register_secrets
 from verl.config.validate import find_problems
 from verl.utils.commands import run_reporting_mistakes
@@ -42,24 +42,27 @@ Schema = type[PPOConfig] | type[SFTConfig]
 
 @dataclass
 class Command:
-    """Parsed command line: configs to run, or ``text`` to print if there is nothing to run."""
+    """Parsed command line: configs to run, or ``text`` to print instead of running anything."""
 
     config_name: str = ""
     configs: list[Config] = field(default_factory=list)
     text: str | None = None
-    only_check: bool = False
-    machine: Machine | None = None  # machine of ``--on``, for which the config is checked
+    is_check_only: bool = False
+    target_machine: Machine | None = None  # machine of ``--on``, for which the config is checked
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """Result of opening what a config names: messages, and fields of ``Facts`` for the plan."""
+    """Result of checks that open the files, models and environments which a config names.
+
+    ``problems`` are error messages. ``facts`` are fields of ``Facts``, for the plan.
+    """
 
     problems: Collection[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-Inspect = Callable[..., Inspection]
+InspectFunction = Callable[..., Inspection]
 
 
 def _build_parser(prog: str) -> argparse.ArgumentParser:
@@ -111,7 +114,7 @@ def _build_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust-run-code",
         action="store_true",
-        help=f"execute code that the stored config of a run names; same as {TRUST}=true",
+        help=f"execute code that the stored config of a run names; same as {TRUST_KEY}=true",
     )
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="overrides, in Hydra's grammar"
@@ -130,50 +133,54 @@ def parse(
     Raises ``ConfigError`` with all problems if names, keys, types or single values are invalid.
     """
     parser = _build_parser(prog)
-    # parse_args would refuse overrides on both sides of an option.
+    # parse_args would refuse a command line with overrides before and after an option.
     args = parser.parse_intermixed_args(argv)
     if args.help is not None:
         return Command(text=_format_help(parser, args.help, args.config_path, schema))
-    default = config_default if isinstance(config_default, str) else config_default(args.overrides)
-    name = args.config_name or default
+    default_config_name = (
+        config_default if isinstance(config_default, str) else config_default(args.overrides)
+    )
+    config_name = args.config_name or default_config_name
     if args.check and (args.cfg or args.explain):
         raise ConfigError(
             "--check: --cfg and --explain check nothing; allowed: --check without them; "
             "fix: remove one of the options"
         )
-    machine = _read_stated_machine(args, schema)
-    trusts_run_code = args.trust_run_code or f"{TRUST}=true" in args.overrides
-    args.overrides = [override for override in args.overrides if override != f"{TRUST}=true"]
+    target_machine = _parse_machine_option(args, schema)
+    trusts_run_code = args.trust_run_code or f"{TRUST_KEY}=true" in args.overrides
+    args.overrides = [override for override in args.overrides if override != f"{TRUST_KEY}=true"]
     if not trusts_run_code:
-        refuse_code_of_run(name, args.config_path, args.overrides, schema)
+        refuse_code_of_run(config_name, args.config_path, args.overrides, schema)
     if args.cfg:
-        parsed = read_config(name, args.overrides, schema, args.config_path)
+        parsed = read_config(config_name, args.overrides, schema, args.config_path)
         config = parsed.require_valid()
         # The first line is a comment, so that the output is a valid config file.
         text = f"{COMPOSED_NOTE}\n{to_yaml(config if args.resolve else parsed.tree)}"
-        return Command(name, text=text)
+        return Command(config_name, text=text)
     if args.explain:
-        parsed = read_config(name, args.overrides, schema, args.config_path)
-        return Command(name, text=explain_key(parsed.require_valid(), args.explain))
+        parsed = read_config(config_name, args.overrides, schema, args.config_path)
+        return Command(config_name, text=explain_key(parsed.require_valid(), args.explain))
     if args.multirun:
-        parsed_configs = _read_multirun_configs(name, args, schema)
+        parsed_configs = _read_multirun_configs(config_name, args, schema)
     else:
-        parsed_configs = [read_config(name, args.overrides, schema, args.config_path)]
+        parsed_configs = [read_config(config_name, args.overrides, schema, args.config_path)]
     problems: list[str] = []
     for parsed in parsed_configs:
         problems += parsed.problems
-        if parsed.problems:  # find the problems of the other keys too
-            problems += find_problems(parsed.config, _list_light_names(parsed), partial=True)
+        if parsed.problems:  # also find the problems of the valid keys
+            problems += find_problems(
+                parsed.config, _list_cheap_registered_names(parsed), is_partial=True
+            )
         problems += parsed.unused_keys
     if problems:
         raise ConfigError(dict.fromkeys(problems))
     configs = [parsed.config for parsed in parsed_configs]
     if args.multirun:
         _check_run_directories(configs)
-    return Command(name, configs, only_check=args.check, machine=machine)
+    return Command(config_name, configs, is_check_only=args.check, target_machine=target_machine)
 
 
-def _read_stated_machine(args: argparse.Namespace, schema: Schema) -> Machine | None:
+def _parse_machine_option(args: argparse.Namespace, schema: Schema) -> Machine | None:
     if args.on is None:
         return None
     if not args.check or schema is not PPOConfig:
@@ -184,36 +191,40 @@ def _read_stated_machine(args: argparse.Namespace, schema: Schema) -> Machine | 
     return parse_machine(args.on)
 
 
-def _list_light_names(parsed: ParsedConfig) -> RegisteredNames:
-    """Return the registered names that are known without the import of slow modules."""
+def _list_cheap_registered_names(parsed: ParsedConfig) -> RegisteredNames:
+    """Return the registered names that can be listed without importing slow modules."""
     is_ppo = isinstance(parsed.config, PPOConfig)
-    if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB):
+    if is_ppo and value_at_path(parsed.config, EXTERNAL_LIB_KEY):
         # A user-provided module may register more names, and its import may be slow.
         return RegisteredNames()
     return RegisteredNames(environments=env_names() or None)
 
 
 def _read_multirun_configs(
-    name: str, args: argparse.Namespace, schema: Schema
+    config_name: str, args: argparse.Namespace, schema: Schema
 ) -> list[ParsedConfig]:
     """Return the configs of a multirun, each with a different experiment name and run directory."""
-    has_names = any(
+    has_experiment_name = any(
         override.lstrip("+").startswith("trainer.experiment_name=") for override in args.overrides
     )
     parsed_configs = []
-    for index, overrides in enumerate(expand_sweep(args.overrides)):
-        parsed = read_config(name, overrides, schema, args.config_path)
-        # A config that cannot be read has no name, and is refused for its problems anyway.
-        if not has_names and not parsed.problems:
-            rename = f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{index}"'
-            parsed = read_config(name, [*overrides, rename], schema, args.config_path)
+    for job_number, overrides in enumerate(expand_sweep(args.overrides)):
+        parsed = read_config(config_name, overrides, schema, args.config_path)
+        # An invalid config has no experiment name to extend. It is refused for its problems.
+        if not has_experiment_name and not parsed.problems:
+            experiment_name_override = (
+                f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{job_number}"'
+            )
+            parsed = read_config(
+                config_name, [*overrides, experiment_name_override], schema, args.config_path
+            )
         parsed_configs.append(parsed)
     return parsed_configs
 
 
 def _check_run_directories(configs: Sequence[Config]) -> None:
     directories = [cfg.trainer.default_local_dir for cfg in configs]
-    # With resume_mode=auto the second job would resume from the first one's checkpoints.
+    # With resume_mode=auto the second job would resume from the checkpoints of the first job.
     if len(set(directories)) < len(directories):
         raise ConfigError(
             f"trainer.default_local_dir: jobs of a multirun share {directories[0]!r}; allowed: one "
@@ -228,8 +239,8 @@ def run(
     prog: str = "verl.trainer.main_ppo",
     argv: Sequence[str] | None = None,
     names: Callable[[], RegisteredNames] | None = None,
-    inspect: Inspect | None = None,
-    dry_run: Inspect | None = None,
+    inspect: InspectFunction | None = None,
+    dry_run: InspectFunction | None = None,
 ) -> int:
     """Run ``main(cfg)`` for each config of the command line, after checks and plan.
 
@@ -241,13 +252,14 @@ def run(
         argv: command line without the program name (default: ``sys.argv``).
         names: returns the registered names. Called only if there is something to run, after the
             ``external_lib`` of the configs was imported.
-        inspect: returns problems of a valid config that need the files and devices it names. With
-            ``--on`` it gets ``elsewhere=True`` and ignores the devices of this machine.
-        dry_run: with ``--check``, returns problems that show in trial calls of parts of the run.
+        inspect: opens the files and devices that a valid config names, and returns their problems.
+            With ``--on`` it gets ``ignores_local_devices=True``: the machine is another one.
+        dry_run: with ``--check``, calls parts of the run on dummy rows and returns their problems.
 
     Returns:
-        Exit status. 0: done or shown. 2: refused, with all problems on standard error. 143 and
-        130: ended by SIGTERM or Ctrl-C after cleanup.
+        Exit status. 0: all runs ended, or the requested text was printed. 2: refused, with all
+        problems on standard error. 143: ended by SIGTERM after cleanup. 130: ended by Ctrl-C
+        after cleanup.
     """
     parse_command = partial(parse, argv, config_default, schema, prog)
     # An OSError inside a run is not a mistake on the command line.
@@ -260,38 +272,42 @@ def _parse_and_run(
     main: Callable[[Any], object],
     parse_command: Callable[[], Command],
     names: Callable[[], RegisteredNames] | None,
-    inspect: Inspect | None,
-    dry_run: Inspect | None,
+    inspect: InspectFunction | None,
+    dry_run: InspectFunction | None,
 ) -> int:
     command = parse_command()
     if command.text is not None:
         sys.stdout.write(command.text.rstrip("\n") + "\n")
         return 0
-    # Before names(): importing these modules fills the registries that names() reads.
+    # Import these modules before names() is called: they register names that names() returns.
     if import_external_libs(command.configs):
         # Parse again: names that these modules register determine the values of unset keys.
         command = parse_command()
     for cfg in command.configs:
-        register_secrets(to_dict(cfg))  # from the log and from errors
-    registered = names() if names else None
+        register_secrets(to_dict(cfg))  # so that logs and error messages mask them
+    registered_names = names() if names else None
     # Plan and check every job before the first one starts, so that none is refused in the middle
     # of a multirun.
-    machine = command.machine
+    target_machine = command.target_machine
     machine_problems = [
         problem
         for cfg in command.configs
-        if machine and isinstance(cfg, PPOConfig)
-        for problem in apply_machine(cfg, machine)
+        if target_machine and isinstance(cfg, PPOConfig)
+        for problem in apply_machine(cfg, target_machine)
     ]
-    facts = [_gather_plan_facts(cfg, machine) for cfg in command.configs]
-    inspect_config = partial(inspect, elsewhere=True) if inspect and machine else inspect
-    inspectors = [inspect_config, dry_run] if command.only_check else [inspect_config]
-    plans = _make_checked_plans(command.configs, facts, registered, inspectors, machine_problems)
-    if command.only_check:
+    facts = [_gather_plan_facts(cfg, target_machine) for cfg in command.configs]
+    inspect_config = (
+        partial(inspect, ignores_local_devices=True) if inspect and target_machine else inspect
+    )
+    inspectors = [inspect_config, dry_run] if command.is_check_only else [inspect_config]
+    plans = _make_checked_plans(
+        command.configs, facts, registered_names, inspectors, machine_problems
+    )
+    if command.is_check_only:
         for cfg, plan in zip(command.configs, plans, strict=True):
             warn_without_effect(cfg)
-            machine_note = f" for {machine}" if machine else ""
-            print_plan(plan, f"config {command.config_name}{machine_note}; {CHECKED_NOTE}")
+            machine_text = f" for {target_machine}" if target_machine else ""
+            print_plan(plan, f"config {command.config_name}{machine_text}; {CHECKED_NOTE}")
         return 0
     with Interruption() as interruption:
         for cfg, plan in zip(command.configs, plans, strict=True):
@@ -305,14 +321,18 @@ def _make_checked_plans(
     configs: Sequence[Config],
     facts: list[Facts],
     names: RegisteredNames | None,
-    inspectors: Sequence[Inspect | None],
-    missing: Sequence[str],
+    inspectors: Sequence[InspectFunction | None],
+    machine_problems: Sequence[str],
 ) -> list[Plan]:
-    """Return the plans of the configs, with the facts that the ``inspectors`` find too.
+    """Check the configs and return their plans, which include facts found by ``inspectors``.
 
-    Each inspector runs only if the checks before it found no problem, else ``ConfigError``.
+    The checks of the config run first, then the inspectors in order. If a stage finds problems,
+    raise ``ConfigError``; later stages do not run.
     """
-    problems = [*missing, *(problem for cfg in configs for problem in find_problems(cfg, names))]
+    problems = [
+        *machine_problems,
+        *(problem for cfg in configs for problem in find_problems(cfg, names)),
+    ]
     plans = _make_plans(configs, facts, problems)
     for inspector in filter(None, inspectors):
         inspections = [inspector(cfg) for cfg in configs]
@@ -328,21 +348,27 @@ def _make_checked_plans(
 def _make_plans(
     configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
 ) -> list[Plan]:
-    """Return the plans. Raise ``ConfigError`` with ``problems`` and those of the plans, if any."""
+    """Return the plan of each config.
+
+    Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
+    """
     plans = [make_plan(cfg, config_facts) for cfg, config_facts in zip(configs, facts, strict=True)]
-    all_problems = [*problems, *(problem for plan in plans for problem in plan.resource_problems())]
+    all_problems = [
+        *problems,
+        *(problem for plan in plans for problem in plan.find_resource_problems()),
+    ]
     if all_problems:
         raise ConfigError(dict.fromkeys(all_problems))
     return plans
 
 
-def _gather_plan_facts(cfg: Config, machine: Machine | None) -> Facts:
+def _gather_plan_facts(cfg: Config, target_machine: Machine | None) -> Facts:
     facts = gather_facts(cfg)
-    if machine is None:
+    if target_machine is None:
         return facts
     # The host memory of the target machine is unknown; this machine's does not apply.
-    memory = {"device_memory_gb": machine.memory_gb, "memory_gb": None}
-    return dataclasses.replace(facts, device="cuda", **memory)
+    memory_facts = {"device_memory_gb": target_machine.memory_gb, "memory_gb": None}
+    return dataclasses.replace(facts, device="cuda", **memory_facts)
 
 
 def print_plan(plan: Plan, caption: str = "") -> None:
@@ -364,11 +390,11 @@ def _format_help(
     if section:
         return _format_section_help(section, schema)
     keys = keys_of(schema)
-    names = child_names("", keys)
+    names = list_child_names("", keys)
     sections = "\n".join(f"  {name:<24}{keys[name].help_text}" for name in names)
     return (
         f"{parser.format_help()}\n"
-        f"configs (--config-name):\n  {', '.join(config_names(config_path))}\n\n"
+        f"configs (--config-name):\n  {', '.join(list_config_names(config_path))}\n\n"
         f"sections (--help SECTION lists the keys of one, for example --help {names[0]}):\n"
         f"{sections}\n"
     )
@@ -379,7 +405,7 @@ def _format_section_help(section: str, schema: Schema) -> str:
     prefix = f"{section}."
     section_keys = [key for path, key in keys.items() if path == section or path.startswith(prefix)]
     if not section_keys:
-        similar_key = nearest_key(section, keys)
+        similar_key = find_nearest_key(section, keys)
         hint = f"; did you mean {similar_key}?" if similar_key else ""
         raise ConfigError(f"--help {section}: no such section{hint}")
     return "\n".join(_format_key_help(key) for key in section_keys if not key.is_section)
@@ -389,8 +415,9 @@ def _format_key_help(key: Key) -> str:
     default = "null" if key.default_value is None else key.default_value
     default = list(default) if isinstance(default, tuple) else default
     note = " [GPU only]" if key.is_gpu_only else ""
-    if key.unused_mark and key.unused_mark.instead:
-        note = f" [refused: {key.unused_mark.why}; instead: {key.unused_mark.instead}]"
-    elif key.unused_mark:
-        note = f" [no effect: {key.unused_mark.why}; accepted for {key.unused_mark.set_by}]"
+    if key.unused_annotation and key.unused_annotation.instead:
+        note = f" [refused: {key.unused_annotation.why}; instead: {key.unused_annotation.instead}]"
+    elif key.unused_annotation:
+        annotation = key.unused_annotation
+        note = f" [no effect: {annotation.why}; accepted for {annotation.set_by}]"
     return f"{key.path}  ({key.describe_allowed()}; default {default})\n    {key.help_text}{note}"

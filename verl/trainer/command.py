@@ -9,20 +9,20 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.compose import parse_overrides
 from verl.config.settings import ConfigError, Section, keys_of
-from verl.config.settings.reading import from_text, read_section
+from verl.config.settings.reading import convert_text_values, read_section
 from verl.utils.commands import run_reporting_mistakes
 
 SectionT = TypeVar("SectionT", bound=Section)
 
 
 def read_overrides(
-    overrides: Sequence[str], schema: type[SectionT], required: Sequence[str]
+    overrides: Sequence[str], schema: type[SectionT], required_keys: Sequence[str]
 ) -> SectionT:
     """Return the configuration of ``schema`` with ``overrides``, or raise ``ConfigError``."""
     tree = _build_tree(overrides)
-    reading = read_section(schema, from_text(tree, schema))
+    reading = read_section(schema, convert_text_values(tree, schema))
     keys = keys_of(schema)
-    missing_keys = [key for key in required if _get_value(tree, key) in (None, "")]
+    missing_keys = [key for key in required_keys if _get_value(tree, key) in (None, "")]
     problems = [text for key, text in reading.problems.items() if key not in missing_keys]
     problems += [
         f"{key}: required ({keys[key].help_text.removesuffix('; required')}); fix: {key}=..."
@@ -62,7 +62,7 @@ def _get_value(tree: Any, key: str) -> Any:
 def run_command(
     main: Callable[[Any], object],
     schema: type[Section],
-    required: Sequence[str],
+    required_keys: Sequence[str],
     prog: str,
     argv: Sequence[str] | None = None,
 ) -> int:
@@ -73,7 +73,7 @@ def run_command(
         return 0
 
     def read_and_run() -> None:
-        main(read_overrides(args, schema, required).as_frozen())
+        main(read_overrides(args, schema, required_keys).as_frozen())
 
     return run_reporting_mistakes(read_and_run, catches_os_errors=False)
 
@@ -81,7 +81,7 @@ def run_command(
 def _format_help(schema: type[Section], prog: str) -> str:
     lines = [f"usage: python -m {prog} key=value ...", ""]
     for key in keys_of(schema).values():
-        if not key.is_section and not key.unused_mark:
+        if not key.is_section and not key.unused_annotation:
             lines += [
                 f"{key.path}  ({key.describe_allowed()}; default {key.default_value!r})",
                 f"    {key.help_text}",

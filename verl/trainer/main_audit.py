@@ -1,11 +1,11 @@
 """Compare the credit that estimators give to decisions with measured returns: ``python -m
 verl.trainer.main_audit RUN_DIR [key=value ...]``.
 
-Generate trajectories of validation tasks with the newest policy of the run, or replay those of a
-file. At some of their turns execute every level, or several actions where the policy has
-no levels, and continue each trajectory to the end. Compare the returns with the credit that the
-estimators gave before. Keys are those of ``main_ppo``; their defaults are the configuration of the
-run. Results are written to ``RUN_DIR/audit``.
+Generate trajectories of validation tasks with the newest policy of the run, or replay trajectories
+of a file. At some turns execute every thinking level, or several actions if the policy has no
+levels. Continue each of these trajectories to the end. Compare their returns with the credit that
+the estimators gave to the level or action. Keys are those of ``main_ppo``; their defaults are the
+configuration of the run. Results are written to ``RUN_DIR/audit``.
 """
 
 import sys
@@ -26,8 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    checks = (collect_registered_names, inspect_audit, inspect_calls)
-    return cli.run(run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *checks)
+    inspection_functions = (collect_registered_names, inspect_audit, inspect_calls)
+    return cli.run(
+        run_audit, "ppo_trainer", PPOConfig, "verl.trainer.main_audit", args, *inspection_functions
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from verl.trainer.launch.extensions import (
 )
 from verl.utils.logging import setup_logging
 
-# They come before the user's overrides, which take precedence.
+# Overrides of every evaluation. They come before the user's overrides, which take precedence.
 EVAL_OVERRIDES = (
     "trainer.val_only=true",
     "cold_start.enable=false",
@@ -29,7 +29,7 @@ EVAL_OVERRIDES = (
 
 
 def run_evaluation(cfg: PPOConfig) -> None:
-    """Measure the policy of ``cfg``. Heavy packages are imported only here."""
+    """Measure the policy of ``cfg``. Slow imports happen only here."""
     from verl.trainer.launch.level_comparison import evaluate_policy
 
     evaluate_policy(cfg)
@@ -39,8 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     args = [*EVAL_OVERRIDES, *(sys.argv[1:] if argv is None else argv)]
     prog = "verl.trainer.main_eval"
-    checks = (collect_registered_names, inspect_start, inspect_calls)
-    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *checks)
+    inspection_functions = (collect_registered_names, inspect_start, inspect_calls)
+    return cli.run(run_evaluation, choose_config_name, PPOConfig, prog, args, *inspection_functions)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from verl.config.schema.tools import ExportConfig
 from verl.trainer.command import run_command
 
-PROG = "verl.trainer.main_export"
-REQUIRED = ("checkpoint", "target")
+PROGRAM_NAME = "verl.trainer.main_export"
+REQUIRED_KEYS = ("checkpoint", "target")
 
 
 def export(cfg: ExportConfig) -> None:
-    """Export the checkpoint of ``cfg``. Heavy packages are imported only here."""
+    """Export the checkpoint of ``cfg``. Slow imports happen only here."""
     from verl.trainer.launch.export import export_checkpoint
 
     export_checkpoint(cfg)
@@ -22,7 +22,7 @@ def export(cfg: ExportConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(export, ExportConfig, REQUIRED, PROG, argv)
+    return run_command(export, ExportConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
 
 
 if __name__ == "__main__":

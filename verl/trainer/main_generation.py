@@ -12,12 +12,12 @@ from verl.config.schema.tools import GenerationConfig
 from verl.trainer.command import run_command
 from verl.utils.logging import setup_logging
 
-PROG = "verl.trainer.main_generation"
-REQUIRED = ("model.path", "data.path")
+PROGRAM_NAME = "verl.trainer.main_generation"
+REQUIRED_KEYS = ("model.path", "data.path")
 
 
 def generate(cfg: GenerationConfig) -> None:
-    """Sample the answers of ``cfg``. Heavy packages are imported only here."""
+    """Sample the answers of ``cfg``. Slow imports happen only here."""
     from verl.trainer.launch.generation import run_generation
 
     run_generation(cfg)
@@ -25,7 +25,7 @@ def generate(cfg: GenerationConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    return run_command(generate, GenerationConfig, REQUIRED, PROG, argv)
+    return run_command(generate, GenerationConfig, REQUIRED_KEYS, PROGRAM_NAME, argv)
 
 
 if __name__ == "__main__":

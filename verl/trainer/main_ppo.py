@@ -20,7 +20,7 @@ from verl.utils.logging import setup_logging
 
 
 def train(cfg: PPOConfig) -> None:
-    """Start the run of ``cfg``. Heavy packages are imported only here."""
+    """Start the run of ``cfg``. Slow imports happen only here."""
     from verl.trainer.launch.ppo import run_ppo
 
     run_ppo(cfg)

@@ -15,7 +15,7 @@ from verl.utils.logging import setup_logging
 
 
 def train(cfg: SFTConfig) -> None:
-    """Start the run of ``cfg``. Heavy packages are imported only here."""
+    """Start the run of ``cfg``. Slow imports happen only here."""
     from verl.trainer.launch.sft import run_sft
 
     run_sft(cfg)

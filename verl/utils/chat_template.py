@@ -1,6 +1,7 @@
-"""Rendering of a chat template, the text around its messages, and the tokens that end a turn.
+"""Rendering of conversations by a chat template, and the tokens that end a turn.
 
-The text around the messages is found by rendering messages whose contents are placeholders.
+The template's own texts between message contents are also needed. They are found by rendering
+messages whose contents are placeholders.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ from verl.utils.chat_tokens import ChatTokens
 # {"role": "system" | "user" | "assistant", "content": text}
 Message = dict[str, str]
 
-# The letter at the end distinguishes message 1 from message 10.
-ANCHOR = re.compile(r"xANCHOR(\d+)x")
-# Exceptions that a template may raise, on purpose or for roles or fields that it does not expect.
+# Placeholder for the content of a message. Its last letter distinguishes message 1 from message 10.
+PLACEHOLDER = re.compile(r"xANCHOR(\d+)x")
+# Exceptions that a template may raise for roles or fields that it does not support.
 RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
-# Arguments of ``apply_chat_template`` that this module sets.
-RESERVED = (
+# Arguments of ``apply_chat_template`` that this module sets and users must not set.
+RESERVED_ARGUMENTS = (
     "add_generation_prompt",
     "chat_template",
     "continue_final_message",
@@ -34,7 +35,7 @@ RESERVED = (
 
 
 class TemplateUnsupported(ValueError):
-    """The chat template cannot be used at all, or not with the requested history policy."""
+    """Error: the chat template cannot be used, or not with the configured ``env.history``."""
 
 
 def make_anchor(index: int) -> str:
@@ -43,15 +44,17 @@ def make_anchor(index: int) -> str:
 
 
 class ChatTemplate:
-    """Renderer of ``tokenizer.chat_template`` that also gives the text around the messages.
+    """Renderer of conversations with ``tokenizer.chat_template``.
 
-    ``uses_parts``: the template needs content as a list of typed parts instead of a string.
-    ``trims_content``: it strips white space around user content. ``takes_system``: it renders
-    system messages. If it does not, callers put the system text before the first user message.
+    ``template_kwargs`` are further arguments of the template. Three attributes describe the
+    template. ``uses_parts`` is True if message content must be a list of typed parts instead of a
+    string. ``trims_content`` is True if white space around user content is removed.
+    ``takes_system`` is True if system messages are rendered. Otherwise callers put the system text
+    before the first user message.
 
     Raises:
         TemplateUnsupported: There is no template, it does not render a user message exactly once,
-            or ``template_kwargs`` has a key of ``RESERVED``.
+            or ``template_kwargs`` has a key of ``RESERVED_ARGUMENTS``.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: dict[str, Any] | None = None) -> None:
@@ -60,19 +63,22 @@ class ChatTemplate:
                 "the tokenizer has no chat template; fix: set tokenizer.chat_template"
             )
         self._tokenizer = tokenizer
-        self._kwargs = template_kwargs or {}
-        reserved = sorted(set(self._kwargs).intersection(RESERVED))
-        if reserved:
+        self._template_kwargs = template_kwargs or {}
+        reserved_keys = sorted(set(self._template_kwargs).intersection(RESERVED_ARGUMENTS))
+        if reserved_keys:
             raise TemplateUnsupported(
-                f"data.apply_chat_template_kwargs has {', '.join(reserved)}, which the framework "
-                "sets; allowed: arguments that the template itself reads; fix: remove them (put a "
+                f"data.apply_chat_template_kwargs has {', '.join(reserved_keys)}, which the "
+                "framework sets; allowed: arguments that the template itself reads; fix: remove "
+                "them (put a "
                 "template into chat_template.jinja next to the tokenizer)"
             )
         self.uses_parts = self._detect_parts()
-        padded = f" {make_anchor(0)} "
-        self.trims_content = padded not in self.render([{"role": "user", "content": padded}])
-        with_system = [("system", make_anchor(0)), ("user", make_anchor(1))]
-        self.takes_system = self._renders_once(with_system, self.uses_parts)
+        padded_content = f" {make_anchor(0)} "
+        self.trims_content = padded_content not in self.render(
+            [{"role": "user", "content": padded_content}]
+        )
+        turns_with_system = [("system", make_anchor(0)), ("user", make_anchor(1))]
+        self.takes_system = self._renders_once(turns_with_system, self.uses_parts)
         self.split_pieces = cache(self._split_pieces)
 
     def render(
@@ -82,11 +88,17 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text of ``messages``, by default followed by the generation prompt."""
+        """Return the text of ``messages``, by default followed by the generation prompt.
+
+        With ``parts`` the contents are passed as lists of typed parts. None means ``uses_parts``.
+        """
         return self._apply_template(messages, parts, add_generation_prompt, tokenize=False)
 
     def render_token_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of ``apply_chat_template(tokenize=True)``, with the generation prompt."""
+        """Return the token ids of ``messages`` and the generation prompt.
+
+        They are the result of ``apply_chat_template(tokenize=True)``.
+        """
         ids = self._apply_template(messages, None, True, tokenize=True, return_dict=False)
         return list(ids)
 
@@ -103,23 +115,26 @@ class ChatTemplate:
             for message in template_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         options |= {"add_generation_prompt": add_generation_prompt}
-        return self._tokenizer.apply_chat_template(template_messages, **options, **self._kwargs)
+        return self._tokenizer.apply_chat_template(
+            template_messages, **options, **self._template_kwargs
+        )
 
     def _split_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
-        """Return the text for messages of ``roles`` as a list of strings and integers.
+        """Return the rendered text of messages with ``roles`` as a list of strings and integers.
 
-        A string is text of the template. An integer i is the place of the content of message i.
+        A string is text of the template. An integer i stands for the content of message i.
+        Example: roles user, assistant give ``["<user>", 0, "<end><assistant>", 1, "<end>"]``.
         """
         messages = [{"role": role, "content": make_anchor(i)} for i, role in enumerate(roles)]
         try:
-            texts = ANCHOR.split(self.render(messages))
+            split_texts = PLACEHOLDER.split(self.render(messages))
         except RENDER_ERRORS as error:
             raise TemplateUnsupported(
                 f"the chat template refuses messages of roles {list(roles)}: {error}"
             ) from error
-        # split() puts the matches of the pattern's group, the indices, at the odd places.
-        message_indices = [int(index) for index in texts[1::2]]
-        pieces: list[str | int] = list(texts)
+        # The pattern has a group, so split() returns the message indices at odd positions.
+        message_indices = [int(index) for index in split_texts[1::2]]
+        pieces: list[str | int] = list(split_texts)
         pieces[1::2] = message_indices
         if sorted(message_indices) != list(range(len(roles))):
             raise TemplateUnsupported(
@@ -128,18 +143,23 @@ class ChatTemplate:
         return [piece for piece in pieces if piece != ""]
 
     def render_generation_prompt(self) -> str:
-        """Return the text after the last user content, which opens the assistant's turn."""
+        """Return the template text between the last user content and the assistant's reply."""
         return self.render([{"role": "user", "content": make_anchor(0)}]).rpartition(
             make_anchor(0)
         )[2]
 
     def render_between_turns(self) -> tuple[str, str]:
-        """Return the template text before and after a user content that follows an assistant turn.
+        """Return the template text before and after the user content between two replies.
 
-        The second ends with the generation prompt. Raises ``TemplateUnsupported`` if the template
-        cannot render a user turn after an assistant turn.
+        The first text follows the content of a reply. The second text follows the user content and
+        ends with the generation prompt. Raises ``TemplateUnsupported`` if the template cannot
+        render a user turn after an assistant turn.
         """
-        turns = [("user", make_anchor(0)), ("assistant", make_anchor(1)), ("user", make_anchor(2))]
+        turns = [
+            ("user", make_anchor(0)),
+            ("assistant", make_anchor(1)),
+            ("user", make_anchor(2)),
+        ]
         try:
             text = self.render([{"role": role, "content": content} for role, content in turns])
         except RENDER_ERRORS as error:
@@ -147,9 +167,9 @@ class ChatTemplate:
                 f"the chat template cannot continue after an assistant turn ({error}); "
                 "fix: env.history=window"
             ) from error
-        _, has_assistant_turn, tail = text.rpartition(make_anchor(1))
-        text_before, has_user_turn, text_after = tail.rpartition(make_anchor(2))
-        if not has_assistant_turn or not has_user_turn:
+        _, assistant_placeholder, text_after_assistant = text.rpartition(make_anchor(1))
+        text_before, user_placeholder, text_after = text_after_assistant.rpartition(make_anchor(2))
+        if not assistant_placeholder or not user_placeholder:
             raise TemplateUnsupported(
                 "the chat template does not keep an earlier assistant turn before the next user "
                 "turn; fix: env.history=window"
@@ -157,7 +177,11 @@ class ChatTemplate:
         return text_before, text_after
 
     def render_turn_end(self) -> str:
-        """Return the text after an assistant's content, up to the next user content or the end."""
+        """Return the template text between a reply and the next user content.
+
+        If the template cannot render a further user turn, return ``render_closing``, or "" if
+        that fails too.
+        """
         with contextlib.suppress(TemplateUnsupported):
             return self.render_between_turns()[0]
         with contextlib.suppress(TemplateUnsupported):
@@ -165,10 +189,10 @@ class ChatTemplate:
         return ""
 
     def render_closing(self) -> str:
-        """Return the text after the content of a last assistant turn.
+        """Return the template text after the reply that ends a conversation.
 
         Raises:
-            TemplateUnsupported: The template does not render such a turn.
+            TemplateUnsupported: The template does not render assistant turns.
         """
         turns = [("user", make_anchor(0)), ("assistant", make_anchor(1))]
         messages = [{"role": role, "content": content} for role, content in turns]
@@ -178,13 +202,13 @@ class ChatTemplate:
             raise TemplateUnsupported(
                 f"the chat template refuses assistant turns: {error}"
             ) from error
-        _, has_assistant_turn, closing_text = text.rpartition(make_anchor(1))
-        if not has_assistant_turn:
+        _, assistant_placeholder, closing_text = text.rpartition(make_anchor(1))
+        if not assistant_placeholder:
             raise TemplateUnsupported("the chat template does not render an assistant turn")
         return closing_text
 
     def _detect_parts(self) -> bool:
-        # Try strings first: they are simpler for a template that accepts both.
+        # Try strings first: a template may accept both strings and parts.
         for uses_parts in (False, True):
             if self._renders_once([("user", make_anchor(0))], uses_parts):
                 return uses_parts
@@ -202,34 +226,42 @@ class ChatTemplate:
         return all(text.count(content) == 1 for _, content in turns)
 
 
-# ---- tokens that end a turn; all code that samples or reads model output uses the same set -------
+# ---- tokens that end a turn ----------------------------------------------------------------------
+# All code that samples or reads model output uses these functions.
 
 
-def find_end_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
-    """Return the ids that end a turn when they are sampled.
+def find_stop_token_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
+    """Return the ids of all tokens that end a turn when they are sampled.
 
-    They are the end of turn of the chat template, the tokenizer's end of sequence, and those of the
-    generation config in ``model_path``. The default is the directory of the tokenizer.
+    These are the chat template's end of turn, the tokenizer's end of sequence, and the
+    ``eos_token_id`` of the generation config in ``model_path``. Without ``model_path`` the
+    tokenizer's directory is used.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
-    ids = set(read_config_end_ids(path)) if path else set()
-    ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
+    end_ids = set(read_config_stop_ids(path)) if path else set()
+    end_ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
     with contextlib.suppress(TemplateUnsupported):
         end_of_turn_id = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
-        ids.update(_collect_ids(end_of_turn_id))
-    return frozenset(ids)
+        end_ids.update(_collect_ids(end_of_turn_id))
+    return frozenset(end_ids)
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
-    """Return the control token at the start of ``turn_end``; None if plain text ends a turn."""
+    """Return the id of the control token at the start of the template text ``turn_end``.
+
+    Returns None if ``turn_end`` begins with ordinary text.
+    """
     tokens = ChatTokens(tokenizer, turn_end)
-    closing = tokens.find_leading_control_text(turn_end)
-    control_ids = [token for token in tokens.encode(closing) if token in tokens.control_ids]
+    control_text = tokens.find_control_text_at_start(turn_end)
+    control_ids = [token for token in tokens.encode(control_text) if token in tokens.control_ids]
     return control_ids[0] if control_ids else None
 
 
-def read_config_end_ids(model_path: str | Path) -> frozenset[int]:
-    """Return ``eos_token_id`` of the generation config, else the config, in ``model_path``."""
+def read_config_stop_ids(model_path: str | Path) -> frozenset[int]:
+    """Return the ``eos_token_id`` values of the generation config in ``model_path``.
+
+    Without a generation config, ``config.json`` is read. Without both files, the set is empty.
+    """
     for name in ("generation_config.json", "config.json"):
         file = Path(model_path) / name
         if file.is_file():

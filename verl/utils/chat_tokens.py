@@ -3,10 +3,12 @@
     contents ── mark ──▶ template ──▶ text ── encode ──▶ ids
 
 A rendered text is encoded as a whole, as ``apply_chat_template(tokenize=True)`` does. Encoding it
-in pieces gives different tokens if the tokenizer puts a space before a text. A control token
-(``<|im_end|>``) in a message content would end its turn. Before rendering, it is therefore replaced
-by its number between two ``MARK`` characters ("marked"), and then encoded as ordinary letters. A
-tag in the text of an environment is also encoded as letters.
+in pieces would give different tokens if the tokenizer adds a space before each text.
+
+If a message content contained the text of a control token (``<|im_end|>``), it would end the
+message's turn. Such a text is therefore "marked" before rendering: it is replaced by the index of
+the control token between two ``MARK`` characters. ``ChatTokens.encode`` then encodes it as ordinary
+letters.
 """
 
 import re
@@ -14,27 +16,28 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-# Tags of the policy's replies. In prompts they are encoded as the same tokens.
+# Tags of the policy's replies, which may be added tokens. They are not control tokens.
 TAG = re.compile(r"</?(level|think|action)>")
-# Added tokens that are not control tokens: these tags and byte-fallback tokens.
-NO_CONTROL = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
-# Unicode noncharacters, which no ordinary text contains. CUT is put inside the text of an added
-# token, so that it is not encoded as this token. MARK encloses the number of a control token.
+# Added tokens of a tokenizer that are not control tokens: tags and byte-fallback tokens.
+ORDINARY_TOKEN = re.compile(rf"{TAG.pattern}|<0x[0-9A-F]{{2}}>")
+# CUT and MARK are Unicode noncharacters, which ordinary text does not contain. CUT splits the text
+# of an added token, so that the text is not encoded as this token. MARK encloses the index of a
+# control token.
 CUT = "\ufdd0"
 MARK = "\ufdd1"
 MARKED = re.compile(f"{MARK}([0-9]+){MARK}")
 WORD = re.compile(r"\s*\S+|\s+\Z")
-# Characters of vocabularies for the space before a word.
-SPACES = ("\u2581", "\u0120")
-# Texts that may precede a text while it is encoded, so that it is not at the start. No vocabulary
-# merges the first one with the text after it.
-CONTEXTS = (CUT, ".", "x", "0")
-# Number of texts in the cache: prompts and observations repeat within a group.
-ENCODED_TEXTS = 2048
+# Characters that stand for the space before a word in the tokens of a vocabulary.
+SPACE_CHARACTERS = ("\u2581", "\u0120")
+# Prefixes with which a text is encoded as a continuation; the prefix's tokens are then removed.
+# They are tried in this order. No vocabulary merges CUT with the text after it.
+PREFIXES = (CUT, ".", "x", "0")
+# Size of the cache of encoded texts. Prompts and observations repeat within a group.
+MAX_CACHED_TEXTS = 2048
 
 
 class TextEncoder:
-    """Encoder of texts that stand alone or continue another text, without added BOS or EOS."""
+    """Encoder of texts without BOS and EOS, either alone or as a continuation of another text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -43,153 +46,184 @@ class TextEncoder:
         """Return the token ids of ``text``; ``options`` are passed to the tokenizer."""
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
 
-    def encode_inside(self, text: str, **options: bool) -> list[int]:
-        """Return the token ids of ``text`` as the continuation of another text."""
-        if not text or not self.puts_space:
+    def encode_continuation(self, text: str, **options: bool) -> list[int]:
+        """Return the token ids of ``text`` as the continuation of another text.
+
+        No space is added before it, even if the tokenizer adds one before a text.
+        """
+        if not text or not self.adds_space:
             return self.encode(text, **options)
-        unknown = getattr(self._tokenizer, "unk_token_id", None)
-        for context in CONTEXTS:
-            context_ids = self.encode(context, **options)
-            ids_with_context = self.encode(context + text, **options)
-            # Tokenizers merge adjacent unknown characters into one token.
-            if ids_with_context[: len(context_ids)] == context_ids and unknown not in context_ids:
-                return ids_with_context[len(context_ids) :]
+        unknown_id = getattr(self._tokenizer, "unk_token_id", None)
+        for prefix in PREFIXES:
+            prefix_ids = self.encode(prefix, **options)
+            ids_with_prefix = self.encode(prefix + text, **options)
+            # Skip a prefix that is unknown: adjacent unknown characters become one token.
+            if ids_with_prefix[: len(prefix_ids)] == prefix_ids and unknown_id not in prefix_ids:
+                return ids_with_prefix[len(prefix_ids) :]
         return self.encode(text, **options)
 
     @cached_property
-    def puts_space(self) -> bool:
-        """True if the tokenizer puts a space before a text."""
+    def adds_space(self) -> bool:
+        """Return True if the tokenizer adds a space before a text."""
         ids = self.encode("x")
-        return bool(ids) and str(self._tokenizer.convert_ids_to_tokens(ids[0])).startswith(SPACES)
+        return bool(ids) and str(self._tokenizer.convert_ids_to_tokens(ids[0])).startswith(
+            SPACE_CHARACTERS
+        )
 
 
 class ChatTokens:
-    """Encoder of the rendered texts of a chat template for a Hugging Face ``tokenizer``.
+    """Encoder of texts that a chat template has rendered, for a Hugging Face ``tokenizer``.
 
-    ``frame`` is a rendered conversation with all texts that the template adds to messages. Added
-    tokens of the tokenizer in it are control tokens, even if they are not special tokens.
+    ``frame`` is a rendered example conversation that contains all texts of the template. Control
+    tokens are the special tokens of the tokenizer, and the added tokens that occur in ``frame``.
     """
 
     def __init__(self, tokenizer: Any, frame: str) -> None:
         self._encoder = TextEncoder(tokenizer)
-        # The token of unknown characters is no control token, even if it is a special token.
-        unknown = getattr(tokenizer, "unk_token_id", None)
-        self._added = {
+        # The unknown token is not a control token, even if it is a special token.
+        unknown_id = getattr(tokenizer, "unk_token_id", None)
+        self._control_tokens = {
             token.content: (token_id, token)
             for token_id, token in tokenizer.added_tokens_decoder.items()
             if token.content.strip()
-            and token_id != unknown
-            and not NO_CONTROL.fullmatch(token.content)
+            and token_id != unknown_id
+            and not ORDINARY_TOKEN.fullmatch(token.content)
             if token.special or token.content in frame
         }
-        self._order = list(self._added)
-        self.control_ids = frozenset(number for number, _ in self._added.values())
-        longest_first = sorted(self._added, key=lambda text: (-len(text), text))
-        # If there is no control token, the pattern never matches.
+        self._control_texts = list(self._control_tokens)
+        self.control_ids = frozenset(token_id for token_id, _ in self._control_tokens.values())
+        longest_first = sorted(self._control_tokens, key=lambda text: (-len(text), text))
+        # "(?!)" never matches. It is used if there are no control tokens.
         self.pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
-        self.encode = lru_cache(ENCODED_TEXTS)(self._encode)
+        self.encode = lru_cache(MAX_CACHED_TEXTS)(self._encode)
 
     def mark_control_tokens(self, content: str) -> str:
-        """Replace each control token in ``content`` by its number between ``MARK`` characters."""
+        """Replace the text of each control token in ``content`` by its index between ``MARK``s."""
         if MARK not in content and not self.pattern.search(content):
             return content
         return self.pattern.sub(
-            lambda match: f"{MARK}{self._order.index(match[0])}{MARK}", content.replace(MARK, "")
+            lambda match: f"{MARK}{self._control_texts.index(match[0])}{MARK}",
+            content.replace(MARK, ""),
         )
 
-    def find_leading_control_text(self, text: str) -> str:
-        """Return ``text`` up to its first control token, "" if other text precedes it."""
+    def find_control_text_at_start(self, text: str) -> str:
+        """Return the control token at the start of ``text``, with white space before it.
+
+        Returns "" if ``text`` begins with something else.
+        """
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
 
-    def continue_text(self, before: str, text: str) -> tuple[int, ...]:
-        """Return the token ids of ``text`` after ``before``, whose token ids do not change.
+    def encode_following_text(self, preceding_text: str, text: str) -> tuple[int, ...]:
+        """Return the token ids of ``text``, which follows the text ``preceding_text``.
 
-        Message contents in both texts have passed ``mark_control_tokens``.
+        The ids can be appended to those of ``preceding_text``. Message contents in both texts must
+        be marked with ``mark_control_tokens``.
         """
-        control_starts = [match.start() for match in self.pattern.finditer(before)]
-        context = before[control_starts[-1] :] if control_starts else before
-        context_ids, ids_with_context = self.encode(context), self.encode(context + text)
+        control_starts = [match.start() for match in self.pattern.finditer(preceding_text)]
+        context_text = preceding_text[control_starts[-1] :] if control_starts else preceding_text
+        context_ids, ids_with_context = self.encode(context_text), self.encode(context_text + text)
         if ids_with_context[: len(context_ids)] == context_ids:
             return ids_with_context[len(context_ids) :]
-        return self.encode(text, inside=True)
+        return self.encode(text, is_continuation=True)
 
-    def _encode(self, marked: str, inside: bool = False) -> tuple[int, ...]:
-        """Return the ids of a text with markers of control tokens.
+    def _encode(self, marked_text: str, is_continuation: bool = False) -> tuple[int, ...]:
+        """Return the token ids of a marked text.
 
-        With ``inside`` the text is tokenized as the continuation of another one.
+        With ``is_continuation`` the text is encoded as the continuation of another text.
         """
-        if CUT not in marked:
-            unmarked = MARKED.sub(self._get_control_text, marked)
+        if CUT not in marked_text:
+            unmarked_text = MARKED.sub(self._get_control_text, marked_text)
             token_ids = (
-                self._encoder.encode_inside(unmarked) if inside else self._encoder.encode(unmarked)
+                self._encoder.encode_continuation(unmarked_text)
+                if is_continuation
+                else self._encoder.encode(unmarked_text)
             )
-            encoded_controls = [token for token in token_ids if token in self.control_ids]
-            expected_controls = [self._added[text][0] for text in self.pattern.findall(marked)]
-            # A tokenizer may ignore a control token that is part of a longer word.
-            if encoded_controls == expected_controls or (
-                MARK not in marked and _is_subsequence(encoded_controls, expected_controls)
+            encoded_control_ids = [token for token in token_ids if token in self.control_ids]
+            expected_control_ids = [
+                self._control_tokens[text][0] for text in self.pattern.findall(marked_text)
+            ]
+            # Without marked texts, the tokenizer may skip a control token that is inside a word.
+            if encoded_control_ids == expected_control_ids or (
+                MARK not in marked_text
+                and _is_subsequence(encoded_control_ids, expected_control_ids)
             ):
                 return tuple(token_ids)
-        return tuple(self._encode_in_pieces(marked, inside))
+        return tuple(self._encode_in_pieces(marked_text, is_continuation))
 
-    def _encode_in_pieces(self, marked: str, inside: bool) -> list[int]:
-        """Return the ids of ``marked``, encoded in pieces so that no content is a control token."""
-        # The pattern has a group, so split() puts the template's control tokens at the odd places.
-        pieces = self.pattern.split(marked)
+    def _encode_in_pieces(self, marked_text: str, is_continuation: bool) -> list[int]:
+        """Return the token ids of a marked text. Encode each piece between control tokens alone.
+
+        Message contents then cannot produce control tokens.
+        """
+        # The pattern has a group: split() returns the template's control tokens at odd positions.
+        pieces = self.pattern.split(marked_text)
         ids: list[int] = []
         for piece_index, piece in enumerate(pieces):
             if piece_index % 2:
-                ids.append(self._added[piece][0])
+                ids.append(self._control_tokens[piece][0])
                 continue
             text = piece
-            # The tokenizer also removes the white space next to such a token.
-            if piece_index and self._added[pieces[piece_index - 1]][1].rstrip:
+            # Remove white space next to a control token if the tokenizer would also remove it.
+            if piece_index and self._control_tokens[pieces[piece_index - 1]][1].rstrip:
                 text = text.lstrip()
-            if piece_index + 1 < len(pieces) and self._added[pieces[piece_index + 1]][1].lstrip:
+            if (
+                piece_index + 1 < len(pieces)
+                and self._control_tokens[pieces[piece_index + 1]][1].lstrip
+            ):
                 text = text.rstrip()
-            follows = inside if piece_index == 0 else self._continues_after_control
+            continues_text = (
+                is_continuation if piece_index == 0 else self._omits_space_after_control
+            )
             for fragment in MARKED.sub(self._cut_control_text, text).split(CUT):
-                ids.extend(self._encode_as_letters(fragment, follows))
-                follows = follows or bool(fragment)
+                ids.extend(self._encode_as_letters(fragment, continues_text))
+                continues_text = continues_text or bool(fragment)
         return ids
 
-    def _encode_as_letters(self, text: str, follows: bool) -> list[int]:
-        """Return the ids of ``text`` without any control token.
+    def _encode_as_letters(self, text: str, is_continuation: bool) -> list[int]:
+        """Return the token ids of ``text``, none of which is a control token.
 
-        ``follows`` means that the text continues another text, so no space is put before it.
+        With ``is_continuation`` the text follows another text, so no space is added before it.
         """
-        encode = self._encoder.encode_inside if follows else self._encoder.encode
+        encode = self._encoder.encode_continuation if is_continuation else self._encoder.encode
         ids = encode(text, split_special_tokens=True)
         if self.control_ids.isdisjoint(ids):
             return ids
-        # A tokenizer that normalises text can find a control token in a different spelling.
+        # A tokenizer that normalises text can find a control token in another spelling. Then
+        # encode each word, or each letter of a single word, separately.
         words = WORD.findall(text)
         text_parts = words if len(words) > 1 else list(text)
         if len(text_parts) < 2:
             return ids
-        first_part, *rest = text_parts
+        first_part, *further_parts = text_parts
         return [
-            *self._encode_as_letters(first_part, follows),
-            *(token for part in rest for token in self._encode_as_letters(part, follows=True)),
+            *self._encode_as_letters(first_part, is_continuation),
+            *(
+                token
+                for part in further_parts
+                for token in self._encode_as_letters(part, is_continuation=True)
+            ),
         ]
 
     @cached_property
-    def _continues_after_control(self) -> bool:
-        """True if the tokenizer puts no space before a text that follows a control token."""
-        if not self._order or not self._encoder.puts_space:
+    def _omits_space_after_control(self) -> bool:
+        """Return True if the tokenizer adds spaces, but not before a text after a control token."""
+        if not self._control_texts or not self._encoder.adds_space:
             return False
-        return self._encoder.encode(f"{self._order[0]}x y")[1:] != self._encoder.encode("x y")
+        return self._encoder.encode(f"{self._control_texts[0]}x y")[1:] != self._encoder.encode(
+            "x y"
+        )
 
     def _get_control_text(self, match: re.Match[str]) -> str:
-        return self._order[int(match[1])]
+        return self._control_texts[int(match[1])]
 
     def _cut_control_text(self, match: re.Match[str]) -> str:
         text = self._get_control_text(match)
-        # ``split_special_tokens`` splits special tokens. Cut other tokens after one character.
-        return text if self._added[text][1].special else f"{text[0]}{CUT}{text[1:]}"
+        # The option ``split_special_tokens`` splits special tokens. Split other added tokens here,
+        # with CUT after the first character.
+        return text if self._control_tokens[text][1].special else f"{text[0]}{CUT}{text[1:]}"
 
 
-def _is_subsequence(subsequence: Sequence[int], others: Iterable[int]) -> bool:
-    remaining_tokens = iter(others)
-    return all(token in remaining_tokens for token in subsequence)
+def _is_subsequence(subsequence: Sequence[int], sequence: Iterable[int]) -> bool:
+    remaining_sequence = iter(sequence)
+    return all(token in remaining_sequence for token in subsequence)

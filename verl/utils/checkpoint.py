@@ -3,11 +3,11 @@
 ::
 
     root/global_step_20/          renamed into place when every byte is on disk
-        manifest.json             size and SHA-256 of every other file, and the process that wrote
-                                  it; written last
+        manifest.json             size, SHA-256 and writing process of every other file; it is
+                                  written last
         state.json                the ``state`` argument of ``save``
         ...                       files of the writer (safetensors for tensors, JSON for state)
-    root/.partial-<host>-<pid>-*  a running save or removal; after a crash it stays until the next
+    root/.partial-<host>-<pid>-*  directory of a running save or removal; after a crash the next
                                   save removes it
 
 A checkpoint is valid if its manifest lists the files of every process that wrote into it. All files
@@ -16,8 +16,8 @@ processes may read.
 
 With ``background``, a save continues in a thread after the state is copied::
 
-    run      save 20: copy ─▶ steps 21 ... 30 ─▶ save 30: raise the error of save 20 ─▶ copy ─▶
-    thread                └─▶ writes end ─▶ digests ─▶ manifest ─▶ rename
+    run      save 20: copy ─▶ steps 21 ... 30 ─▶ save 30: raise the error if save 20 failed ─▶ copy
+    thread                └─▶ write files ─▶ digests ─▶ manifest ─▶ rename
 """
 
 import functools
@@ -41,87 +41,93 @@ from verl.records import WrittenFiles
 from verl.utils.background import BackgroundCall
 from verl.utils.files import (
     add_path_to_errors,
-    finish_files,
     flush_to_disk,
     read_umask,
-    rename_aside,
+    rename_with_number,
+    set_permissions_and_flush,
 )
 
-STATE = "state.json"
-FORMAT = 2  # of the manifest
-MANIFEST_DIGEST = "sha256"  # key of the digest of the manifest's other entries
-PARTIAL = ".partial-"
-PARTIAL_AGE_S = 24 * 3600  # an unfinished directory of any process is abandoned after this time
-# Time until a file of another node is visible here: network file systems cache the absence of a
-# file for up to a minute.
-SEEN_WITHIN_S = 90.0
+STATE_FILE = "state.json"
+MANIFEST_FORMAT = 2  # version of the manifest's format
+MANIFEST_DIGEST = "sha256"  # key of the digest of all other entries of the manifest
+PARTIAL_PREFIX = ".partial-"
+MAX_PARTIAL_AGE_S = 24 * 3600  # older unfinished directories of all processes are removed
+# Maximum time to wait until the driver sees a file that another node wrote. Network file systems
+# cache for up to a minute that a file does not exist.
+VISIBILITY_TIMEOUT_S = 90.0
 POLL_S = 0.5
-CLOSE_TIMEOUT_S = 60.0  # time for a running save when the run ends early
+CLOSE_TIMEOUT_S = 60.0  # maximum time to wait for a running save when the run ends early
 
 logger = logging.getLogger(__name__)
-_STEP_DIR = re.compile(r"global_step_(\d+)")
+_STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 
 
 class CheckpointManager:
-    """Saves, finds and removes the checkpoints under ``root``, of which the newest are kept.
+    """Manager of the checkpoints in the directory ``root``: saves, finds and removes them.
 
-    ``seen_within_s`` is the longest time (seconds) that a save waits for files of other nodes. With
-    ``background``, ``save`` returns when the state is copied, and ``wait`` waits for the last save.
+    The newest ``max_to_keep`` checkpoints are kept (None: all). A save waits at most
+    ``visibility_timeout_s`` seconds until files that other nodes wrote are visible. With
+    ``background``, ``save`` returns when the state is copied, and ``wait`` waits until the save has
+    ended.
     """
 
     def __init__(
         self,
         root: str | Path,
         max_to_keep: int | None = None,
-        seen_within_s: float = SEEN_WITHIN_S,
+        visibility_timeout_s: float = VISIBILITY_TIMEOUT_S,
         background: bool = False,
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ValueError(f"max_to_keep must be at least 1 or None, got {max_to_keep}")
         self.root = Path(root)
         self.max_to_keep = max_to_keep
-        self.seen_within_s = seen_within_s
+        self.visibility_timeout_s = visibility_timeout_s
         self.background = background
         self._running_save: tuple[int, BackgroundCall[None]] | None = None
-        self._mode = 0o777 & ~read_umask()
+        self._directory_mode = 0o777 & ~read_umask()
 
     def save(self, step: int, writer: Callable[[Path], object], state: dict[str, Any]) -> Path:
         """Write ``root/global_step_<step>``, remove old checkpoints and return the directory.
 
-        ``writer(directory)`` writes the tensors, or copies them and returns a function that waits
-        until they are written. The writer or this function may return a list of ``WrittenFiles``,
-        one per process. ``state`` must be JSON. A checkpoint of the same step is replaced. Raises
-        ``CheckpointError`` if a written file does not become visible here. After an error no new
-        checkpoint exists and the others are unchanged. In the background, errors after the copy are
-        raised by the next call of ``save`` or ``wait``.
+        ``writer(directory)`` writes the tensors. It may instead copy them, write them in the
+        background and return a function that waits until they are written. The writer or this
+        function may return a list of ``WrittenFiles``, one per process. ``state`` must be JSON. A
+        checkpoint of the same step is replaced.
+
+        Raises ``CheckpointError`` if a listed file is not visible to this process in time. After an
+        error no new checkpoint exists, and other checkpoints are unchanged. With ``background``,
+        errors after the copy are raised by the next call of ``save`` or ``wait``.
         """
         if step < 0:
             raise ValueError(f"step must not be negative, got {step}")
-        # Encode before the writer runs: a state that is not JSON fails without a long write.
-        encoded = json.dumps(state, indent=1)
+        # Encode the state first: if it is not JSON, fail before the tensors are written.
+        encoded_state = json.dumps(state, indent=1)
         self.wait()
         self.root.mkdir(parents=True, exist_ok=True)
-        for path in self.root.glob(f"{PARTIAL}*"):
+        for path in self.root.glob(f"{PARTIAL_PREFIX}*"):
             if _is_abandoned(path):
                 logger.info("removing %s of a save that did not finish", path)
                 shutil.rmtree(path, ignore_errors=True)
-        partial_dir = self._make_partial()
+        partial_dir = self._make_partial_dir()
         try:
             written_or_waiter = writer(partial_dir)
         except BaseException:
             shutil.rmtree(partial_dir, ignore_errors=True)
             raise
-        finish = functools.partial(self._finish_save, step, partial_dir, encoded, written_or_waiter)
+        finish_save = functools.partial(
+            self._finish_save, step, partial_dir, encoded_state, written_or_waiter
+        )
         if self.background:
-            self._running_save = step, BackgroundCall(finish, f"save-{step}")
+            self._running_save = step, BackgroundCall(finish_save, f"save-{step}")
         else:
-            finish()
+            finish_save()
         return self._get_step_directory(step)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until no save is running.
+        """Wait until the running save has ended.
 
-        Raises ``CheckpointError`` if the last save failed or is still running after ``timeout_s``.
+        Raises ``CheckpointError`` if it failed, or if it is still running after ``timeout_s``.
         """
         if self._running_save is None:
             return
@@ -134,7 +140,7 @@ class CheckpointManager:
         self._running_save = None
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait up to ``timeout_s`` for a running save and only log its error."""
+        """Wait up to ``timeout_s`` for a running save. Log an error instead of raising it."""
         try:
             self.wait(timeout_s)
         except CheckpointError as error:
@@ -144,37 +150,42 @@ class CheckpointManager:
         return self.root / f"global_step_{step}"
 
     def _finish_save(
-        self, step: int, partial: Path, encoded: str, written_or_waiter: object
+        self, step: int, partial_dir: Path, encoded_state: str, written_or_waiter: object
     ) -> None:
-        """Turn ``partial`` into the checkpoint of ``step`` once all its files are written."""
-        final = self._get_step_directory(step)
+        """Wait until all files are written, then rename ``partial_dir`` to the checkpoint name."""
+        checkpoint_dir = self._get_step_directory(step)
         try:
             if callable(written_or_waiter):
                 written_or_waiter = written_or_waiter()
             written_files = written_or_waiter if isinstance(written_or_waiter, list) else []
-            self._wait_until_visible(partial, written_files)
-            finish_files(partial)
-            write_state_and_manifest(partial, step, encoded, written_files)
-            replaced = self._set_aside(final) if final.exists() else None
-            os.rename(partial, final)
+            self._wait_until_visible(partial_dir, written_files)
+            set_permissions_and_flush(partial_dir)
+            write_state_and_manifest(partial_dir, step, encoded_state, written_files)
+            replaced_dir = (
+                self._move_to_partial_dir(checkpoint_dir) if checkpoint_dir.exists() else None
+            )
+            os.rename(partial_dir, checkpoint_dir)
         except Exception as error:
-            # Log it at once: a background save raises it only in the next save or wait.
+            # Log the error now: a background save raises it only in the next ``save`` or ``wait``.
             logger.error("the save of step %d failed: %s", step, error)
             raise
         finally:
-            shutil.rmtree(partial, ignore_errors=True)  # does nothing after the rename
+            shutil.rmtree(partial_dir, ignore_errors=True)  # no effect if it has been renamed
         flush_to_disk(self.root)
-        if replaced is not None:
-            shutil.rmtree(replaced)
+        if replaced_dir is not None:
+            shutil.rmtree(replaced_dir)
         self._remove_old_checkpoints(step)
 
     def find_checkpoints(self) -> dict[int, Path]:
-        """Return all directories named ``global_step_<n>`` by n, ascending, valid or not."""
+        """Return a dict n -> directory ``global_step_<n>``, in ascending order of n.
+
+        The checkpoints may be incomplete.
+        """
         if not self.root.is_dir():
             return {}
         checkpoints: dict[int, Path] = {}
         for entry in self.root.iterdir():
-            match = _STEP_DIR.fullmatch(entry.name)
+            match = _STEP_DIRECTORY.fullmatch(entry.name)
             if match and entry.is_dir():
                 checkpoints[int(match[1])] = entry
         return dict(sorted(checkpoints.items()))
@@ -182,7 +193,7 @@ class CheckpointManager:
     def find_latest_valid(self, after_step: int = -1) -> Path | None:
         """Return the newest valid checkpoint of a step after ``after_step``, or None.
 
-        Logs a warning for each invalid one.
+        Log a warning for each newer checkpoint that is not valid.
         """
         for step, path in reversed(self.find_checkpoints().items()):
             if step <= after_step:
@@ -196,30 +207,34 @@ class CheckpointManager:
         return None
 
     def set_aside_later_checkpoints(self, step: int) -> None:
-        """Move the complete checkpoints of later steps, of an abandoned run, to ``root/given_up``.
+        """Move the complete checkpoints of steps after ``step`` to ``root/given_up``.
 
-        Else ``find_latest_valid`` would return one of them and ``max_to_keep`` would count them.
+        A run that resumes at ``step`` calls this method. Otherwise ``find_latest_valid`` would
+        return a later checkpoint, and ``max_to_keep`` would count the later checkpoints.
         """
         later_paths = [
-            path for n, path in self.find_checkpoints().items() if n > step and has_all_files(path)
+            path
+            for later_step, path in self.find_checkpoints().items()
+            if later_step > step and is_complete_checkpoint(path)
         ]
         if not later_paths:
             return
-        aside = self.root / "given_up"
-        aside.mkdir(exist_ok=True)
+        given_up_dir = self.root / "given_up"
+        given_up_dir.mkdir(exist_ok=True)
         for path in later_paths:
-            new_path = aside / path.name
+            new_path = given_up_dir / path.name
             if new_path.exists():
-                rename_aside(new_path)
+                rename_with_number(new_path)
             os.rename(path, new_path)
         flush_to_disk(self.root)
         names = ", ".join(path.name for path in later_paths)
-        logger.warning("checkpoints of an abandoned run were moved to %s: %s", aside, names)
+        logger.warning("checkpoints of an abandoned run were moved to %s: %s", given_up_dir, names)
 
     def load_state(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return the ``state`` saved in ``path``, or in the newest valid checkpoint.
+        """Return the ``state`` of the checkpoint ``path``, or of the newest valid checkpoint.
 
-        Raises ``CheckpointError`` if there is none or ``path`` is not valid.
+        Raises ``CheckpointError`` if ``path`` is not a valid checkpoint, or if there is no valid
+        checkpoint.
         """
         if path is None:
             path = self.find_latest_valid()
@@ -227,63 +242,69 @@ class CheckpointManager:
                 raise CheckpointError(f"no valid checkpoint under {self.root}")
         else:
             verify_checkpoint(path)
-        return json.loads((Path(path) / STATE).read_text(encoding="utf-8"))
+        return json.loads((Path(path) / STATE_FILE).read_text(encoding="utf-8"))
 
-    def _wait_until_visible(self, directory: Path, written: Sequence[WrittenFiles]) -> None:
-        """Wait until all ``written`` files are visible here with their sizes.
+    def _wait_until_visible(self, directory: Path, written_files: Sequence[WrittenFiles]) -> None:
+        """Wait until this process sees all files of ``written_files`` with their full sizes.
 
-        Raises ``CheckpointError`` if one is not visible after ``seen_within_s``.
+        Raises ``CheckpointError`` if a file is not visible after ``visibility_timeout_s``.
         """
-        deadline = time.monotonic() + self.seen_within_s
-        while unseen := list(_find_invisible_files(written)):
+        deadline = time.monotonic() + self.visibility_timeout_s
+        while invisible_files := list(_find_invisible_files(written_files)):
             if time.monotonic() > deadline:
-                writer, path = unseen[0]
+                writer, path = invisible_files[0]
                 raise CheckpointError(
-                    f"{len(unseen)} files of the checkpoint are not visible to the driver on "
-                    f"{socket.gethostname()} after {self.seen_within_s:g} s, the first of them "
-                    f"{path}, which {writer} wrote: {self.root} is not on storage that all nodes "
+                    f"{len(invisible_files)} files of the checkpoint are not visible to the driver "
+                    f"on {socket.gethostname()} after {self.visibility_timeout_s:g} s, the first "
+                    f"of them {path}, which {writer} wrote: {self.root} is not on storage that "
+                    "all nodes "
                     "of the run share; fix: trainer.default_local_dir=DIR, an absolute path of a "
                     "directory that all nodes share"
                 )
-            time.sleep(min(POLL_S, self.seen_within_s))
+            time.sleep(min(POLL_S, self.visibility_timeout_s))
             os.listdir(directory)  # makes a network file system refresh its cache
 
-    def _make_partial(self) -> Path:
-        owner = f"{socket.gethostname()}-{os.getpid()}"
-        path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL}{owner}-", dir=self.root))
-        # mkdtemp creates a private directory. A checkpoint has the user's usual permissions.
-        path.chmod(self._mode)
+    def _make_partial_dir(self) -> Path:
+        host_and_pid = f"{socket.gethostname()}-{os.getpid()}"
+        path = Path(tempfile.mkdtemp(prefix=f"{PARTIAL_PREFIX}{host_and_pid}-", dir=self.root))
+        # mkdtemp creates a private directory. Give it the permissions of a usual new directory.
+        path.chmod(self._directory_mode)
         return path
 
     def _remove_old_checkpoints(self, saved_step: int) -> None:
-        """Remove all but the newest ``max_to_keep`` complete checkpoints.
+        """Remove complete checkpoints except the newest ``max_to_keep``.
 
-        The newest valid checkpoint and the one just saved always stay.
+        The checkpoint of ``saved_step`` and the newest valid checkpoint are never removed.
         """
         if self.max_to_keep is None:
             return
-        steps = self.find_checkpoints()
-        complete_steps = [step for step, path in steps.items() if has_all_files(path)]
-        keep = {*complete_steps[-self.max_to_keep :], saved_step}
-        newer = self.find_latest_valid(after_step=saved_step)  # of another run
-        keep |= {step for step, path in steps.items() if path == newer}
-        for step, path in steps.items():
-            # An incomplete checkpoint newer than all kept ones stays for inspection.
-            if step not in keep and (step in complete_steps or step < min(keep)):
-                shutil.rmtree(self._set_aside(path))
+        path_by_step = self.find_checkpoints()
+        complete_steps = [
+            step for step, path in path_by_step.items() if is_complete_checkpoint(path)
+        ]
+        kept_steps = {*complete_steps[-self.max_to_keep :], saved_step}
+        newer_checkpoint = self.find_latest_valid(
+            after_step=saved_step
+        )  # a checkpoint of another run
+        kept_steps |= {step for step, path in path_by_step.items() if path == newer_checkpoint}
+        for step, path in path_by_step.items():
+            # Remove incomplete checkpoints only if they are older than all kept ones. The user may
+            # want to inspect newer ones.
+            if step not in kept_steps and (step in complete_steps or step < min(kept_steps)):
+                shutil.rmtree(self._move_to_partial_dir(path))
 
-    def _set_aside(self, path: Path) -> Path:
-        # Rename before removal: an interrupted removal must not leave an incomplete directory with
-        # a checkpoint's name.
-        aside = self._make_partial()
-        os.rename(path, aside / path.name)
+    def _move_to_partial_dir(self, path: Path) -> Path:
+        # Rename the directory before removing it: if the removal is interrupted, no incomplete
+        # directory may have the name of a checkpoint.
+        partial_dir = self._make_partial_dir()
+        os.rename(path, partial_dir / path.name)
         flush_to_disk(self.root)
-        return aside
+        return partial_dir
 
 
-def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
-    """Yield writer and path of every file that is not visible here with its written size."""
-    for rank_files in written:
+def _find_invisible_files(written_files: Sequence[WrittenFiles]) -> Iterator[tuple[str, str]]:
+    """Yield (writer, path) of every file that this process does not see with its full size."""
+    for rank_files in written_files:
         for path, size in rank_files.sizes.items():
             try:
                 visible_size = os.stat(path).st_size
@@ -294,14 +315,14 @@ def _find_invisible_files(written: Sequence[WrittenFiles]) -> Iterator[tuple[str
 
 
 def _is_abandoned(path: Path) -> bool:
-    owner = re.fullmatch(rf"{re.escape(PARTIAL)}(.+)-(\d+)-[^-]+", path.name)
-    if time.time() - path.stat().st_mtime > PARTIAL_AGE_S:
+    name_match = re.fullmatch(rf"{re.escape(PARTIAL_PREFIX)}(.+)-(\d+)-[^-]+", path.name)
+    if time.time() - path.stat().st_mtime > MAX_PARTIAL_AGE_S:
         return True
-    if owner is None or owner[1] != socket.gethostname():
+    if name_match is None or name_match[1] != socket.gethostname():
         return False
-    pid = int(owner[2])
+    pid = int(name_match[2])
     if pid == os.getpid():
-        return True  # saves do not overlap, so it is from an earlier save of this process
+        return True  # it belongs to an earlier save of this process, because saves do not overlap
     return not psutil.pid_exists(pid)
 
 
@@ -309,13 +330,13 @@ def _is_abandoned(path: Path) -> bool:
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is missing, incomplete or altered; the message names the file and the fault."""
+    """Error: a checkpoint is missing, incomplete or altered. The message names file and fault."""
 
 
 def verify_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Check all files of a checkpoint and return its manifest.
+    """Check sizes and digests of all files of a checkpoint, and return its manifest.
 
-    Raises ``CheckpointError`` for the first listed file that is missing or differs.
+    Raises ``CheckpointError`` for the first file that is missing or differs from the manifest.
     """
     path = Path(path)
     manifest = _read_manifest(path)
@@ -328,22 +349,23 @@ def verify_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def write_state_and_manifest(
-    directory: Path, step: int, encoded_state: str, written: Sequence[WrittenFiles]
+    directory: Path, step: int, encoded_state: str, written_files: Sequence[WrittenFiles]
 ) -> None:
     """Write ``state.json`` and the manifest of ``directory``, and flush all files to the disk.
 
-    Raises ``CheckpointError`` if a file of ``written`` is missing, or a file is not a plain file.
+    Raises ``CheckpointError`` if a file of ``written_files`` is missing, or if ``directory``
+    contains a link or special file.
     """
-    for reserved in (STATE, MANIFEST):
-        if (directory / reserved).exists():
+    for reserved_name in (STATE_FILE, MANIFEST):
+        if (directory / reserved_name).exists():
             raise CheckpointError(
-                f"the writer created {reserved}, a name that is reserved for the checkpoint"
+                f"the writer created {reserved_name}, a name that is reserved for the checkpoint"
             )
-    with add_path_to_errors(directory / STATE):
-        (directory / STATE).write_text(encoded_state, encoding="utf-8")
+    with add_path_to_errors(directory / STATE_FILE):
+        (directory / STATE_FILE).write_text(encoded_state, encoding="utf-8")
     files = {}
     for path in sorted(directory.rglob("*")):
-        # The target of a link can change after its digest was computed.
+        # Refuse links: the target of a link can change after its digest was computed.
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise CheckpointError(
                 f"{path}: not a plain file; allowed in a checkpoint: plain files and directories"
@@ -354,9 +376,9 @@ def write_state_and_manifest(
             files[path.relative_to(directory).as_posix()] = entry
     writers = {
         record.writer: sorted(Path(path).relative_to(directory).as_posix() for path in record.sizes)
-        for record in written
+        for record in written_files
     }
-    manifest = {"format": FORMAT, "step": step, "files": files, "writers": writers}
+    manifest = {"format": MANIFEST_FORMAT, "step": step, "files": files, "writers": writers}
     _check_writers(directory, files, writers)
     with add_path_to_errors(directory / MANIFEST):
         (directory / MANIFEST).write_text(_encode_manifest(manifest), encoding="utf-8")
@@ -365,7 +387,7 @@ def write_state_and_manifest(
 
 
 def _encode_manifest(manifest: Mapping[str, Any]) -> str:
-    """Encode ``manifest`` as JSON, with the digest of the other entries as its last entry."""
+    """Encode ``manifest`` as JSON. Add the digest of all entries as the last entry."""
     other_entries = {name: entry for name, entry in manifest.items() if name != MANIFEST_DIGEST}
     digest = hashlib.sha256(json.dumps(other_entries).encode()).hexdigest()
     return json.dumps({**other_entries, MANIFEST_DIGEST: digest}, indent=1)
@@ -385,14 +407,17 @@ def _check_writers(
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest after a check of presence and size of its files, not their content."""
+    """Return the manifest of the checkpoint ``path``. Check that its files exist with their sizes.
+
+    The content of the files is not read. Raises ``CheckpointError`` for a fault.
+    """
     try:
         text = (path / MANIFEST).read_text(encoding="utf-8")
         manifest = json.loads(text)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST}: cannot be read: {error}") from error
     files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or STATE not in files:
+    if not isinstance(files, dict) or STATE_FILE not in files:
         raise CheckpointError(f"{path / MANIFEST}: not a manifest of a checkpoint")
     for name, entry in files.items():
         _check_entry(path, name, entry)
@@ -406,9 +431,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_entry(path: Path, name: str, entry: object) -> None:
-    relative = PurePosixPath(name)
-    is_inside = not relative.is_absolute() and ".." not in relative.parts
-    if not is_inside or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
+    relative_path = PurePosixPath(name)
+    is_inside_checkpoint = not relative_path.is_absolute() and ".." not in relative_path.parts
+    if not is_inside_checkpoint or not isinstance(entry, dict) or {"sha256", "size"} - set(entry):
         raise CheckpointError(
             f"{path / MANIFEST}: the entry {name!r} is not valid; allowed: a relative path inside "
             "the checkpoint, with sha256 and size"
@@ -422,8 +447,11 @@ def _check_entry(path: Path, name: str, entry: object) -> None:
         )
 
 
-def has_all_files(path: Path) -> bool:
-    """Return true if every file is present with its size; the content is not read."""
+def is_complete_checkpoint(path: Path) -> bool:
+    """Return True if the manifest is valid and all its files exist with the listed sizes.
+
+    The content of the files is not read.
+    """
     try:
         _read_manifest(path)
     except CheckpointError:

@@ -1,9 +1,10 @@
 """Child process that kills the driver when its heartbeats stop.
 
-The watchdog is a thread of the driver. It stops as well if the driver is stopped (SIGSTOP), or if
-native code holds the GIL.
+The watchdog is a thread of the driver. It cannot act if the driver is stopped (SIGSTOP), or if
+native code holds the GIL. Therefore this separate process watches the driver.
 
-    watchdog ──one byte per second──▶ guard: no byte for silent_s? SIGUSR1 for stacks, then SIGKILL
+    watchdog ──one byte per second──▶ guard: without a byte for silent_s, send SIGUSR1 (the driver
+                                      writes its stacks), then SIGKILL
     driver ends ──end of the pipe───▶ guard ends
 
 The guard process imports none of this project's packages.
@@ -18,56 +19,60 @@ import sys
 import time
 
 POLL_S = 1.0
-STACKS_WAIT_S = 2.0  # time for the driver to write its stacks
+STACKS_WAIT_S = 2.0  # time in which the driver can write its stacks before it is killed
 
 
 class DriverGuard:
-    """Handle of a guard process, which kills this process after ``silent_s`` without heartbeat."""
+    """Owner of a guard process, which kills this process after ``silent_s`` without heartbeat."""
 
     def __init__(self, silent_s: float) -> None:
         command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), f"{silent_s:g}"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
         assert self._process.stdin is not None
         self._pipe = self._process.stdin
-        # Non-blocking: a heartbeat must not wait for a guard that is stopped.
+        # Make the pipe non-blocking: a heartbeat must not wait for a guard that is stopped.
         os.set_blocking(self._pipe.fileno(), False)
 
     def send_heartbeat(self) -> None:
-        """Send a heartbeat to the guard process. Does nothing if it has ended or is stopped."""
+        """Send a heartbeat to the guard process. Do nothing if it has ended or is stopped."""
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._pipe.fileno(), b".")
 
     def close(self) -> None:
-        """End the guard process, without any effect on this process."""
+        """End the guard process. This process is not killed."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()
 
 
-def watch_driver(driver: int, silent_s: float) -> None:
-    """Read heartbeats of the process ``driver`` from standard input, and kill it when they stop."""
-    silent = 0.0
-    while silent < silent_s:
+def watch_driver(driver_pid: int, silent_s: float) -> None:
+    """Read heartbeats of the driver from standard input, and kill the driver when they stop.
+
+    ``driver_pid`` is the process id of the driver. ``silent_s`` is the time without heartbeat.
+    """
+    silent_time_s = 0.0
+    while silent_time_s < silent_s:
         readable_files, _, _ = select.select([sys.stdin.fileno()], [], [], POLL_S)
         if readable_files and not os.read(sys.stdin.fileno(), 4096):
             return
-        # Count seconds of waiting instead of reading a clock: Ctrl-Z stops this process as well.
-        silent = 0.0 if readable_files else silent + POLL_S
-    # If the driver has ended, another process may have its number.
-    if os.getppid() != driver:
+        # Add the seconds of waiting instead of reading a clock: Ctrl-Z also stops this process, and
+        # a clock would count the time for which both are stopped.
+        silent_time_s = 0.0 if readable_files else silent_time_s + POLL_S
+    # If the driver has ended, its process id may belong to another process. Do not kill that one.
+    if os.getppid() != driver_pid:
         return
     sys.stderr.write(
-        f"Stalled: the driver (process {driver}) has sent no heartbeat for {silent:.0f} s: it is "
-        "stopped, or native code holds the GIL; it is killed\n"
+        f"Stalled: the driver (process {driver_pid}) has sent no heartbeat for "
+        f"{silent_time_s:.0f} s: it is stopped, or native code holds the GIL; it is killed\n"
     )
     sys.stderr.flush()
-    os.kill(driver, signal.SIGUSR1)
+    os.kill(driver_pid, signal.SIGUSR1)
     time.sleep(STACKS_WAIT_S)
-    os.kill(driver, signal.SIGKILL)
+    os.kill(driver_pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    # Only the driver handles Ctrl-C of the terminal and SIGTERM of a scheduler.
+    # Ignore Ctrl-C of the terminal and SIGTERM of a scheduler: the driver handles them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch_driver(int(sys.argv[1]), float(sys.argv[2]))

@@ -16,15 +16,20 @@ from typing import IO
 
 from verl.config.settings.errors import ConfigError
 
-MARKER = ".published.json"  # lists the files of a published directory with size and digest
-WRITTEN_HERE = "<!-- written by rlvcr, which may replace this file -->"  # last line of a page
-MAX_HASHED_BYTES = 16 * 2**20  # bytes; the content of larger files is not compared, only their size
-AT_FDCWD, RENAME_EXCHANGE = -100, 2
+# Name of a file in each published directory. It lists the other files with size and digest.
+FILE_LIST_NAME = ".published.json"
+# Last line of a page that ``write_page`` wrote.
+PAGE_SIGNATURE = "<!-- written by rlvcr, which may replace this file -->"
+MAX_HASHED_BYTES = 16 * 2**20  # larger files are compared by size only, not by content
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # constants of the system call renameat2
 
 
 @contextlib.contextmanager
 def add_path_to_errors(path: Path) -> Iterator[None]:
-    """Set ``path`` in an ``OSError`` of the block without a file name, as of a full disk."""
+    """Set the file name of an ``OSError`` that the ``with`` block raises, if it has none.
+
+    Errors of a full disk, for example, have no file name.
+    """
     try:
         yield
     except OSError as error:
@@ -33,23 +38,26 @@ def add_path_to_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def rename_aside(path: Path) -> Path:
-    """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest free n from 1; return that path."""
-    copy_number = 1
-    while (aside := path.with_name(f"{path.stem}.{copy_number}{path.suffix}")).exists():
-        copy_number += 1
-    return path.rename(aside)
+def rename_with_number(path: Path) -> Path:
+    """Rename ``path`` to ``<stem>.<n><suffix>`` with the lowest unused n, and return the new path.
+
+    Example: ``metrics.jsonl`` becomes ``metrics.1.jsonl``.
+    """
+    number = 1
+    while (new_path := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(new_path)
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path) -> Iterator[IO[str]]:
-    """Yield a UTF-8 file to write into, which replaces ``path`` at the end of the block.
+    """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
     If the block raises, ``path`` is unchanged. Parent directories are created.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the directory of the target: a rename is atomic only within a file system.
+    # Use the directory of ``path``: a rename is atomic only within one file system.
     partial_path = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with add_path_to_errors(path), partial_path.open("w", encoding="utf-8") as file:
@@ -58,82 +66,93 @@ def atomic_write(path: str | Path) -> Iterator[IO[str]]:
             os.fsync(file.fileno())
         partial_path.replace(path)
     finally:
-        partial_path.unlink(missing_ok=True)  # does nothing after the rename
+        partial_path.unlink(missing_ok=True)  # no effect if it has been renamed
 
 
 def write_page(path: Path, text: str, key: str) -> None:
-    """Write HTML or SVG ``text`` to ``path``, the value of the option ``key``.
+    """Write HTML or SVG ``text`` to ``path``. Error messages name the option ``key``.
 
     Raises ``ConfigError`` if ``path`` has content that this function did not write.
     """
     try:
-        is_foreign = path.stat().st_size > 0 and not path.read_bytes().rstrip().endswith(
-            WRITTEN_HERE.encode()
+        is_file_of_user = path.stat().st_size > 0 and not path.read_bytes().rstrip().endswith(
+            PAGE_SIGNATURE.encode()
         )
     except FileNotFoundError:
-        is_foreign = False
-    if is_foreign:
+        is_file_of_user = False
+    if is_file_of_user:
         raise ConfigError(
             f"{key}={str(path)!r}: exists and was not written by this command; allowed: a new "
             f"file, or a file that this command wrote; fix: {key} FILE, or remove the file"
         )
     with atomic_write(path) as file:
-        file.write(f"{text.rstrip()}\n{WRITTEN_HERE}\n")
+        file.write(f"{text.rstrip()}\n{PAGE_SIGNATURE}\n")
 
 
-def require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path] = ()) -> None:
-    """Raise ``ConfigError`` unless the directory ``target``, the value of ``key``, is replaceable.
+def require_replaceable(
+    target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path] = ()
+) -> None:
+    """Raise ``ConfigError`` unless the directory ``target`` may be replaced.
 
-    It is if it is missing, empty or unchanged since ``publish_directory`` wrote it, or with
-    ``overwrite``. ``keep``, the home directory and the working directory are never replaced.
+    It may be replaced if it does not exist, is empty, or is unchanged since ``publish_directory``
+    wrote it. With ``overwrite`` other content may be replaced too. A directory that contains a path
+    of ``protected_paths``, the home directory or the working directory is never replaced. Error
+    messages name the config key ``key``.
     """
     with _lock_directory(target.parent):
-        _require_replaceable(target, key, overwrite, keep)
+        _require_replaceable(target, key, overwrite, protected_paths)
 
 
 @contextlib.contextmanager
 def _lock_directory(directory: Path) -> Iterator[None]:
-    """Hold a lock on ``directory``, so that other processes cannot publish there meanwhile."""
+    """Lock ``directory`` during the ``with`` block, so that no other process publishes into it."""
     if not directory.is_dir():
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # continue without lock if the file system has no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
 
 
-def _require_replaceable(target: Path, key: str, overwrite: bool, keep: Iterable[Path]) -> None:
+def _require_replaceable(
+    target: Path, key: str, overwrite: bool, protected_paths: Iterable[Path]
+) -> None:
     setting = f"{key}={str(target)!r}"
-    allowed = "allowed: a new or empty directory, or one that this command wrote"
+    allowed_text = "allowed: a new or empty directory, or one that this command wrote"
     if target.is_symlink():
         raise ConfigError(
-            f"{setting}: is a symbolic link; {allowed}; fix: {key}={target.resolve()!s}"
+            f"{setting}: is a symbolic link; {allowed_text}; fix: {key}={target.resolve()!s}"
         )
     if target.exists() and not target.is_dir():
-        raise ConfigError(f"{setting}: is a file; {allowed}; fix: {key}=DIR")
+        raise ConfigError(f"{setting}: is a file; {allowed_text}; fix: {key}=DIR")
     resolved_target = target.expanduser().resolve()
-    for folder in (Path.home(), Path.cwd(), *keep):
+    for folder in (Path.home(), Path.cwd(), *protected_paths):
         if folder.resolve().is_relative_to(resolved_target):
             raise ConfigError(
-                f"{setting}: contains {folder}, which is never replaced; {allowed}; fix: {key}=DIR"
+                f"{setting}: contains {folder}, which is never replaced; {allowed_text}; "
+                f"fix: {key}=DIR"
             )
-    foreign = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
-    if foreign:
+    foreign_file = "" if overwrite or not target.is_dir() else _find_foreign_file(target)
+    if foreign_file:
         raise ConfigError(
-            f"{setting}: contains {foreign}, which this command did not write; {allowed}; "
-            f"fix: {key}=DIR, or overwrite=true to delete the content"
+            f"{setting}: contains {foreign_file}, which this command did not write; "
+            f"{allowed_text}; fix: {key}=DIR, or overwrite=true to delete the content"
         )
 
 
 def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwrite=true") -> None:
-    """Raise ``ConfigError`` if ``target`` is a directory, or has content without ``overwrite``."""
+    """Raise ``ConfigError`` if ``target`` is a directory or a file with content.
+
+    With ``overwrite`` a file with content is allowed. Error messages name the config key ``key``
+    and suggest ``fix``.
+    """
     try:
         status = target.stat()
-    except OSError:  # it does not exist, or the later write will raise
+    except OSError:  # ``target`` does not exist; another error is raised when it is written
         return
     if stat.S_ISDIR(status.st_mode):
         raise ConfigError(
@@ -147,22 +166,32 @@ def require_new_file(target: Path, key: str, overwrite: bool, fix: str = "overwr
 
 
 def _find_foreign_file(directory: Path) -> str:
-    """Return the name of a file that is new or changed since ``publish_directory``, "" if none."""
+    """Return the name of a file that ``publish_directory`` did not write, or "" if there is none.
+
+    A file that was changed after ``publish_directory`` also counts.
+    """
     try:
-        known_files = json.loads((directory / MARKER).read_text(encoding="utf-8"))["files"]
+        fingerprint_by_name = json.loads((directory / FILE_LIST_NAME).read_text(encoding="utf-8"))[
+            "files"
+        ]
     except (OSError, ValueError, KeyError, TypeError):
-        known_files = {}
+        fingerprint_by_name = {}
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
-        if name == MARKER or (path.is_dir() and not path.is_symlink()):
+        if name == FILE_LIST_NAME or (path.is_dir() and not path.is_symlink()):
             continue
-        if not isinstance(known_files, dict) or known_files.get(name) != _compute_fingerprint(path):
+        if not isinstance(fingerprint_by_name, dict) or fingerprint_by_name.get(
+            name
+        ) != _compute_fingerprint(path):
             return name
     return ""
 
 
 def _compute_fingerprint(path: Path) -> str:
-    """Return size and, up to ``MAX_HASHED_BYTES``, digest of a file; empty if it is unreadable."""
+    """Return a text with size and SHA-256 digest of a file; "" if it is unreadable.
+
+    The digest is omitted for files of more than ``MAX_HASHED_BYTES``.
+    """
     if path.is_symlink() or not path.is_file():
         return ""
     try:
@@ -175,11 +204,12 @@ def _compute_fingerprint(path: Path) -> str:
 
 @contextlib.contextmanager
 def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty directory to fill, which replaces ``target`` at the end of the block.
+    """Yield an empty directory, which replaces ``target`` at the end of the ``with`` block.
 
-    If the block raises, nothing changes. Raises ``ConfigError`` for a ``target`` with files that
-    this function did not write, unless ``overwrite``. Readers always see one complete version, also
-    with several writers. Without ``renameat2`` (Linux) ``target`` is missing for a moment.
+    If the block raises, ``target`` is unchanged. Raises ``ConfigError`` if ``target`` has files
+    that this function did not write, unless ``overwrite`` is set. Readers always see a complete
+    version, even if several processes publish. On systems without ``renameat2`` (only Linux has
+    it), ``target`` does not exist for a moment.
     """
     target = Path(target)
     require_replaceable(target, "target", overwrite)
@@ -188,59 +218,63 @@ def publish_directory(target: str | Path, overwrite: bool = False) -> Iterator[P
     partial_dir.chmod(0o777 & ~read_umask())
     try:
         yield partial_dir
-        finish_files(partial_dir)
+        set_permissions_and_flush(partial_dir)
         files = [path for path in sorted(partial_dir.rglob("*")) if path.is_file()]
-        hashes = {
+        fingerprint_by_name = {
             path.relative_to(partial_dir).as_posix(): _compute_fingerprint(path) for path in files
         }
-        (partial_dir / MARKER).write_text(json.dumps({"files": hashes}, indent=1), encoding="utf-8")
-        flush_to_disk(partial_dir / MARKER)
-        _put_in_place(partial_dir, target, overwrite)
+        (partial_dir / FILE_LIST_NAME).write_text(
+            json.dumps({"files": fingerprint_by_name}, indent=1), encoding="utf-8"
+        )
+        flush_to_disk(partial_dir / FILE_LIST_NAME)
+        _replace_directory(partial_dir, target, overwrite)
         flush_to_disk(target.parent)
     finally:
-        shutil.rmtree(partial_dir, ignore_errors=True)  # the older version, after the exchange
+        # After success ``partial_dir`` is the previous version of ``target``.
+        shutil.rmtree(partial_dir, ignore_errors=True)
 
 
-def _put_in_place(partial: Path, target: Path, overwrite: bool) -> None:
-    """Rename ``partial`` to ``target``, and an older ``target`` to ``partial``."""
+def _replace_directory(partial_dir: Path, target: Path, overwrite: bool) -> None:
+    """Rename ``partial_dir`` to ``target``, and a previous ``target`` to ``partial_dir``."""
     with _lock_directory(target.parent):
-        # Check again: files may have been added in the meantime.
+        # Check again, now with the lock: files may have been added since the first check.
         _require_replaceable(target, "target", overwrite, ())
         if not target.exists() or not any(target.iterdir()):
-            partial.rename(target)  # replaces an empty directory
-        elif not _exchange_directories(partial, target):
-            old_target = partial.with_name(f"{partial.name}.old")
+            partial_dir.rename(target)  # rename() also replaces an empty directory
+        elif not _exchange_directories(partial_dir, target):
+            old_target = partial_dir.with_name(f"{partial_dir.name}.old")
             target.rename(old_target)
-            partial.rename(target)
-            old_target.rename(partial)
+            partial_dir.rename(target)
+            old_target.rename(partial_dir)
 
 
-def _exchange_directories(one: Path, other: Path) -> bool:
-    """Exchange two directories atomically; return false if the system does not support it."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if call is None:
+def _exchange_directories(first: Path, second: Path) -> bool:
+    """Exchange two directories atomically. Return False if the system does not support it."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
         return False
-    if call(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    if renameat2(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
         return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+    error_number = ctypes.get_errno()
+    if error_number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
         return False
-    raise OSError(code, os.strerror(code), str(other))
+    raise OSError(error_number, os.strerror(error_number), str(second))
 
 
 def read_umask() -> int:
     """Return the umask of this process."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
-    # Without /proc it can only be read by setting it, which affects other threads for a moment.
+        status_lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return int(next(line for line in status_lines if line.startswith("Umask:")).split()[1], 8)
+    # Without /proc, the umask can only be read by setting it. Other threads see the new value for a
+    # moment.
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
 
 
-def finish_files(directory: Path) -> None:
-    """Give all files in ``directory`` the user's usual permissions and flush them to the disk."""
+def set_permissions_and_flush(directory: Path) -> None:
+    """Give all files in ``directory`` the usual permissions (umask), and flush them to the disk."""
     umask = read_umask()
     for path in directory.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -249,7 +283,7 @@ def finish_files(directory: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Flush a file's content, or a directory's entries, to the disk (``fsync``)."""
+    """Flush the content of a file, or the list of files of a directory, to the disk (``fsync``)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with add_path_to_errors(path):

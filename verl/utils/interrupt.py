@@ -1,4 +1,4 @@
-"""Handling of SIGTERM and Ctrl-C: the first raises ``KeyboardInterrupt``, a second one exits.
+"""Handling of SIGTERM and SIGINT: the first raises ``KeyboardInterrupt``, a second one exits.
 
 with Interruption() as interruption:
     train()                    # raises KeyboardInterrupt at the signal
@@ -17,10 +17,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """Context manager that turns SIGTERM and SIGINT into a ``KeyboardInterrupt`` and catches it.
+    """Context manager that raises ``KeyboardInterrupt`` at SIGTERM or SIGINT and catches it.
 
-    Ray propagates no other exception of a signal handler while it waits. It has no effect outside
-    of the main thread, where Python handles no signals.
+    The exception is ``KeyboardInterrupt``, because Ray propagates no other exception of a signal
+    handler while it waits. In a thread other than the main thread, the context manager has no
+    effect, because Python handles signals only in the main thread.
     """
 
     def __init__(self) -> None:
@@ -29,33 +30,34 @@ class Interruption:
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a process that the signal ended (128 + number); 0 without a signal."""
+        """Return 128 + number of the received signal, or 0 if no signal was received."""
         return 128 + self.signal if self.signal else 0
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():
             self._previous_handlers = {
-                signum: signal.signal(signum, self._handle_signal) for signum in SIGNALS
+                signal_number: signal.signal(signal_number, self._handle_signal)
+                for signal_number in SIGNALS
             }
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        for signum, handler in self._previous_handlers.items():
-            signal.signal(signum, handler)
-        # Catch only an interrupt of a signal handled here; others are raised further.
+        for signal_number, handler in self._previous_handlers.items():
+            signal.signal(signal_number, handler)
+        # Catch a KeyboardInterrupt only if _handle_signal raised it.
         return kind is KeyboardInterrupt and self.signal is not None
 
-    def _handle_signal(self, number: int, _frame: FrameType | None) -> None:
-        # Exit at the second signal: the unwinding hangs or takes too long.
+    def _handle_signal(self, signal_number: int, _frame: FrameType | None) -> None:
+        # Exit at the second signal: the cleanup after the first one hangs or takes too long.
         if self.signal is not None:
-            os._exit(128 + number)
-        self.signal = signal.Signals(number)
+            os._exit(128 + signal_number)
+        self.signal = signal.Signals(signal_number)
         raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def keep_sigterm_handler() -> Iterator[None]:
-    """Restore the SIGTERM handler after the block, if one was installed before."""
+    """Restore the SIGTERM handler after the ``with`` block, if there was one before."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -63,6 +65,6 @@ def keep_sigterm_handler() -> Iterator[None]:
     try:
         yield
     finally:
-        # None means a handler that was not installed from Python; it cannot be restored.
+        # None stands for a handler that was not installed from Python and cannot be restored.
         if previous_handler not in (None, signal.SIG_DFL):
             signal.signal(signal.SIGTERM, previous_handler)

@@ -1,4 +1,4 @@
-"""JSON Lines files (one object per line) whose readers skip a line that a crash cut off."""
+"""Reading and writing of JSON Lines files. An incomplete line, as after a crash, is skipped."""
 
 import json
 import math
@@ -12,19 +12,20 @@ import orjson
 
 from verl.utils.files import add_path_to_errors, atomic_write
 
-# Options under which orjson and ``to_json_types`` agree on arrays, dataclasses and dates.
+# With these options orjson encodes arrays, dataclasses and dates as ``to_json_types`` does.
 _ORJSON_OPTIONS = (
     orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 )
 
 
 def to_json_types(value: object) -> Any:
-    """Convert ``value`` to JSON types.
+    """Convert ``value`` to types that JSON can represent.
 
-    Arrays, tensors and sets become lists, not finite numbers null, other objects their text.
+    Arrays, tensors, tuples and sets become lists. NaN and infinite numbers become None. Objects of
+    other types become ``str(value)``.
     """
     if isinstance(value, float):
-        # Python would write NaN and Infinity, which are not JSON.
+        # Python's json module would write NaN and Infinity, which are not valid JSON.
         return value if math.isfinite(value) else None
     if isinstance(value, str | int) or value is None:
         return value
@@ -45,8 +46,8 @@ def dumps(record: Mapping[str, Any]) -> str:
     try:
         return orjson.dumps(record, to_json_types, _ORJSON_OPTIONS).decode()
     except TypeError:
-        # Only Python's encoder accepts integers of more than 64 bits, lone surrogates, and keys
-        # that are not strings.
+        # orjson refuses integers of more than 64 bits, lone surrogates, and keys that are not
+        # strings. Python's encoder accepts them.
         return json.dumps(to_json_types(record), separators=(",", ":"))
 
 
@@ -54,15 +55,16 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append ``record`` to ``path`` as one line and flush it to the disk."""
     with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(dumps(record) + "\n")
-        # flush() only passes the line to the operating system; fsync() writes it to the disk.
+        # flush() only passes the line to the operating system. fsync() writes it to the disk.
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(path: Path, max_characters: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the objects of ``path``; none if it does not exist.
+    """Yield the objects of the file ``path``. Yield nothing if the file does not exist.
 
-    Skips incomplete lines and other values. Stops after ``max_characters``, at the end of a line.
+    Incomplete lines, and lines that are not a JSON object, are skipped. Reading stops at the end of
+    the line in which ``max_characters`` is reached.
     """
     if not path.exists():
         return
@@ -78,7 +80,7 @@ def read(path: Path, max_characters: int | None = None) -> Iterator[dict[str, An
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    # A line without newline may be incomplete, even if it parses.
+    # A line without newline may be incomplete, even if it is valid JSON.
     if not line.endswith("\n"):
         return None
     try:
@@ -89,7 +91,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
-    """Write ``records`` to ``path`` atomically; return their number."""
+    """Write ``records`` to ``path`` atomically, one per line. Return the number of records."""
     count = 0
     with atomic_write(path) as file:
         for record in records:

@@ -8,23 +8,24 @@ import threading
 import time
 from collections.abc import Iterator
 
-REPEAT_S = 1.0  # interval of further interrupts for code that catches the first one
+REPEAT_S = 1.0  # seconds between interrupts, which are repeated if the code catches the first one
 
 
 class TimeLimit(RuntimeError):
-    """A call took longer than its time limit."""
+    """Error: a call took longer than its time limit."""
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float, subject: str) -> Iterator[None]:
-    """Interrupt the ``with`` block by a ``TimeLimit`` exception after ``seconds``.
+    """Raise ``TimeLimit`` in the ``with`` block after ``seconds``.
 
-    ``subject`` is that of the error message, for example the name of the function.
-    A block that takes longer always raises ``TimeLimit``, also if it caught the interrupt,
+    ``subject``, for example the name of a function, is the subject of the error message. A block
+    that takes longer always raises ``TimeLimit`` at its end, even if it caught the interrupt,
     cancelled the alarm or raised another error. Python code is interrupted repeatedly until it
-    ends. Native code outside of the main thread cannot be interrupted, and neither can code that
-    catches every exception.
-    Callers of such code need another deadline, such as that of the environment pool.
+    ends.
+
+    Two kinds of code cannot be interrupted: native code outside of the main thread, and code that
+    catches every exception. They need another time limit, such as that of the environment pool.
     """
     timeout_message = f"{subject} took over {seconds:g} s"
     deadline = time.monotonic() + seconds
@@ -40,44 +41,47 @@ def time_limit(seconds: float, subject: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupt_by_alarm(seconds: float, late: str) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the block, also during a system call; only in the main thread."""
+def _interrupt_by_alarm(seconds: float, timeout_message: str) -> Iterator[None]:
+    """Raise ``TimeLimit`` in the ``with`` block by an alarm signal, which ends system calls too.
+
+    It has no effect outside of the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def raise_time_limit(*_: object) -> None:
-        raise TimeLimit(late)
+        raise TimeLimit(timeout_message)
 
-    handler = signal.signal(signal.SIGALRM, raise_time_limit)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
+    previous_handler = signal.signal(signal.SIGALRM, raise_time_limit)
+    previous_timer = signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_S)
     try:
         yield
     finally:
-        # Restore the earlier timer. It fires later by the time spent in this block.
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, handler)
+        # Restore the previous timer. It is delayed by the time spent in this block.
+        signal.setitimer(signal.ITIMER_REAL, *previous_timer)
+        signal.signal(signal.SIGALRM, previous_handler)
 
 
 @contextlib.contextmanager
 def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
-    """Raise ``TimeLimit`` in the block every ``REPEAT_S`` after ``seconds``.
+    """Raise ``TimeLimit`` in the ``with`` block every ``REPEAT_S`` seconds after ``seconds``.
 
-    This does not depend on the alarm, which the block may have cancelled.
+    The exceptions come from another thread, so they also work if the block cancels the alarm.
     """
     block_ended, was_interrupted = threading.Event(), threading.Event()
     lock = threading.Lock()
-    ident = ctypes.c_ulong(threading.get_ident())
-    throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    thread_id = ctypes.c_ulong(threading.get_ident())
+    raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def interrupt_until_done() -> None:
-        delay = seconds + REPEAT_S
-        while not block_ended.wait(delay):
+        delay_s = seconds + REPEAT_S
+        while not block_ended.wait(delay_s):
             with lock:
                 if not block_ended.is_set():
                     was_interrupted.set()
-                    throw(ident, ctypes.py_object(TimeLimit))
-            delay = REPEAT_S
+                    raise_in_thread(thread_id, ctypes.py_object(TimeLimit))
+            delay_s = REPEAT_S
 
     threading.Thread(target=interrupt_until_done, name="time limit", daemon=True).start()
     try:
@@ -86,42 +90,50 @@ def _interrupt_repeatedly(seconds: float) -> Iterator[None]:
         with lock:
             block_ended.set()
         if was_interrupted.is_set():
-            _receive_pending_exception(ident)
+            _receive_pending_exception(thread_id)
 
 
-def _receive_pending_exception(ident: ctypes.c_ulong) -> None:
-    """Receive the pending exception of this thread: it must not be raised after the block.
+def _receive_pending_exception(thread_id: ctypes.c_ulong) -> None:
+    """Raise and catch a pending asynchronous exception of this thread.
 
-    ``PyThreadState_SetAsyncExc(ident, NULL)`` would cancel it, but CPython 3.11 then keeps its
-    request to look for an exception. A profiler or debugger that is used later hangs because of it.
+    Otherwise it would be raised after the time-limited block. It could also be cancelled by
+    ``PyThreadState_SetAsyncExc(thread_id, NULL)``. But then CPython 3.11 keeps an internal flag
+    set, which makes a later profiler or debugger hang.
     """
     try:
-        # Replace a pending exception, and raise one if there is none.
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(TimeLimit))
-        for _ in range(1000):  # Python code, in which the interpreter raises the exception
+        # Set an exception. It replaces a pending one, so that exactly one is raised below.
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(TimeLimit))
+        for _ in range(1000):  # the interpreter raises the exception while it runs this loop
             time.sleep(0)
     except TimeLimit:
         pass
 
 
 def limit_memory(gigabytes: float) -> None:
-    """Limit the address space of this process to ``gigabytes`` (GiB), or to a lower present limit.
+    """Limit the address space of this process to ``gigabytes`` (GiB).
 
-    An allocation beyond the limit raises ``MemoryError``.
+    An existing lower limit is kept. An allocation beyond the limit raises ``MemoryError``.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     requested_bytes = int(gigabytes * 2**30)
-    # RLIM_INFINITY is -1, which min() would choose.
-    limit = requested_bytes if soft == resource.RLIM_INFINITY else min(requested_bytes, soft)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    # RLIM_INFINITY is -1, so min() must not be used with it.
+    new_limit = (
+        requested_bytes
+        if soft_limit == resource.RLIM_INFINITY
+        else min(requested_bytes, soft_limit)
+    )
+    resource.setrlimit(resource.RLIMIT_AS, (new_limit, hard_limit))
 
 
 @contextlib.contextmanager
 def lift_memory_limit() -> Iterator[None]:
-    """Lift the limit for processes started in the block: Node.js reserves more than it uses."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    """Remove the memory limit during the ``with`` block, for child processes started in it.
+
+    Node.js, for example, reserves more address space than it uses.
+    """
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard_limit, hard_limit))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (soft_limit, hard_limit))

@@ -17,7 +17,8 @@ LINE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Loggers that report every request or file at INFO.
 QUIET_LOGGERS = ("urllib3", "filelock", "httpx", "fsspec", "matplotlib", "asyncio")
 
-# Handlers that setup_logging added to the root logger. Others (of pytest, a notebook) stay.
+# Handlers that setup_logging added to the root logger. It does not remove other handlers, such as
+# those of pytest.
 _installed_handlers: list[logging.Handler] = []
 
 
@@ -25,26 +26,27 @@ class MaskingFormatter(logging.Formatter):
     """Formatter that masks the secrets in records and their tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of ``record``, of one or several lines, with masked secrets."""
+        """Return the text of ``record``, including a traceback, with masked secrets."""
         return mask_text(super().format(record))
 
 
 @functools.cache
 def get_console() -> Console:
-    """Return the one console on stderr that log lines and progress bars share."""
+    """Return the console on stderr, which log lines and progress bars share."""
     return Console(stderr=True)
 
 
 def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> None:
-    """Send the log of this process to stderr and append it to ``log_file``, with masked secrets.
+    """Write the log of this process to stderr and to ``log_file``, with masked secrets.
 
-    Uncaught exceptions go to stderr. A second call replaces the handlers of the first.
+    The file is appended to. Uncaught exceptions are written to stderr only. A second call replaces
+    the handlers that the first call added.
     """
     register_secrets(os.environ)
     sys.excepthook = _show_error
-    root = logging.getLogger()
+    root_logger = logging.getLogger()
     for handler in _installed_handlers:
-        root.removeHandler(handler)
+        root_logger.removeHandler(handler)
         handler.close()
     handlers: list[logging.Handler] = [_make_console_handler()]
     if log_file is not None:
@@ -53,8 +55,8 @@ def setup_logging(log_file: str | Path | None = None, level: str = "INFO") -> No
         handlers[-1].setFormatter(MaskingFormatter(LINE_FORMAT))
     _installed_handlers[:] = handlers
     for handler in handlers:
-        root.addHandler(handler)
-    root.setLevel(level)
+        root_logger.addHandler(handler)
+    root_logger.setLevel(level)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -70,6 +72,8 @@ def _make_console_handler() -> logging.Handler:
 
 
 def _show_error(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    error_type: type[BaseException], error: BaseException, traceback_object: TracebackType | None
 ) -> None:
-    sys.stderr.write(mask_text("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(
+        mask_text("".join(traceback.format_exception(error_type, error, traceback_object)))
+    )

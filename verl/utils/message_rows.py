@@ -4,8 +4,8 @@
                                  ──▶ read_episode_messages   messages that the policy is trained on
                                  ──▶ read_cell               any other cell, as JSON types
 
-If a row has content that would be ignored, it raises ``BadRow``. The message names the
-configuration key, the file, the row and the column, the value, what is allowed, and the fix.
+A row with content that would be ignored is refused with the error ``BadRow``. Its message names the
+configuration key, file, row, column and value, what is allowed, and the fix.
 """
 
 import contextlib
@@ -27,111 +27,122 @@ from verl.utils.tables import parse_json, read_rows
 # {"role": "system" | "user" | "assistant", "content": text}; optional in an episode: "weight"
 Message = dict[str, Any]
 ROLES = ("system", "user", "assistant")
-MAX_DEPTH = 64  # levels of lists and objects in a cell
-MAX_CHARACTERS = 1_000_000  # in the messages of a row
-SHOWN_CHARACTERS = 80  # characters of a value in an error message
+MAX_DEPTH = 64  # maximum nesting of lists and objects in a cell
+MAX_CHARACTERS = 1_000_000  # maximum number of characters in the messages of a row
+SHOWN_CHARACTERS = 80  # maximum number of characters of a value in an error message
 SURROGATES = re.compile("[\ud800-\udfff]")
-# Start of a list of messages, also as Python prints it or in damaged JSON.
-_LIKE_MESSAGES = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
+# Start of a list of messages. It also matches invalid JSON, for example with Python's quotes.
+_MESSAGES_START = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 
-MEDIA = ("images", "image", "videos", "video", "audios", "audio", "multi_modal_data")
-TOOL_CALLS = ("tool_calls", "function_call", "tool_call_id", "tool_responses")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-WEIGHTS = ("weight", "loss_mask", "loss_weight", "train", "trainable", "loss")
+# Field names of published data sets, by content.
+MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio", "multi_modal_data")
+TOOL_CALL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "tool_responses")
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "trainable", "loss")
 ONLY_TEXT = "the policy is shown only text"
 _NO_TOOLS = "tools come from the environment (env.env_name=tools), not from rows"
 _TOKEN_MASK = "the messages are tokenized here, and the mask belongs to other tokens"
-# Columns and message fields that have no effect, with the reason.
-UNREAD_COLUMNS = {**dict.fromkeys(MEDIA, ONLY_TEXT), "tools": _NO_TOOLS}
+# Columns and message fields that are refused -> reason why they are not read.
+UNREAD_COLUMNS = {**dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT), "tools": _NO_TOOLS}
 UNREAD_EPISODE_COLUMNS = UNREAD_COLUMNS | dict.fromkeys(
     ("loss_mask", "labels", "completion_mask", "assistant_masks"), _TOKEN_MASK
 )
 UNREAD_FIELDS = {
-    **dict.fromkeys(MEDIA, ONLY_TEXT),
-    **dict.fromkeys(TOOL_CALLS, _NO_TOOLS),
-    **dict.fromkeys(THOUGHTS, "thoughts are read from the content, where the policy writes them"),
+    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
+    **dict.fromkeys(TOOL_CALL_FIELDS, _NO_TOOLS),
+    **dict.fromkeys(
+        THOUGHT_FIELDS, "thoughts are read from the content, where the policy writes them"
+    ),
     "name": "the policy is not shown names",
 }
 
 
 class BadRow(ConfigError):
-    """A file or row that cannot be used; the message names the key, the file and the fix."""
+    """Error: a file or row cannot be used. The message names the key, the file and the fix."""
 
 
 class _NotJsonValue(ValueError):
-    """A value that JSON cannot represent. The message describes the value."""
+    """Error: JSON cannot represent a value. The message describes the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataRow:
-    """Row of a file, with the configuration key and file name, and the row number from 0."""
+    """Row of a data file: its cells by column name, and its location for error messages.
 
-    source: str  # "data.train_files='train.parquet'"
+    ``source`` names the configuration key and the file, ``number`` is the row number from 0.
+    """
+
+    source: str  # for example "data.train_files='train.parquet'"
     number: int
     cells: Mapping[str, Any]
 
     @property
     def row_location(self) -> str:
-        """Source and number of the row, the start of error messages."""
+        """Return source and number of the row, with which error messages begin."""
         return f"{self.source}: row {self.number}"
 
     def make_error(self, column: str, why: str, allowed: str, fix: str) -> BadRow:
-        """Return the error that says why the value in ``column`` cannot be used."""
+        """Return a ``BadRow`` error for the value in ``column``.
+
+        ``why`` continues the sentence "column ...", for example "has no text". ``allowed`` and
+        ``fix`` say what is allowed and what the user can do.
+        """
         return BadRow(
             f"{self.row_location}: column {column!r} {why}; allowed: {allowed}; fix: {fix}"
         )
 
     def read_cell(self, column: str) -> Any:
-        """Return the cell as JSON types.
+        """Return the cell in ``column``, converted to JSON types.
 
         Arrays and tuples become lists, NaN and missing values None, and decimals numbers. Dates and
         times become ISO texts, time differences seconds, and bytes UTF-8 text. Raises ``BadRow``
         for anything else, for a lone surrogate, and for values nested deeper than ``MAX_DEPTH``.
         """
-        return self._as_json(column, self.cells.get(column))
+        return self._convert_cell(column, self.cells.get(column))
 
     def read_object(self, column: str) -> dict[str, Any] | None:
-        """Return the cell if it is an object or the JSON text of one; None if it is empty.
+        """Return the JSON object in ``column`` as a dict; None if the cell is empty.
 
-        Raises ``BadRow`` for anything else.
+        The cell may be an object or the JSON text of an object. Raises ``BadRow`` for other values.
         """
         value = self.read_cell(column)
         if isinstance(value, str) and value.lstrip().startswith("{"):
             with contextlib.suppress(ValueError):
-                value = self._as_json(column, parse_json(value))
+                value = self._convert_cell(column, parse_json(value))
         if value is None or isinstance(value, dict):
             return value
         why, fix = f"holds {_shorten_repr(value)}", "write an object, or remove the value"
         raise self.make_error(column, why, "an object ({...}) or null", fix)
 
     def parse_messages(self, column: str, text: str) -> Any:
-        """Return the messages if ``text`` of ``column`` is their JSON, else the text itself.
+        """Return the list of messages if ``text`` is JSON of messages, else ``text`` itself.
 
-        Raises ``BadRow`` for messages in another notation.
+        Raises ``BadRow`` if ``text`` looks like messages but is not valid JSON. ``column`` is named
+        in the error.
         """
         if not text.lstrip().startswith("["):
             return text
         try:
             parsed_value = parse_json(text)
         except ValueError as error:
-            if _LIKE_MESSAGES.match(text):
+            if _MESSAGES_START.match(text):
                 why = f"holds {_shorten_repr(text)}, which is not JSON ({error})"
                 allowed = "messages, or JSON of them"
                 raise self.make_error(column, why, allowed, "write JSON") from error
             return text
-        are_messages = [isinstance(item, dict) and "role" in item for item in parsed_value]
-        is_list = bool(are_messages) and all(are_messages)
-        return self._as_json(column, parsed_value) if is_list else text
+        is_message = [isinstance(item, dict) and "role" in item for item in parsed_value]
+        is_list_of_messages = bool(is_message) and all(is_message)
+        return self._convert_cell(column, parsed_value) if is_list_of_messages else text
 
-    def _as_json(self, column: str, value: Any) -> Any:
+    def _convert_cell(self, column: str, value: Any) -> Any:
         try:
-            return _to_plain(value, 0)
+            return _to_json_types(value, 0)
         except _NotJsonValue as error:
             allowed, fix = "values that JSON can represent", "convert the value, or remove it"
             raise self.make_error(column, str(error), allowed, fix) from None
 
     def refuse_unread(self, columns: Mapping[str, str]) -> None:
-        """Raise ``BadRow`` if the row has a value in one of ``columns``, which would be ignored.
+        """Raise ``BadRow`` if the row has a value in one of ``columns``, which are never read.
 
         ``columns`` maps the name of a column to the reason why it is not read.
         """
@@ -147,9 +158,9 @@ class DataRow:
 
 
 def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
-    """Yield the rows of ``files``, the value of the configuration key ``key``.
+    """Yield the rows of all ``files``. Error messages name the configuration key ``key``.
 
-    Raises ``BadRow`` for a file that does not exist, cannot be read, or has no row.
+    Raises ``BadRow`` for a file that does not exist, cannot be read, or has no rows.
     """
     for name in files:
         source = f"{key}={str(name)!r}"
@@ -172,10 +183,11 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
 
 
 def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
-    """Return the messages of ``column``, the prompt of an episode.
+    """Return the messages in ``column`` as the prompt of an episode.
 
-    The cell is a list of messages, its JSON text, or the text of one user message. ``column_key``
-    names the column in the configuration. Raises ``BadRow`` unless a user's text is last.
+    The cell is a list of messages, the JSON text of such a list, or the text of one user message.
+    ``column_key`` is the configuration key that sets ``column``. Raises ``BadRow`` if the last
+    message is not a user message with text.
     """
     row.refuse_unread(UNREAD_COLUMNS)
     messages = _read_messages(row, column, column_key)
@@ -191,34 +203,37 @@ def read_prompt_messages(row: DataRow, column: str, column_key: str) -> list[Mes
 
 
 def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
-    """Return the messages of ``column``: a prompt, then assistant and user alternately.
+    """Return the messages in ``column`` as an episode for supervised training.
 
-    ``weight`` of a message is the loss weight of the row, 0.0 or 1.0. It is absent if the row has
-    none. Raises ``BadRow`` for anything else.
+    The messages are a prompt, followed by assistant and user messages alternately. A message with a
+    loss weight in the file has the key ``weight``, 0.0 or 1.0. Raises ``BadRow`` for other roles or
+    weights, and if no assistant message is trained on.
     """
     row.refuse_unread(UNREAD_EPISODE_COLUMNS)
     messages = _read_messages(row, column, column_key)
     roles = [message["role"] for message in messages]
-    start = roles.index("assistant") if "assistant" in roles else 0
-    if not start:
+    prompt_length = roles.index("assistant") if "assistant" in roles else 0
+    if not prompt_length:
         allowed = "a prompt, followed by messages of the assistant"
         raise row.make_error(column, f"has the roles {roles}", allowed, "complete the row")
-    if roles[start:] != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles) - start)]:
+    if roles[prompt_length:] != [
+        "assistant" if i % 2 == 0 else "user" for i in range(len(roles) - prompt_length)
+    ]:
         allowed = "assistant and user alternately after the prompt"
         fix = "join adjacent messages of one role"
         raise row.make_error(column, f"has the roles {roles}", allowed, fix)
-    if not any(message["content"].strip() for message in messages[:start]):
+    if not any(message["content"].strip() for message in messages[:prompt_length]):
         raise row.make_error(column, "has a prompt without text", "a text", "remove the row")
-    for message in messages[start:]:
+    for message in messages[prompt_length:]:
         is_trained_on = message["role"] == "assistant" and message.get("weight") != 0
         if is_trained_on and not message["content"].strip():
             why = "has a message of the assistant without text"
             fix = "remove the row, or give the message weight 0"
             raise row.make_error(column, why, "a text to train on", fix)
-    if not any(m.get("weight") != 0 for m in messages[start:] if m["role"] == "assistant"):
+    if not any(m.get("weight") != 0 for m in messages[prompt_length:] if m["role"] == "assistant"):
         why = "has weight 0 for every message of the assistant"
         raise row.make_error(column, why, "at least one with weight 1", "remove the row")
-    if len({message.get("weight") for message in messages[:start]}) > 1:
+    if len({message.get("weight") for message in messages[:prompt_length]}) > 1:
         why = "has different weights in the messages of its prompt"
         allowed = "one weight for all messages before the assistant's first"
         raise row.make_error(column, why, allowed, "give all of them weight 0")
@@ -226,7 +241,7 @@ def read_episode_messages(row: DataRow, column: str, column_key: str) -> list[Me
 
 
 def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
-    """Return the messages of ``column``; they have a role, a content and perhaps a weight."""
+    """Return the messages in ``column`` with ``role``, ``content`` and, if given, ``weight``."""
     cell = row.read_cell(column)
     if isinstance(cell, str):
         cell = row.parse_messages(column, cell)
@@ -237,9 +252,9 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
         fix = f"set {column_key}=COLUMN to one of {', '.join(map(str, row.cells))}"
         raise row.make_error(column, why, "messages or a text", fix)
     messages = [_read_message(row, column, raw_message) for raw_message in cell]
-    size = sum(len(message["content"]) for message in messages)
-    if size > MAX_CHARACTERS:
-        why = f"holds {size:,} characters"
+    num_characters = sum(len(message["content"]) for message in messages)
+    if num_characters > MAX_CHARACTERS:
+        why = f"holds {num_characters:,} characters"
         allowed = f"at most {MAX_CHARACTERS:,} in a row"
         raise row.make_error(column, why, allowed, "remove the row, or shorten it")
     return messages
@@ -263,7 +278,10 @@ def _read_message(row: DataRow, column: str, value: Any) -> Message:
 
 
 def _read_text(content: Any) -> str | None:
-    """Return a text content, or the joined text of typed parts; None for anything else."""
+    """Return the text of a message content: a string, or the joined texts of typed parts.
+
+    Returns None if the content is neither, or has parts that are not text.
+    """
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -272,7 +290,7 @@ def _read_text(content: Any) -> str | None:
         for part in parts
         if isinstance(part, Mapping)
         and isinstance(part.get("text"), str)
-        # All structs of a column have the same fields; fields of other part types are null.
+        # In Parquet all parts have the same fields. Fields of image parts are null in text parts.
         and part.get("type") == "text"
         and all(_is_empty(part[field]) for field in part if field not in ("type", "text"))
     ]
@@ -280,23 +298,31 @@ def _read_text(content: Any) -> str | None:
 
 
 def _read_weight(row: DataRow, column: str, message: Mapping[str, Any]) -> float | None:
-    """Return the loss weight of a message, from any field of ``WEIGHTS``; None without one."""
-    given_weights = {field: message[field] for field in WEIGHTS if message.get(field) is not None}
-    for field, value in given_weights.items():
+    """Return the loss weight of a message, or None if it has no field of ``WEIGHT_FIELDS``.
+
+    Raises ``BadRow`` for a value other than 0 and 1, and for fields with different values.
+    """
+    weight_by_field = {
+        field: message[field] for field in WEIGHT_FIELDS if message.get(field) is not None
+    }
+    for field, value in weight_by_field.items():
         if isinstance(value, (list, str, Mapping)) or value not in (0, 1):
             why = f"has a message with {field}={_shorten_repr(value)}"
             raise row.make_error(column, why, "0 and 1", "remove the field")
-    if len(set(map(float, given_weights.values()))) > 1:
-        why = f"has a message with {given_weights}"
+    if len(set(map(float, weight_by_field.values()))) > 1:
+        why = f"has a message with {weight_by_field}"
         raise row.make_error(column, why, "equal weights", "keep one of them")
-    return float(next(iter(given_weights.values()))) if given_weights else None
+    return float(next(iter(weight_by_field.values()))) if weight_by_field else None
 
 
 # ---- values ----------------------------------------------------------------------------------
 
 
-def _to_plain(value: Any, depth: int) -> Any:
-    """Convert ``value`` to JSON types. Raises ``_NotJsonValue`` if that is not possible."""
+def _to_json_types(value: Any, depth: int) -> Any:
+    """Convert ``value``, at nesting ``depth``, to JSON types.
+
+    Raises ``_NotJsonValue`` if JSON cannot represent it.
+    """
     if depth > MAX_DEPTH:
         raise _NotJsonValue(f"is nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int)):
@@ -309,18 +335,19 @@ def _to_plain(value: Any, depth: int) -> Any:
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
         return {
-            _to_plain(str(key), depth): _to_plain(item, depth + 1) for key, item in value.items()
+            _to_json_types(str(key), depth): _to_json_types(item, depth + 1)
+            for key, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item, depth + 1) for item in value]
-    return _scalar_to_plain(value, depth)
+        return [_to_json_types(item, depth + 1) for item in value]
+    return _scalar_to_json_types(value, depth)
 
 
-def _scalar_to_plain(value: Any, depth: int) -> Any:
-    """Convert bytes, dates, decimals, arrays and other values without a JSON type."""
+def _scalar_to_json_types(value: Any, depth: int) -> Any:
+    """Convert bytes, dates, decimals and arrays to JSON types; see ``DataRow.read_cell``."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         try:
-            return _to_plain(bytes(value).decode("utf-8"), depth)
+            return _to_json_types(bytes(value).decode("utf-8"), depth)
         except UnicodeDecodeError as error:
             raise _NotJsonValue(
                 f"holds bytes that are not UTF-8 text: {_shorten_repr(value)}"
@@ -339,11 +366,11 @@ def _scalar_to_plain(value: Any, depth: int) -> Any:
     to_list = getattr(value, "tolist", None)  # arrays, tensors and their scalars
     if to_list is None:
         raise _NotJsonValue(f"holds a {type(value).__name__}: {_shorten_repr(value)}")
-    return _to_plain(to_list(), depth + 1)
+    return _to_json_types(to_list(), depth + 1)
 
 
 def _is_empty(value: Any) -> bool:
-    """Return true if ``value`` is null, NaN, false, empty, or consists of such values."""
+    """Return True if ``value`` is None, NaN, False, an empty text, or contains only such values."""
     if isinstance(value, Mapping):
         return all(map(_is_empty, value.values()))
     value = value.tolist() if hasattr(value, "tolist") else value

@@ -1,4 +1,7 @@
-"""Ending of child processes with their parent, and number of threads. Imports no torch."""
+"""Functions that end child processes when their parent ends, and settings of threads.
+
+This module imports no torch.
+"""
 
 import contextlib
 import ctypes
@@ -10,82 +13,105 @@ from pathlib import Path
 
 from verl.config.settings.cpus import available_cpus
 
+MEMORY_ARENAS = 2
+ARENAS_VARIABLE = "MALLOC_ARENA_MAX"  # environment variable that glibc reads at the start
+M_ARENA_MAX = -8  # parameter of glibc's mallopt
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-OWNER = "VERL_WORKER_TREE"  # environment variable that a worker's descendants inherit
-MAX_SEARCHES = 20  # searches for descendants: one may fork while others are killed
+OWNER_VARIABLE = "VERL_WORKER_TREE"  # environment variable that a worker's descendants inherit
+# Maximum number of searches for descendants. They are repeated, because a process may fork while
+# other processes are killed.
+MAX_SEARCHES = 20
 
 
 def die_with_parent() -> None:
-    """Make the kernel kill this process when the thread that started it ends (Linux only)."""
+    """Ask the kernel to kill this process when the thread that started it ends (Linux only)."""
     if sys.platform == "linux":
-        # SIGKILL also ends a worker that hangs in native code.
+        # Use SIGKILL, which also ends a process that hangs in native code.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
-    """Keep orphaned descendants below this process, for ``kill_descendants`` (Linux only)."""
+    """Make orphaned descendants children of this process (Linux only).
+
+    ``kill_descendants`` can then find them.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_descendants(pid: int, owner: str) -> None:
-    """Kill every descendant of ``pid``, also in other sessions (Linux only).
+    """Kill every descendant of the process ``pid``, also in other sessions (Linux only).
 
-    Those whose environment has ``VERL_WORKER_TREE=owner`` are found even after ``pid`` has ended.
+    Descendants whose environment has ``VERL_WORKER_TREE=<owner>`` are killed even if ``pid`` has
+    already ended.
     """
     for _ in range(MAX_SEARCHES):
-        descendants = set(_find_descendants(pid)) | set(_find_owned(owner))
+        descendants = set(_find_descendants(pid)) | set(_find_processes_of_owner(owner))
         descendants -= {pid, os.getpid()}
         if not descendants:
             return
-        for process in descendants:
+        for descendant_pid in descendants:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+                os.kill(descendant_pid, signal.SIGKILL)
 
 
 def _list_processes() -> Iterator[tuple[int, int]]:
-    """Yield process id and parent id of every process that is not a zombie."""
+    """Yield (process id, parent's process id) of every process that is not a zombie."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            state, parent = (
+            state, parent_pid = (
                 (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             )
             if state != "Z":
-                yield int(folder.name), int(parent)
+                yield int(folder.name), int(parent_pid)
 
 
 def _find_descendants(pid: int) -> Iterator[int]:
-    parents = dict(_list_processes())
-    for process in parents:
-        ancestor = process
-        while ancestor in parents and ancestor != pid:
-            ancestor = parents[ancestor]
-        if ancestor == pid:
-            yield process
+    parent_by_pid = dict(_list_processes())
+    for candidate_pid in parent_by_pid:
+        ancestor_pid = candidate_pid
+        while ancestor_pid in parent_by_pid and ancestor_pid != pid:
+            ancestor_pid = parent_by_pid[ancestor_pid]
+        if ancestor_pid == pid:
+            yield candidate_pid
 
 
-def _find_owned(owner: str) -> Iterator[int]:
-    owner_entry = f"{OWNER}={owner}\0".encode()
-    for process, _ in _list_processes():
+def _find_processes_of_owner(owner: str) -> Iterator[int]:
+    owner_entry = f"{OWNER_VARIABLE}={owner}\0".encode()
+    for pid, _ in _list_processes():
         with contextlib.suppress(OSError):
-            if owner_entry in Path(f"/proc/{process}/environ").read_bytes():
-                yield process
+            if owner_entry in Path(f"/proc/{pid}/environ").read_bytes():
+                yield pid
 
 
 # ---- threads of a process ----------------------------------------------------------------------
 
 
 def wait_passively() -> None:
-    """Make OpenMP threads sleep at a barrier instead of spinning. Call it before importing torch.
+    """Make OpenMP threads sleep while they wait for each other, instead of spinning.
 
-    A spinning thread occupies the core that the thread it waits for needs. With one other busy
-    process on two cores, an update ran at 1,500 tokens/s with spinning and at 10,800 with sleeping.
-    An existing ``OMP_WAIT_POLICY`` is kept.
+    It must be called before torch is imported. A spinning thread occupies a core that another
+    thread needs. Example: on two cores with one other busy process, an update ran at 1,500 tokens/s
+    with spinning and at 10,800 tokens/s with sleeping. An existing ``OMP_WAIT_POLICY`` is kept.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def count_threads_per_process(processes: int) -> int:
-    """Return the threads of each of ``processes`` that share the CPUs evenly; at least 1."""
-    return max(1, available_cpus() // processes)
+def limit_memory_arenas() -> None:
+    """Make all threads of this process and of its children share two memory arenas (glibc only).
+
+    glibc gives each new thread a separate arena, up to eight per core, and memory freed there stays
+    in the process. Each checkpoint is written by a new thread. 31 checkpoints of 0.4 million
+    parameters added 19 MiB, and 2 MiB with two arenas. An existing
+    ``MALLOC_ARENA_MAX`` is kept.
+    """
+    if ARENAS_VARIABLE not in os.environ:
+        os.environ[ARENAS_VARIABLE] = str(MEMORY_ARENAS)
+        with contextlib.suppress(AttributeError, OSError):  # another C library
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, MEMORY_ARENAS)
+
+
+def count_threads_per_process(num_processes: int) -> int:
+    """Return the number of threads per process if ``num_processes`` share the CPUs; at least 1."""
+    return max(1, available_cpus() // num_processes)

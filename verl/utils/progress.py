@@ -1,14 +1,15 @@
-"""Progress of a long operation: a bar on a terminal, else a log line every ``PERIOD_S`` seconds.
+"""Progress of a long operation: a bar on a terminal, else a log line every ``LOG_INTERVAL_S``.
 
     with Progress("demonstrations", total=3000, unit="episodes") as progress:
         for chunk in chunks:
-            progress.add(len(chunk))
+            progress.add_done(len(chunk))
 
     demonstrations ━━━━━━━━━━━━━━━━━━ 1,312/3,000 episodes 98/s  0:00:17 left
     INFO verl.utils.progress: demonstrations: 1,312 of 3,000 episodes, 98/s, 0:00:17 left
 
-Every progress is also a heartbeat for the watchdog. It counts the heartbeats of this process
-(``count_heartbeats``) and sees those of its child processes in files (``report_heartbeats``).
+Each step of progress is also a heartbeat for the watchdog. The watchdog counts the heartbeats of
+its own process (``count_heartbeats``). Child processes touch a file at each heartbeat
+(``report_heartbeats``).
 """
 
 import logging
@@ -27,15 +28,15 @@ from verl.utils.logging import get_console
 from verl.utils.stacks import STACKS_DIR
 
 logger = logging.getLogger(__name__)
-PERIOD_S = 10.0  # shortest interval of log lines
-COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
+LOG_INTERVAL_S = 10.0  # minimum seconds between two log lines
+BAR_COLUMNS = ("{task.description}", "{task.fields[count]}", "{task.fields[pace]}")
 HEARTBEAT_SUFFIX = ".moved"  # suffix of a file that is touched at every heartbeat
 _heartbeats = Counter[str]()
 _heartbeat_files: list[Path] = []
 
 
 def record_heartbeat(name: str) -> None:
-    """Record that the operation ``name`` has made progress, which the watchdog checks."""
+    """Record that the operation ``name`` has made progress, for the watchdog."""
     _heartbeats[name] += 1
     for path in _heartbeat_files:
         path.touch()
@@ -47,22 +48,25 @@ def count_heartbeats() -> int:
 
 
 def report_heartbeats() -> None:
-    """Report the following heartbeats by a file to the watchdog of the run, if there is one."""
+    """Touch a file at every later heartbeat of this process, for the watchdog of the run.
+
+    It has no effect if the run has no watchdog.
+    """
     folder = Path(os.environ.get(STACKS_DIR, ""))
     if STACKS_DIR in os.environ and folder.is_dir():
         _heartbeat_files.append(folder / f"{os.getpid()}{HEARTBEAT_SUFFIX}")
 
 
 def find_last_heartbeat(folder: Path) -> float:
-    """Return the time of the last heartbeat reported to ``folder``, Unix seconds; 0 if none."""
+    """Return the Unix time of the last heartbeat reported in ``folder``; 0 if there is none."""
     return max((path.stat().st_mtime for path in folder.glob(f"*{HEARTBEAT_SUFFIX}")), default=0.0)
 
 
 class Progress:
-    """Progress of an operation of ``total`` units (None: unknown), as a context manager.
+    """Context manager that shows the progress of an operation with ``total`` units.
 
-    ``first`` units are done before; they do not count for the rate and the time left. Operations
-    may be nested. ``clock`` returns seconds.
+    With ``total=None`` the number of units is unknown. ``first`` units were finished earlier; rate
+    and remaining time do not count them. Operations may be nested. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -78,16 +82,16 @@ class Progress:
         self.total = total
         self.unit = unit
         self.done = first
-        self._first = first
+        self._first_done = first
         self._clock = clock
-        self._began = self._last_logged = clock()
-        self._bars: Bars | None = None
+        self._start_time = self._last_log_time = clock()
+        self._bar: Bars | None = None
         console = console or get_console()
         if console.is_terminal:
-            title, count, pace = (TextColumn(text, markup=False) for text in COLUMNS)
-            self._bars = Bars(title, BarColumn(), count, pace, console=console, transient=True)
-            self._task = self._bars.add_task(name, total=total, completed=first, count="", pace="")
-            self._bars.start()
+            title, count, pace = (TextColumn(text, markup=False) for text in BAR_COLUMNS)
+            self._bar = Bars(title, BarColumn(), count, pace, console=console, transient=True)
+            self._task = self._bar.add_task(name, total=total, completed=first, count="", pace="")
+            self._bar.start()
             self._draw_bar("")
 
     def set_done(self, done: int, note: str = "") -> None:
@@ -95,10 +99,10 @@ class Progress:
         if done != self.done:
             record_heartbeat(self.name)
         self.done = done
-        if self._bars is not None:
+        if self._bar is not None:
             self._draw_bar(note)
-        elif self._clock() - self._last_logged >= PERIOD_S and done > self._first:
-            self._last_logged = self._clock()
+        elif self._clock() - self._last_log_time >= LOG_INTERVAL_S and done > self._first_done:
+            self._last_log_time = self._clock()
             texts = (self._format_count(" of "), *self._format_pace(), note)
             logger.info("%s: %s", self.name, ", ".join(text for text in texts if text))
 
@@ -107,10 +111,10 @@ class Progress:
         self.set_done(self.done + count)
 
     def close(self) -> None:
-        """Remove the bar; may be called twice."""
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        """Remove the progress bar. May be called twice."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def __enter__(self) -> "Progress":
         return self
@@ -119,20 +123,23 @@ class Progress:
         self.close()
 
     def _draw_bar(self, note: str) -> None:
-        if self._bars is not None:
+        if self._bar is not None:
             pace = "  ".join(text for text in (*self._format_pace(), note) if text)
-            self._bars.update(
+            self._bar.update(
                 self._task, completed=self.done, count=self._format_count("/"), pace=pace
             )
 
-    def _format_count(self, of: str) -> str:
-        total_text = "" if self.total is None else f"{of}{self.total:,}"
+    def _format_count(self, separator: str) -> str:
+        total_text = "" if self.total is None else f"{separator}{self.total:,}"
         return f"{self.done:,}{total_text} {self.unit}"
 
     def _format_pace(self) -> tuple[str, ...]:
-        """Return the rate and, if ``total`` is known, the time left; empty before any progress."""
-        units_done = self.done - self._first
-        seconds = self._clock() - self._began
+        """Return texts of the rate and of the remaining time.
+
+        Without ``total`` only the rate is returned. Before any progress the tuple is empty.
+        """
+        units_done = self.done - self._first_done
+        seconds = self._clock() - self._start_time
         if units_done <= 0 or seconds <= 0:
             return ()
         rate = units_done / seconds

@@ -1,4 +1,4 @@
-"""Use of proxies: requests to this machine are direct, others use the environment's proxy."""
+"""Choice of HTTP proxies. Requests to this machine use none, others the environment's proxy."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -6,7 +6,7 @@ from urllib.request import getproxies, proxy_bypass
 
 
 def is_loopback(host: str) -> bool:
-    """Return true if ``host``, a name or an address, is the loopback of this machine."""
+    """Return True if ``host`` is "localhost" or a loopback address."""
     if host == "localhost":
         return True
     try:
@@ -16,12 +16,12 @@ def is_loopback(host: str) -> bool:
 
 
 def trusts_proxies(url: str) -> bool:
-    """Return true if a client of ``url`` may use the environment's proxy (httpx ``trust_env``)."""
+    """Return True if requests to ``url`` may use the environment's proxy (httpx ``trust_env``)."""
     return not is_loopback(_get_host(url))
 
 
 def describe_proxy(url: str) -> str:
-    """Return a phrase about the proxy for ``url``, for an error message; empty without a proxy.
+    """Return a phrase for error messages that names the proxy for ``url``; "" without a proxy.
 
     Example: ``" through the proxy http://p:3128 (HTTP_PROXY, NO_PROXY)"``.
     """
@@ -33,7 +33,7 @@ def describe_proxy(url: str) -> str:
     proxy = proxies.get(scheme) or proxies.get("all")
     if not proxy:
         return ""
-    # Remove a user name and password from the address.
+    # Remove user name and password, which stand before "@" in the address.
     address = proxy.rpartition("@")[2]
     name = scheme if proxies.get(scheme) else "all"
     return f" through the proxy {address} ({name.upper()}_PROXY, NO_PROXY)"

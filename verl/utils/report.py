@@ -3,5 +3,5 @@
 import runpy
 
 if __name__ == "__main__":
-    # Run it by name: verl.utils must not import higher packages.
+    # Run the module by name: verl.utils must not import verl.record.
     runpy.run_module("verl.record.report", run_name="__main__", alter_sys=True)

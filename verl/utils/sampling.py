@@ -1,8 +1,7 @@
-"""Request and result of one generation.
+"""Request for one reply of the policy, and its result.
 
-Collectors, the processes that run the environments, send requests to rollout engines.
-
-Plain dataclasses without torch: they import fast, and Ray serialises them fast.
+Collectors, the processes that run the environments, send requests to rollout engines. The classes
+are plain dataclasses without torch, so that Ray serialises them fast.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ class StopReason(StrEnum):
     """Reason why the engine stopped the generation for a request."""
 
     STOP = "stop"  # an end-of-turn token or a stop string, at the end of ``token_ids``
-    LENGTH = "length"  # ``max_tokens`` reached
+    LENGTH = "length"  # the reply has ``max_tokens`` tokens
     ABORT = "abort"  # the engine aborted the request; ``token_ids`` may be empty
 
 
@@ -22,9 +21,9 @@ class StopReason(StrEnum):
 class SamplingRequest:
     """Request for one continuation of ``prompt_ids``.
 
-    The result includes the tokens of a string of ``stop``. ``client`` names the caller whose
-    ``poll`` receives it. ``top_k`` -1 and ``top_p`` 1.0 truncate nothing; ``temperature`` 0 is
-    greedy.
+    Generation also stops at a string of ``stop``, whose tokens are part of the result. ``client``
+    names the process that receives the result. ``top_k=-1`` and ``top_p=1.0`` keep all tokens.
+    ``temperature=0`` is greedy decoding.
     """
 
     request_id: str
@@ -40,7 +39,11 @@ class SamplingRequest:
 
 @dataclass(slots=True)
 class SamplingResult:
-    """Sampled tokens with their log-probabilities, after temperature and truncation."""
+    """Sampled tokens and their log-probs in the distribution from which they were sampled.
+
+    This distribution includes temperature, ``top_k`` and ``top_p``. ``policy_version`` is that of
+    the weights.
+    """
 
     request_id: str
     token_ids: list[int]

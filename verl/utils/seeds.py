@@ -1,4 +1,4 @@
-"""Counter-based seeds: a random number depends on its purpose and index, not on earlier ones."""
+"""Counter-based seeds: a random number depends on its purpose and index, not on earlier draws."""
 
 import hashlib
 import json
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
-    """Return a seed in [0, 2**63) that depends only on ``parts``, on every machine.
+    """Return a seed in [0, 2**63) that depends only on ``parts`` and is equal on every machine.
 
-    ``1`` and ``"1"`` differ, as do ``("ab", "c")`` and ``("a", "bc")``. Use ``seed & 0x7FFFFFFF``
-    for 32 bits. Raises ``TypeError`` for a part that is not a plain value.
+    ``1`` and ``"1"`` give different seeds, and so do ``("ab", "c")`` and ``("a", "bc")``. Use
+    ``seed & 0x7FFFFFFF`` where 32 bits are needed. Raises ``TypeError`` for a part of another type.
     """
     for part in parts:
         if not (part is None or isinstance(part, (int, str, float, bool, np.integer))):
@@ -20,11 +20,11 @@ def derive_seed(*parts: int | str | float | bool | np.integer | None) -> int:
                 f"derive_seed: a part is a {type(part).__name__}; allowed: int, str, float, bool, "
                 "None"
             )
-    # json refuses numpy integers. They give the same seed as Python's.
+    # Convert numpy integers, which json refuses, to Python integers.
     plain_parts = [int(part) if isinstance(part, np.integer) else part for part in parts]
-    # Not hash(), which differs between processes for text.
+    # Do not use hash(): for text its result differs between processes.
     digest = hashlib.blake2b(json.dumps(plain_parts).encode("utf-8"), digest_size=8).digest()
-    # 63 bits: torch and numpy accept signed 64-bit integers.
+    # Use 63 bits, because torch and numpy accept signed 64-bit integers.
     return int.from_bytes(digest, "big") >> 1
 
 

@@ -6,7 +6,8 @@ from itertools import count
 
 from verl.utils.lazy import make_lazy_exports
 
-# Scripts written for verl import these from here. The workers use verl.workers.rows instead.
+# Scripts written for verl import these functions from this module. The workers of this framework
+# use verl.workers.rows instead.
 __getattr__, _lazy_names = make_lazy_exports(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
@@ -14,11 +15,13 @@ __getattr__, _lazy_names = make_lazy_exports(
 __all__ = ["get_seqlen_balanced_partitions", "partition_rows"]
 __all__ += _lazy_names
 
-# Limit of rows * parts for the differencing method, which takes about 10 ms at the limit. The
-# largest-first method takes 1 ms for a thousand rows and is as good for many rows.
+# Maximum of rows * parts for the differencing method, which then takes about 10 ms. For more rows
+# the largest-first method gives equally good parts. It takes 1 ms for a thousand rows.
 MAX_DIFFERENCING_SIZE = 1 << 15
-Part = tuple[int, list[int]]  # summed length and row indices
-State = tuple[int, int, list[Part]]  # lightest minus heaviest part, tie breaker, parts
+Part = tuple[int, list[int]]  # (total length, row indices)
+# Partition of some of the rows: (total length of the lightest minus that of the heaviest part,
+# tie breaker for the heap, parts)
+PartialPartition = tuple[int, int, list[Part]]
 
 
 def get_seqlen_balanced_partitions(
@@ -26,38 +29,49 @@ def get_seqlen_balanced_partitions(
 ) -> list[list[int]]:
     """Partition indices ``0..n-1`` into ``k_partitions`` non-empty parts of similar total length.
 
-    Largest differencing method (Karmarkar & Karp, 1982): states of k partial sums are merged, those
-    with the largest difference between parts first. A merge pairs the heaviest part of one state
-    with the lightest of the other. ``equal_size`` gives every part the same number of indices. Each
-    part is sorted. Raises ``ValueError`` if there are fewer rows than parts, or if ``equal_size``
-    is set and ``k_partitions`` does not divide the number of rows.
+    The method is the largest differencing method (Karmarkar & Karp, 1982). It starts with one
+    partition per row, which has ``k_partitions`` parts. It then merges the two partitions with the
+    largest differences between parts, until one partition is left. A merge joins the heaviest part
+    of one partition with the lightest part of the other.
+
+    ``equal_size`` gives every part the same number of indices. Each part is sorted. Raises
+    ``ValueError`` if there are fewer rows than parts, or if ``equal_size`` is set and
+    ``k_partitions`` does not divide the number of rows.
+
+        lengths 5, 4, 3, 2 into 2 parts: [0, 3] and [1, 2]
     """
-    n = len(seqlen_list)
-    if k_partitions < 1 or n < k_partitions:
-        raise ValueError(f"cannot split {n} rows into {k_partitions} non-empty parts")
-    if equal_size and n % k_partitions:
-        raise ValueError(f"equal_size needs a multiple of {k_partitions} rows, got {n}")
-    order = sorted(range(n), key=lambda i: (seqlen_list[i], i))
-    width = k_partitions if equal_size else 1
+    num_rows = len(seqlen_list)
+    if k_partitions < 1 or num_rows < k_partitions:
+        raise ValueError(f"cannot split {num_rows} rows into {k_partitions} non-empty parts")
+    if equal_size and num_rows % k_partitions:
+        raise ValueError(f"equal_size needs a multiple of {k_partitions} rows, got {num_rows}")
+    order = sorted(range(num_rows), key=lambda i: (seqlen_list[i], i))
+    rows_per_partition = k_partitions if equal_size else 1
     tie_breaker = count()
-    heap: list[State] = []
-    for start in range(0, n, width):
-        parts: list[Part] = [(int(seqlen_list[i]), [i]) for i in order[start : start + width]]
-        # A state starts with one row, or with k rows for parts of equal size.
-        _push_state(heap, parts + [(0, [])] * (k_partitions - width), tie_breaker)
+    heap: list[PartialPartition] = []
+    for start in range(0, num_rows, rows_per_partition):
+        parts: list[Part] = [
+            (int(seqlen_list[i]), [i]) for i in order[start : start + rows_per_partition]
+        ]
+        # Start with a partition of one row, or of one row per part for parts of equal size.
+        _push_partition(heap, parts + [(0, [])] * (k_partitions - rows_per_partition), tie_breaker)
     while len(heap) > 1:
-        first = heapq.heappop(heap)[2]
-        second = heapq.heappop(heap)[2]
-        # Parts are sorted by total length: pair the heaviest with the lightest.
-        merged = [(a[0] + b[0], a[1] + b[1]) for a, b in zip(first, reversed(second), strict=True)]
-        _push_state(heap, merged, tie_breaker)
+        first_parts = heapq.heappop(heap)[2]
+        second_parts = heapq.heappop(heap)[2]
+        # The parts are sorted by total length. Join the heaviest with the lightest.
+        merged_parts = [
+            (a[0] + b[0], a[1] + b[1])
+            for a, b in zip(first_parts, reversed(second_parts), strict=True)
+        ]
+        _push_partition(heap, merged_parts, tie_breaker)
     return _fill_empty_parts([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
 
 
 def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Partition indices ``0..n-1`` into ``parts`` with a small maximum of the total length.
+    """Partition row indices ``0..n-1`` so that the largest total length of a part is small.
 
-    Sizes may differ; parts are empty if there are too few rows. Each part is sorted.
+    ``parts`` is the number of parts, which may have different numbers of rows. Parts are empty if
+    there are fewer rows than parts. Each part is sorted.
     """
     partition = _partition_largest_first(lengths, parts)
     if parts <= len(lengths) and len(lengths) * parts <= MAX_DIFFERENCING_SIZE:
@@ -69,29 +83,34 @@ def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def _partition_largest_first(lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Assign each index, longest row first, to the lightest part so far (Graham, 1969)."""
+    """Assign the rows, in order of decreasing length, to the lightest part (Graham, 1969)."""
     index_lists: list[list[int]] = [[] for _ in range(parts)]
-    heap = [(0, part) for part in range(parts)]
+    heap = [(0, part_index) for part_index in range(parts)]
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        load, part = heap[0]
-        index_lists[part].append(index)
-        heapq.heapreplace(heap, (load + lengths[index], part))
-    return [sorted(part) for part in index_lists]
+        total_length, part_index = heap[0]
+        index_lists[part_index].append(index)
+        heapq.heapreplace(heap, (total_length + lengths[index], part_index))
+    return [sorted(part_index) for part_index in index_lists]
 
 
-def _push_state(heap: list[State], parts: list[Part], tie_breaker: "count[int]") -> None:
+def _push_partition(
+    heap: list[PartialPartition], parts: list[Part], tie_breaker: "count[int]"
+) -> None:
     parts = sorted(parts, key=lambda part: -part[0])
-    # Lightest minus heaviest: negative, so that the largest difference is first in the heap.
+    # The heap returns the smallest entry first, so negate the difference to get the largest one.
     negative_difference = parts[-1][0] - parts[0][0]
     heapq.heappush(heap, (negative_difference, next(tie_breaker), parts))
 
 
 def _fill_empty_parts(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Move the shortest row of the fullest part to each part left empty (by rows of length 0)."""
+    """Move the shortest row of the part with most rows to each empty part.
+
+    Parts can be empty if rows have length 0.
+    """
     for part in parts:
         if not part:
-            donor = max(parts, key=len)
-            shortest_row = min(donor, key=lambda i: lengths[i])
-            donor.remove(shortest_row)
+            fullest_part = max(parts, key=len)
+            shortest_row = min(fullest_part, key=lambda i: lengths[i])
+            fullest_part.remove(shortest_row)
             part.append(shortest_row)
     return parts

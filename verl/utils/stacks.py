@@ -1,8 +1,9 @@
-"""Collection of the stacks of all processes of a run, also of those that hang in native code.
+"""Collection of the Python stacks of all processes of a run, even if they hang in native code.
 
-process     answer_with_stacks("collector-0")  SIGUSR1 writes to $VERL_STACKS_DIR/<host>-<pid>.txt
-driver      collect_stacks(...)                signals its descendants, joins their files
-other node  collect_local_stacks(...)          signals all local processes with such a file
+process     answer_with_stacks("collector-0")  at SIGUSR1, write stacks to
+                                               $VERL_STACKS_DIR/<host>-<pid>.txt
+driver      collect_stacks(...)                signal all descendants, join their files
+other node  collect_local_stacks(...)          signal all processes of the node with such a file
 """
 
 import contextlib
@@ -16,20 +17,23 @@ from pathlib import Path
 
 import psutil
 
-# Environment variable with the directory. Child processes inherit it, and init_ray passes it to the
-# workers of a cluster.
+# Environment variable with the directory of the stack files. Child processes inherit it. init_ray
+# passes it to workers on other nodes.
 STACKS_DIR = "VERL_STACKS_DIR"
 STACKS_SIGNAL = signal.SIGUSR1
-ANSWER_WAIT_S = 2.0  # a running process answers within milliseconds
+ANSWER_WAIT_S = 2.0  # time to wait for the stacks; a running process writes within milliseconds
 
 
 def answer_with_stacks(name: str) -> None:
-    """Make this process write its stacks as ``name`` at SIGUSR1, if the run collects stacks."""
+    """Install a handler of SIGUSR1 that writes the stacks of this process, called ``name``.
+
+    It has no effect if the run does not collect stacks.
+    """
     folder = os.environ.get(STACKS_DIR)
-    # A Ray cluster older than the run may have the directory of an ended run.
+    # If the Ray cluster was started by an earlier run, the variable may name a removed directory.
     if not folder or not Path(folder).is_dir():
         return
-    # The handler needs the file, which stays open until the process ends.
+    # Do not close the file: the signal handler writes to it.
     file = _get_answer_path(Path(folder), os.getpid()).open("w", encoding="utf-8")
     file.write(f"{name}\n")
     file.flush()
@@ -37,13 +41,13 @@ def answer_with_stacks(name: str) -> None:
 
 
 def _get_answer_path(folder: Path, pid: int) -> Path:
-    # Nodes share the directory, and process ids are unique only within a node.
+    # Add the host name: nodes share the directory, and process ids are unique only within a node.
     return folder / f"{socket.gethostname()}-{pid}.txt"
 
 
 @dataclass(frozen=True)
 class RemoteStacks:
-    """Stacks from other nodes, and a phrase about each node that did not answer."""
+    """Stacks of processes on other nodes, and a phrase about each node that did not answer."""
 
     stacks: str = ""
     silent_nodes: tuple[str, ...] = ()
@@ -51,7 +55,10 @@ class RemoteStacks:
 
 @dataclass
 class StackRequest:
-    """Process that was signalled to write its stacks to ``path``, after ``size_before`` bytes."""
+    """Request to a process to append its stacks to the file ``path``.
+
+    ``size_before`` is the size of the file (bytes) before the request.
+    """
 
     process: psutil.Process
     name: str
@@ -59,7 +66,7 @@ class StackRequest:
     size_before: int
 
     def read_answer(self) -> str:
-        """Return the text written since the signal; empty if the process does not run."""
+        """Return the text that the process wrote since the request; "" if it does not run."""
         with self.path.open(encoding="utf-8", errors="replace") as file:
             file.seek(self.size_before)
             return file.read()
@@ -69,20 +76,20 @@ class StackRequest:
         return f"\n== {self.describe_process()}\n{self.read_answer() or 'it did not answer'}\n"
 
     def describe_process(self) -> str:
-        """Return name, process id and system status of the process."""
+        """Return a text with name, process id and status (running, stopped, ...) of the process."""
         return f"{self.name} (process {self.process.pid}, {_describe_status(self.process)})"
 
 
 def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
-    """Write the stacks of this process and its descendants to ``target``.
+    """Write the stacks of this process and its descendants to the file ``target``.
 
-    The processes write into ``folder``. Those without Python have no stacks. Returns the processes
-    that were signalled and did not answer.
+    Descendants write their stacks into ``folder``. A process without Python has no stacks. Returns
+    the requests that were not answered.
     """
     descendants = psutil.Process().children(recursive=True)
     requests = {process.pid: _request_stacks(folder, process) for process in descendants}
     time.sleep(ANSWER_WAIT_S)
-    silent = []
+    unanswered = []
     with target.open("w", encoding="utf-8") as file:
         file.write(f"== driver (process {os.getpid()})\n")
         file.flush()  # faulthandler writes directly to the file descriptor
@@ -94,12 +101,12 @@ def collect_stacks(folder: Path, target: Path) -> list[StackRequest]:
                 continue
             file.write(request.format_section())
             if not request.read_answer():
-                silent.append(request)
-    return silent
+                unanswered.append(request)
+    return unanswered
 
 
 def collect_local_stacks(folder: Path) -> str:
-    """Return the stacks of all processes of this node that write them to files in ``folder``."""
+    """Return the stacks of all processes of this node that have a stack file in ``folder``."""
     requests = []
     for path in folder.glob(f"{socket.gethostname()}-*.txt"):
         pid = int(path.stem.rpartition("-")[2])
@@ -111,8 +118,9 @@ def collect_local_stacks(folder: Path) -> str:
 
 def _request_stacks(folder: Path, process: psutil.Process) -> StackRequest | None:
     path = _get_answer_path(folder, process.pid)
-    # Only a process that has the file open has a handler: the signal would end any other.
-    if not _has_open(process, path):
+    # Signal only a process that has the file open and therefore a handler. The signal would kill
+    # other processes.
+    if not _has_file_open(process, path):
         return None
     with path.open(encoding="utf-8") as file:
         name = file.readline().strip()
@@ -122,7 +130,7 @@ def _request_stacks(folder: Path, process: psutil.Process) -> StackRequest | Non
     return request
 
 
-def _has_open(process: psutil.Process, path: Path) -> bool:
+def _has_file_open(process: psutil.Process, path: Path) -> bool:
     try:
         return str(path.resolve()) in {file.path for file in process.open_files()}
     except psutil.Error:

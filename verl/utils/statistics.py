@@ -8,10 +8,10 @@ from statistics import NormalDist
 
 import numpy as np
 
-RESAMPLES = 10_000
-# With few units the interval reaches from the smallest to the largest value.
-LARGEST_LEVEL = 1 - 1e-9
-# Above this number of subsets, maj_at_k draws this many instead of listing all.
+RESAMPLES = 10_000  # default number of bootstrap resamples
+# Maximum of an expanded confidence level, which must be below 1.
+MAX_CONFIDENCE_LEVEL = 1 - 1e-9
+# If there are more subsets than this, maj_at_k draws this number of random subsets.
 MAX_LISTED_SUBSETS = 2000
 
 
@@ -33,38 +33,41 @@ def bootstrap_interval(
 def rate_interval(
     values: Sequence[float] | np.ndarray, confidence_level: float = 0.95
 ) -> tuple[float, float]:
-    """Compute the interval of a success rate: ``bootstrap_interval`` or Clopper-Pearson (1934).
+    """Compute the interval of a success rate from ``values``, which are 0 or 1.
 
-    The latter applies if all ``values`` are equal, so that all resamples would be. For example 0
-    successes of 4 give 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    It is the ``bootstrap_interval``. If all values are equal, this would have length 0. Then it is
+    the interval of Clopper and Pearson (1934). For example, 0 successes of 4 give the interval from
+    0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
-    rates = np.asarray(values, dtype=np.float64)
-    if len(rates) and (np.all(rates == 0) or np.all(rates == 1)):
-        far_bound = ((1 - confidence_level) / 2) ** (1 / len(rates))
-        return (far_bound, 1.0) if rates[0] == 1 else (0.0, 1 - far_bound)
-    return bootstrap_interval(rates, confidence_level)
+    outcomes = np.asarray(values, dtype=np.float64)
+    if len(outcomes) and (np.all(outcomes == 0) or np.all(outcomes == 1)):
+        bound = ((1 - confidence_level) / 2) ** (1 / len(outcomes))
+        return (bound, 1.0) if outcomes[0] == 1 else (0.0, 1 - bound)
+    return bootstrap_interval(outcomes, confidence_level)
 
 
 def compute_resampled_means(
     columns: Sequence[Sequence[float] | np.ndarray], resamples: int = RESAMPLES, seed: int = 0
 ) -> np.ndarray:
-    """Return the means [K, R] of ``columns`` [K, T] over R resamples of the T tasks.
+    """Return the means [K, R] of ``columns`` [K, T] over R bootstrap resamples of the T tasks.
 
-    R is 0 without tasks. A resample has the same tasks in every column: differences are paired.
+    A resample has the same tasks in every column, so differences between columns are paired.
+    Without tasks R is 0.
     """
-    samples = [np.asarray(column, dtype=np.float64) for column in columns]
-    tasks = len(samples[0])
-    if tasks == 0:
-        return np.empty((len(samples), 0))
-    # All resamples at once: the indices take 80 MB for 1,000 tasks.
-    task_indices = np.random.default_rng(seed).integers(0, tasks, size=(resamples, tasks))
-    return np.stack([sample[task_indices].mean(axis=1) for sample in samples])
+    column_arrays = [np.asarray(column, dtype=np.float64) for column in columns]
+    num_tasks = len(column_arrays[0])
+    if num_tasks == 0:
+        return np.empty((len(column_arrays), 0))
+    # Draw all resamples at once. The indices take 80 MB for 1,000 tasks.
+    task_indices = np.random.default_rng(seed).integers(0, num_tasks, size=(resamples, num_tasks))
+    return np.stack([column_array[task_indices].mean(axis=1) for column_array in column_arrays])
 
 
 def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> tuple[float, float]:
-    """Return the bounds of the central ``confidence_level`` of a statistic ``values [R]``.
+    """Return the bounds of the central share ``confidence_level`` of ``values`` [R].
 
-    Without values the result is ``(nan, nan)``.
+    ``values`` are a statistic of R resamples. With 0.95 the bounds are the 2.5% and 97.5%
+    quantiles. Without values the result is ``(nan, nan)``.
     """
     if not 0 < confidence_level < 1:
         raise ValueError(
@@ -77,28 +80,36 @@ def percentile_interval(values: np.ndarray, confidence_level: float = 0.95) -> t
 
 
 def expand_confidence_level(confidence_level: float, count: int) -> float:
-    """Return the level of percentiles whose bootstrap interval covers with ``confidence_level``.
+    """Return the confidence level to use for a percentile interval of ``count`` independent units.
 
-    Percentile intervals of ``count`` independent units are too narrow. Resamples vary by ``(count -
-    1) / count`` of the variance, and the normal distribution replaces Student's t. The expanded
+    With this level the interval has the coverage ``confidence_level``. Without correction,
+    percentile intervals are too narrow for two reasons. Resamples have only ``(count - 1) / count``
+    of the variance, and they follow a normal distribution instead of Student's t. The expanded
     percentiles of Hesterberg (2015) correct both. ``count`` is at least 2.
 
-        0.95 of 10 units: 0.983, of 64 units: 0.956
+        0.95 with 10 units: 0.983; with 64 units: 0.956
     """
-    normal = NormalDist()
-    z = normal.inv_cdf((1 + confidence_level) / 2)
-    nu = count - 1
+    normal_distribution = NormalDist()
+    z = normal_distribution.inv_cdf((1 + confidence_level) / 2)
+    degrees_of_freedom = count - 1
     # Quantile of Student's t, expanded in 1 / nu (Abramowitz and Stegun, 26.7.5).
-    t = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * nu**3)
-    return min(1 - 2 * normal.cdf(-math.sqrt(count / nu) * t), LARGEST_LEVEL)
+    t = (
+        z
+        + (z**3 + z) / (4 * degrees_of_freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2)
+    )
+    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees_of_freedom**3)
+    return min(
+        1 - 2 * normal_distribution.cdf(-math.sqrt(count / degrees_of_freedom) * t),
+        MAX_CONFIDENCE_LEVEL,
+    )
 
 
 def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Compute Spearman's rank correlation; tied values get the mean of their ranks.
+    """Compute Spearman's rank correlation. Tied values get the mean of their ranks.
 
-    NaN for fewer than two values, or if one of the lists is constant. Raises ``ValueError`` for
-    lists of different lengths.
+    The result is NaN for fewer than two values, or if one of the lists is constant. Raises
+    ``ValueError`` for lists of different lengths.
     """
     if len(first) != len(second):
         raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
@@ -115,7 +126,7 @@ def compute_weighted_rank_correlations(
 ) -> np.ndarray:
     """Return Spearman's rank correlations [R] of ``first`` [N] and ``second`` [N] in R samples.
 
-    ``weights`` [R, N] are the numbers of times that a sample contains each value.
+    ``weights[r, n]`` is the number of times that sample r contains the pair n.
     """
     first_ranks = compute_weighted_ranks(first, weights)
     second_ranks = compute_weighted_ranks(second, weights)
@@ -123,71 +134,72 @@ def compute_weighted_rank_correlations(
 
 
 def compute_weighted_ranks(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return the ranks [R, N] of ``values`` [N] in R samples; tied values get their mean rank.
+    """Return the ranks [R, N] of ``values`` [N] in R samples. Tied values get their mean rank.
 
-    ``weights`` [R, N] are the numbers of times that a sample contains each value.
+    ``weights[r, n]`` is the number of times that sample r contains value n.
 
         values 5, 7, 9 with weights 1, 2, 0: ranks 1, 2.5, 3.5 (the last one is not in the sample)
     """
-    distinct, value_index = np.unique(values, return_inverse=True)
+    distinct_values, value_index = np.unique(values, return_inverse=True)
     order = np.argsort(value_index, kind="stable")
-    starts = np.searchsorted(value_index[order], np.arange(len(distinct)))
+    starts = np.searchsorted(value_index[order], np.arange(len(distinct_values)))
     counts = np.add.reduceat(weights[:, order], starts, axis=1)
-    # The last rank of a value minus half the number of its other ties is its mean rank.
+    # ``counts`` equal values have consecutive ranks, the last of which is ``counts.cumsum``. Their
+    # mean rank is the last rank minus (counts - 1) / 2.
     return (counts.cumsum(1) - (counts - 1) / 2)[:, value_index]
 
 
 def compute_weighted_correlations(
     first: np.ndarray, second: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Return Pearson's correlations [R] of ``first`` and ``second`` ([N] or [R, N]).
+    """Return Pearson's correlations [R] of ``first`` and ``second`` (each [N] or [R, N]).
 
-    ``weights`` [R, N] are the weights of the values in R samples. NaN where one of the two is
-    constant in the sample.
+    ``weights[r, n]`` is the weight of pair n in sample r. The result is NaN for a sample in which
+    ``first`` or ``second`` is constant.
     """
     total = weights.sum(1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         deviations = [x - (weights * x).sum(1, keepdims=True) / total for x in (first, second)]
-        products = (weights * deviations[0] * deviations[1]).sum(1)
-        squares = [(weights * deviation**2).sum(1) for deviation in deviations]
-        return products / np.sqrt(squares[0] * squares[1])
+        covariances = (weights * deviations[0] * deviations[1]).sum(1)
+        variances = [(weights * deviation**2).sum(1) for deviation in deviations]
+        return covariances / np.sqrt(variances[0] * variances[1])
 
 
 # ---- several answers to one question ------------------------------------------------------------
-# pass@k, best@k and maj@k are unbiased estimates of expectations over k answers, drawn without
-# replacement from the n answers.
+# pass@k, best@k and maj@k are expectations over subsets of k answers, drawn without replacement
+# from n answers to the same question.
 
 
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the probability that at least one of ``k`` answers is correct (Chen et al., 2021).
+def pass_at_k(n: int, num_correct: int, k: int) -> float:
+    """Return the probability that a subset of ``k`` answers has a correct one (Chen et al., 2021).
 
-    ``correct`` of ``n`` are correct: ``1 - C(n - correct, k) / C(n, k)``. ``pass_at_k(4, 1, 2)`` is
-    0.5.
+    ``num_correct`` of the ``n`` answers are correct. The result is
+    ``1 - C(n - num_correct, k) / C(n, k)``. Example: ``pass_at_k(4, 1, 2)`` is 0.5.
     """
     _require_valid_k(n, k)
-    if not 0 <= correct <= n:
-        raise ValueError(f"correct={correct}; allowed: 0 to n={n}")
-    return 1.0 - comb(n - correct, k) / comb(n, k)
+    if not 0 <= num_correct <= n:
+        raise ValueError(f"correct={num_correct}; allowed: 0 to n={n}")
+    return 1.0 - comb(n - num_correct, k) / comb(n, k)
 
 
 def best_at_k(scores: Sequence[float], k: int) -> float:
-    """Return the expected maximum of ``k`` of the ``scores``.
+    """Return the expected maximum of a subset of ``k`` of the ``scores``.
 
-    In ascending order, the i-th score is the maximum of ``C(i - 1, k - 1)`` of the ``C(n, k)``
-    subsets.
+    In ascending order (i from 1), the i-th score is the maximum of ``C(i - 1, k - 1)`` of the
+    ``C(n, k)`` subsets. Example: ``best_at_k([0, 1, 2], 2)`` is (1 + 2 + 2) / 3.
     """
     _require_valid_k(len(scores), k)
-    ordered = sorted(scores)
+    ascending_scores = sorted(scores)
     num_subsets = comb(len(scores), k)
-    return sum(score * (comb(i, k - 1) / num_subsets) for i, score in enumerate(ordered))
+    return sum(score * (comb(i, k - 1) / num_subsets) for i, score in enumerate(ascending_scores))
 
 
 def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed: int = 0) -> float:
-    """Return the expected score of the most frequent answer among ``k`` of the ``answers``.
+    """Return the expected score of the most frequent answer in a subset of ``k`` answers.
 
-    Equally frequent answers count with their mean score, an answer with the mean over its
-    occurrences. At most ``MAX_LISTED_SUBSETS`` subsets are listed; of more, as many are drawn with
-    ``seed``.
+    The score of an answer is the mean over its occurrences in the subset. If several answers are
+    most frequent, their scores are averaged. If there are more than ``MAX_LISTED_SUBSETS`` subsets,
+    this number of subsets is drawn with ``seed``.
     """
     if len(answers) != len(scores):
         raise ValueError(
@@ -201,7 +213,7 @@ def maj_at_k(answers: Sequence[Hashable], scores: Sequence[float], k: int, seed:
 
 
 def list_powers_up_to(n: int) -> list[int]:
-    """Return the powers of 2 below ``n``, and ``n``: the values of k that are reported."""
+    """Return the values of k that are reported: the powers of 2 below ``n``, and ``n``."""
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     return [*powers, n]
 
@@ -215,17 +227,19 @@ def _list_subsets(n: int, k: int, seed: int) -> list[tuple[int, ...]]:
     if comb(n, k) <= MAX_LISTED_SUBSETS:
         return list(combinations(range(n), k))
     rng = np.random.default_rng(seed)
-    draws = (rng.choice(n, size=k, replace=False) for _ in range(MAX_LISTED_SUBSETS))
-    return [tuple(draw.tolist()) for draw in draws]
+    drawn_subsets = (rng.choice(n, size=k, replace=False) for _ in range(MAX_LISTED_SUBSETS))
+    return [tuple(subset.tolist()) for subset in drawn_subsets]
 
 
 def _score_majority(
     answers: Sequence[Hashable], scores: Sequence[float], answer_indices: tuple[int, ...]
 ) -> float:
-    """Return the mean score of the most frequent answers among those at ``answer_indices``."""
+    """Return the mean score of the most frequent answers in the subset ``answer_indices``."""
     scores_of_answer: dict[Hashable, list[float]] = {}
     for i in answer_indices:
         scores_of_answer.setdefault(answers[i], []).append(scores[i])
-    groups = scores_of_answer.values()
-    max_count = max(map(len, groups))
-    return float(np.mean([np.mean(group) for group in groups if len(group) == max_count]))
+    score_lists = scores_of_answer.values()
+    max_count = max(map(len, score_lists))
+    return float(
+        np.mean([np.mean(score_list) for score_list in score_lists if len(score_list) == max_count])
+    )

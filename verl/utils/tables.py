@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
-MAX_LINE = 16_000_000  # bytes; parsing a longer row would take minutes
-BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-TO_UTF8 = "fix: iconv -f ENCODING -t UTF-8 FILE > NEW"
-ALLOWED_LINES = "allowed: one object per line"
-# Command that converts a file with one JSON value to lines, by the first character of the file.
+MAX_LINE_BYTES = 16_000_000  # maximum bytes per line; parsing a longer row would take minutes
+UTF16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UTF8_FIX = "fix: iconv -f ENCODING -t UTF-8 FILE > NEW"
+ALLOWED_TEXT = "allowed: one object per line"
+# First character of a JSON file that has one value over several lines -> command that converts it
+# to JSON Lines
 CONVERT_COMMANDS = {"[": "jq -c '.[]' FILE > NEW.jsonl", "{": "jq -c . FILE > NEW.jsonl"}
 
 
 def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
     """Return an iterator over the rows of ``path``. Empty lines are skipped.
 
-    A file without a suffix is read as JSON Lines. Raises ``FileNotFoundError`` for a missing file,
-    and ``ValueError`` that names file and line for content that does not match the suffix.
+    The suffix determines the format; a file without a suffix is read as JSON Lines. Raises
+    ``FileNotFoundError`` for a missing file. Raises ``ValueError`` for content that is not of the
+    format; the message names file and line.
     """
     path = Path(path)
     if path.suffix not in (*SUFFIXES, ""):
@@ -35,7 +37,7 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
 def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         import pyarrow
-        import pyarrow.parquet  # an optional format: imported where it is read
+        import pyarrow.parquet  # imported here, because pyarrow is an optional dependency
     except ImportError as error:
         raise ValueError(
             f"{path}: reading Parquet needs pyarrow; fix: pip install pyarrow"
@@ -43,62 +45,71 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         file = pyarrow.parquet.ParquetFile(path)
         names = file.schema_arrow.names
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two columns have the name {twice[0]!r}; allowed: unique names")
+        duplicate_names = sorted({name for name in names if names.count(name) > 1})
+        if duplicate_names:
+            raise ValueError(
+                f"two columns have the name {duplicate_names[0]!r}; allowed: unique names"
+            )
         for batch in file.iter_batches():
             yield from batch.to_pylist()
-    # A damaged page raises OSError, text that is not UTF-8 ValueError, and a date before year 1
-    # OverflowError.
+    # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8, and
+    # OverflowError for a date before year 1.
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        why = " ".join(str(error).split())
-        raise ValueError(f"{path}: not a Parquet file: {why}; fix: write the file again") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{path}: not a Parquet file: {reason}; fix: write the file again"
+        ) from error
 
 
 def _read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         lines_read = 0
-        # Split at line feeds only: splitlines() also splits at characters that JSON texts contain.
-        while line := file.readline(MAX_LINE + 1):
+        # Read with readline(), which splits at line feeds only. splitlines() would also split at
+        # other characters, which JSON texts may contain.
+        while line := file.readline(MAX_LINE_BYTES + 1):
             lines_read += 1
             row = _parse_json_row(line, f"{path}, line {lines_read}", is_first_line=lines_read == 1)
             if row is not None:
                 yield row
 
 
-def _parse_json_row(line: bytes, where: str, is_first_line: bool) -> dict[str, Any] | None:
-    """Return the object in ``line``, or None for a blank line. ``where`` names it in errors."""
-    if len(line) > MAX_LINE:
+def _parse_json_row(line: bytes, location: str, is_first_line: bool) -> dict[str, Any] | None:
+    """Return the object in ``line``, or None for a blank line. Errors begin with ``location``."""
+    if len(line) > MAX_LINE_BYTES:
         raise ValueError(
-            f"{where}: longer than {MAX_LINE:,} bytes; allowed: shorter rows; fix: remove the row"
+            f"{location}: longer than {MAX_LINE_BYTES:,} bytes; allowed: shorter rows; "
+            "fix: remove the row"
         )
-    if is_first_line and line.startswith(BOMS):
-        raise ValueError(f"{where}: UTF-16 text; allowed: UTF-8; {TO_UTF8}")
+    if is_first_line and line.startswith(UTF16_BOMS):
+        raise ValueError(f"{location}: UTF-16 text; allowed: UTF-8; {UTF8_FIX}")
     try:
         text = line.decode("utf-8-sig" if is_first_line else "utf-8").strip()
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{where}: not UTF-8 text ({error.reason}, byte {line[error.start]:#04x} in column "
-            f"{error.start + 1}); allowed: UTF-8; {TO_UTF8}"
+            f"{location}: not UTF-8 text ({error.reason}, byte {line[error.start]:#04x} in column "
+            f"{error.start + 1}); allowed: UTF-8; {UTF8_FIX}"
         ) from error
     if not text:
         return None
     try:
         row = parse_json(text)
     except ValueError as error:
-        # A single bracket is the start of a value of several lines.
+        # If the line is only "[" or "{", the file has one JSON value over several lines.
         fix = CONVERT_COMMANDS.get(text, "correct the line")
-        raise ValueError(f"{where}: not JSON: {error}; {ALLOWED_LINES}; fix: {fix}") from error
+        raise ValueError(f"{location}: not JSON: {error}; {ALLOWED_TEXT}; fix: {fix}") from error
     if not isinstance(row, dict):
         fix = CONVERT_COMMANDS.get(text[0], "correct the line")
         raise ValueError(
-            f"{where}: a {type(row).__name__}, not an object; {ALLOWED_LINES}; fix: {fix}"
+            f"{location}: a {type(row).__name__}, not an object; {ALLOWED_TEXT}; fix: {fix}"
         )
     return row
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of the JSON ``text``; raise ``ValueError`` also for duplicate keys."""
+    """Return the value of the JSON ``text``.
+
+    Raises ``ValueError`` if it is not JSON, or if an object has a key twice.
+    """
     try:
         return json.loads(text, object_pairs_hook=_refuse_duplicate_keys)
     except RecursionError:
@@ -109,6 +120,6 @@ def _refuse_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the key {twice!r} twice")
+        duplicate_name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {duplicate_name!r} twice")
     return values

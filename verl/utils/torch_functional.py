@@ -1,8 +1,8 @@
 """Masked statistics, and log-probs and entropies of tokens without a softmax over all logits.
 
-Reductions use float32 (float64 for float64 input). Values at masked positions are not used, so they
-may be NaN. The logits of a token may be NaN if neither its log-prob nor its entropy is used; their
-gradient is 0.
+Sums and means use float32 (float64 for float64 input). Values at masked positions may be NaN. The
+logits of a token may be NaN if neither its log-prob nor its entropy is used; then their gradient is
+0.
 """
 
 from typing import Any
@@ -18,22 +18,23 @@ __getattr__, _lazy_names = make_lazy_exports(
     "verl.compat", {"pad_sequence_to_length": "micro_batches"}
 )
 
-# The unit tests check the shapes (tests/helpers/shape_check.py). V is the vocabulary size.
+# Type annotations with shapes, where V is the vocabulary size. The unit tests check them
+# (tests/helpers/shape_check.py).
 Values = Num[Tensor, "*shape"]
 Mask = Shaped[Tensor, "*shape"]
 Logits = Float[Tensor, "*shape V"]
-Labels = Int[Tensor, "..."]  # no shape: _compute_token_statistics checks it
+Labels = Int[Tensor, "..."]  # any shape, because _compute_token_statistics checks it
 PerLabel = Float[Tensor, "*shape"]
 Scalar = Float[Tensor, ""]
 RowMask = Shaped[Tensor, "B L"]
 Positions = Int[Tensor, " N"]
 Axis = int | tuple[int, ...] | None
 
-# Logits per chunk. On a CPU a chunk must stay in the cache for several passes (512 KiB). On a GPU
-# fewer, larger kernels are faster (64 MiB).
-_CPU_CHUNK = 1 << 17
-_CHUNK = 1 << 24
-_LOWEST_LOG_PROB = -1e4  # replaces log 0 = -inf: its exp is 0, and 0 times it is 0, not NaN
+# Number of float32 logits per chunk. On a CPU a chunk (512 KiB) must fit into the cache. On a GPU
+# large chunks (64 MiB) are faster.
+_CPU_CHUNK_SIZE = 1 << 17
+_GPU_CHUNK_SIZE = 1 << 24
+_LOWEST_LOG_PROB = -1e4  # replaces log 0 = -inf, because 0 * -inf is NaN; its exp is also 0
 
 
 def _get_work_dtype(values: Tensor) -> torch.dtype:
@@ -41,21 +42,31 @@ def _get_work_dtype(values: Tensor) -> torch.dtype:
 
 
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Sum ``values [...]`` where ``mask [...]`` is non-zero, over ``axis`` or all axes."""
-    selected = torch.where(mask.bool(), values.to(_get_work_dtype(values)), 0.0)
-    return selected.sum() if axis is None else selected.sum(dim=axis)
+    """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero.
+
+    The sum is over ``axis``, or over all axes if it is None.
+    """
+    masked_values = torch.where(mask.bool(), values.to(_get_work_dtype(values)), 0.0)
+    return masked_values.sum() if axis is None else masked_values.sum(dim=axis)
 
 
 def masked_mean(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
-    """Return the mean of ``values`` where ``mask`` is non-zero; 0 if the mask selects nothing."""
+    """Return the mean of ``values`` [...] where ``mask`` [...] is non-zero.
+
+    The mean is over ``axis``, or over all axes if it is None. It is 0 if no value is selected.
+    """
     count = masked_sum(torch.ones_like(values), mask, axis)
     return masked_sum(values, mask, axis) / count.clamp(min=1.0)
 
 
 def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
-    """Return the variance of the selected values (0 for fewer than two), by default unbiased."""
+    """Return the variance of ``values`` where ``mask`` is non-zero.
+
+    With ``unbiased`` the sum of squares is divided by the count - 1. The variance of fewer than two
+    values is 0.
+    """
     count = mask.bool().sum()
-    # Replace masked values before squaring: their gradient would be 0 times NaN.
+    # Replace masked values, which may be NaN: otherwise their gradient would be 0 * NaN = NaN.
     values = torch.where(mask.bool(), values, 0.0)
     variance = masked_mean((values - masked_mean(values, mask)) ** 2, mask)
     if unbiased:
@@ -64,25 +75,26 @@ def masked_var(values: Values, mask: Mask, unbiased: bool = True) -> Scalar:
 
 
 def masked_whiten(values: Values, mask: Mask, shift_mean: bool = True) -> Values:
-    """Scale the selected values to unit variance and, with ``shift_mean``, to zero mean.
+    """Scale the values where ``mask`` is non-zero to variance 1.
 
-    Values that are not selected become 0.
+    With ``shift_mean`` their mean becomes 0, otherwise it is kept. Other values become 0.
     """
     values = torch.where(mask.bool(), values, 0.0)
     mean = masked_mean(values, mask)
-    # 1e-8 avoids 0 / 0 for equal values, which become 0.
-    whitened = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
+    # 1e-8 avoids 0 / 0 if all values are equal.
+    whitened_values = (values - mean) * torch.rsqrt(masked_var(values, mask) + 1e-8)
     if not shift_mean:
-        whitened = whitened + mean
-    return torch.where(mask.bool(), whitened, 0.0)
+        whitened_values = whitened_values + mean
+    return torch.where(mask.bool(), whitened_values, 0.0)
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """Log-prob of the label and entropy of every row of logits ``[N, V]``, computed in chunks.
+    """Autograd function: log-prob of the label and entropy of every row of logits [N, V].
 
-    Only the logits are saved for the backward pass. Float32 copies exist for one chunk at a time.
-    With ``p = softmax(x / T)`` the gradient of the log-prob is ``(1[y] - p) / T``. The gradient of
-    the entropy H is ``-p (log p + H) / T``. The backward pass skips entropies without a gradient.
+    It works in chunks of rows, so that a float32 copy exists for one chunk only. The backward pass
+    uses the saved logits x. Let T be the temperature, y the label and ``p = softmax(x / T)``. The
+    gradient of the log-prob is ``(1[y] - p) / T``. The gradient of the entropy H is
+    ``-p (log p + H) / T``.
     """
 
     @staticmethod
@@ -90,56 +102,66 @@ class _TokenStatistics(torch.autograd.Function):
         ctx: Any, logits: Tensor, labels: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        work = _get_work_dtype(logits)
-        log_probs = torch.empty(logits.shape[0], dtype=work, device=logits.device)
+        work_dtype = _get_work_dtype(logits)
+        log_probs = torch.empty(logits.shape[0], dtype=work_dtype, device=logits.device)
         entropies = torch.zeros_like(log_probs)
         for rows in _split_rows(logits):
-            chunk = _log_softmax(logits[rows], work, temperature)
-            log_probs[rows] = chunk.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
+            chunk_log_probs = _log_softmax(logits[rows], work_dtype, temperature)
+            log_probs[rows] = chunk_log_probs.gather(-1, labels[rows].unsqueeze(-1)).squeeze(-1)
             if with_entropy:
-                entropies[rows] = -chunk.exp().mul_(chunk).sum(-1)
+                entropies[rows] = -chunk_log_probs.exp().mul_(chunk_log_probs).sum(-1)
         ctx.save_for_backward(logits, labels, entropies)
         ctx.temperature = temperature
         return log_probs, entropies
 
     @staticmethod
-    @once_differentiable  # hides the parameters' names from the type checker
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  see above
+    @once_differentiable  # the type checker cannot see the parameters of a decorated function
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor | None
     ) -> tuple[Tensor, None, None, None]:
         logits, labels, entropies = ctx.saved_tensors
         has_entropy_gradient = grad_outputs[1] is not None
         grad_log_probs, grad_entropies = (
-            torch.zeros_like(entropies) if grad is None else grad for grad in grad_outputs
+            torch.zeros_like(entropies) if output_gradient is None else output_gradient
+            for output_gradient in grad_outputs
         )
         gradient = torch.empty_like(logits)
         for rows in _split_rows(logits):
-            # Recompute the chunk: saving it would double the memory of the logits.
-            chunk = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
-            weight = grad_log_probs[rows].unsqueeze(-1)
+            # Recompute the log-probs of the chunk. Saving them would need as much memory as the
+            # logits.
+            chunk_log_probs = _log_softmax(logits[rows], entropies.dtype, ctx.temperature)
+            probability_factor = grad_log_probs[rows].unsqueeze(-1)
             if has_entropy_gradient:
-                surplus = chunk + entropies[rows].unsqueeze(-1)
-                weight = surplus.mul_(grad_entropies[rows].unsqueeze(-1)).add_(weight)
-            part = chunk.exp_().mul_(-weight)
-            part.scatter_add_(-1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1))
+                surplus = chunk_log_probs + entropies[rows].unsqueeze(-1)
+                probability_factor = surplus.mul_(grad_entropies[rows].unsqueeze(-1)).add_(
+                    probability_factor
+                )
+            chunk_gradient = chunk_log_probs.exp_().mul_(-probability_factor)
+            chunk_gradient.scatter_add_(
+                -1, labels[rows].unsqueeze(-1), grad_log_probs[rows].unsqueeze(-1)
+            )
             is_unused = (grad_log_probs[rows] == 0) & (grad_entropies[rows] == 0)
-            part.masked_fill_(is_unused.unsqueeze(-1), 0.0)
-            gradient[rows] = part if ctx.temperature == 1.0 else part.div_(ctx.temperature)
+            chunk_gradient.masked_fill_(is_unused.unsqueeze(-1), 0.0)
+            gradient[rows] = (
+                chunk_gradient if ctx.temperature == 1.0 else chunk_gradient.div_(ctx.temperature)
+            )
         return gradient, None, None, None
 
 
 def _log_softmax(logits: Tensor, dtype: torch.dtype, temperature: float) -> Tensor:
-    """Return the log-probs ``[N, V]`` in ``dtype``, at least ``_LOWEST_LOG_PROB``."""
-    scaled = logits.to(dtype)
+    """Return the log-probs [N, V] in ``dtype``. Values below ``_LOWEST_LOG_PROB`` are replaced."""
+    scaled_logits = logits.to(dtype)
     if temperature != 1.0:
-        scaled = scaled / temperature
-    return scaled.log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
+        scaled_logits = scaled_logits / temperature
+    return scaled_logits.log_softmax(-1).clamp_(min=_LOWEST_LOG_PROB)
 
 
 def _split_rows(logits: Tensor) -> list[slice]:
-    elements = _CPU_CHUNK if logits.device.type == "cpu" else _CHUNK
-    size = max(1, elements // max(1, logits.shape[-1]))
-    return [slice(start, start + size) for start in range(0, logits.shape[0], size)]
+    chunk_size = _CPU_CHUNK_SIZE if logits.device.type == "cpu" else _GPU_CHUNK_SIZE
+    rows_per_chunk = max(1, chunk_size // max(1, logits.shape[-1]))
+    return [
+        slice(start, start + rows_per_chunk) for start in range(0, logits.shape[0], rows_per_chunk)
+    ]
 
 
 def _compute_token_statistics(
@@ -152,9 +174,9 @@ def _compute_token_statistics(
             f"labels have the shape {tuple(labels.shape)}, which must be that of the logits "
             f"{tuple(logits.shape)} without the last axis"
         )
-    flat = logits.reshape(-1, logits.shape[-1])
+    flat_logits = logits.reshape(-1, logits.shape[-1])
     log_probs, entropies = _TokenStatistics.apply(
-        flat, labels.reshape(-1).long(), temperature, with_entropy
+        flat_logits, labels.reshape(-1).long(), temperature, with_entropy
     )
     return log_probs.view(labels.shape), entropies.view(labels.shape)
 
@@ -162,39 +184,41 @@ def _compute_token_statistics(
 def logprobs_and_entropy_from_logits(
     logits: Logits, labels: Labels, temperature: float = 1.0
 ) -> tuple[PerLabel, PerLabel]:
-    """Return log-probs of ``labels [...]`` and entropies (nats) in one pass.
+    """Return the log-probs of ``labels`` [...] and the entropies (nats), in one pass.
 
-    The distribution is ``softmax(logits [..., V] / temperature)``. The results are ``[...]``
-    float32 (float64 for float64 logits). Raises ``ValueError`` for a temperature that is not
-    positive and for labels of another shape.
+    The distribution is ``softmax(logits / temperature)`` with logits [..., V]. Both results have
+    the shape [...] and dtype float32 (float64 for float64 logits). Raises ``ValueError`` for a
+    temperature that is not positive, and if the shapes of logits and labels do not match.
     """
     return _compute_token_statistics(logits, labels, temperature, True)
 
 
 def logprobs_from_logits(logits: Logits, labels: Labels, temperature: float = 1.0) -> PerLabel:
-    """Return the log-probs of ``labels [...]`` under ``softmax(logits [..., V] / temperature)``.
+    """Return the log-probs of ``labels`` [...] under ``softmax(logits / temperature)``.
 
-    ``[...]`` float32 (float64 for float64 logits).
+    ``logits`` are [..., V]. The result is [...] in float32 (float64 for float64 logits).
     """
     return _compute_token_statistics(logits, labels, temperature, False)[0]
 
 
 def entropy_from_logits(logits: Logits, temperature: float = 1.0) -> PerLabel:
-    """Return the entropy ``-sum_v p log p`` (nats) of ``softmax(logits [..., V] / temperature)``.
+    """Return the entropy ``-sum_v p log p`` (nats) of ``softmax(logits / temperature)``.
 
-    ``[...]`` float32 (float64 for float64 logits).
+    ``logits`` are [..., V]. The result is [...] in float32 (float64 for float64 logits).
     """
     labels = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
     return _compute_token_statistics(logits, labels, temperature, True)[1]
 
 
 def find_last_selected(mask: RowMask) -> tuple[Positions, Positions]:
-    """Return row and column of the last non-zero entry of each row of ``mask [B, L]``.
+    """Return row indices [N] and column indices [N] of the last non-zero entry per row of a mask.
 
-    Rows without such an entry are omitted, so both are ``[N]`` with N at most B.
+    ``mask`` is [B, L]. Rows that are all zero are omitted, so N is at most B.
+
+        mask [[1, 1, 0], [0, 0, 0], [1, 0, 1]]: rows [0, 2], columns [1, 2]
     """
-    selected = mask.bool()
-    columns = torch.arange(selected.shape[1], device=selected.device).expand_as(selected)
-    last_columns = torch.where(selected, columns, -1).amax(-1)
+    is_selected = mask.bool()
+    columns = torch.arange(is_selected.shape[1], device=is_selected.device).expand_as(is_selected)
+    last_columns = torch.where(is_selected, columns, -1).amax(-1)
     rows = (last_columns >= 0).nonzero().squeeze(-1)
     return rows, last_columns[rows]

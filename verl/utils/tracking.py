@@ -1,4 +1,4 @@
-"""Alias of ``verl.record.tracking.Tracking`` under the path that verl scripts import."""
+"""Alias of ``verl.record.tracking.Tracking``: scripts written for verl import it from here."""
 
 from verl.utils.lazy import make_lazy_exports
 

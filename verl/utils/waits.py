@@ -1,6 +1,6 @@
-"""Results that threads of this process wait for, and the seconds of parts of a training step.
+"""Register of the results that this process waits for, and stopwatch of a training step.
 
-The watchdog logs the awaited results and the running parts.
+The watchdog logs the awaited results and the running parts of the step.
 """
 
 import logging
@@ -11,54 +11,60 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
-_open_waits: dict[int, list[str]] = {}
+_awaited_labels: dict[int, list[str]] = {}
 
 
 @contextmanager
 def waiting_for(labels: Iterable[str]) -> Iterator[list[str]]:
-    """Register ``labels`` as awaited in the block, which removes arrived ones from the list."""
+    """Register ``labels`` as awaited results during the ``with`` block.
+
+    The block receives a list of the labels, and removes a label from it when its result arrives.
+    """
     pending_labels = list(labels)
-    _open_waits[id(pending_labels)] = pending_labels
+    _awaited_labels[id(pending_labels)] = pending_labels
     try:
         yield pending_labels
     finally:
-        del _open_waits[id(pending_labels)]
+        del _awaited_labels[id(pending_labels)]
 
 
 def list_awaited() -> list[str]:
-    """Return the labels that are awaited now, the longest wait first, without duplicates."""
-    return list(dict.fromkeys(label for wait in list(_open_waits.values()) for label in list(wait)))
+    """Return the labels of all awaited results, without duplicates, oldest wait first."""
+    return list(
+        dict.fromkeys(label for wait in list(_awaited_labels.values()) for label in list(wait))
+    )
 
 
 @contextmanager
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
-    """Log "waiting for ``awaited``" while the block runs, after 1, 2, 4, ... times ``quiet_s``.
+    """Log "waiting for ``awaited``" during the ``with`` block, after 1, 2, 4, ... * ``quiet_s``.
 
-    Use it before the watchdog runs.
+    It is for waits before the watchdog runs, which otherwise logs them.
     """
-    is_over = threading.Event()
-    began = time.monotonic()
+    end_event = threading.Event()
+    start_time = time.monotonic()
 
     def log_repeatedly() -> None:
-        due = quiet_s
-        while not is_over.wait(began + due - time.monotonic()):
-            logger.info("waiting for %s for %.0f s", awaited, due)
-            due *= 2
+        next_log_s = quiet_s
+        while not end_event.wait(start_time + next_log_s - time.monotonic()):
+            logger.info("waiting for %s for %.0f s", awaited, next_log_s)
+            next_log_s *= 2
 
     threading.Thread(target=log_repeatedly, name="logged wait", daemon=True).start()
     try:
         yield
     finally:
-        is_over.set()
+        end_event.set()
 
 
 # ---- parts of a training step ------------------------------------------------------------------
 
 
 class Stopwatch:
-    """Seconds per named part of a training step; parts may be nested and repeated.
+    """Stopwatch that adds up the seconds of named parts of a training step.
 
-    ``running_parts`` are measured now, the innermost last. ``changes`` counts starts and ends.
+    Parts may be nested and repeated. ``running_parts`` are the parts that have started and not
+    ended, innermost last. ``changes`` is the number of starts and ends of parts.
     """
 
     def __init__(self) -> None:
@@ -68,7 +74,7 @@ class Stopwatch:
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Add the seconds of the ``with`` block to the part ``name``, also when it raises."""
+        """Add the seconds of the ``with`` block to the part ``name``, even if the block raises."""
         start_time = time.perf_counter()
         self.running_parts.append(name)
         self.changes += 1
@@ -80,13 +86,13 @@ class Stopwatch:
             self.seconds[name] += time.perf_counter() - start_time
 
     def add_seconds(self, parts: Mapping[str, float]) -> None:
-        """Add seconds by part name that were measured in other processes or threads."""
+        """Add seconds that another process or thread measured. ``parts`` maps names to seconds."""
         for name, seconds in parts.items():
             self.seconds[name] += seconds
 
     def pop_metrics(self) -> dict[str, float]:
         """Return ``timing_s/<part>`` of every part, and clear all parts."""
         result = {f"timing_s/{name}": seconds for name, seconds in self.seconds.items()}
-        # A part that does not occur in the next step must be absent from its metrics, not 0.
+        # Clear the dict: a part that does not occur in the next step must be absent there, not 0.
         self.seconds.clear()
         return result

@@ -13,7 +13,7 @@ from verl.algos import TokenPicker
 from verl.config.schema.actor import ActorRolloutRefConfig, RefConfig
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.export import save_hf, tied_names, to_hf_names
-from verl.models.flops import Work
+from verl.models.flops import ForwardSize
 from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
 from verl.models.lora import lora_scales
@@ -33,7 +33,7 @@ from verl.workers.training_worker import TrainingWorker
 from verl.workers.update import StepOutcome, optimizer_step, plan_mini_batches, update_metrics
 from verl.workers.weight_transfer import WeightSender, WeightStream
 
-PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its causal LM
+LM_PREFIX = "lm."  # prefix that PolicyModel adds to the weight names of its causal LM
 
 
 class ActorWorker(TrainingWorker):
@@ -71,25 +71,25 @@ class ActorWorker(TrainingWorker):
         """
         self._join_group()
         model, actor, ref = self.config.model, self.config.actor, self.config.ref
-        trained = self.role == "actor"
+        is_trained = self.role == "actor"
         self.source = model_directory_or_none(model.path)
         self.lm = load_causal_lm(
             self.source,
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
-            gradient_checkpointing=trained and model.enable_gradient_checkpointing,
-            lora_rank=model.lora_rank if trained else 0,
+            gradient_checkpointing=is_trained and model.enable_gradient_checkpointing,
+            lora_rank=model.lora_rank if is_trained else 0,
             lora_alpha=model.lora_alpha,
             target_modules=model.target_modules,
             attention=model.attn_implementation,
-            empty=get_rank() > 0,
+            without_weights=get_rank() > 0,
         )
-        # Read before sharding: sharded parameters no longer show ties and LoRA scales.
+        # Ties and LoRA scales are read now, because sharded parameters do not show them.
         self.tied = tied_names(self.lm)
         self.scales = lora_scales(self.lm)
         module = PolicyModel(self.lm)
-        section, optim = (actor, actor.optim) if trained else (ref, None)
+        section, optim = (actor, actor.optim) if is_trained else (ref, None)
         self._create_engine(
             module,
             section.dtype,
@@ -106,12 +106,12 @@ class ActorWorker(TrainingWorker):
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``old_log_probs`` and ``entropys`` [B, R] of the sampled tokens.
 
-        Both are at ``meta_info["temperature"]`` and zero at other positions. With ``branches`` or
-        ``spans`` in ``non_tensor_batch`` the same forwards also give ``branch_scores`` and
-        ``span_scores`` at temperature 1; see ``verl.workers.branch_scores``.
+        Both are computed at ``meta_info["temperature"]`` and are zero at other positions. With
+        ``branches`` or ``spans`` in ``non_tensor_batch`` the same forwards also give
+        ``branch_scores`` and ``span_scores`` at temperature 1; see ``verl.workers.branch_scores``.
         """
-        limits = _scoring_limits(self.config.rollout)
-        scores = score_rows(self.train_engine, data, self._sampling_temperature(data), **limits)
+        limits = _get_scoring_limits(self.config.rollout)
+        scores = score_rows(self.train_engine, data, self._get_sampling_temperature(data), **limits)
         tensors = {"old_log_probs": scores.log_probs, "entropys": scores.entropy}
         segment_scores = {}
         if scores.branch_scores is not None:
@@ -125,11 +125,13 @@ class ActorWorker(TrainingWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Compute ``ref_log_prob`` [B, R] of the sampled tokens at the rollout temperature."""
         inputs = data.select(["input_ids", "attention_mask", "responses", "response_mask"], [])
-        limits = _scoring_limits(self.config.ref)
-        scores = score_rows(self.train_engine, inputs, self._sampling_temperature(data), **limits)
+        limits = _get_scoring_limits(self.config.ref)
+        scores = score_rows(
+            self.train_engine, inputs, self._get_sampling_temperature(data), **limits
+        )
         return DataProto.from_dict({"ref_log_prob": scores.log_probs})
 
-    def _sampling_temperature(self, data: DataProto) -> float:
+    def _get_sampling_temperature(self, data: DataProto) -> float:
         temperature = float(data.meta_info.get("temperature", self.config.rollout.temperature))
         return temperature or 1.0  # greedy rollouts have log-probs at temperature 1
 
@@ -145,76 +147,80 @@ class ActorWorker(TrainingWorker):
 
         Rows whose advantages are all zero skip the forward and backward pass if no other loss term
         gives them a gradient. If a mini-batch has only such rows, the learning rate schedule
-        advances but the weights do not change. Steps with a non-finite gradient are skipped. Both
-        kinds of step are counted in the metrics.
+        advances but the weights do not change. Steps with a non-finite gradient are skipped. The
+        metrics count both kinds of steps.
         """
         if self.role != "actor":
             raise RuntimeError("the reference policy is frozen; update_actor needs role='actor'")
         start_time = time.perf_counter()
         section = self.config.actor
-        # Created before padding rows are dropped: a rank with only padding rows still passes one
-        # through the model. Padding rows are last, so the indices of the other rows stay valid.
+        # ``Rows`` includes padding rows, because a rank with only padding rows still passes one of
+        # them through the model. Padding rows are last, so other row indices stay valid.
         rows = Rows(data, self.device_name)
         data = drop_padding(data)
-        loss = self._policy_loss(data)
-        step = int(data.meta_info.get("global_step", self.updates))
-        records: list[StepOutcome] = []
-        work = Work()
-        tracing = trace_call(data.meta_info.get(PROFILE), "update_actor")
-        with self.train_engine.model_on_device(training=True), tracing:
+        loss = self._create_policy_loss(data)
+        step = int(data.meta_info.get("global_step", self.num_updates))
+        outcomes: list[StepOutcome] = []
+        forward_size = ForwardSize()
+        trace_context = trace_call(data.meta_info.get(PROFILE), "update_actor")
+        with self.train_engine.model_on_device(training=True), trace_context:
             for row_indices in plan_mini_batches(data, section, "update_actor", self.seed, step):
-                computed = self._rows_to_compute(loss, data, row_indices)
-                totals = compute_denominators(data, row_indices, section.loss_agg_mode, computed)
-                if not totals.rows:  # no rank has a row to compute
-                    records.append(({"pg_loss": 0.0}, self.train_engine.skip_step()))
+                rows_to_compute = self._select_rows_to_compute(loss, data, row_indices)
+                denominators = compute_denominators(
+                    data, row_indices, section.loss_agg_mode, rows_to_compute
+                )
+                if not denominators.rows:  # no rank has a row to compute
+                    outcomes.append(({"pg_loss": 0.0}, self.train_engine.skip_step()))
                     continue
                 picker = loss.make_picker(data, row_indices)
-                loss_share = partial(self._loss_share, loss, rows, data, totals, picker)
-                records.append(
+                loss_share = partial(
+                    self._compute_loss_share, loss, rows, data, denominators, picker
+                )
+                outcomes.append(
                     optimizer_step(
-                        self.train_engine, rows, computed, section, loss_share, loss.metrics
+                        self.train_engine, rows, rows_to_compute, section, loss_share, loss.metrics
                     )
                 )
-                work += rows.count_work(computed)
+                forward_size += rows.measure_forward_size(rows_to_compute)
             self.train_engine.check_finite_weights()
-        self.updates += 1
+        self.num_updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("actor", self.train_engine, records, work, seconds)
+        metrics = update_metrics("actor", self.train_engine, outcomes, forward_size, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
-    def _rows_to_compute(
+    def _select_rows_to_compute(
         self, loss: PolicyLoss, data: DataProto, row_indices: list[int]
     ) -> list[int]:
         """Return the rows of a mini-batch that need a forward and backward pass."""
         if not self.config.actor.skip_without_advantage:
             return loss.rows_with_gradient(data, row_indices)
-        # Summed over ranks, because all ranks must take the step or none.
+        # The count is summed over ranks, because either all ranks take the step or none does.
         num_with_advantage = sum_over_ranks([len(loss.rows_with_advantage(data, row_indices))])[0]
         return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
-    def _policy_loss(self, data: DataProto) -> PolicyLoss:
-        # A choice needs both its tokens and the mask of the positions where it was made.
+    def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
+        # ``Choice`` lists the allowed tokens. Without a mask of choice positions it has no effect.
         has_choices = CHOICE_MASK in data.tensor_keys()
         choice: Choice | None = data.meta_info.get("choice") if has_choices else None
         return PolicyLoss(self.config.actor, choice, self.device_name)
 
-    def _loss_share(
+    def _compute_loss_share(
         self,
         loss: PolicyLoss,
         rows: Rows,
         data: DataProto,
-        totals: Denominators,
+        denominators: Denominators,
         picker: TokenPicker | None,
-        index: list[int],
+        row_indices: list[int],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        packed = rows.pack_rows(index or [0])
-        temperature = self._sampling_temperature(data)
-        targets = rows.sampled_targets(packed, index or [0], temperature, loss.reads_entropy)
-        inputs = (packed.input_ids, packed.position_ids, packed.layout)
-        scores = self.train_engine.module(*inputs, [targets], loss.choice_token_ids)[0]
-        if not index:  # another rank still has rows: join its collective calls with a zero loss
+        packed = rows.pack_rows(row_indices or [0])
+        temperature = self._get_sampling_temperature(data)
+        targets = rows.sampled_targets(packed, row_indices or [0], temperature, loss.reads_entropy)
+        model_inputs = (packed.input_ids, packed.position_ids, packed.layout)
+        scores = self.train_engine.module(*model_inputs, [targets], loss.choice_token_ids)[0]
+        if not row_indices:  # take part in the collective calls of ranks that have rows
             return scores.log_probs.sum() * 0.0, {}
-        return loss(scores, rows, data, index, totals, picker)
+        return loss(scores, rows, data, row_indices, denominators, picker)
 
     # ------------------------------------------------------------------ weights and state
 
@@ -226,7 +232,7 @@ class ActorWorker(TrainingWorker):
         (``verl.utils.tensor_arrays``), LoRA is merged, and tied weights appear once.
         """
         dtype = getattr(torch, self.config.rollout.dtype)
-        weights = self._hf_weights()
+        weights = self._collect_hf_weights()
         arrays = {name: as_array(tensor, dtype) for name, tensor in weights.items()}
         self._sent_fingerprints = WeightFingerprints(
             {name: compute_fingerprint(tensor) for name, tensor in weights.items()},
@@ -243,7 +249,7 @@ class ActorWorker(TrainingWorker):
         """
         if self._sender is None:
             dtype = getattr(torch, self.config.rollout.dtype)
-            stream = WeightStream(self.train_engine, dtype, PREFIX, self.scales, self.tied)
+            stream = WeightStream(self.train_engine, dtype, LM_PREFIX, self.scales, self.tied)
             rollout = self.config.rollout
             devices = rollout.tensor_model_parallel_size
             self._sender = WeightSender(stream, engines, rollout.weight_transfer, devices)
@@ -254,27 +260,30 @@ class ActorWorker(TrainingWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_fingerprints(self) -> WeightFingerprints:
-        """Return checksums of the weights sent last by rank 0, before and after the dtype cast."""
+        """Return checksums of the weights that rank 0 sent in the last weight sync.
+
+        They are computed before and after the cast to the dtype of the engines.
+        """
         return self._sent_fingerprints
 
-    def _hf_weights(self) -> dict[str, torch.Tensor]:
+    def _collect_hf_weights(self) -> dict[str, torch.Tensor]:
         weights = full_weights(self.train_engine)
-        return to_hf_names(weights, PREFIX, self.scales, self.tied) if get_rank() == 0 else {}
+        return to_hf_names(weights, LM_PREFIX, self.scales, self.tied) if get_rank() == 0 else {}
 
     def _export(self, directory: Path) -> list[Path]:
-        exported = directory / "hf_model"
-        self.export_hf(str(exported))
-        return list(exported.glob("*")) if get_rank() == 0 else []
+        hf_directory = directory / "hf_model"
+        self.export_hf(str(hf_directory))
+        return list(hf_directory.glob("*")) if get_rank() == 0 else []
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def export_hf(self, directory: str) -> None:
         """Write config, weights and tokenizer to a directory for ``from_pretrained`` and vLLM."""
-        weights = self._hf_weights()
+        weights = self._collect_hf_weights()
         if get_rank() == 0:
             save_hf(self.lm, weights, directory, self.source)
 
 
-def _scoring_limits(section: RefConfig | RolloutConfig) -> MicroBatchLimits:
+def _get_scoring_limits(section: RefConfig | RolloutConfig) -> MicroBatchLimits:
     return choose_limits(
         section.log_prob_use_dynamic_bsz,
         section.log_prob_micro_batch_size_per_gpu,

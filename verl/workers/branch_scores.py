@@ -59,20 +59,22 @@ def score_rows(
     return scorer.collect_scores()
 
 
-def _list_column(data: DataProto, key: str) -> list[list[Any]]:
+def _get_list_column(data: DataProto, key: str) -> list[list[Any]]:
     if key not in data.non_tensor_batch:
         return [[] for _ in range(len(data))]
     return [list(row) for row in data.non_tensor_batch[key]]
 
 
 class _BatchScorer:
-    """Rows, branches and spans of one batch, and their scores so far."""
+    """Rows, branches and spans of one batch, and the scores of the micro-batches scored so far."""
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device)
-        self._requested: list[list[Branch]] = _list_column(data, "branches")
-        self.branches, self._owners = merge_equal_branches(self._requested, self.rows.tokens)
-        self.spans: list[list[Span]] = _list_column(data, "spans")
+        self._requested_branches: list[list[Branch]] = _get_list_column(data, "branches")
+        self.branches, self._distinct_positions = merge_equal_branches(
+            self._requested_branches, self.rows.tokens
+        )
+        self.spans: list[list[Span]] = _get_list_column(data, "spans")
         self._engine = engine
         self._temperature = temperature
         self._has_segments = bool({"branches", "spans"} & set(data.non_tensor_batch))
@@ -85,31 +87,33 @@ class _BatchScorer:
         """Return the number of tokens that each row costs, including its branches."""
         return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
 
-    def score_micro_batch(self, index: list[int]) -> None:
-        """Score the rows ``index``, their branches and their spans in one forward."""
-        branches = [self.branches[row] for row in index]
-        spans = [self.spans[row] for row in index]
-        packed = self.rows.pack_rows(index, branches)
-        groups = [
-            self.rows.sampled_targets(packed, index, self._temperature),
-            _branch_targets(packed, branches, self.rows.device),
-            _span_targets(self.rows, packed, index, spans),
+    def score_micro_batch(self, row_indices: list[int]) -> None:
+        """Score the rows ``row_indices``, their branches and their spans in one forward."""
+        branches = [self.branches[row] for row in row_indices]
+        spans = [self.spans[row] for row in row_indices]
+        packed = self.rows.pack_rows(row_indices, branches)
+        targets = [
+            self.rows.sampled_targets(packed, row_indices, self._temperature),
+            _collect_branch_targets(packed, branches, self.rows.device),
+            _collect_span_targets(self.rows, packed, row_indices, spans),
         ]
         row_token_scores, branch_token_scores, span_token_scores = self._engine.module(
-            packed.input_ids, packed.position_ids, packed.layout, groups
+            packed.input_ids, packed.position_ids, packed.layout, targets
         )
-        row_index = torch.as_tensor(index)
-        self._log_probs[row_index] = self.rows.scatter_to_responses(
-            row_token_scores.log_probs, index
+        row_index_tensor = torch.as_tensor(row_indices)
+        self._log_probs[row_index_tensor] = self.rows.scatter_to_responses(
+            row_token_scores.log_probs, row_indices
         ).cpu()
-        self._entropy[row_index] = self.rows.scatter_to_responses(
-            row_token_scores.required_entropy, index
+        self._entropy[row_index_tensor] = self.rows.scatter_to_responses(
+            row_token_scores.required_entropy, row_indices
         ).cpu()
         if not self._has_segments:
             return
-        branch_scores = _segment_scores([b for row in branches for b in row], branch_token_scores)
-        span_scores = _segment_scores([s for row in spans for s in row], span_token_scores)
-        for row in index:
+        branch_scores = _average_segment_scores(
+            [b for row in branches for b in row], branch_token_scores
+        )
+        span_scores = _average_segment_scores([s for row in spans for s in row], span_token_scores)
+        for row in row_indices:
             self._branch_scores[row] = [next(branch_scores) for _ in self.branches[row]]
             self._span_scores[row] = [next(span_scores) for _ in self.spans[row]]
 
@@ -121,9 +125,11 @@ class _BatchScorer:
             [
                 [
                     replace(self._branch_scores[row][index], step=branch.step, label=branch.label)
-                    for branch, (row, index) in zip(branches, owners, strict=True)
+                    for branch, (row, index) in zip(branches, positions, strict=True)
                 ]
-                for branches, owners in zip(self._requested, self._owners, strict=True)
+                for branches, positions in zip(
+                    self._requested_branches, self._distinct_positions, strict=True
+                )
             ]
         )
         return RowScores(self._log_probs, self._entropy, branch_scores, self._span_scores)
@@ -132,60 +138,61 @@ class _BatchScorer:
 def merge_equal_branches(
     branches: Sequence[Sequence[Branch]], row_tokens: Sequence[torch.Tensor]
 ) -> tuple[list[list[Branch]], list[list[tuple[int, int]]]]:
-    """Return the branches of each row without repetitions, and the owner of each given branch.
+    """Return the distinct branches of each row, and the position of each given branch among them.
 
-    Branches with the same tokens after the same prefix have equal scores. An owner is a row and an
-    index in that row's remaining branches. Members of a group in the same state share prefixes, and
-    with equal actions also contexts. ``row_tokens`` [B] are rows without padding.
+    Branches with the same tokens after the same prefix have equal scores, also in different rows. A
+    position is a row and an index in the distinct branches of that row. Example: if two rows have
+    the same branch, it is kept in row 0, and both positions are (0, 0). ``row_tokens`` [B] are rows
+    without padding.
     """
-    first_of: dict[tuple[bytes, tuple[int, ...], int], tuple[int, int]] = {}
-    kept: list[list[Branch]] = [[] for _ in branches]
-    owners: list[list[tuple[int, int]]] = [[] for _ in branches]
+    first_positions: dict[tuple[bytes, tuple[int, ...], int], tuple[int, int]] = {}
+    distinct_branches: list[list[Branch]] = [[] for _ in branches]
+    positions: list[list[tuple[int, int]]] = [[] for _ in branches]
     for row, (row_branches, tokens) in enumerate(zip(branches, row_tokens, strict=True)):
-        array = tokens.numpy()
-        prefixes = {
-            start: hashlib.sha256(array[:start].tobytes()).digest()
+        token_array = tokens.numpy()
+        prefix_hashes = {
+            start: hashlib.sha256(token_array[:start].tobytes()).digest()
             for start in {branch.start for branch in row_branches}
         }
         for branch in row_branches:
-            key = (prefixes[branch.start], tuple(branch.token_ids), branch.target_start)
-            owner = first_of.setdefault(key, (row, len(kept[row])))
-            if owner == (row, len(kept[row])):
-                kept[row].append(branch)
-            owners[row].append(owner)
-    return kept, owners
+            key = (prefix_hashes[branch.start], tuple(branch.token_ids), branch.target_start)
+            position = first_positions.setdefault(key, (row, len(distinct_branches[row])))
+            if position == (row, len(distinct_branches[row])):
+                distinct_branches[row].append(branch)
+            positions[row].append(position)
+    return distinct_branches, positions
 
 
-def _branch_targets(
+def _collect_branch_targets(
     packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
-    """Return the branch tokens to score in a micro-batch, in order, at temperature 1."""
+    """Return the branch tokens to score in a micro-batch, branch by branch, at temperature 1."""
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
-    rows_with_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
-    for row_branches, offset, firsts in rows_with_offsets:
-        for branch, first_position in zip(row_branches, firsts, strict=True):
+    branches_and_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
+    for row_branches, row_offset, branch_offsets in branches_and_offsets:
+        for branch, branch_offset in zip(row_branches, branch_offsets, strict=True):
             ids = torch.as_tensor(branch.token_ids, dtype=torch.long)
             if not 0 <= branch.target_start < len(ids):
                 raise ValueError(
                     f"branch target_start {branch.target_start} is outside its {len(ids)} tokens"
                 )
-            position = torch.arange(first_position - 1, first_position - 1 + len(ids))
-            # The first token of a branch is predicted by the token of the row before the branch.
-            # In the packed sequence, the preceding token may belong to another branch.
-            position[0] = offset + branch.start - 1
-            predicting_positions.append(position[branch.target_start :])
+            branch_positions = torch.arange(branch_offset - 1, branch_offset - 1 + len(ids))
+            # The last prefix token in the row predicts the first token of a branch. The preceding
+            # token in the packed sequence may belong to another branch.
+            branch_positions[0] = row_offset + branch.start - 1
+            predicting_positions.append(branch_positions[branch.target_start :])
             tokens.append(ids[branch.target_start :])
     return _concat_targets(predicting_positions, tokens, device)
 
 
-def _span_targets(
-    rows: Rows, packed: PackedBranches, index: Sequence[int], spans: Sequence[Sequence[Span]]
+def _collect_span_targets(
+    rows: Rows, packed: PackedBranches, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
-    """Return the span tokens to score in a micro-batch, in order, at temperature 1."""
+    """Return the span tokens to score in a micro-batch, span by span, at temperature 1."""
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
-    for row, row_spans, offset in zip(index, spans, packed.offsets, strict=True):
+    for row, row_spans, row_offset in zip(row_indices, spans, packed.offsets, strict=True):
         length = rows.lengths[row]
         for span in row_spans:
             if not 0 < span.start < span.end <= length:
@@ -194,7 +201,7 @@ def _span_targets(
                     f"the tokens of row {row}"
                 )
             predicting_positions.append(
-                torch.arange(offset + span.start - 1, offset + span.end - 1)
+                torch.arange(row_offset + span.start - 1, row_offset + span.end - 1)
             )
             tokens.append(rows.tokens[row][span.start : span.end])
     return _concat_targets(predicting_positions, tokens, rows.device)
@@ -209,26 +216,26 @@ def _concat_targets(
     )
 
 
-def _segment_scores(
+def _average_segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
     """Yield one score per branch or span, averaged over its tokens.
 
     ``scores`` holds the tokens of all ``segments`` in order.
     """
-    sizes = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
-    owner = torch.repeat_interleave(torch.arange(len(segments)), sizes)
-    per_token = torch.stack(
+    num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
+    segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)
+    token_values = torch.stack(
         [scores.log_probs, scores.required_entropy, scores.log_probs.exp()], dim=1
     )
-    # summed in float64: a float32 sum of a long segment would depend on the order of its tokens
+    # The sum is float64, because a float32 sum over a long segment depends on the order of tokens.
     means = torch.zeros(len(segments), 3, dtype=torch.float64)
-    means.index_add_(0, owner, per_token.double().cpu())
-    means = means / sizes[:, None].clamp(min=1)
+    means.index_add_(0, segment_of_token, token_values.double().cpu())
+    means = means / num_tokens[:, None].clamp(min=1)
     columns = [*means.unbind(1), means[:, 0].exp()]
     values = zip(*(column.tolist() for column in columns), strict=True)
-    for segment, numbers in zip(segments, values, strict=True):
-        logprob, entropy, mean_prob, geometric_prob = numbers
+    for segment, segment_values in zip(segments, values, strict=True):
+        logprob, entropy, mean_prob, geometric_prob = segment_values
         yield SegmentScore(
             step=segment.step,
             label=segment.label,
@@ -244,22 +251,26 @@ def _segment_scores(
 def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
     """Return ``branch_scores`` by one separate forward of ``row[:start] + token_ids`` per branch.
 
-    This is the slow reference for ``score_rows``.
+    Tests use this slow function as the reference for ``score_rows``.
     """
     rows = Rows(data, engine.device)
-    branches: list[list[Branch]] = _list_column(data, "branches")
+    branches: list[list[Branch]] = _get_list_column(data, "branches")
     scores = object_array([[] for _ in range(len(rows))])
     with engine.model_on_device():
         for row, sequences in enumerate(naive_sequences(rows.tokens, branches)):
             pairs = zip(sequences, branches[row], strict=True)
-            scores[row] = [_score_alone(engine, sequence, branch) for sequence, branch in pairs]
+            scores[row] = [
+                _score_branch_separately(engine, sequence, branch) for sequence, branch in pairs
+            ]
     return scores
 
 
-def _score_alone(engine: TrainEngine, sequence: torch.Tensor, branch: Branch) -> SegmentScore:
+def _score_branch_separately(
+    engine: TrainEngine, sequence: torch.Tensor, branch: Branch
+) -> SegmentScore:
     packed = Rows.pack_single(sequence, engine.device)
     first_target = branch.start + branch.target_start
-    index = torch.arange(first_target - 1, len(sequence) - 1, device=engine.device)
-    targets = Targets(index, sequence[first_target:].to(engine.device))
+    predicting_positions = torch.arange(first_target - 1, len(sequence) - 1, device=engine.device)
+    targets = Targets(predicting_positions, sequence[first_target:].to(engine.device))
     scores = engine.module(packed.input_ids, packed.position_ids, packed.layout, [targets])[0]
-    return next(_segment_scores([branch], scores))
+    return next(_average_segment_scores([branch], scores))

@@ -1,4 +1,4 @@
-"""Collective operations of the workers on numbers and texts. With one rank the result is the input.
+"""Collective operations on numbers and texts. With one rank they return their input.
 
 Only tensors are sent, because object collectives of torch unpickle data from sockets.
 """
@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-# Timeout of every collective operation. Long, because a rank may load a model or write a checkpoint
-# while the others wait. The controller detects a dead rank much earlier.
+# Timeout of every collective operation. It is long, because other ranks wait while a rank loads a
+# model or writes a checkpoint. The controller detects a dead rank much earlier.
 TIMEOUT = timedelta(minutes=30)
 
 
@@ -30,8 +30,11 @@ def resolve_device(device: str) -> str:
     return device
 
 
-def backend_of(device: str) -> str:
-    """Return the backend for tensors on ``device``. With CUDA, gloo sends host tensors."""
+def get_backend(device: str) -> str:
+    """Return the backend of torch.distributed for tensors on ``device``.
+
+    With CUDA it is NCCL, and gloo for tensors in host memory.
+    """
     return "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
 
 
@@ -42,31 +45,31 @@ def init_distributed(device: str) -> None:
     """
     if dist.is_initialized():
         return
-    backend = backend_of(device)
+    backend = get_backend(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         dist.init_process_group(backend, timeout=TIMEOUT)
     else:
-        # a store in memory opens no port, so it cannot fail because a port is in use
+        # A store in memory opens no port, so a port in use cannot cause an error.
         store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  documented as public
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=TIMEOUT)
 
 
 def make_mesh(device: str, fsdp_size: int = -1) -> DeviceMesh:
-    """Create a mesh over all ranks: (shard,), or (replicate, shard) for an ``fsdp_size`` below the
-    world size.
+    """Create a device mesh over all ranks.
 
+    Its dimensions are (shard,), or (replicate, shard) if ``fsdp_size`` is below the world size.
     Raises ``ValueError`` if the world size is not a multiple of ``fsdp_size``.
     """
-    world = dist.get_world_size()
-    if fsdp_size in (-1, 0) or fsdp_size >= world:
-        return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
-    if world % fsdp_size:
+    num_ranks = dist.get_world_size()
+    if fsdp_size in (-1, 0) or fsdp_size >= num_ranks:
+        return init_device_mesh(device, (num_ranks,), mesh_dim_names=("shard",))
+    if num_ranks % fsdp_size:
         raise ValueError(
-            f"fsdp_size={fsdp_size} does not divide the {world} ranks; allowed: -1 and the "
-            f"divisors of {world}"
+            f"fsdp_size={fsdp_size} does not divide the {num_ranks} ranks; allowed: -1 and the "
+            f"divisors of {num_ranks}"
         )
     return init_device_mesh(
-        device, (world // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard")
+        device, (num_ranks // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard")
     )
 
 
@@ -86,17 +89,19 @@ def wait_for_ranks() -> None:
         dist.barrier()
 
 
-def _wire_device() -> str:
+def _get_collective_device() -> str:
     """Return the device that tensors must be on for collectives of the default group."""
     return "cpu" if "gloo" in dist.get_backend_config() else "cuda"
 
 
-def _all_reduce(values: Sequence[float], op: dist.ReduceOp.RedOpType) -> list[float]:
+def _all_reduce(values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
     if world_size() == 1 or not values:
         return [float(v) for v in values]
-    # float64 holds every count below 2**53 exactly
-    tensor = torch.tensor([float(v) for v in values], dtype=torch.float64, device=_wire_device())
-    dist.all_reduce(tensor, op)
+    # float64 represents every count below 2**53 exactly.
+    tensor = torch.tensor(
+        [float(v) for v in values], dtype=torch.float64, device=_get_collective_device()
+    )
+    dist.all_reduce(tensor, operation)
     return tensor.tolist()
 
 
@@ -114,21 +119,21 @@ def broadcast_text(text: str) -> str:
     """Return the ``text`` of rank 0 on every rank. The argument of other ranks is ignored."""
     if world_size() == 1:
         return text
-    device = _wire_device()
-    data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
-    size = torch.tensor([len(data)], device=device)
+    device = _get_collective_device()
+    encoded_text = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    size = torch.tensor([len(encoded_text)], device=device)
     dist.broadcast(size, src=0)
     if get_rank() > 0:
-        data = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    dist.broadcast(data, src=0)
-    return bytes(data.tolist()).decode()
+        encoded_text = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(encoded_text, src=0)
+    return bytes(encoded_text.tolist()).decode()
 
 
 def share_random_state() -> None:
     """Copy the state of the CPU random generator from rank 0 to every rank."""
     if world_size() == 1:
         return
-    state = torch.get_rng_state().to(_wire_device())
+    state = torch.get_rng_state().to(_get_collective_device())
     dist.broadcast(state, src=0)
     torch.set_rng_state(state.cpu())
 
@@ -137,14 +142,14 @@ def gather_vectors(values: torch.Tensor) -> torch.Tensor:
     """Concatenate the vectors [n_r] of all ranks. Lengths may differ, dtypes must be equal."""
     if world_size() == 1:
         return values
-    device = _wire_device()
+    device = _get_collective_device()
     sizes = torch.zeros(world_size(), dtype=torch.int64, device=device)
     sizes[get_rank()] = len(values)
     dist.all_reduce(sizes)
-    # all_gather needs equal shapes: the vectors are padded and cut afterwards
-    padded = torch.zeros(int(sizes.max()), dtype=values.dtype, device=device)
-    padded[: len(values)] = values.to(padded)
-    gathered = [torch.zeros_like(padded) for _ in range(world_size())]
-    dist.all_gather(gathered, padded)
-    pairs = zip(gathered, sizes.tolist(), strict=True)
-    return torch.cat([vector[:size] for vector, size in pairs]).cpu()
+    # all_gather needs equal shapes, so vectors are padded before it and cut after it.
+    padded_vector = torch.zeros(int(sizes.max()), dtype=values.dtype, device=device)
+    padded_vector[: len(values)] = values.to(padded_vector)
+    gathered_vectors = [torch.zeros_like(padded_vector) for _ in range(world_size())]
+    dist.all_gather(gathered_vectors, padded_vector)
+    vectors_and_sizes = zip(gathered_vectors, sizes.tolist(), strict=True)
+    return torch.cat([vector[:size] for vector, size in vectors_and_sizes]).cpu()

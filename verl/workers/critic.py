@@ -7,7 +7,7 @@ import torch
 
 from verl.algos import compute_value_loss
 from verl.config.schema.critic import CriticConfig
-from verl.models.flops import Work
+from verl.models.flops import ForwardSize
 from verl.models.hub import model_directory_or_none
 from verl.models.loader import load_causal_lm
 from verl.models.policy import ValueModel
@@ -54,13 +54,13 @@ class CriticWorker(TrainingWorker):
         model = config.model
         backbone = load_causal_lm(
             model_directory_or_none(model.path),
-            use="value",
+            purpose="value",
             trust_remote_code=model.trust_remote_code,
             override_config=dict(model.override_config),
             external_lib=model.external_lib,
             gradient_checkpointing=model.enable_gradient_checkpointing,
             attention=model.attn_implementation,
-            empty=get_rank() > 0,
+            without_weights=get_rank() > 0,
         )
         self._create_engine(
             ValueModel(backbone),
@@ -77,9 +77,9 @@ class CriticWorker(TrainingWorker):
         rows = Rows(data, self.device_name)
         values = torch.zeros(rows.mask.shape)
 
-        def score(index: list[int]) -> None:
-            values[torch.as_tensor(index)] = rows.scatter_to_responses(
-                self._compute_row_values(rows, index), index
+        def score(row_indices: list[int]) -> None:
+            values[torch.as_tensor(row_indices)] = rows.scatter_to_responses(
+                self._compute_row_values(rows, row_indices), row_indices
             ).cpu()
 
         limits = choose_limits(
@@ -90,9 +90,9 @@ class CriticWorker(TrainingWorker):
         score_micro_batches(self.train_engine, rows.lengths, limits, score)
         return DataProto.from_dict({"values": values})
 
-    def _compute_row_values(self, rows: Rows, index: list[int]) -> torch.Tensor:
-        packed = rows.pack_rows(index)
-        predicting_positions = rows.sampled_targets(packed, index).index
+    def _compute_row_values(self, rows: Rows, row_indices: list[int]) -> torch.Tensor:
+        packed = rows.pack_rows(row_indices)
+        predicting_positions = rows.sampled_targets(packed, row_indices).predicting_positions
         return self.train_engine.module(
             packed.input_ids, packed.position_ids, packed.layout, predicting_positions
         )
@@ -107,50 +107,50 @@ class CriticWorker(TrainingWorker):
         config = self.config
         rows = Rows(data, self.device_name)
         data = drop_padding(data)
-        step = int(data.meta_info.get("global_step", self.updates))
-        records = []
-        work = Work()
-        tracing = trace_call(data.meta_info.get(PROFILE), "update_critic")
-        with self.train_engine.model_on_device(training=True), tracing:
+        step = int(data.meta_info.get("global_step", self.num_updates))
+        outcomes = []
+        forward_size = ForwardSize()
+        trace_context = trace_call(data.meta_info.get(PROFILE), "update_critic")
+        with self.train_engine.model_on_device(training=True), trace_context:
             for row_indices in plan_mini_batches(data, config, "update_critic", self.seed, step):
-                totals = compute_denominators(data, row_indices, config.loss_agg_mode)
-                loss_share = partial(self._loss_share, rows, data, totals)
-                records.append(
+                denominators = compute_denominators(data, row_indices, config.loss_agg_mode)
+                loss_share = partial(self._compute_loss_share, rows, data, denominators)
+                outcomes.append(
                     optimizer_step(
                         self.train_engine, rows, row_indices, config, loss_share, METRICS
                     )
                 )
-                work += rows.count_work(row_indices)
+                forward_size += rows.measure_forward_size(row_indices)
             self.train_engine.check_finite_weights()
-        self.updates += 1
+        self.num_updates += 1
         seconds = time.perf_counter() - start_time
-        metrics = update_metrics("critic", self.train_engine, records, work, seconds)
+        metrics = update_metrics("critic", self.train_engine, outcomes, forward_size, seconds)
         return DataProto(meta_info={"metrics": metrics})
 
-    def _loss_share(
-        self, rows: Rows, data: DataProto, totals: Denominators, index: list[int]
+    def _compute_loss_share(
+        self, rows: Rows, data: DataProto, denominators: Denominators, row_indices: list[int]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        # A rank without rows passes row 0 through the model, because all ranks must join the
-        # collective calls of FSDP.
-        values = self._compute_row_values(rows, index or [0])
-        if not index:  # another rank still has rows: join its collective calls with a zero loss
+        # A rank without rows passes row 0 through the model and returns a zero loss, because all
+        # ranks must take part in the collective calls of FSDP.
+        values = self._compute_row_values(rows, row_indices or [0])
+        if not row_indices:
             return values.sum() * 0.0, {}
-        batch = data.batch[torch.as_tensor(index)].to(values.device)
-        tokens = totals.tokens or 1.0
+        batch = data.batch[torch.as_tensor(row_indices)].to(values.device)
+        num_tokens = denominators.tokens or 1.0
         loss, clipfrac = compute_value_loss(
-            vpreds=rows.scatter_to_responses(values, index),
+            vpreds=rows.scatter_to_responses(values, row_indices),
             returns=batch["returns"],
             values=batch["values"],
             response_mask=batch["response_mask"].bool(),
             cliprange_value=self.config.cliprange_value,
             loss_agg_mode=self.config.loss_agg_mode,
             row_shares=batch.get("row_shares", None),
-            denominator=totals.loss,
+            denominator=denominators.loss,
             loss_scale_factor=self.config.loss_scale_factor,
-            num_tokens=tokens,
+            num_tokens=num_tokens,
         )
         return loss, {
             "vf_loss": loss.detach(),
             "vf_clipfrac": clipfrac,
-            "vpred_mean": values.detach().sum() / tokens,
+            "vpred_mean": values.detach().sum() / num_tokens,
         }

@@ -63,8 +63,8 @@ class StepReport:
 
     grad_norm: float
     lr: float
-    skipped: bool = False  # the gradient was not finite
-    zero: bool = False  # the gradient was exactly zero
+    is_skipped: bool = False  # the gradient was not finite
+    has_zero_gradient: bool = False  # the gradient was exactly zero
 
 
 class TrainEngine:
@@ -117,12 +117,14 @@ class TrainEngine:
                 f"passes ({module.path.reason}), which one rank computes; allowed: 1; "
                 "fix: ulysses_sequence_parallel_size=1"
             )
-        module.group = create_sequence_group(module.config, sequence_ranks, self.device, TIMEOUT)
+        module.sequence_group = create_sequence_group(
+            module.config, sequence_ranks, self.device, TIMEOUT
+        )
         if compiled:
             compile_blocks(module, self.device)
-        self._sharded = self._shard_model(DTYPES[dtype])
+        self._sharded_modules = self._shard_model(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
-        self.steps = 0  # optimizer steps including skipped ones, which the schedule counts too
+        self.steps = 0  # optimizer steps, including skipped ones, because the schedule counts them
         self.total_steps = -1 if optim is None else optim.total_training_steps
         self._offload_state()
 
@@ -131,43 +133,43 @@ class TrainEngine:
     def _shard_model(self, dtype: torch.dtype) -> list[FSDPModule]:
         """Shard each decoder layer, then the rest of the model, and return the sharded modules."""
         fsdp = self.fsdp
-        offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
+        uses_cpu_offload = self.device == "cuda" and fsdp is not None and fsdp.offload_policy
         check_same_model(self.module)
-        share_random_state()  # loading a model on rank 0 changed its random state
+        share_random_state()  # only rank 0 used random numbers while loading
         mesh = make_mesh(self.device, -1 if fsdp is None else fsdp.fsdp_size)
-        precision = MixedPrecisionPolicy(
+        precision_policy = MixedPrecisionPolicy(
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
         )
         sharded_modules: list[FSDPModule] = []
-        # layers first: the root shards only parameters that are not in a sharded layer
+        # Layers are sharded first. The root then shards only the parameters outside of them.
         for submodule in (*self.module.sharded_layers, self.module):
             broadcast_from_rank_zero(submodule, self.device)
             sharded = fully_shard(
                 submodule,
                 mesh=mesh,
-                mp_policy=precision,
+                mp_policy=precision_policy,
                 reshard_after_forward=True if fsdp is None else fsdp.reshard_after_forward,
-                offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
+                offload_policy=CPUOffloadPolicy() if uses_cpu_offload else OffloadPolicy(),
             )
             sharded_modules.append(sharded)
         return sharded_modules
 
     @property
-    def moves_between_passes(self) -> bool:
+    def can_offload_state(self) -> bool:
         """True if this engine may move parameters or optimizer state between host and device.
 
-        False on CPU and with ``offload_policy``, where FSDP moves them.
+        It is False on CPU, and with ``offload_policy``, because FSDP then moves them.
         """
-        by_fsdp = self.fsdp is not None and self.fsdp.offload_policy
-        return self.device == "cuda" and not by_fsdp
+        fsdp_offloads = self.fsdp is not None and self.fsdp.offload_policy
+        return self.device == "cuda" and not fsdp_offloads
 
     def reshard_parameters(self) -> None:
         """Free gathered parameters, which a forward without backward may leave allocated."""
-        for submodule in self._sharded:
+        for submodule in self._sharded_modules:
             submodule.reshard()
 
     def _offload_state(self) -> None:
-        if not self.moves_between_passes:
+        if not self.can_offload_state:
             return
         self.reshard_parameters()
         if self.fsdp is not None and self.fsdp.param_offload:
@@ -184,11 +186,12 @@ class TrainEngine:
 
     @contextlib.contextmanager
     def model_on_device(self, training: bool = False) -> Iterator[None]:
-        """Hold parameters, and for training the optimizer state, on the device inside the context.
+        """Move the parameters to the device for the time of the context.
 
-        Afterwards they are offloaded again if so configured.
+        With ``training`` the optimizer state is moved too. At the end, both are offloaded again if
+        the config asks for offloading.
         """
-        if self.moves_between_passes:
+        if self.can_offload_state:
             self.module.to(self.device)
             if training:
                 self._move_optimizer(self.device)
@@ -198,56 +201,75 @@ class TrainEngine:
         finally:
             self._offload_state()
 
-    def begin_turn(self, turn: int) -> bool:
-        """Begin pass ``turn`` (0 to ``sequence_ranks - 1``) of a micro-batch. In each pass, the
-        ranks of a sequence group compute the rows of one of them. Returns True for this rank's.
+    def begin_pass(self, owner: int) -> bool:
+        """Begin the pass for the rows of rank ``owner`` of the sequence group.
 
-        Otherwise the caller runs ``module.compute_zero_loss()`` for the rows of another rank.
+        A micro-batch has one pass for each of the ``sequence_ranks`` ranks of the group. Returns
+        True if this rank is the owner. Otherwise the caller runs ``module.compute_zero_loss()``.
         """
-        return self.module.group is None or self.module.group.begin_turn(turn)
+        return self.module.sequence_group is None or self.module.sequence_group.begin_pass(owner)
 
     # ------------------------------------------------------------------ training
 
     def backward(self, loss: torch.Tensor, is_last_micro_batch: bool) -> None:
         """Add the gradient of ``loss``, this rank's part of the mini-batch loss.
 
-        Gradients are reduced over ranks in every call, or only with ``is_last_micro_batch`` if
-        ``fsdp.reduce_every_micro_batch`` is false. Losses of all micro-batches and ranks *add up*:
-        the caller divides each by the global denominator of the mini-batch.
+        Gradients are reduced over ranks in every call. If ``fsdp.reduce_every_micro_batch`` is
+        false, they are reduced only in calls with ``is_last_micro_batch``. Losses of all
+        micro-batches and ranks *add up*: the caller divides each loss by the denominator of the
+        whole mini-batch.
         """
-        # One rank has the whole gradient, so there is nothing to reduce.
-        every = world_size() > 1 and (self.fsdp is None or self.fsdp.reduce_every_micro_batch)
-        # applies to the layers too
-        self._sharded[-1].set_requires_gradient_sync(is_last_micro_batch or every)
-        # FSDP averages over ranks: the factor turns the mean into a sum
+        # With one rank there is nothing to reduce.
+        reduces_every_time = world_size() > 1 and (
+            self.fsdp is None or self.fsdp.reduce_every_micro_batch
+        )
+        # The setting of the root module also applies to the layers.
+        self._sharded_modules[-1].set_requires_gradient_sync(
+            is_last_micro_batch or reduces_every_time
+        )
+        # FSDP averages gradients over ranks. The factor turns the mean into a sum.
         (loss * world_size()).backward()
 
     def step(self) -> StepReport:
         """Clip the gradient, take one AdamW step and advance the schedule.
 
-        A gradient that is not finite is discarded and reported as ``skipped``. For a gradient of
+        A gradient that is not finite is discarded and reported as ``is_skipped``. For a gradient of
         exactly zero the optimizer step is omitted, because momentum and weight decay would change
         the weights without any signal.
         """
         optimizer = self._require_optimizer()
         lr = self._next_lr(optimizer)
-        trained = [p for p in self.module.parameters() if p.grad is not None]
-        total = nn.utils.clip_grad_norm_(trained, self.grad_clip) if trained else torch.zeros(())
-        # the norm of a sharded gradient is a DTensor: full_tensor() combines all ranks
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
-        finite = math.isfinite(norm)
-        if finite and norm > 0.0:
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        total_norm = (
+            nn.utils.clip_grad_norm_(parameters, self.grad_clip) if parameters else torch.zeros(())
+        )
+        # The norm of sharded gradients is a DTensor, and full_tensor() combines all ranks.
+        grad_norm = float(
+            total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm
+        )
+        is_finite = math.isfinite(grad_norm)
+        if is_finite and grad_norm > 0.0:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if not finite:
-            logger.warning("gradient norm is %s: optimizer step %d is skipped", norm, self.steps)
+        if not is_finite:
+            logger.warning(
+                "gradient norm is %s: optimizer step %d is skipped", grad_norm, self.steps
+            )
         return StepReport(
-            grad_norm=norm if finite else 0.0, lr=lr, skipped=not finite, zero=norm == 0.0
+            grad_norm=grad_norm if is_finite else 0.0,
+            lr=lr,
+            is_skipped=not is_finite,
+            has_zero_gradient=grad_norm == 0.0,
         )
 
     def skip_step(self) -> StepReport:
-        """Count a step whose gradient is known to be zero. Only the learning rate changes."""
-        return StepReport(grad_norm=0.0, lr=self._next_lr(self._require_optimizer()), zero=True)
+        """Advance the schedule by a step whose gradient is known to be zero.
+
+        The weights and the optimizer state do not change.
+        """
+        return StepReport(
+            grad_norm=0.0, lr=self._next_lr(self._require_optimizer()), has_zero_gradient=True
+        )
 
     def check_finite_weights(self) -> None:
         """Raise ``NonFiniteWeights`` on all ranks if a weight on any rank is NaN or infinite.
@@ -261,14 +283,14 @@ class TrainEngine:
         )
         non_finite_names = find_non_finite(local_weights)
         if sum_over_ranks([len(non_finite_names)])[0]:
-            which = (
+            faulty_weights = (
                 f"{len(non_finite_names)} weights (first: {non_finite_names[0]})"
                 if non_finite_names
                 else "weights of another rank"
             )
             raise NonFiniteWeights(
-                f"after {self.steps} optimizer steps {which} are NaN or infinite; they are not "
-                "saved; fix: continue from the last checkpoint with a lower optim.lr"
+                f"after {self.steps} optimizer steps {faulty_weights} are NaN or infinite; "
+                "they are not saved; fix: continue from the last checkpoint with a lower optim.lr"
             )
 
     def _require_optimizer(self) -> torch.optim.AdamW:
@@ -277,8 +299,11 @@ class TrainEngine:
         return self.optimizer
 
     def _next_lr(self, optimizer: torch.optim.AdamW) -> float:
-        """Set and return the learning rate of this step and count the step, also if skipped."""
-        assert self.optim is not None  # an optimizer is built from it
+        """Set and return the learning rate of this step, and count the step.
+
+        Skipped steps are counted too.
+        """
+        assert self.optim is not None  # an optimizer exists only with this section
         lr = learning_rate(self.steps, self.optim, self.total_steps)
         self.steps += 1
         for group in optimizer.param_groups:
@@ -296,20 +321,20 @@ def compile_blocks(module: PackedModel, device: str) -> None:
     of one class share their graphs. The number of tokens is a dynamic dimension, because it differs
     between micro-batches. Raises ``RuntimeError`` if nothing can be compiled for ``device``.
     """
-    _try_compiler(device)
+    _check_compiler(device)
     for block in module.sharded_layers:
-        # Only ``forward`` is compiled: the hooks of FSDP and checkpointing stay outside.
+        # Only ``forward`` is compiled, so the hooks of FSDP and checkpointing are not.
         block.forward = torch.compile(block.forward, dynamic=True)
 
 
-def _try_compiler(device: str) -> None:
-    """Compile a tiny function, so that a missing compiler raises before the first update."""
-    # Imported here, because importing a compiler takes seconds, and few runs use it.
+def _check_compiler(device: str) -> None:
+    """Compile a tiny function to raise ``RuntimeError`` early if the compiler is missing."""
+    # Imported here, because the import takes seconds and few runs use the compiler.
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
-        torch.compile(_tiny_function)(torch.ones(8, device=device))
+        torch.compile(_compute_test_function)(torch.ones(8, device=device))
     except (TorchDynamoException, InvalidCxxCompiler) as error:
         compiler = "Triton" if device == "cuda" else "a C++ compiler"
         raise RuntimeError(
@@ -318,5 +343,5 @@ def _try_compiler(device: str) -> None:
         ) from error
 
 
-def _tiny_function(numbers: torch.Tensor) -> torch.Tensor:
+def _compute_test_function(numbers: torch.Tensor) -> torch.Tensor:
     return (2.0 * numbers + 1.0).sin()

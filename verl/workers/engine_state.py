@@ -6,10 +6,11 @@
     engine.json              optimizer steps, format                         (rank 0)
 
 A checkpoint can be loaded on any number of ranks. Weights and moments are sharded again. A rank
-loads the random states saved by the same rank. If there are none, it keeps those of its seed.
+loads the random states that were saved by the rank of the same number. If that rank saved none, the
+random states stay unchanged.
 
-Format 1 has one file of full weights and one of full moments. It is read like a checkpoint of one
-rank.
+This version writes format 2. Format 1 has one file of full weights and one file of full moments. It
+is read like a checkpoint of one rank.
 """
 
 import json
@@ -28,46 +29,47 @@ from verl.workers.collectives import get_rank
 from verl.workers.engine import TrainEngine
 from verl.workers.shards import (
     begin_writing,
+    list_written_shards,
     read_into,
     read_tensor_metadata,
     root_error,
-    shards_written,
 )
 
-RECORD = "engine.json"
+STATE_FILE = "engine.json"
 FORMAT = 2
-READABLE = (1, 2)
+READABLE_FORMATS = (1, 2)
 RANDOM_STATES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
 class EngineSave:
-    """Save in progress of this rank. The state is copied; a thread may still write shard files.
+    """Running or finished save of this rank. The state is copied, and a thread writes shard files.
 
-    ``others`` are the files that hold no shards. They are already written.
+    ``other_files`` are the files without shards, which are already written. ``write_future`` is
+    done when all shard files are written.
     """
 
     directory: Path
-    others: list[Path]
-    write: Future[Any]
+    other_files: list[Path]
+    write_future: Future[Any]
 
     def is_done(self) -> bool:
         """Return True if all files are written or writing failed."""
-        return self.write.done()
+        return self.write_future.done()
 
     def wait_for_files(self) -> list[Path]:
         """Wait until writing ends and return every file that this rank wrote.
 
         Raises ``CheckpointError`` if writing failed.
         """
-        error = self.write.exception()
+        error = self.write_future.exception()
         if error is not None:
             why = root_error(error)
             raise CheckpointError(
                 f"{self.directory}: the shards of rank {get_rank()} were not written: "
                 f"{type(why).__name__}: {why}"
             ) from error
-        return [*self.others, *shards_written(self.directory)]
+        return [*self.other_files, *list_written_shards(self.directory)]
 
 
 def full_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
@@ -94,6 +96,8 @@ def save_engine(
 ) -> EngineSave:
     """Copy the state and begin to write it to ``directory``. Every rank must call this function.
 
+    ``optimizer`` includes the AdamW moments. ``extra`` includes the random states of the ranks.
+
     The directory is complete when the ``EngineSave`` of every rank is done. The caller must make
     sure that an incomplete directory is never loaded.
     """
@@ -107,18 +111,18 @@ def save_engine(
             random_states["cuda"] = torch.cuda.get_rng_state()
         save_file(random_states, other_files[-1])
     if get_rank() == 0:
-        other_files.append(directory / RECORD)
+        other_files.append(directory / STATE_FILE)
         other_files[-1].write_text(json.dumps({"format": FORMAT, "steps": engine.steps}))
     engine.reshard_parameters()
-    # Offloaded tensors are saved from host memory: a rollout engine may occupy the GPU.
+    # Offloaded tensors are saved from host memory, because a rollout engine may occupy the GPU.
     state = named_weights(engine) | (_optimizer_moments(engine) if optimizer else {})
     return EngineSave(directory, other_files, begin_writing(state, directory))
 
 
 def load_engine(engine: TrainEngine, directory: str | Path) -> None:
-    """Load the state that ``save_engine`` wrote.
+    """Load the state that ``save_engine`` wrote to ``directory``.
 
-    Raises ``ValueError`` if it does not fit the model.
+    Raises ``ValueError`` if the state does not fit the model.
     """
     directory = Path(directory)
     record = _read_record(directory)
@@ -126,23 +130,23 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
     with torch.no_grad(), engine.model_on_device(training=True):
         engine.reshard_parameters()
         state = named_weights(engine)
-        names = set(_weight_names(metadata))
-        if state.keys() != names:
-            differing_names = sorted(state.keys() ^ names)[:5]
+        weight_names = set(_weight_names(metadata))
+        if state.keys() != weight_names:
+            differing_names = sorted(state.keys() ^ weight_names)[:5]
             raise ValueError(
                 f"the weights do not fit the model: {differing_names} are only in the model or "
                 "only in the checkpoint"
             )
         if engine.optimizer is not None:
-            moments = metadata.keys() - names - set(RANDOM_STATES)
-            _allocate_moments(engine, engine.optimizer, moments)
+            moment_names = metadata.keys() - weight_names - set(RANDOM_STATES)
+            _allocate_moments(engine, engine.optimizer, moment_names)
             state |= _optimizer_moments(engine)
         read_into(state, directory)
         engine.steps = int(record["steps"])
         engine.check_finite_weights()
-    random = directory / f"rng_rank{get_rank()}.safetensors"
-    if random.is_file():
-        random_states = load_file(random)
+    random_file = directory / f"rng_rank{get_rank()}.safetensors"
+    if random_file.is_file():
+        random_states = load_file(random_file)
         torch.set_rng_state(random_states["cpu"])
         if engine.device == "cuda" and "cuda" in random_states:
             torch.cuda.set_rng_state(random_states["cuda"])
@@ -150,7 +154,7 @@ def load_engine(engine: TrainEngine, directory: str | Path) -> None:
 
 def has_engine_state(directory: Path) -> bool:
     """Return True if ``save_engine`` wrote to ``directory``."""
-    return (directory / RECORD).is_file()
+    return (directory / STATE_FILE).is_file()
 
 
 def read_weights(directory: Path) -> dict[str, torch.Tensor]:
@@ -169,19 +173,22 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def _read_record(directory: Path) -> dict[str, Any]:
-    record = json.loads((directory / RECORD).read_text())
-    if record["format"] not in READABLE:
+    record = json.loads((directory / STATE_FILE).read_text())
+    if record["format"] not in READABLE_FORMATS:
         raise ValueError(
-            f"{directory}: engine state has format {record['format']}; allowed: {READABLE}; fix: "
-            "use the version that wrote it (see env.json of its run)"
+            f"{directory}: engine state has format {record['format']}; "
+            f"allowed: {READABLE_FORMATS}; "
+            "fix: use the version that wrote it (see env.json of its run)"
         )
     return record
 
 
 def named_weights(engine: TrainEngine) -> dict[str, torch.Tensor]:
     """Return the sharded parameters and persistent buffers by module name."""
-    kept_keys = engine.module.state_dict().keys()
-    buffers = {name: buffer for name, buffer in engine.module.named_buffers() if name in kept_keys}
+    persistent_names = engine.module.state_dict().keys()
+    buffers = {
+        name: buffer for name, buffer in engine.module.named_buffers() if name in persistent_names
+    }
     return dict(engine.module.named_parameters()) | buffers
 
 
@@ -201,17 +208,20 @@ def _optimizer_moments(engine: TrainEngine) -> dict[str, torch.Tensor]:
 
 
 def _allocate_moments(engine: TrainEngine, optimizer: torch.optim.AdamW, names: set[str]) -> None:
-    """Allocate the moments ``names`` in ``optimizer``, sharded like their parameters."""
+    """Allocate zero moments for ``names`` in ``optimizer``, sharded like their parameters."""
     optimizer.state.clear()
     parameters = dict(engine.module.named_parameters())
     for name in sorted(names):  # in the same order on all ranks
-        parameter, key = name.rsplit("|", 1)
-        if parameter not in parameters:
+        parameter_name, moment_name = name.rsplit("|", 1)
+        if parameter_name not in parameters:
             raise ValueError(
-                f"the optimizer state has the parameter '{parameter}', which the model lacks"
+                f"the optimizer state has the parameter '{parameter_name}', which the model lacks"
             )
-        weight = parameters[parameter]
-        # The step counter is a scalar on the CPU, or on the device of its parameter if fused.
+        weight = parameters[parameter_name]
+        # AdamW keeps its step counter on the CPU. The fused AdamW keeps it on the parameter's
+        # device.
         device = weight.device if optimizer.defaults["fused"] else "cpu"
-        moment = torch.zeros((), device=device) if key == "step" else torch.zeros_like(weight)
-        optimizer.state[weight][key] = moment
+        moment = (
+            torch.zeros((), device=device) if moment_name == "step" else torch.zeros_like(weight)
+        )
+        optimizer.state[weight][moment_name] = moment

@@ -1,4 +1,4 @@
-"""Split the rows of a batch into mini-batches (one per optimizer step) and forward passes.
+"""Split the rows of a batch into mini-batches (one per optimizer step) and micro-batches.
 
 The rows of a trajectory stay together and groups are contiguous. The split does not depend on the
 number of ranks.
@@ -19,7 +19,7 @@ from verl.workers.rows import MicroBatchLimits, micro_batches
 
 
 def _hash_ids(values: Iterable[object]) -> torch.Tensor:
-    # Hashed to integers, because ranks exchange only tensors. A hash is equal on all ranks.
+    # Ids are hashed to integers, because ranks exchange only tensors. All ranks get equal hashes.
     return torch.tensor([derive_seed(str(value)) for value in values], dtype=torch.int64)
 
 
@@ -28,7 +28,7 @@ def mini_batches(
 ) -> list[list[int]]:
     """Return the rows of this rank in every mini-batch.
 
-    All ranks get the same number of lists; lists may be empty. Groups (``uid``) are shuffled by
+    All ranks get the same number of lists. A list may be empty. Groups (``uid``) are shuffled by
     ``seed``, and the trajectories (``traj_uid``) of a group stay contiguous. This sequence of
     trajectories is cut into ``num_steps`` mini-batches whose sizes differ by at most one
     trajectory. Without ``num_steps`` there is one mini-batch per ``tasks_per_step`` groups.
@@ -40,85 +40,93 @@ def mini_batches(
     trajectories each.
     """
     columns = data.non_tensor_batch
-    # The rank is included: rows of equal index on two ranks are two trajectories.
+    # Default ids include the rank, because rows of equal index on two ranks are two trajectories.
     row_ids = [f"rank {get_rank()} row {i}" for i in range(len(data))]
-    traj = _hash_ids(columns.get("traj_uid", row_ids))
-    group = _hash_ids(columns["uid"]) if "uid" in columns else traj
-    all_traj = gather_vectors(traj).numpy()
-    all_group = gather_vectors(group).numpy()
-    part_of = _assign_mini_batches(all_traj, all_group, seed, tasks_per_step, num_steps)
-    count = 1 + max(part_of.values(), default=-1)
-    batch_rows: list[list[int]] = [[] for _ in range(count)]
-    for row, traj_hash in enumerate(traj.tolist()):
-        batch_rows[part_of[traj_hash]].append(row)
+    trajectory_hashes = _hash_ids(columns.get("traj_uid", row_ids))
+    group_hashes = _hash_ids(columns["uid"]) if "uid" in columns else trajectory_hashes
+    all_trajectory_hashes = gather_vectors(trajectory_hashes).numpy()
+    all_group_hashes = gather_vectors(group_hashes).numpy()
+    mini_batch_of = _assign_mini_batches(
+        all_trajectory_hashes, all_group_hashes, seed, tasks_per_step, num_steps
+    )
+    num_mini_batches = 1 + max(mini_batch_of.values(), default=-1)
+    batch_rows: list[list[int]] = [[] for _ in range(num_mini_batches)]
+    for row, trajectory_hash in enumerate(trajectory_hashes.tolist()):
+        batch_rows[mini_batch_of[trajectory_hash]].append(row)
     return batch_rows
 
 
 def _assign_mini_batches(
-    traj: np.ndarray,
-    group: np.ndarray,
+    trajectory_hashes: np.ndarray,
+    group_hashes: np.ndarray,
     seed: int,
     tasks_per_step: int | None,
     num_steps: int | None,
 ) -> dict[int, int]:
     """Map the hash of each trajectory to the index of its mini-batch."""
-    group_of = dict(zip(traj.tolist(), group.tolist(), strict=True))
-    groups = sorted(set(group_of.values()))
-    order = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
-    rank_of = {groups[g]: position for position, g in enumerate(order.tolist())}
-    # Sorted by hash within a group, because the order of rows differs between ranks.
-    sequence = sorted(group_of, key=lambda digest: (rank_of[group_of[digest]], digest))
-    by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
-    steps = num_steps or by_tasks
-    # never more steps than trajectories, so that no mini-batch is empty
-    steps = max(1, min(steps, len(sequence)))
-    return {number: position * steps // len(sequence) for position, number in enumerate(sequence)}
+    group_of_trajectory = dict(zip(trajectory_hashes.tolist(), group_hashes.tolist(), strict=True))
+    groups = sorted(set(group_of_trajectory.values()))
+    permutation = np.random.default_rng(derive_seed("mini-batches", seed)).permutation(len(groups))
+    shuffled_position = {groups[g]: position for position, g in enumerate(permutation.tolist())}
+    # Within a group, trajectories are sorted by hash, because the row order differs between ranks.
+    trajectory_order = sorted(
+        group_of_trajectory,
+        key=lambda hash_value: (shuffled_position[group_of_trajectory[hash_value]], hash_value),
+    )
+    steps_by_tasks = math.ceil(len(groups) / tasks_per_step) if tasks_per_step else 1
+    steps = num_steps or steps_by_tasks
+    # At most one step per trajectory, so that no mini-batch is empty.
+    steps = max(1, min(steps, len(trajectory_order)))
+    return {
+        trajectory: position * steps // len(trajectory_order)
+        for position, trajectory in enumerate(trajectory_order)
+    }
 
 
-def common_passes(cuts: Sequence[Sequence[int]]) -> int:
-    """Return the number of passes of every rank: the largest number of micro-batches of any rank.
+def count_common_passes(micro_batch_rows: Sequence[Sequence[int]]) -> int:
+    """Return the largest number of micro-batches of any rank. Every rank runs that many passes.
 
-    Passes through a sharded model are collective operations. If a rank ran fewer passes, the others
-    would wait for it forever.
+    Passes through a sharded model are collective operations. If a rank ran fewer passes, the other
+    ranks would wait for it forever.
     """
-    return int(max_over_ranks([len(cuts)])[0])
+    return int(max_over_ranks([len(micro_batch_rows)])[0])
 
 
 def cut_rows(
-    engine: TrainEngine, sizes: Sequence[int], limits: MicroBatchLimits
+    engine: TrainEngine, row_sizes: Sequence[int], limits: MicroBatchLimits
 ) -> list[list[int]]:
-    """Cut rows of ``sizes`` tokens into micro-batches of row indices.
+    """Cut rows of ``row_sizes`` tokens into micro-batches of row indices.
 
     ``limits`` are per device: with sequence parallelism the token limit is multiplied by the number
     of ranks that compute a row together.
     """
-    tokens = limits.get("max_tokens")
-    if tokens:
-        limits = MicroBatchLimits(max_tokens=tokens * engine.sequence_ranks)
-    return micro_batches(sizes, **limits)
+    max_tokens = limits.get("max_tokens")
+    if max_tokens:
+        limits = MicroBatchLimits(max_tokens=max_tokens * engine.sequence_ranks)
+    return micro_batches(row_sizes, **limits)
 
 
 @torch.no_grad()
 def score_micro_batches(
     engine: TrainEngine,
-    sizes: Sequence[int],
+    row_sizes: Sequence[int],
     limits: MicroBatchLimits,
     score: Callable[[list[int]], None],
 ) -> None:
-    """Call ``score`` with the rows of every micro-batch, with the model on the device and without
-    gradient.
+    """Call ``score`` with the row indices of every micro-batch, without gradient.
 
-    ``sizes`` are the numbers of tokens of the rows of this rank. Every rank of the engine must call
-    this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches calls
-    it with row 0 again.
+    The model is on the device during the calls.
+    ``row_sizes`` are the numbers of tokens of the rows of this rank. Every rank of the engine must
+    call this function. ``score`` runs equally often on each rank. A rank with fewer micro-batches
+    calls it with row 0 again.
     """
-    micro_batch_rows = cut_rows(engine, sizes, limits)
+    micro_batch_rows = cut_rows(engine, row_sizes, limits)
     with engine.model_on_device():
-        for pass_index, turn in product(
-            range(common_passes(micro_batch_rows)), range(engine.sequence_ranks)
+        for pass_index, owner in product(
+            range(count_common_passes(micro_batch_rows)), range(engine.sequence_ranks)
         ):
-            if engine.begin_turn(turn):
-                # a rank that has finished repeats row 0, to join the collective calls
+            if engine.begin_pass(owner):
+                # A rank without further rows repeats row 0 to take part in the collective calls.
                 score(micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else [0])
             else:
                 engine.module.compute_zero_loss()

@@ -16,23 +16,23 @@ def build_optimizer(
     Vectors (norms, biases) have no weight decay. Weight decay also changes parameters whose
     gradient is zero. ``TrainEngine.step`` therefore omits the step if the whole gradient is zero.
     """
-    trained = [p for p in parameters if p.requires_grad]
-    matrices = [p for p in trained if p.dim() >= 2]
-    vectors = [p for p in trained if p.dim() < 2]
-    groups = []
+    trained_parameters = [p for p in parameters if p.requires_grad]
+    matrices = [p for p in trained_parameters if p.dim() >= 2]
+    vectors = [p for p in trained_parameters if p.dim() < 2]
+    parameter_groups = []
     if matrices:
-        groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
+        parameter_groups.append({"params": matrices, "weight_decay": float(optim.weight_decay)})
     if vectors:
-        groups.append({"params": vectors, "weight_decay": 0.0})
+        parameter_groups.append({"params": vectors, "weight_decay": 0.0})
     beta1, beta2 = optim.betas
-    fused = can_fuse(trained)
+    can_use_fused = can_fuse(trained_parameters)
     return torch.optim.AdamW(
-        groups,
+        parameter_groups,
         lr=float(optim.lr),
         betas=(beta1, beta2),
         eps=float(optim.eps),
-        foreach=not fused,
-        fused=fused,
+        foreach=not can_use_fused,
+        fused=can_use_fused,
     )
 
 
@@ -45,10 +45,10 @@ def check_schedule(optim: OptimConfig) -> None:
     """Raise ``ValueError`` if the schedule needs ``total_training_steps`` and that is not set."""
     if optim.total_training_steps > 0:
         return
-    steps_given = optim.lr_warmup_steps >= 0
+    has_warmup_steps = optim.lr_warmup_steps >= 0
     if optim.warmup_style == "cosine":
         setting = "warmup_style=cosine"
-    elif optim.lr_warmup_steps_ratio > 0 and not steps_given:
+    elif optim.lr_warmup_steps_ratio > 0 and not has_warmup_steps:
         setting = "lr_warmup_steps_ratio"
     else:
         return
@@ -61,20 +61,22 @@ def check_schedule(optim: OptimConfig) -> None:
 def learning_rate(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Return the learning rate of optimizer step ``step`` (from 0).
 
-    The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps: ``lr_warmup_steps``
-    if it is not negative, else ``lr_warmup_steps_ratio * total_steps``. Then it is constant,
-    or follows a cosine from ``lr`` to ``lr * min_lr_ratio`` at the last of ``total_steps``. The
-    cosine needs a positive ``total_steps``.
+    The rate rises linearly from ``lr / w`` to ``lr`` over ``w`` warm-up steps. ``w`` is
+    ``lr_warmup_steps`` if it is not negative, else ``lr_warmup_steps_ratio * total_steps``. Then
+    the rate is constant, or follows a cosine from ``lr`` to ``lr * min_lr_ratio`` at the last of
+    ``total_steps``. The cosine needs a positive ``total_steps``.
     """
-    warm = optim.lr_warmup_steps
-    if warm < 0:  # not set
-        warm = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
-    peak = float(optim.lr)
-    if step < warm:
-        # starts at lr / w and not at 0: a step with rate 0 would have no effect
-        return peak * (step + 1) / warm
+    warmup_steps = optim.lr_warmup_steps
+    if warmup_steps < 0:  # -1 means that only the ratio is set
+        warmup_steps = int(optim.lr_warmup_steps_ratio * max(total_steps, 0))
+    peak_lr = float(optim.lr)
+    if step < warmup_steps:
+        # The first rate is lr / w and not 0, because a step with rate 0 has no effect.
+        return peak_lr * (step + 1) / warmup_steps
     if optim.warmup_style == "constant":
-        return peak
-    progress = min(1.0, (step - warm) / max(1, total_steps - 1 - warm))
-    min_ratio = float(optim.min_lr_ratio)
-    return peak * (min_ratio + (1.0 - min_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+        return peak_lr
+    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - 1 - warmup_steps))
+    min_lr_ratio = float(optim.min_lr_ratio)
+    return peak_lr * (
+        min_lr_ratio + (1.0 - min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    )

@@ -1,8 +1,11 @@
 """Policy loss of one micro-batch. The losses of all micro-batches add up to the mini-batch's.
 
     loss = policy loss - entropy_coeff * entropy + kl_loss_coef * KL(policy || reference)
-           - choice.weight * entropy over the few tokens that are allowed at a choice
-           + clipped loss of the credit of these tokens (``verl.records.Choice``)
+           - choice.weight * entropy over the allowed tokens of a choice
+           + clipped loss of the advantages of the allowed tokens (``choice_credit``)
+
+A choice is a sampled token that may only be one of a few tokens (``verl.records.Choice``), such as
+the digit of a thinking level.
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
@@ -42,7 +45,7 @@ from verl.utils.torch_functional import entropy_from_logits, masked_sum
 from verl.workers.collectives import gather_vectors, sum_over_ranks
 from verl.workers.rows import Rows
 
-SMALLEST_RATIO = 1e-8  # log 0 has no gradient
+SMALLEST_RATIO = 1e-8  # limit before the logarithm, because log 0 has no finite gradient
 
 
 @dataclass(frozen=True)
@@ -61,34 +64,36 @@ class Denominators:
 
 
 def compute_denominators(
-    data: DataProto, rows: list[int], loss_agg_mode: str, computed: list[int] | None = None
+    data: DataProto, rows: list[int], loss_agg_mode: str, computed_rows: list[int] | None = None
 ) -> Denominators:
     """Compute the denominators of a mini-batch with ``rows`` on this rank. A collective call.
 
-    ``computed`` are the rows that go through the model (None: all). ``tokens``, ``choices`` and
-    ``rows`` of the result count only these, because metrics are means over them. The denominator
-    ``loss`` always counts all rows of the mini-batch.
+    ``computed_rows`` are the rows that go through the model (None: all). ``tokens``,
+    ``choices`` and ``rows`` of the result count only these, because metrics are means over
+    them. The denominator ``loss`` always counts all rows of the mini-batch.
     """
     batch = data.batch
-    index = torch.as_tensor(rows, dtype=torch.long)
-    computed_index = index if computed is None else torch.as_tensor(computed, dtype=torch.long)
-    mask = batch["response_mask"][index].bool()
-    sampled = batch["response_mask"][computed_index].bool()
-    row_shares = batch["row_shares"][index] if "row_shares" in data.tensor_keys() else None
-    choices = 0.0
+    row_indices = torch.as_tensor(rows, dtype=torch.long)
+    computed_indices = (
+        row_indices if computed_rows is None else torch.as_tensor(computed_rows, dtype=torch.long)
+    )
+    mask = batch["response_mask"][row_indices].bool()
+    is_sampled = batch["response_mask"][computed_indices].bool()
+    row_shares = batch["row_shares"][row_indices] if "row_shares" in data.tensor_keys() else None
+    num_choices = 0.0
     if CHOICE_MASK in data.tensor_keys():
-        choices = float((batch[CHOICE_MASK][computed_index].bool() & sampled).sum())
+        num_choices = float((batch[CHOICE_MASK][computed_indices].bool() & is_sampled).sum())
     loss = float(compute_loss_denominator(mask, loss_agg_mode, row_shares))
-    local_sums = [loss, float(sampled.sum()), choices, float(len(computed_index))]
+    local_sums = [loss, float(is_sampled.sum()), num_choices, float(len(computed_indices))]
     return Denominators(*sum_over_ranks(local_sums))
 
 
 class PolicyLoss:
-    """Configured policy loss: calling it gives loss and metrics of a micro-batch.
+    """Configured policy loss: a call returns the loss and the metrics of a micro-batch.
 
     Args:
         section: the ``actor`` section.
-        choice: the choice at tokens with ``choice_mask``; None without choices.
+        choice: the allowed tokens at positions with ``choice_mask``; None without choices.
         device: device of the token scores.
     """
 
@@ -100,8 +105,8 @@ class PolicyLoss:
         self.choice_token_ids: torch.Tensor | None = None
         mode = section.policy_loss.loss_mode
         self.policy_loss = get_policy_loss_fn(mode)
-        self.needs = get_loss_needs(mode)
-        self.params = self._read_params(self.needs.params)
+        self.loss_needs = get_loss_needs(mode)
+        self.params = self._read_params(self.loss_needs.params)
         self.metrics = ["pg_loss", "pg_clipfrac", "ppo_kl", "pg_clipfrac_lower"]
         if section.use_kl_loss:
             self.metrics.append("kl_loss")
@@ -118,19 +123,19 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
-        """Make the token picker, which selects the tokens that the loss treats differently.
+        """Create the picker of the tokens that the loss treats differently.
 
-        ``rows`` are those of the mini-batch on this rank. Returns None if the loss selects no
-        tokens. A collective call for losses that do.
+        ``rows`` are those of the mini-batch on this rank. Returns None if the loss has no picker.
+        Otherwise this is a collective call.
         """
-        if self.needs.picker is None:
+        if self.loss_needs.picker is None:
             return None
-        index = torch.as_tensor(rows, dtype=torch.long)
-        mask = data.batch["response_mask"][index].bool()
-        old_log_probs = gather_vectors(data.batch["old_log_probs"][index][mask])
-        advantages = gather_vectors(data.batch["advantages"][index][mask])
-        return self.needs.picker(
-            old_log_probs, advantages, **self._read_params(self.needs.picker_params)
+        row_indices = torch.as_tensor(rows, dtype=torch.long)
+        mask = data.batch["response_mask"][row_indices].bool()
+        old_log_probs = gather_vectors(data.batch["old_log_probs"][row_indices][mask])
+        advantages = gather_vectors(data.batch["advantages"][row_indices][mask])
+        return self.loss_needs.picker(
+            old_log_probs, advantages, **self._read_params(self.loss_needs.picker_params)
         )
 
     def rows_with_gradient(self, data: DataProto, rows: list[int]) -> list[int]:
@@ -140,92 +145,97 @@ class PolicyLoss:
         a nonzero advantage. Otherwise they are all rows.
         """
         section = self.section
-        has_bonus = self.choice is not None and self.choice.weight
+        has_entropy_bonus = self.choice is not None and self.choice.weight
         if (
             section.policy_loss.loss_mode not in ADVANTAGES_ONLY
             or self.reads_entropy
             or section.use_kl_loss
-            or has_bonus
+            or has_entropy_bonus
         ):
             return rows
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
         """Return the ``rows`` in which some sampled token has a nonzero advantage or credit."""
-        index = torch.as_tensor(rows, dtype=torch.long)
-        has_advantage = data.batch["advantages"][index] != 0
+        row_indices = torch.as_tensor(rows, dtype=torch.long)
+        has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
-            has_advantage = has_advantage | (data.batch[CHOICE_CREDIT][index] != 0).any(-1)
-        sampled = data.batch["response_mask"][index].bool()
-        return index[(has_advantage & sampled).any(-1)].tolist()
+            has_advantage = has_advantage | (data.batch[CHOICE_CREDIT][row_indices] != 0).any(-1)
+        is_sampled = data.batch["response_mask"][row_indices].bool()
+        return row_indices[(has_advantage & is_sampled).any(-1)].tolist()
 
     def __call__(
         self,
         scores: TokenScores,
         rows: Rows,
         data: DataProto,
-        index: list[int],
-        totals: Denominators,
+        row_indices: list[int],
+        denominators: Denominators,
         picker: TokenPicker | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the loss of the rows ``index`` and the detached metrics, which are to be summed.
+        """Return the loss and the detached metrics of the rows ``row_indices``.
 
-        ``scores`` are those of the sampled tokens. ``totals`` and ``picker`` belong to the
-        mini-batch.
+        Both are to be summed over micro-batches and ranks. ``scores`` are those of the sampled
+        tokens. ``denominators`` and ``picker`` belong to the mini-batch.
         """
         section = self.section
-        batch = data.batch[torch.as_tensor(index)].to(scores.log_probs.device)
+        batch = data.batch[torch.as_tensor(row_indices)].to(scores.log_probs.device)
         mask = batch["response_mask"].bool()
-        shared_settings = {
+        agg_arguments = {
             "loss_agg_mode": section.loss_agg_mode,
             "row_shares": batch.get("row_shares", None),
-            "denominator": totals.loss,
+            "denominator": denominators.loss,
             "loss_scale_factor": section.loss_scale_factor,
         }
-        log_probs = rows.scatter_to_responses(scores.log_probs, index)
+        log_probs = rows.scatter_to_responses(scores.log_probs, row_indices)
         choice_log_probs = None
         if self.choice is not None and scores.choice_log_probs is not None:
-            choice_log_probs = rows.scatter_to_responses(scores.choice_log_probs, index)
+            choice_log_probs = rows.scatter_to_responses(scores.choice_log_probs, row_indices)
             log_probs = _replace_by_marginals(log_probs, choice_log_probs, batch)
-        # a mini-batch without sampled tokens: all sums are zero, so any denominator is right
-        shared_by_tokens = shared_settings | {"num_tokens": totals.tokens or 1.0}
-        loss, metrics = self._policy_term(batch, log_probs, picker, shared_by_tokens)
+        # Without sampled tokens all sums are zero, so the denominator 1 gives the right result.
+        loss_arguments = agg_arguments | {"num_tokens": denominators.tokens or 1.0}
+        loss, metrics = self._compute_policy_term(batch, log_probs, picker, loss_arguments)
         if self.reads_entropy:
             entropy = agg_loss(
-                rows.scatter_to_responses(scores.required_entropy, index), mask, **shared_settings
+                rows.scatter_to_responses(scores.required_entropy, row_indices),
+                mask,
+                **agg_arguments,
             )
             loss = loss - section.entropy_coeff * entropy
         if section.use_kl_loss:
-            # Zero at positions without a sampled token, where the column may hold NaN.
-            reference = torch.where(mask, batch["ref_log_prob"], 0.0)
-            divergence = kl_penalty(log_probs, reference, section.kl_loss_type)
-            metrics["kl_loss"] = agg_loss(divergence, mask, **shared_settings)
+            # Replace values at positions without a sampled token, where the column may hold NaN.
+            ref_log_probs = torch.where(mask, batch["ref_log_prob"], 0.0)
+            kl_values = kl_penalty(log_probs, ref_log_probs, section.kl_loss_type)
+            metrics["kl_loss"] = agg_loss(kl_values, mask, **agg_arguments)
             loss = loss + section.kl_loss_coef * metrics["kl_loss"]
         if self.choice is not None and choice_log_probs is not None:
-            entropy = _mean_of_choices(entropy_from_logits(choice_log_probs), batch, mask, totals)
+            entropy = _average_over_choices(
+                entropy_from_logits(choice_log_probs), batch, mask, denominators
+            )
             metrics[f"{self.choice.name}_entropy"] = entropy
             loss = loss - self.choice.weight * entropy
             if batch.get(CHOICE_CREDIT, None) is not None:
                 losses = _compute_credit_losses(choice_log_probs, batch, section)
-                loss = loss + agg_loss(losses, mask, **shared_settings)
+                loss = loss + agg_loss(losses, mask, **agg_arguments)
         return loss, {name: value.detach() for name, value in metrics.items()}
 
-    def _policy_term(
+    def _compute_policy_term(
         self,
         batch: TensorDict,
         log_probs: torch.Tensor,
         picker: TokenPicker | None,
-        shared: dict[str, Any],
+        loss_arguments: dict[str, Any],
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Compute the loss selected by ``policy_loss.loss_mode`` and its metrics."""
         section = self.section
         mask = batch["response_mask"].bool()
-        arguments: dict[str, Any] = shared | self.params
+        arguments: dict[str, Any] = loss_arguments | self.params
         advantages, weights = batch["advantages"], batch.get(CORRECTION_WEIGHTS, None)
         if weights is not None and section.policy_loss.loss_mode in TAKES_WEIGHTS:
             arguments["weights"] = weights
         elif weights is not None:
-            # This loss is proportional to the advantage, so scaling the advantage weights it.
+            # The loss is proportional to the advantage, so it can be weighted through the
+            # advantage.
             advantages = advantages * weights
         if picker is not None:
             selected = picker.select_tokens(batch["old_log_probs"], batch["advantages"], mask)
@@ -252,8 +262,8 @@ class PolicyLoss:
 def rows_trained_on(section: ActorConfig, data: DataProto) -> list[int]:
     """Return the rows of ``data`` that can have a gradient in an update.
 
-    Used on the driver. ``skip_without_advantage`` is ignored, because it depends on the rows of the
-    whole mini-batch.
+    The driver uses this function. It ignores ``skip_without_advantage``, because this setting
+    depends on the rows of the whole mini-batch.
     """
     choice = data.meta_info.get("choice") if CHOICE_MASK in data.tensor_keys() else None
     return PolicyLoss(section, choice).rows_with_gradient(data, list(range(len(data))))
@@ -264,31 +274,35 @@ def _replace_by_marginals(
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R] with marginal log-probs where ``choice_posterior`` is not 0.
 
-    ``choice_log_probs`` [B, R, K] are of the current policy. The difference to the old log-prob
-    is ``log sum_k posterior_k r_k``, where r_k is the ratio of token k's probabilities.
+    The marginal log-prob is the old log-prob plus ``log sum_k posterior_k r_k``. r_k is the new
+    over the old probability of token k. ``choice_log_probs`` [B, R, K] are those of the current
+    policy.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:
         return log_probs
-    ratios = _choice_ratios(choice_log_probs, batch)
+    ratios = _compute_choice_ratios(choice_log_probs, batch)
     marginal_ratio = (posterior * ratios).sum(-1).clamp(min=SMALLEST_RATIO)
     marginal_log_probs = batch["old_log_probs"] + marginal_ratio.log()
     return torch.where(posterior.sum(-1) > 0, marginal_log_probs, log_probs)
 
 
-def _choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
+def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
     """Return new over old probability of each of the K tokens of a choice, [B, R, K]."""
     log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
     is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
-    # Other positions have no old log-probs. where() keeps them out of the gradient.
+    # Positions without a choice have no old log-probs. where() keeps them out of the gradient.
     return torch.where(is_choice, log_ratios, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def _compute_credit_losses(
     choice_log_probs: torch.Tensor, batch: TensorDict, section: ActorConfig
 ) -> torch.Tensor:
-    """Return PPO's clipped losses of ``choice_credit``, summed over the K tokens, [B, R]."""
-    ratios = _choice_ratios(choice_log_probs, batch)
+    """Return PPO's clipped losses [B, R] with the advantages ``choice_credit`` [B, R, K].
+
+    The losses are summed over the K allowed tokens.
+    """
+    ratios = _compute_choice_ratios(choice_log_probs, batch)
     low, high = resolve_clip_range(
         section.clip_ratio, section.clip_ratio_low, section.clip_ratio_high
     )
@@ -296,16 +310,16 @@ def _compute_credit_losses(
     weights = batch.get(CORRECTION_WEIGHTS, None)
     if weights is not None:
         credit = credit * weights.unsqueeze(-1)
-    clipped = ratios.clamp(1 - low, 1 + high)
-    return torch.maximum(-credit * ratios, -credit * clipped).sum(-1)
+    clipped_ratios = ratios.clamp(1 - low, 1 + high)
+    return torch.maximum(-credit * ratios, -credit * clipped_ratios).sum(-1)
 
 
-def _mean_of_choices(
-    entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, totals: Denominators
+def _average_over_choices(
+    entropy: torch.Tensor, batch: TensorDict, mask: torch.Tensor, denominators: Denominators
 ) -> torch.Tensor:
-    """Return the sum of ``entropy`` [B, R] over choices, divided by the mini-batch's choices.
+    """Return the sum of ``entropy`` [B, R] over choices, divided by their number in the mini-batch.
 
     Choices are the sampled tokens with ``choice_mask``.
     """
     choice_mask = batch[CHOICE_MASK].bool() & mask
-    return masked_sum(entropy, choice_mask) / (totals.choices or 1.0)
+    return masked_sum(entropy, choice_mask) / (denominators.choices or 1.0)

@@ -16,31 +16,31 @@ from verl.workers.collectives import get_rank, max_over_ranks, sum_over_ranks, w
 def speed_metrics(role: str, flops: float, seconds: float, dtype: str | None) -> dict[str, float]:
     """Return ``perf/tflops/<role>`` and, if the peak of the device is known, ``perf/mfu/<role>``.
 
-    The first is in 10^12 operations per second and device. The second is the first divided by the
-    peak. The peak is known for bfloat16 on the GPUs that ``find_peak_tflops`` lists. ``flops`` are
-    those of this rank, ``seconds`` the time of the slowest rank. A collective call.
+    ``perf/tflops`` is in 10^12 operations per second and device. ``perf/mfu`` is this value divided
+    by the peak. The peak is known for bfloat16 on the GPUs in ``PEAK_TFLOPS``. ``flops`` are those
+    of this rank, ``seconds`` the time of the slowest rank. A collective call.
     """
-    per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
-    metrics = {f"perf/tflops/{role}": per_device}
+    tflops_per_device = sum_over_ranks([flops])[0] / world_size() / max(seconds, 1e-9) / 1e12
+    metrics = {f"perf/tflops/{role}": tflops_per_device}
     if torch.cuda.is_available() and dtype == "bfloat16":
         peak = find_peak_tflops(torch.cuda.get_device_name())
         if peak is not None:
-            metrics[f"perf/mfu/{role}"] = per_device / peak
+            metrics[f"perf/mfu/{role}"] = tflops_per_device / peak
     return metrics
 
 
 def memory_metrics(role: str) -> dict[str, float]:
     """Return the peak memory of any rank of ``role`` so far, in GiB. A collective call.
 
-    The metrics are host memory of the process, and allocated and reserved GPU memory. Except for
-    the actor, their names end in the role.
+    The metrics are host memory of the process, and allocated and reserved GPU memory. Their names
+    end in the role, except for the actor.
     """
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_bytes = {"perf/cpu_memory_used_gb": 1024.0 * peak_kib}
     if torch.cuda.is_available():
         peak_bytes["perf/max_memory_allocated_gb"] = float(torch.cuda.max_memory_allocated())
         peak_bytes["perf/max_memory_reserved_gb"] = float(torch.cuda.max_memory_reserved())
-    max_gib = max_over_ranks([amount / 2**30 for amount in peak_bytes.values()])
+    max_gib = max_over_ranks([num_bytes / 2**30 for num_bytes in peak_bytes.values()])
     name_suffix = "" if role == "actor" else f"/{role}"
     return {f"{name}{name_suffix}": value for name, value in zip(peak_bytes, max_gib, strict=True)}
 
@@ -67,8 +67,8 @@ def trace_call(profile_request: ProfileRequest | None, call: str) -> Iterator[No
     )
 
 
-# Dense bfloat16 with float32 accumulation, in TFLOP/s. The first key that occurs as a word in the
-# name of the device is used.
+# Peak of dense bfloat16 products with float32 accumulation, in TFLOP/s. The entry of a device is
+# the first one whose key occurs as a word in the device name.
 PEAK_TFLOPS = {
     "GB200": 2500.0,
     "B200": 2250.0,
@@ -94,6 +94,6 @@ PEAK_TFLOPS = {
 
 
 def find_peak_tflops(device: str) -> float | None:
-    """Return the TFLOP/s of ``torch.cuda.get_device_name``'s device; None if it is not listed."""
+    """Return the peak in TFLOP/s of the device name ``device``; None if it is not listed."""
     peaks = (peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device))
     return next(peaks, None)

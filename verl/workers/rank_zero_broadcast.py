@@ -32,8 +32,12 @@ def check_same_model(module: nn.Module) -> None:
     local_tensors = _describe_tensors(module)
     rank_zero_tensors = json.loads(broadcast_text(json.dumps(local_tensors)))
     if local_tensors != rank_zero_tensors:
-        differing_tensors = [entry for entry in local_tensors if entry not in rank_zero_tensors]
-        differing_tensors += [entry for entry in rank_zero_tensors if entry not in local_tensors]
+        differing_tensors = [
+            description for description in local_tensors if description not in rank_zero_tensors
+        ]
+        differing_tensors += [
+            description for description in rank_zero_tensors if description not in local_tensors
+        ]
         raise RuntimeError(
             f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
             "in one of them; fix: use the same model directory and the same packages on every node"
@@ -52,7 +56,7 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
         module.named_buffers(remove_duplicate=False),
     )
     tensor_numbers: dict[torch.Tensor, int] = {}
-    # The number identifies the tensor: names that are tied on one rank must be tied on all.
+    # The number identifies the tensor. Names that are tied on one rank must be tied on all ranks.
     return [
         [
             name,
@@ -64,32 +68,32 @@ def _describe_tensors(module: nn.Module) -> list[list[object]]:
     ]
 
 
-def broadcast_from_rank_zero(part: nn.Module, device: str) -> None:
-    """Replace the unsharded tensors of ``part`` by copies of rank 0's values on ``device``.
+def broadcast_from_rank_zero(submodule: nn.Module, device: str) -> None:
+    """Replace the unsharded tensors of ``submodule`` by copies of rank 0's values on ``device``.
 
     This is a collective call. Tied weights stay tied. With one rank nothing changes.
     """
     if world_size() == 1:
         return
     copies: dict[torch.Tensor, torch.Tensor] = {}
-    tables: list[dict[str, Any]] = []
-    for module in part.modules():
-        tables += [module._parameters, module._buffers]
-    for table in tables:
-        for name, tensor in table.items():
+    tensor_tables: list[dict[str, Any]] = []
+    for module in submodule.modules():
+        tensor_tables += [module._parameters, module._buffers]
+    for tensor_table in tensor_tables:
+        for name, tensor in tensor_table.items():
             if tensor is None or isinstance(tensor, DTensor):
                 continue
             if tensor not in copies:
                 copies[tensor] = _broadcast_tensor(tensor, device)
-            table[name] = copies[tensor]
+            tensor_table[name] = copies[tensor]
 
 
 def _broadcast_tensor(tensor: torch.Tensor, device: str) -> torch.Tensor:
     if tensor.is_meta:
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        received_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     else:
-        copy = tensor.detach().to(device).contiguous()
-    dist.broadcast(copy, src=0)
+        received_tensor = tensor.detach().to(device).contiguous()
+    dist.broadcast(received_tensor, src=0)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(copy, requires_grad=tensor.requires_grad)
-    return copy
+        return nn.Parameter(received_tensor, requires_grad=tensor.requires_grad)
+    return received_tensor

@@ -37,9 +37,11 @@ class ConversationTokens:
 
         Text of a message that looks like a control token is encoded as ordinary text.
         """
-        mark_text = self._chat_tokens.mark_control_tokens
-        marked = [{**message, "content": mark_text(message["content"])} for message in messages]
-        return list(self._chat_tokens.encode(self._render(marked)))
+        mark_control_tokens = self._chat_tokens.mark_control_tokens
+        marked_messages = [
+            {**message, "content": mark_control_tokens(message["content"])} for message in messages
+        ]
+        return list(self._chat_tokens.encode(self._render(marked_messages)))
 
     @cached_property
     def _chat_tokens(self) -> ChatTokens:
@@ -72,7 +74,7 @@ class RewardModelWorker(Worker):
         self.config = config
         self.device_name = resolve_device(device)
         self._model: Any = None
-        self._encode: Any = None
+        self._encode_conversation: Any = None
         if num_threads:
             torch.set_num_threads(num_threads)
 
@@ -89,18 +91,18 @@ class RewardModelWorker(Worker):
         if not has_weights(directory):
             raise FileNotFoundError(f"'{directory}' has a config.json but no weights")
         dtype = getattr(torch, self.config.dtype or "float32")
-        trust = self.config.model.trust_remote_code
-        model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust)
-        labels = model.config.num_labels
-        if labels != 1:
+        trust_remote_code = self.config.model.trust_remote_code
+        model = load_weights(directory, "reward", dtype=dtype, trust_remote_code=trust_remote_code)
+        num_labels = model.config.num_labels
+        if num_labels != 1:
             raise ValueError(
-                f"reward_model.model.path={str(directory)!r}: the model has {labels} labels; "
+                f"reward_model.model.path={str(directory)!r}: the model has {num_labels} labels; "
                 "allowed: 1; fix: set it to a sequence-classification model with one label"
             )
         tokenizer = AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=trust
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
         )
-        self._encode = ConversationTokens(tokenizer)
+        self._encode_conversation = ConversationTokens(tokenizer)
         self._model = model.to(self.device_name).eval()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
@@ -115,14 +117,14 @@ class RewardModelWorker(Worker):
         tokens = [self._encode_truncated(conversations[row]) for row in rows]
         size = self.config.micro_batch_size_per_gpu
         for indices in micro_batches([len(ids) for ids in tokens], max_rows=size):
-            part_scores = last_token_scores(self._model, [tokens[index] for index in indices])
-            scores[[rows[index] for index in indices]] = part_scores
+            batch_scores = last_token_scores(self._model, [tokens[index] for index in indices])
+            scores[[rows[index] for index in indices]] = batch_scores
         return DataProto.from_dict({MODEL_SCORES: scores})
 
     def _encode_truncated(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        ids = self._encode(messages)
+        ids = self._encode_conversation(messages)
         limit = self.config.max_length
-        # The first tokens are removed, because the answer is at the end.
+        # Tokens are removed at the start, because the answer is at the end.
         return ids if limit is None else ids[-limit:]
 
 
@@ -131,19 +133,21 @@ def last_token_scores(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor
     """Return the scores [N] float32 of ``model`` at the last token of each of ``rows``.
 
     transformers reads the score at the last token that is not the padding token. If the padding
-    token also ends a turn, it would read one token too early. Therefore rows are padded with a
-    token that none of them contains.
+    token is also the end-of-turn token, transformers would read the score one token too early.
+    Therefore rows are padded with a token that no row contains.
     """
     used_tokens = {token for row in rows for token in row}
-    padding = next(token for token in range(model.config.vocab_size) if token not in used_tokens)
+    padding_token = next(
+        token for token in range(model.config.vocab_size) if token not in used_tokens
+    )
     tokens = [torch.tensor(row) for row in rows]
-    ids = pad_sequence(tokens, batch_first=True, padding_value=padding)
-    attention = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
+    ids = pad_sequence(tokens, batch_first=True, padding_value=padding_token)
+    attention_mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
     device = next(model.parameters()).device
     previous_pad_token_id = model.config.pad_token_id
-    model.config.pad_token_id = padding
+    model.config.pad_token_id = padding_token
     try:
-        logits = model(input_ids=ids.to(device), attention_mask=attention.to(device)).logits
+        logits = model(input_ids=ids.to(device), attention_mask=attention_mask.to(device)).logits
     finally:
         model.config.pad_token_id = previous_pad_token_id
     return logits.squeeze(-1).float().cpu()

@@ -15,7 +15,7 @@ from typing import TypedDict
 import torch
 
 from verl.models.branch_attention import PackedBranches, pack_with_branches
-from verl.models.flops import Work
+from verl.models.flops import ForwardSize
 from verl.models.token_scores import Targets
 from verl.protocol import DataProto
 from verl.records import Branch
@@ -33,19 +33,19 @@ class Rows:
 
     def __init__(self, data: DataProto, device: str = "cpu") -> None:
         batch = data.batch
-        attention = batch["attention_mask"].bool()
+        is_token = batch["attention_mask"].bool()
         self.responses = batch["responses"]
-        self.width = self.responses.shape[1]
+        self.response_length = self.responses.shape[1]
         self.mask = batch["response_mask"].bool()
-        self.lengths: list[int] = attention.sum(-1).tolist()
+        self.lengths: list[int] = is_token.sum(-1).tolist()
         if 0 in self.lengths:
             raise ValueError(f"row {self.lengths.index(0)} has no tokens")
-        self.tokens = batch["input_ids"][attention].split(self.lengths)
-        # The response is in the last R columns. Positions are counted without padding.
-        self.response_index = (attention.long().cumsum(-1) - 1)[:, -self.width :]
-        unpredicted = (self.mask & (self.response_index < 1)).any(-1)
-        if unpredicted.any():
-            row = int(unpredicted.nonzero()[0])
+        self.tokens = batch["input_ids"][is_token].split(self.lengths)
+        # The response is in the last R columns. The cumulative sum counts tokens without padding.
+        self.response_index = (is_token.long().cumsum(-1) - 1)[:, -self.response_length :]
+        is_unpredicted = (self.mask & (self.response_index < 1)).any(-1)
+        if is_unpredicted.any():
+            row = int(is_unpredicted.nonzero()[0])
             raise ValueError(f"row {row} starts with a sampled token; a row needs a prompt")
         self.device = device
 
@@ -74,23 +74,23 @@ class Rows:
 
         The tokens are concatenated row by row.
         """
-        index = torch.as_tensor(rows)
-        mask = self.mask[index]
-        # -1, because the logits at a position predict the next token
+        row_indices = torch.as_tensor(rows)
+        mask = self.mask[row_indices]
+        # Subtract 1, because the logits at a position predict the next token.
         predicting_positions = (
-            torch.as_tensor(packed.offsets)[:, None] + self.response_index[index] - 1
+            torch.as_tensor(packed.offsets)[:, None] + self.response_index[row_indices] - 1
         )
-        tokens = self.responses[index][mask]
+        tokens = self.responses[row_indices][mask]
         packed_index = predicting_positions[mask].to(self.device)
         return Targets(packed_index, tokens.to(self.device), temperature, with_entropy)
 
-    def count_work(self, rows: Sequence[int]) -> Work:
+    def measure_forward_size(self, rows: Sequence[int]) -> ForwardSize:
         """Return the size of a forward pass of the given rows, from which FLOPs are computed."""
         lengths = [self.lengths[row] for row in rows]
-        return Work(
+        return ForwardSize(
             tokens=sum(lengths),
-            positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
-            pairs=sum(length * (length + 1) // 2 for length in lengths),
+            head_positions=int(self.mask[torch.as_tensor(rows, dtype=torch.long)].sum()),
+            attention_pairs=sum(length * (length + 1) // 2 for length in lengths),
         )
 
     def scatter_to_responses(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -104,9 +104,12 @@ class Rows:
 
 
 def drop_padding(data: DataProto) -> DataProto:
-    """Return the batch without the copied rows that make the number of rows equal on all ranks."""
+    """Return the batch without padding rows.
+
+    Padding rows are copies that make the number of rows equal on all ranks.
+    """
     num_padding = int(data.meta_info.get(PADDING_ROWS, 0))
-    # Copies are the last rows of a rank (see the dispatch modes).
+    # Padding rows are the last rows of a rank (see the dispatch modes).
     return data[: len(data) - num_padding] if num_padding else data
 
 
@@ -131,24 +134,24 @@ def choose_limits(
 def micro_batches(
     lengths: Sequence[int], max_rows: int | None = None, max_tokens: int | None = None
 ) -> list[list[int]]:
-    """Return the row indices of each micro-batch of at most ``max_tokens`` tokens or ``max_rows``
-    rows.
+    """Return the row indices of each micro-batch.
 
+    A micro-batch has at most ``max_tokens`` tokens, or ``max_rows`` rows without ``max_tokens``.
     Rows are sorted by length, because rows of similar length share an attention call. A row longer
     than ``max_tokens`` gets a separate micro-batch. Example: lengths [3, 9, 4] with
     ``max_tokens=8`` give [[0, 2], [1]].
     """
     batches: list[list[int]] = []
-    tokens = 0
+    num_tokens = 0
     for row in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
         if max_tokens:
-            # The sum of lengths, because packed rows have no padding.
-            is_full = tokens + lengths[row] > max_tokens
+            # The size of a micro-batch is the sum of lengths, because packed rows have no padding.
+            is_full_score = num_tokens + lengths[row] > max_tokens
         else:
-            is_full = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
-        if is_full or not batches:
+            is_full_score = bool(batches) and len(batches[-1]) >= (max_rows or len(lengths))
+        if is_full_score or not batches:
             batches.append([])
-            tokens = 0
+            num_tokens = 0
         batches[-1].append(row)
-        tokens += lengths[row]
+        num_tokens += lengths[row]
     return batches

@@ -3,15 +3,15 @@
     rank 0 ──▶ shard-00001-model-0000<kind>-of-00004.safetensors ┐  every file holds the offsets of
     rank 1 ──▶ shard-00002-model-0000<kind>-of-00004.safetensors ┘  its parts in the full tensors
 
-    any ranks ◀── the parts of those files that overlap with their shards
+    any rank ◀── the parts of these files that overlap with its shards
 
 A tensor name may end in ``|<kind>``. Each kind has a separate file per rank, because writing a file
 holds a second copy of it in memory.
 
-Ranks do not communicate while they write or read. The plan exchange of DCP would pickle plans
-through sockets. It would also use the process group in the writing thread while an update uses it.
-Two rules replace this exchange. The first rank with a replica of a shard writes it. A reader checks
-that the parts of a tensor are complete.
+Ranks do not communicate while they write or read. DCP could exchange plans between ranks, but it
+would send pickled plans through sockets. The writing thread would also use the process group while
+an update uses it. Two rules replace this exchange. The first rank with a replica of a shard writes
+it. A reader checks that the parts of a tensor are complete.
 """
 
 import math
@@ -43,10 +43,12 @@ class ShardWriter(HuggingFaceStorageWriter):
     """DCP writer of the shards of this rank. ``names`` are the tensor names of all ranks."""
 
     def __init__(self, directory: Path, names: Iterable[str]) -> None:
-        kind_of = {name: name.partition("|")[2] for name in names}
-        kinds = sorted(set(kind_of.values()))
-        files = {name: 1 + kinds.index(tensor_kind) for name, tensor_kind in kind_of.items()}
-        super().__init__(str(directory), files, save_distributed=True)
+        kind_of_tensor = {name: name.partition("|")[2] for name in names}
+        kinds = sorted(set(kind_of_tensor.values()))
+        file_numbers = {
+            name: 1 + kinds.index(tensor_kind) for name, tensor_kind in kind_of_tensor.items()
+        }
+        super().__init__(str(directory), file_numbers, save_distributed=True)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Prepare the plan of this rank with empty plans for the ranks before it.
@@ -58,7 +60,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy the tensors to host memory, so that training does not change them."""
-        self.per_thread_copy_ahead = 0  # no tensors on a device are left to copy
+        self.per_thread_copy_ahead = 0  # all tensors are in host memory already
         return {name: tensor.to("cpu", copy=True) for name, tensor in state_dict.items()}
 
 
@@ -66,30 +68,36 @@ def begin_writing(state: Mapping[str, torch.Tensor], directory: Path) -> Future[
     """Copy this rank's part of ``state`` and write it to ``directory`` in a thread.
 
     The copy is complete when this function returns. The future is done when the files are on disk.
-    It may hold an exception (see ``root_error``).
+    If writing fails, the future holds an exception (see ``root_error``).
     """
     rank_tensors = {name: tensor.detach() for name, tensor in state.items() if _is_writer(tensor)}
-    write = async_save(rank_tensors, storage_writer=ShardWriter(directory, state), no_dist=True)
-    assert isinstance(write, Future)  # other types are returned for asynchronous copies only
-    return write
+    write_future = async_save(
+        rank_tensors, storage_writer=ShardWriter(directory, state), no_dist=True
+    )
+    assert isinstance(write_future, Future)  # DCP returns other types for asynchronous copies only
+    return write_future
 
 
-def shards_written(directory: Path) -> list[Path]:
-    """Return the shard files of this rank in ``directory``, which may be none."""
+def list_written_shards(directory: Path) -> list[Path]:
+    """List the shard files of this rank in ``directory``. The list may be empty."""
     return list(directory.glob(f"shard-{get_rank() + 1:05}-*.safetensors"))
 
 
 def _is_writer(tensor: torch.Tensor) -> bool:
     """Return True if this rank must write its part of ``tensor``.
 
-    The part must not be empty, and this rank must be the first one with a replica of it.
+    This is the case if the part is not empty and this rank is the first one with a replica of it.
     """
     if not isinstance(tensor, DTensor):
         return get_rank() == 0
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None  # every rank is part of the mesh
-    pairs = zip(coordinate, tensor.placements, strict=True)
-    replica_number = sum(index for index, placement in pairs if placement.is_replicate())
+    mesh_dimensions = zip(coordinate, tensor.placements, strict=True)
+    replica_number = sum(
+        coordinate_index
+        for coordinate_index, placement in mesh_dimensions
+        if placement.is_replicate()
+    )
     return replica_number == 0 and tensor.to_local().numel() > 0
 
 
@@ -109,13 +117,14 @@ def read_into(state: Mapping[str, torch.Tensor], directory: Path) -> None:
     metadata = read_tensor_metadata(directory)
     for name in state.keys() & metadata.keys():
         size = metadata[name].size
-        numel = sum(math.prod(chunk.sizes) for chunk in metadata[name].chunks)
-        # DCP derives the size from the parts: without the last part the size is smaller.
-        if size != state[name].shape or numel != state[name].numel():
+        num_stored_values = sum(math.prod(chunk.sizes) for chunk in metadata[name].chunks)
+        # DCP computes the size from the stored parts. If the last part is missing, the size is
+        # smaller.
+        if size != state[name].shape or num_stored_values != state[name].numel():
             raise ValueError(
-                f"{directory}: it holds {numel} values of '{name}' with shape {list(size)}, but "
-                f"the model has shape {list(state[name].shape)}: the checkpoint is of another "
-                "model, or files of some ranks are missing"
+                f"{directory}: it holds {num_stored_values} values of '{name}' with shape "
+                f"{list(size)}, but the model has shape {list(state[name].shape)}: "
+                "the checkpoint is of another model, or files of some ranks are missing"
             )
     try:
         load(dict(state), storage_reader=HuggingFaceStorageReader(str(directory)), no_dist=True)

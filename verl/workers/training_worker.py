@@ -12,7 +12,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.base.worker_group import Worker
 from verl.utils.checkpoint import CheckpointError
 from verl.utils.seeds import seed_everything
-from verl.workers.collectives import backend_of, get_rank, resolve_device
+from verl.workers.collectives import get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import EngineSave, load_engine, save_engine
 
@@ -32,11 +32,11 @@ class TrainingWorker(Worker):
     ) -> None:
         self.seed = seed
         self.device_name = resolve_device(device)
-        self.updates = 0
-        self._checkpoint = checkpoint
+        self.num_updates = 0
+        self._checkpoint_config = checkpoint
         self._engine: TrainEngine | None = None
-        self._saving: EngineSave | None = None
-        self._exported: list[Path] = []
+        self._engine_save: EngineSave | None = None
+        self._exported_files: list[Path] = []
         if num_threads:
             torch.set_num_threads(num_threads)
 
@@ -48,10 +48,10 @@ class TrainingWorker(Worker):
         return self._engine
 
     def _join_group(self) -> None:
-        """Seed this process and join the process group. Called before the model is made."""
-        # The seed is the same on all ranks: the initial state does not depend on their number.
+        """Seed this process and join the process group. Called before the model is created."""
+        # All ranks have the same seed, so the initial state does not depend on the number of ranks.
         seed_everything(self.seed)
-        self.init_process_group(backend_of(self.device_name))
+        self.init_process_group(get_backend(self.device_name))
 
     def _create_engine(
         self,
@@ -82,9 +82,9 @@ class TrainingWorker(Worker):
         ``written_files`` returns the files when writing has ended. The caller must make sure that
         an incomplete checkpoint is never loaded.
         """
-        contents = self._checkpoint.contents
-        self._exported = self._export(Path(directory)) if "hf_model" in contents else []
-        self._saving = save_engine(
+        contents = self._checkpoint_config.contents
+        self._exported_files = self._export(Path(directory)) if "hf_model" in contents else []
+        self._engine_save = save_engine(
             self.train_engine,
             directory,
             optimizer="optimizer" in contents,
@@ -100,15 +100,15 @@ class TrainingWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def written_files(self) -> WrittenFiles | None:
-        """Return the files that this rank wrote since ``save_checkpoint``, None while it writes.
+        """Return the files that this rank wrote since ``save_checkpoint``, or None while it writes.
 
         Raises ``CheckpointError`` if writing failed.
         """
-        if self._saving is None or not self._saving.is_done():
+        if self._engine_save is None or not self._engine_save.is_done():
             return None
         source = f"{type(self).__name__} rank {get_rank()} on {socket.gethostname()}"
         try:
-            paths = [*self._saving.wait_for_files(), *self._exported]
+            paths = [*self._engine_save.wait_for_files(), *self._exported_files]
         except CheckpointError as error:
             raise CheckpointError(f"{source}: {error}") from error
         return WrittenFiles(source, {str(path): path.stat().st_size for path in paths})

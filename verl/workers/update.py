@@ -10,17 +10,18 @@ import torch
 
 from verl.config.schema.actor import ActorConfig
 from verl.config.schema.critic import CriticConfig
-from verl.models.flops import Work, model_flops
+from verl.models.flops import ForwardSize, count_model_weights
 from verl.protocol import DataProto
 from verl.utils.seeds import derive_seed
 from verl.workers.collectives import max_over_ranks, sum_over_ranks
 from verl.workers.engine import StepReport, TrainEngine
-from verl.workers.mini_batches import common_passes, cut_rows, mini_batches
+from verl.workers.mini_batches import count_common_passes, cut_rows, mini_batches
 from verl.workers.profiling import memory_metrics, speed_metrics
 from verl.workers.rows import Rows, choose_limits
 
-# Function from the row indices of a micro-batch to its part of the mini-batch loss and its metrics.
-# Both are summed over micro-batches and ranks. An empty list gives a zero loss.
+# Function that takes the row indices of a micro-batch. It returns the part of this micro-batch in
+# the mini-batch loss, and metrics. Both are summed over micro-batches and ranks. Without rows it
+# returns a zero loss.
 LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 # Metrics and report of one optimizer step.
 StepOutcome = tuple[dict[str, float], StepReport]
@@ -55,14 +56,15 @@ def optimizer_step(
     row_indices: Sequence[int],
     section: ActorConfig | CriticConfig,
     loss_share: LossShare,
-    names: Sequence[str],
+    metric_names: Sequence[str],
 ) -> StepOutcome:
     """Accumulate the gradient of the mini-batch in micro-batches and take one optimizer step.
 
-    ``row_indices`` are the rows of the mini-batch on this rank.
+    ``row_indices`` are the rows of the mini-batch on this rank. ``loss_share`` computes the loss
+    and the metrics of a micro-batch.
 
-    Returns the metrics ``names``, summed over micro-batches and ranks (zero if never measured), and
-    the report of the step.
+    Returns the metrics ``metric_names``, summed over micro-batches and ranks (zero if never
+    measured), and the report of the step.
     """
     limits = choose_limits(
         section.use_dynamic_bsz,
@@ -70,57 +72,62 @@ def optimizer_step(
         section.ppo_max_token_len_per_gpu,
     )
     micro_batch_rows = cut_rows(engine, [rows.lengths[row] for row in row_indices], limits)
-    passes = common_passes(micro_batch_rows)
-    sums = {name: torch.zeros(()) for name in names}
+    num_passes = count_common_passes(micro_batch_rows)
+    metric_sums = {name: torch.zeros(()) for name in metric_names}
     # The number of passes is equal on every rank, because a pass contains collective calls.
-    for pass_index in range(passes):
-        batch_indices = micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
-        for turn in range(engine.sequence_ranks):
-            measured: dict[str, torch.Tensor] = {}
-            if engine.begin_turn(turn):
-                loss, measured = loss_share([row_indices[i] for i in batch_indices])
+    for pass_index in range(num_passes):
+        positions = micro_batch_rows[pass_index] if pass_index < len(micro_batch_rows) else []
+        for owner in range(engine.sequence_ranks):
+            micro_batch_metrics: dict[str, torch.Tensor] = {}
+            if engine.begin_pass(owner):
+                loss, micro_batch_metrics = loss_share([row_indices[i] for i in positions])
             else:
                 loss = engine.module.compute_zero_loss()
             engine.backward(
                 loss,
-                is_last_micro_batch=(pass_index, turn) == (passes - 1, engine.sequence_ranks - 1),
+                is_last_micro_batch=(pass_index, owner)
+                == (num_passes - 1, engine.sequence_ranks - 1),
             )
-            for name, value in measured.items():
-                sums[name] = sums[name] + value.float().cpu()
-    totals = sum_over_ranks([float(value) for value in sums.values()])
-    return dict(zip(names, totals, strict=True)), engine.step()
+            for name, value in micro_batch_metrics.items():
+                metric_sums[name] = metric_sums[name] + value.float().cpu()
+    totals = sum_over_ranks([float(value) for value in metric_sums.values()])
+    return dict(zip(metric_names, totals, strict=True)), engine.step()
 
 
 def update_metrics(
-    role: str, engine: TrainEngine, records: Sequence[StepOutcome], work: Work, seconds: float
+    role: str,
+    engine: TrainEngine,
+    outcomes: Sequence[StepOutcome],
+    forward_size: ForwardSize,
+    seconds: float,
 ) -> dict[str, float]:
     """Return the metrics of an update: means over optimizer steps, counts of steps, time and speed.
 
-    ``work`` is the size of all passes of this rank in all epochs, ``seconds`` the time of this
-    rank. The result is equal on every rank. A collective call.
+    ``forward_size`` is the size of all passes of this rank in all epochs, ``seconds`` the time of
+    this rank. The result is equal on every rank. A collective call.
     """
-    # the slowest rank determines the time of the update
+    # The slowest rank determines the time of the update.
     seconds = max_over_ranks([seconds])[0]
-    metrics = {f"{role}/{name}": mean for name, mean in _mean_metrics(records).items()}
-    reports = [report for _, report in records]
-    grad_norms = [report.grad_norm for report in reports if not report.skipped]
+    metrics = {f"{role}/{name}": mean for name, mean in _mean_metrics(outcomes).items()}
+    reports = [report for _, report in outcomes]
+    grad_norms = [report.grad_norm for report in reports if not report.is_skipped]
     metrics |= {
         f"{role}/grad_norm": float(np.mean(grad_norms)) if grad_norms else 0.0,
         f"{role}/lr": reports[-1].lr if reports else 0.0,
         f"{role}/optimizer_steps": float(len(reports)),
-        f"{role}/skipped_steps": float(sum(report.skipped for report in reports)),
-        f"{role}/zero_steps": float(sum(report.zero for report in reports)),
-        f"perf/update_{role}_tokens": sum_over_ranks([work.tokens])[0],
+        f"{role}/skipped_steps": float(sum(report.is_skipped for report in reports)),
+        f"{role}/zero_steps": float(sum(report.has_zero_gradient for report in reports)),
+        f"perf/update_{role}_tokens": sum_over_ranks([forward_size.tokens])[0],
         f"perf/update_{role}_seconds": seconds,
     }
-    flops = model_flops(engine.module).update(work)
+    flops = count_model_weights(engine.module).compute_update_flops(forward_size)
     return metrics | speed_metrics(role, flops, seconds, engine.dtype) | memory_metrics(role)
 
 
-def _mean_metrics(records: Sequence[StepOutcome]) -> dict[str, float]:
+def _mean_metrics(outcomes: Sequence[StepOutcome]) -> dict[str, float]:
     """Return the mean of each metric over the optimizer steps that report it."""
-    values: dict[str, list[float]] = {}
-    for measured, _ in records:
-        for name, value in measured.items():
-            values.setdefault(name, []).append(value)
-    return {name: float(np.mean(metric_values)) for name, metric_values in values.items()}
+    values_by_metric: dict[str, list[float]] = {}
+    for step_metrics, _ in outcomes:
+        for name, value in step_metrics.items():
+            values_by_metric.setdefault(name, []).append(value)
+    return {name: float(np.mean(metric_values)) for name, metric_values in values_by_metric.items()}

@@ -11,7 +11,8 @@ Engines on separate devices (``nccl``):
     rank 1   shards ─gather─▶ a weight
 
 ``vllm.distributed.weight_transfer`` sends the data. All ranks iterate over the weights together,
-and rank 0 calls the engines. Each device of an engine keeps its part of a weight.
+and rank 0 calls the engines. Each device of an engine receives whole weights and keeps its part of
+them.
 
 Extra memory with ``ipc``: one chunk on each rank and one copy of it in the engine. With ``nccl``:
 up to three chunks on rank 0 and in each engine.
@@ -43,11 +44,11 @@ if TYPE_CHECKING:  # vLLM is optional
         WeightTransferUpdatePayload,
     )
 
-PIECE_BYTES = 512 * 2**20  # size of a chunk of weights, unless one weight is larger
+CHUNK_BYTES = 512 * 2**20  # size of a chunk of weights; larger if a single weight is larger
 
 
 class WeightStream:
-    """Iterable of the full weights of ``engine`` on the device, one at a time.
+    """Iterable of the full weights of ``engine``, one at a time, on the device of this rank.
 
     Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
     together, because each weight is gathered. ``prefix``, ``scales`` and ``tied`` are those of
@@ -64,13 +65,13 @@ class WeightStream:
     ) -> None:
         self._engine = engine
         self._dtype = dtype
-        self._names = (prefix, scales, tied)
-        # of the weights that were yielded last, on rank 0
+        self._hf_arguments = (prefix, scales, tied)
+        # Fingerprints of the weights that were yielded last. Only rank 0 computes them.
         self.fingerprints = WeightFingerprints({}, {})
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights that are yielded, with its index."""
+        """Device of the yielded weights, including the device index."""
         return torch.empty(0, device=self._engine.device).device
 
     def largest_bytes(self) -> int:
@@ -81,7 +82,7 @@ class WeightStream:
     def metadata(self) -> "list[ParamMeta]":
         """Return name, dtype and shape of each weight in the order of ``__iter__``.
 
-        Nothing is gathered.
+        The weights are not gathered for this.
         """
         from vllm.distributed.weight_transfer.base import ParamMeta
 
@@ -89,24 +90,28 @@ class WeightStream:
             name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
             for name, tensor in named_weights(self._engine).items()
         }
-        named = to_hf_names(meta_tensors, *self._names)
-        return [ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in named.items()]
+        hf_tensors = to_hf_names(meta_tensors, *self._hf_arguments)
+        return [
+            ParamMeta(name, self._dtype, tuple(weight.shape)) for name, weight in hf_tensors.items()
+        ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        held: dict[str, int] = {}
+        full_precision_checksums: dict[str, int] = {}
         sent_checksums: dict[str, int] = {}
-        self.fingerprints = WeightFingerprints(held, sent_checksums)
+        self.fingerprints = WeightFingerprints(full_precision_checksums, sent_checksums)
         device = self._engine.device
         weights = named_weights(self._engine).items()
         # The weights of a module and its adapters are consecutive, and merging needs all of them.
         for _, module_weights in groupby(weights, key=lambda item: adapted_module(item[0])):
-            gathered = {name: gather_tensor(tensor).to(device) for name, tensor in module_weights}
-            for name, tensor in to_hf_names(gathered, *self._names).items():
-                cast = tensor.to(self._dtype)
+            full_tensors = {
+                name: gather_tensor(tensor).to(device) for name, tensor in module_weights
+            }
+            for name, tensor in to_hf_names(full_tensors, *self._hf_arguments).items():
+                cast_tensor = tensor.to(self._dtype)
                 if get_rank() == 0:
-                    held[name] = compute_fingerprint(tensor)
-                    sent_checksums[name] = compute_fingerprint(cast)
-                yield name, cast
+                    full_precision_checksums[name] = compute_fingerprint(tensor)
+                    sent_checksums[name] = compute_fingerprint(cast_tensor)
+                yield name, cast_tensor
 
 
 class WeightSyncClient:
@@ -119,11 +124,11 @@ class WeightSyncClient:
 
     def __init__(self, engines: Sequence[Any], devices: int) -> None:
         self._engines = engines
-        self._devices = devices
+        self._devices_per_engine = devices
         self.abort_transfer: Callable[[], None] = lambda: None
         self.version = 0  # policy version of the weights being sent
-        # fingerprints of the last update, as received by each engine
-        self.received: list[dict[str, int]] = []
+        # For each engine, the fingerprints of the weights that it received in the last update.
+        self.received_checksums: list[dict[str, int]] = []
 
     def init_weight_transfer_engine(self, init_info: Mapping[str, Any]) -> None:
         """Prepare all engines for weight transfers; called once.
@@ -131,11 +136,11 @@ class WeightSyncClient:
         With ``nccl``, every engine gets its own range of ranks in the group. vLLM's sender assumes
         a single engine, so the offsets are computed here.
         """
-        infos = [dict(init_info) for _ in self._engines]
-        for engine_index, info in enumerate(infos):
+        engine_infos = [dict(init_info) for _ in self._engines]
+        for engine_index, info in enumerate(engine_infos):
             if "rank_offset" in info:
-                info["rank_offset"] += engine_index * self._devices
-        call_each(self._engines, "connect", [(info,) for info in infos])
+                info["rank_offset"] += engine_index * self._devices_per_engine
+        call_each(self._engines, "connect", [(info,) for info in engine_infos])
 
     def start_weight_update(self) -> None:
         """Announce new weights to all engines, before the first chunk."""
@@ -151,7 +156,7 @@ class WeightSyncClient:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:  # noqa: ARG002
         """Finish the update after the last chunk and store the checksums that engines return."""
-        self.received = call_engines(self._engines, "finish_update", self.version)
+        self.received_checksums = call_engines(self._engines, "finish_update", self.version)
 
 
 class WeightSender:
@@ -167,19 +172,23 @@ class WeightSender:
     ) -> None:
         self.stream = stream
         self._client = WeightSyncClient(engines, devices)
-        size = max(PIECE_BYTES, stream.largest_bytes())
-        source: Any = stream  # it has the methods of vLLM's source interface that senders call
+        chunk_bytes = max(CHUNK_BYTES, stream.largest_bytes())
+        source: Any = stream  # Any: it has only those methods of vLLM's interface that senders call
         if transport == "nccl":
-            self._sender = _nccl_sender(size, len(engines) * devices, self._client, source)
+            self._sender = _create_nccl_sender(
+                chunk_bytes, len(engines) * devices, self._client, source
+            )
         else:
             from vllm.distributed.weight_transfer.ipc_engine import (
                 IPCTrainerInitInfo,
                 IPCTrainerWeightTransferEngine,
             )
 
-            info = IPCTrainerInitInfo(rank=get_rank(), packed=True, packed_buffer_size_bytes=size)
+            init_info = IPCTrainerInitInfo(
+                rank=get_rank(), packed=True, packed_buffer_size_bytes=chunk_bytes
+            )
             sender_class = IPCTrainerWeightTransferEngine
-            self._sender = sender_class.trainer_init(info, client=self._client, source=source)
+            self._sender = sender_class.trainer_init(init_info, client=self._client, source=source)
 
     def send(self, version: int) -> list[dict[str, int]]:
         """Send all weights. Rank 0 returns, per engine, the checksum of each received weight."""
@@ -187,26 +196,34 @@ class WeightSender:
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # vLLM reads the weights in other CUDA streams
         self._sender.send_weights()
-        return self._client.received
+        return self._client.received_checksums
 
 
-def _nccl_sender(
-    size: int, receivers: int, client: WeightSyncClient, source: Any
+def _create_nccl_sender(
+    chunk_bytes: int, num_receivers: int, client: WeightSyncClient, source: Any
 ) -> "TrainerWeightTransferEngine[Any]":
-    """Create a sender whose NCCL group is rank 0 and the ``receivers`` devices of the engines."""
+    """Create a sender whose NCCL group consists of rank 0 and the devices of the engines.
+
+    ``num_receivers`` is the number of these devices.
+    """
     from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
     sender = NCCLTrainerWeightTransferEngine(
-        client=client, source=source, is_sender=get_rank() == 0, packed_buffer_size_bytes=size
+        client=client,
+        source=source,
+        is_sender=get_rank() == 0,
+        packed_buffer_size_bytes=chunk_bytes,
     )
     if get_rank() == 0:
         client.abort_transfer = sender.shutdown
-        sender.model_update_group = _create_nccl_group(size, receivers, client, source.device)
+        sender.model_update_group = _create_nccl_group(
+            chunk_bytes, num_receivers, client, source.device
+        )
     return sender
 
 
 def _create_nccl_group(
-    size: int, receivers: int, client: WeightSyncClient, device: torch.device
+    chunk_bytes: int, num_receivers: int, client: WeightSyncClient, device: torch.device
 ) -> "PyNcclCommunicator":
     """Create the NCCL group as rank 0 and wait until all engines have joined.
 
@@ -221,19 +238,19 @@ def _create_nccl_group(
     )
 
     if torch.cuda.is_available():
-        # Without a current stream set here, vLLM would create one and switch this thread to it.
+        # If no current stream is set, vLLM creates one and switches this thread to it.
         torch.cuda.set_stream(torch.cuda.current_stream())
-    name = bytes(NCCLLibrary().ncclGetUniqueId().internal)
-    members = 1 + receivers
+    group_id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+    num_members = 1 + num_receivers
     info = NCCLWeightTransferInitInfo(
         rank_offset=1,
-        world_size=members,
+        world_size=num_members,
         packed=True,
-        packed_buffer_size_bytes=size,
-        nccl_unique_id_b64=base64.b64encode(name).decode(),
+        packed_buffer_size_bytes=chunk_bytes,
+        nccl_unique_id_b64=base64.b64encode(group_id).decode(),
     )
     with ThreadPoolExecutor(max_workers=1) as thread:
         join_future = thread.submit(client.init_weight_transfer_engine, worker_init_payload(info))
-        group = uid_init_process_group(name, 0, members, device)
+        group = uid_init_process_group(group_id, 0, num_members, device)
         join_future.result()
     return group

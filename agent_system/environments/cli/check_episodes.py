@@ -17,7 +17,7 @@ from agent_system.environments.cli.policies import (
     PolicyFactory,
     PolicyStart,
     TextWithAction,
-    candidate_constants,
+    find_candidate_constants,
     write_action,
 )
 from agent_system.environments.env import EnvFailure, Observation, Task
@@ -26,10 +26,10 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.settings import EnvSettings
 from verl.utils.seeds import derive_seed
 
-RESET_S = 120.0
-STEP_S = 60.0
-CONSTANTS_S = 60.0  # time limit for all constant actions together
-# Maps the last observation to an action, and to True if the text of the policy is well formed.
+RESET_TIMEOUT_S = 120.0
+STEP_TIMEOUT_S = 60.0
+CONSTANTS_TIMEOUT_S = 60.0  # time limit for all constant actions together
+# Function from the last observation to (action, whether the text of the policy is well formed).
 ActionChoice = Callable[[Observation], tuple[str, bool]]
 
 
@@ -42,10 +42,12 @@ class CheckedEnvironment:
     settings: EnvSettings
     tasks: Sequence[tuple[Task, int]]  # task and environment seed
     max_steps: int
-    all_tasks: bool = False  # True if ``tasks`` contains every task of the split
+    covers_all_tasks: bool = False  # True if ``tasks`` contains every task of the split
 
     def create_pool(self) -> EnvironmentPool:
-        return EnvironmentPool(self.name, self.settings, 1, 1, RESET_S, STEP_S, placement="process")
+        return EnvironmentPool(
+            self.name, self.settings, 1, 1, RESET_TIMEOUT_S, STEP_TIMEOUT_S, placement="process"
+        )
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class CheckEpisode:
     @property
     def total_reward(self) -> float:
         """Return of the episode: the sum of its rewards."""
-        return sum(moment["reward"] for moment in self.transcript if "reward" in moment)
+        return sum(record["reward"] for record in self.transcript if "reward" in record)
 
     @property
     def is_success(self) -> bool:
@@ -77,27 +79,27 @@ class CheckEpisode:
     @property
     def num_invalid_actions(self) -> int:
         """Number of actions that were not well formed or not valid."""
-        validity_flags = [bool(moment.get("valid")) for moment in self.transcript[1:]]
+        validity_flags = [bool(record.get("valid")) for record in self.transcript[1:]]
         return sum(not (a and b) for a, b in zip(self.well_formed, validity_flags, strict=False))
 
 
 async def run_policy(
-    checked: CheckedEnvironment,
+    checked_env: CheckedEnvironment,
     pool: EnvironmentPool,
     name: str,
     make_policy: PolicyFactory,
-    number: int,
+    task_number: int,
 ) -> CheckEpisode:
-    """Run policy ``name``, made by ``make_policy``, on task ``number`` and return the episode.
+    """Run policy ``name``, made by ``make_policy``, on task ``task_number`` and return the episode.
 
-    It ends when the environment is done, or after ``max_steps`` actions.
+    The episode ends when the environment is done, or after ``max_steps`` actions.
     """
-    task, seed = checked.tasks[number]
-    package = checked.package.package_for_task(task)
+    task, seed = checked_env.tasks[task_number]
+    package = checked_env.package.package_for_task(task)
 
-    def start_policy(first: Observation) -> ActionChoice:
+    def start_policy(first_observation: Observation) -> ActionChoice:
         rng = random.Random(derive_seed("check", name, task["task_id"], seed))
-        policy = make_policy(PolicyStart(checked.settings, task, first, rng))
+        policy = make_policy(PolicyStart(checked_env.settings, task, first_observation, rng))
 
         def choose_action(observation: Observation) -> tuple[str, bool]:
             text = policy(observation)
@@ -106,15 +108,19 @@ async def run_policy(
 
         return choose_action
 
-    return await _run_episode(pool, CheckEpisode(name, task, seed), start_policy, checked.max_steps)
+    return await _run_episode(
+        pool, CheckEpisode(name, task, seed), start_policy, checked_env.max_steps
+    )
 
 
-async def repeat_episode(pool: EnvironmentPool, original: CheckEpisode) -> CheckEpisode:
-    """Repeat the task, seed and actions of ``original`` and return the new episode."""
-    episode = CheckEpisode(original.policy, original.task, original.seed)
-    actions = iter(zip(original.actions, original.well_formed, strict=True))
-    max_steps = len(original.actions)
-    return await _run_episode(pool, episode, lambda _first: lambda _last: next(actions), max_steps)
+async def repeat_episode(pool: EnvironmentPool, original_episode: CheckEpisode) -> CheckEpisode:
+    """Repeat the task, seed and actions of ``original_episode`` and return the new episode."""
+    episode = CheckEpisode(original_episode.policy, original_episode.task, original_episode.seed)
+    actions = iter(zip(original_episode.actions, original_episode.well_formed, strict=True))
+    max_steps = len(original_episode.actions)
+    return await _run_episode(
+        pool, episode, lambda _first_observation: lambda _observation: next(actions), max_steps
+    )
 
 
 async def _run_episode(
@@ -127,7 +133,7 @@ async def _run_episode(
         # One session per episode: the pool replaces an environment that failed.
         async with pool.open_session() as session:
             observation = await session.reset(episode.task, episode.seed)
-            episode.transcript.append(_observation_fields(observation))
+            episode.transcript.append(_build_observation_record(observation))
             choose_action = start_policy(observation)
             done = False
             while not done and len(episode.actions) < max_steps:
@@ -137,7 +143,7 @@ async def _run_episode(
                 observation, reward, done, info = await session.step(action)
                 episode.transcript.append(
                     {
-                        **_observation_fields(observation),
+                        **_build_observation_record(observation),
                         "reward": reward,
                         "done": done,
                         "won": bool(info.get("won", False)),
@@ -149,93 +155,99 @@ async def _run_episode(
     return episode
 
 
-def _observation_fields(observation: Observation) -> dict[str, Any]:
+def _build_observation_record(observation: Observation) -> dict[str, Any]:
     image = observation.image
     return {
         "text": observation.text,
         "anchor": observation.anchor,
-        "info": _without_arrays(observation.info),
+        "info": _convert_arrays_to_lists(observation.info),
         "opening": observation.opening,
-        "image": None if image is None else _without_arrays(image),
+        "image": None if image is None else _convert_arrays_to_lists(image),
     }
 
 
-def _without_arrays(value: Any) -> Any:
-    """Return ``value`` with lists instead of arrays: ``==`` of two lists is a single bool."""
+def _convert_arrays_to_lists(value: Any) -> Any:
+    """Return ``value`` with arrays replaced by lists, so that ``==`` gives a single bool."""
     if isinstance(value, dict):
-        return {key: _without_arrays(item) for key, item in value.items()}
+        return {key: _convert_arrays_to_lists(element) for key, element in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantAction:
-    """Action that was repeated in every turn, its episodes and the number of successes."""
+    """Action that a policy repeated in every turn, with the episodes of that policy."""
 
     action: str
-    episode_list: list[CheckEpisode]
+    constant_episodes: list[CheckEpisode]
 
     @property
-    def episodes(self) -> int:
-        """Number of episodes."""
-        return len(self.episode_list)
+    def num_episodes(self) -> int:
+        """Number of episodes in which the action was repeated."""
+        return len(self.constant_episodes)
 
     @property
-    def successes(self) -> int:
-        """Number of successful episodes."""
-        return sum(episode.is_success for episode in self.episode_list)
+    def num_successes(self) -> int:
+        """Number of successful episodes with the action."""
+        return sum(episode.is_success for episode in self.constant_episodes)
 
     @property
-    def _rank(self) -> tuple[int, int]:
-        num_actions = sum(len(episode.actions) for episode in self.episode_list)
-        num_invalid = sum(episode.num_invalid_actions for episode in self.episode_list)
-        return self.successes, num_actions - num_invalid
+    def _comparison_key(self) -> tuple[int, int]:
+        num_actions = sum(len(episode.actions) for episode in self.constant_episodes)
+        num_invalid = sum(episode.num_invalid_actions for episode in self.constant_episodes)
+        return self.num_successes, num_actions - num_invalid
 
     def is_better_than(self, other: "ConstantAction") -> bool:
-        """Return True if it has more successes, or as many successes and more valid actions."""
-        return self._rank > other._rank
+        """Return True if this action has more successes, or equally many and more valid actions."""
+        return self._comparison_key > other._comparison_key
 
 
-async def try_constants(
-    checked: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
+async def try_constant_actions(
+    checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
 ) -> tuple[ConstantAction | None, list[str]]:
     """Run policies that repeat one frequent action in every turn.
 
     ``episodes`` are those of other policies; their actions and observations determine which actions
-    are frequent. Return the action that succeeded most often, and a sentence if the time was too
-    short for all candidates.
+    are frequent. Return the action that succeeded most often, and a sentence if the time limit
+    ended the trials.
     """
-    first_moments = [episode.transcript[0] for episode in episodes if episode.transcript]
-    first_observations = [Observation(one["text"], info=one["info"]) for one in first_moments]
+    first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
+    first_observations = [
+        Observation(record["text"], info=record["info"]) for record in first_records
+    ]
     oracle_episodes = [episode for episode in episodes if episode.policy == "oracle"]
     oracle_actions = [action for episode in oracle_episodes for action in episode.actions]
-    candidates = candidate_constants(oracle_actions, first_observations)
+    candidates = find_candidate_constants(oracle_actions, first_observations)
     best_constant: ConstantAction | None = None
-    deadline = time.monotonic() + CONSTANTS_S
+    deadline = time.monotonic() + CONSTANTS_TIMEOUT_S
     for num_tried, action in enumerate(candidates):
         if time.monotonic() > deadline:
-            untried = f"{len(candidates) - num_tried} of {len(candidates)} constants"
-            return best_constant, [f"{untried} were not tried within {CONSTANTS_S:g} s"]
-        result = await _run_constant(checked, pool, action)
+            untried_message = f"{len(candidates) - num_tried} of {len(candidates)} constants"
+            return best_constant, [
+                f"{untried_message} were not tried within {CONSTANTS_TIMEOUT_S:g} s"
+            ]
+        result = await _run_constant_action(checked_env, pool, action)
         if best_constant is None or result.is_better_than(best_constant):
             best_constant = result
     return best_constant, []
 
 
-async def _run_constant(
-    checked: CheckedEnvironment, pool: EnvironmentPool, action: str
+async def _run_constant_action(
+    checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantAction:
     """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
 
     def make_policy(_start: PolicyStart) -> Policy:
         return lambda _observation: write_action(action)
 
-    constant = ConstantAction(action, [])
-    for task_index in range(len(checked.tasks)):
-        episode = await run_policy(checked, pool, "constant", make_policy, task_index)
-        constant.episode_list.append(episode)
-        if 2 * (constant.episodes - constant.successes) >= len(checked.tasks):
+    constant_action = ConstantAction(action, [])
+    for task_index in range(len(checked_env.tasks)):
+        episode = await run_policy(checked_env, pool, "constant", make_policy, task_index)
+        constant_action.constant_episodes.append(episode)
+        if 2 * (constant_action.num_episodes - constant_action.num_successes) >= len(
+            checked_env.tasks
+        ):
             break
-    return constant
+    return constant_action
 
 
 def check_action_format(
@@ -251,10 +263,10 @@ def check_action_format(
         for action in dict.fromkeys(episode.actions):
             format_action = task_package.format_action or write_action
             text = str(format_action(action))
-            projected = task_package.project(text)
-            if projected == (action, True):
+            extracted_action = task_package.project(text)
+            if extracted_action == (action, True):
                 continue
-            sentence = f"project({text!r}) is {projected!r}, not {(action, True)!r}"
+            sentence = f"project({text!r}) is {extracted_action!r}, not {(action, True)!r}"
             if task_package.format_action is not None:
                 return [f"{sentence}: a policy cannot write the action of the oracle"], []
             return [], [

@@ -7,7 +7,7 @@
     injecting   tags, orders, code, nan    never succeeds
     constants   frequent answers           each solves at most half of the tasks
 
-``is_most`` says when a sample of tasks shows that more than half are solved.
+``is_majority`` tells from a sample of tasks if more than half of all tasks are solved.
 No policy may make the environment fail. The empty policy must have a lower return than the oracle.
 The same task, seed and actions must give the same transcript in another process, with the episodes
 in another order.
@@ -29,9 +29,9 @@ from agent_system.environments.cli.check_episodes import (
     check_action_format,
     repeat_episode,
     run_policy,
-    try_constants,
+    try_constant_actions,
 )
-from agent_system.environments.cli.limits import OutOfLimits, within_limits
+from agent_system.environments.cli.limits import OutOfLimits, limit_time_and_memory
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.cli.policies import (
     POLICIES_WITHOUT_ORACLE,
@@ -45,16 +45,18 @@ from agent_system.environments.pool.environment_pool import EnvironmentPool
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
 
-ORACLE = "oracle"
-INJECTING = "injecting"
-MUST_NOT_SUCCEED = ("empty", INJECTING)
-MUST_NOT_SOLVE_MOST = ("random", "repeating")
+ORACLE_POLICY = "oracle"
+INJECTING_POLICY = "injecting"
+POLICIES_THAT_MUST_NOT_SUCCEED = ("empty", INJECTING_POLICY)
+POLICIES_THAT_MUST_NOT_SOLVE_MOST = ("random", "repeating")
 CONTEXT_CHARS = 40  # characters shown before and after the first difference of two transcripts
 DEFAULT_TASKS, DEFAULT_SINGLE_TURN_TASKS = 8, 32
-WILSON_SE = 2.0  # width of the Wilson interval in standard errors: one-sided level 97.7%
-# Mean episode length over the oracle's, above which a success is attributed to chance.
-WANDERING_RATIO = 3.0
-NO_ORACLE = (
+WILSON_STANDARD_ERRORS = (
+    2.0  # width of the Wilson interval in standard errors: one-sided level 97.7%
+)
+# Above this multiple of the oracle's mean number of actions, a success is attributed to chance.
+MAX_LENGTH_RATIO_TO_ORACLE = 3.0
+NO_ORACLE_MESSAGE = (
     "the environment has no oracle, so it is unknown whether its tasks can be solved; fix: add to "
     "the environment a method gold_path(task) -> list[str] that returns the actions of a solution, "
     "or an expert to the package (docs/write_environment.md)"
@@ -62,7 +64,7 @@ NO_ORACLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class CheckFindings:
     """Result of a check.
 
     Attributes:
@@ -87,107 +89,126 @@ def check_environment(
     split: str = "val",
     tasks: int | None = None,
     steps: int = 50,
-) -> Findings:
+) -> CheckFindings:
     """Run every policy on tasks of the environment ``name`` and check the rewards.
 
     ``kwargs`` are keys of its config section. The number of ``tasks`` is by default 8, or 32 if
     episodes have one turn. An episode has at most ``steps`` actions.
 
     Raises ``WorkerStartError``, ``OutOfLimits`` if listing the tasks takes too much time or memory,
-    and what ``env_settings`` raises.
+    and the errors of ``env_settings``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
-    with within_limits(name, f"listing the {split} tasks of {name}"):
+    with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
         split_tasks = package.tasks(settings, split)
-    count = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
-    selected = select_validation_set(split_tasks, max(count, DEFAULT_SINGLE_TURN_TASKS))
-    checked = CheckedEnvironment(
-        name, package, settings, selected[:count], steps, count >= len(split_tasks)
+    num_tasks = tasks or (DEFAULT_SINGLE_TURN_TASKS if settings.is_single_turn else DEFAULT_TASKS)
+    selected_tasks = select_validation_set(split_tasks, max(num_tasks, DEFAULT_SINGLE_TURN_TASKS))
+    checked_env = CheckedEnvironment(
+        name, package, settings, selected_tasks[:num_tasks], steps, num_tasks >= len(split_tasks)
     )
-    constants_environment = replace(
-        checked, tasks=selected, all_tasks=len(selected) == len(split_tasks)
+    env_with_more_tasks = replace(
+        checked_env, tasks=selected_tasks, covers_all_tasks=len(selected_tasks) == len(split_tasks)
     )
-    if not checked.tasks:
-        return Findings(name, [], [f"there are no {split} tasks"], [])
-    return asyncio.run(_run_check(checked, constants_environment))
+    if not checked_env.tasks:
+        return CheckFindings(name, [], [f"there are no {split} tasks"], [])
+    return asyncio.run(_run_check(checked_env, env_with_more_tasks))
 
 
 async def _run_check(
-    checked: CheckedEnvironment, constants_environment: CheckedEnvironment
-) -> Findings:
-    oracle_factory, no_oracle = _find_oracle_in_time(checked)
-    policies = {**({ORACLE: oracle_factory} if oracle_factory else {}), **POLICIES_WITHOUT_ORACLE}
+    checked_env: CheckedEnvironment, env_with_more_tasks: CheckedEnvironment
+) -> CheckFindings:
+    oracle_factory, no_oracle_reasons = _find_oracle_in_time(checked_env)
+    policies = {
+        **({ORACLE_POLICY: oracle_factory} if oracle_factory else {}),
+        **POLICIES_WITHOUT_ORACLE,
+    }
     episodes: list[CheckEpisode] = []
-    async with checked.create_pool() as pool:
+    async with checked_env.create_pool() as pool:
         for name, make_policy in policies.items():
-            for task_index in range(len(checked.tasks)):
-                episodes.append(await run_policy(checked, pool, name, make_policy, task_index))
-        episodes += await _run_injections(checked, pool)
+            for task_index in range(len(checked_env.tasks)):
+                episodes.append(await run_policy(checked_env, pool, name, make_policy, task_index))
+        episodes += await _run_injections(checked_env, pool)
         # Single-turn episodes are cheap, so constant actions are tried on more tasks.
         is_single_turn = all(len(episode.actions) <= 1 for episode in episodes)
-        constants_checked = constants_environment if is_single_turn else checked
-        constant, left_open = await try_constants(constants_checked, pool, episodes)
+        constants_env = env_with_more_tasks if is_single_turn else checked_env
+        constant_action, open_questions = await try_constant_actions(constants_env, pool, episodes)
     # Repeat the first episodes of each policy in another order: an episode must not depend on the
     # episodes before it.
     first_episodes = [
         episode
-        for name in (*policies, INJECTING)
-        for episode in _episodes_of(episodes, name)[: len(checked.tasks)]
+        for name in (*policies, INJECTING_POLICY)
+        for episode in _select_episodes(episodes, name)[: len(checked_env.tasks)]
     ]
-    # Of games whose moves the random policy does not know, only these episodes have valid moves.
-    first_episodes += constant.episode_list[: len(checked.tasks)] if constant else []
+    # Add episodes of the constant: the random policy may know no valid move of a game.
+    first_episodes += (
+        constant_action.constant_episodes[: len(checked_env.tasks)] if constant_action else []
+    )
     reversed_episodes = [episode for episode in first_episodes[::-1] if not episode.failure]
-    async with checked.create_pool() as pool:
-        repeated = [(episode, await repeat_episode(pool, episode)) for episode in reversed_episodes]
-    formats, unknown_formats = check_action_format(checked.package, _episodes_of(episodes, ORACLE))
+    async with checked_env.create_pool() as pool:
+        repetition_pairs = [
+            (episode, await repeat_episode(pool, episode)) for episode in reversed_episodes
+        ]
+    format_problems, format_questions = check_action_format(
+        checked_env.package, _select_episodes(episodes, ORACLE_POLICY)
+    )
     problems = [
-        *find_reward_problems(episodes, checked.all_tasks),
-        *_constant_problem(constant, constants_checked.all_tasks),
-        *formats,
-        *find_transcript_differences(repeated[::-1]),
+        *find_reward_problems(episodes, checked_env.covers_all_tasks),
+        *_find_constant_action_problem(constant_action, constants_env.covers_all_tasks),
+        *format_problems,
+        *find_transcript_differences(repetition_pairs[::-1]),
     ]
-    left_open += [
-        *unknown_formats,
-        *_long_episode_remarks(episodes, checked.all_tasks),
-        *_invalid_action_remarks(episodes),
-        *no_oracle,
+    open_questions += [
+        *format_questions,
+        *_describe_long_episodes(episodes, checked_env.covers_all_tasks),
+        *_describe_invalid_actions(episodes),
+        *no_oracle_reasons,
     ]
-    return Findings(checked.name, episodes, problems, left_open, constant)
+    return CheckFindings(checked_env.name, episodes, problems, open_questions, constant_action)
 
 
 def _find_oracle_in_time(
-    checked: CheckedEnvironment,
+    checked_env: CheckedEnvironment,
 ) -> tuple[Callable[[PolicyStart], Policy] | None, list[str]]:
     """Return the function that makes the oracle's policy, or None and a sentence with the reason.
 
-    The other policies are run also if a solution takes too long to compute.
+    One reason is that a solution takes too long to compute. The other policies are then still run.
     """
-    env = checked.package.make(checked.settings)
+    env = checked_env.package.make(checked_env.settings)
     try:
-        with within_limits(checked.name, f"the gold_path of {checked.name}"):
+        with limit_time_and_memory(checked_env.name, f"the gold_path of {checked_env.name}"):
             oracle_factory = find_oracle(
-                checked.package.expert, env, [one for one, _ in checked.tasks], checked.settings
+                checked_env.package.expert,
+                env,
+                [task for task, _ in checked_env.tasks],
+                checked_env.settings,
             )
     except OutOfLimits as error:
         return None, [f"the tasks were not solved by an oracle: {error}"]
     finally:
         env.close()
-    return oracle_factory, [] if oracle_factory else [NO_ORACLE]
+    return oracle_factory, [] if oracle_factory else [NO_ORACLE_MESSAGE]
 
 
-async def _run_injections(checked: CheckedEnvironment, pool: EnvironmentPool) -> list[CheckEpisode]:
+async def _run_injections(
+    checked_env: CheckedEnvironment, pool: EnvironmentPool
+) -> list[CheckEpisode]:
     """Run the injecting policy on every task, and repeat tasks until each of ``INJECTIONS`` (texts
     that try to deceive a grader) was used.
     """
-    injecting = InjectionSequence(checked.package)
+    injection_sequence = InjectionSequence(checked_env.package)
     episodes: list[CheckEpisode] = []
-    while len(episodes) < len(checked.tasks) or injecting.left > 0:
-        task_index = len(episodes) % len(checked.tasks)
-        num_unused = injecting.left
-        episodes.append(await run_policy(checked, pool, INJECTING, injecting, task_index))
-        if len(episodes) >= len(checked.tasks) and injecting.left == num_unused:
+    while len(episodes) < len(checked_env.tasks) or injection_sequence.num_unused > 0:
+        task_index = len(episodes) % len(checked_env.tasks)
+        num_unused_before = injection_sequence.num_unused
+        episodes.append(
+            await run_policy(checked_env, pool, INJECTING_POLICY, injection_sequence, task_index)
+        )
+        if (
+            len(episodes) >= len(checked_env.tasks)
+            and injection_sequence.num_unused == num_unused_before
+        ):
             break  # the environment failed before the first action
     return episodes
 
@@ -196,72 +217,81 @@ def _count_successes(episodes: list[CheckEpisode]) -> int:
     return sum(episode.is_success for episode in episodes)
 
 
-def _mean_length(episodes: list[CheckEpisode]) -> float:
+def _compute_mean_length(episodes: list[CheckEpisode]) -> float:
     return statistics.mean(len(episode.actions) for episode in episodes)
 
 
-def _policies_that_solve_most(
-    episodes: list[CheckEpisode], all_tasks: bool, *, far_longer: bool
+def _find_policies_that_solve_most(
+    episodes: list[CheckEpisode], covers_all_tasks: bool, *, wants_far_longer: bool
 ) -> Iterator[tuple[str, list[CheckEpisode]]]:
     """Yield each policy that solves most tasks although it should not, with its episodes.
 
-    With ``far_longer`` these are policies whose episodes are far longer than the oracle's, else the
-    others. In a small environment, random actions reach the goal if an episode is long enough.
+    With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's,
+    otherwise only the remaining policies. In a small environment, random actions reach the goal if
+    an episode is long enough.
     """
-    oracle_episodes = _episodes_of(episodes, ORACLE)
-    for policy in MUST_NOT_SOLVE_MOST:
-        policy_episodes = _episodes_of(episodes, policy)
-        if is_most(_count_successes(policy_episodes), len(policy_episodes), all_tasks):
+    oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
+    for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
+        policy_episodes = _select_episodes(episodes, policy)
+        if is_majority(_count_successes(policy_episodes), len(policy_episodes), covers_all_tasks):
             is_far_longer = bool(oracle_episodes) and (
-                _mean_length(policy_episodes) > WANDERING_RATIO * _mean_length(oracle_episodes)
+                _compute_mean_length(policy_episodes)
+                > MAX_LENGTH_RATIO_TO_ORACLE * _compute_mean_length(oracle_episodes)
             )
-            if is_far_longer == far_longer:
+            if is_far_longer == wants_far_longer:
                 yield policy, policy_episodes
 
 
-def _long_episode_remarks(episodes: list[CheckEpisode], all_tasks: bool) -> list[str]:
+def _describe_long_episodes(episodes: list[CheckEpisode], covers_all_tasks: bool) -> list[str]:
     return [
         f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
-        f"tasks, in {_mean_length(policy_episodes):.1f} actions; the oracle needs "
-        f"{_mean_length(_episodes_of(episodes, ORACLE)):.1f}; "
+        f"tasks, in {_compute_mean_length(policy_episodes):.1f} actions; the oracle needs "
+        f"{_compute_mean_length(_select_episodes(episodes, ORACLE_POLICY)):.1f}; "
         "repeat the check with fewer --steps (env.max_steps of a run) to see whether it only "
         "succeeds because episodes are long"
-        for policy, policy_episodes in _policies_that_solve_most(
-            episodes, all_tasks, far_longer=True
+        for policy, policy_episodes in _find_policies_that_solve_most(
+            episodes, covers_all_tasks, wants_far_longer=True
         )
     ]
 
 
-def _constant_problem(constant: ConstantAction | None, all_tasks: bool) -> list[str]:
-    if constant is None or not is_most(constant.successes, constant.episodes, all_tasks):
+def _find_constant_action_problem(
+    constant: ConstantAction | None, covers_all_tasks: bool
+) -> list[str]:
+    if constant is None or not is_majority(
+        constant.num_successes, constant.num_episodes, covers_all_tasks
+    ):
         return []
     return [
-        f"the constant {constant.action!r} succeeds at {constant.successes} of {constant.episodes} "
-        "tasks: a policy that ignores the observations is rewarded"
+        f"the constant {constant.action!r} succeeds at {constant.num_successes} of "
+        f"{constant.num_episodes} tasks: a policy that ignores the observations is rewarded"
     ]
 
 
-def _invalid_action_remarks(episodes: list[CheckEpisode]) -> list[str]:
+def _describe_invalid_actions(episodes: list[CheckEpisode]) -> list[str]:
     """Return a remark if at least 90% of the random policy's actions were invalid."""
-    random = _episodes_of(episodes, "random")
-    actions = sum(len(episode.actions) for episode in random)
-    # Up to one in ten may be valid by chance.
-    if not actions or sum(episode.num_invalid_actions for episode in random) < 0.9 * actions:
+    random_episodes = _select_episodes(episodes, "random")
+    num_actions = sum(len(episode.actions) for episode in random_episodes)
+    # A share of up to 10% valid actions may be chance.
+    if (
+        not num_actions
+        or sum(episode.num_invalid_actions for episode in random_episodes) < 0.9 * num_actions
+    ):
         return []
     return [
-        f"nearly all of the {actions} actions of random were invalid, so its result says little; "
-        "fix: list the valid actions in info['admissible_actions'] of observations"
+        f"nearly all of the {num_actions} actions of random were invalid, so its result says "
+        "little; fix: list the valid actions in info['admissible_actions'] of observations"
     ]
 
 
-def _episodes_of(episodes: Sequence[CheckEpisode], policy: str) -> list[CheckEpisode]:
+def _select_episodes(episodes: Sequence[CheckEpisode], policy: str) -> list[CheckEpisode]:
     return [episode for episode in episodes if episode.policy == policy]
 
 
-def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) -> list[str]:
+def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = False) -> list[str]:
     """Return one sentence per policy whose result violates its condition.
 
-    ``all_tasks``: True if the episodes cover all tasks of the split.
+    ``covers_all_tasks``: True if the episodes cover all tasks of the split.
     """
     problems = [
         f"{episode.policy} made the environment fail on {episode.task['task_id']} after "
@@ -270,12 +300,12 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
         if episode.failure
     ]
     for episode in episodes:
-        if episode.policy == ORACLE and not episode.is_success and not episode.failure:
+        if episode.policy == ORACLE_POLICY and not episode.is_success and not episode.failure:
             problems.append(
                 f"oracle did not solve {episode.task['task_id']}: {len(episode.actions)} actions, "
                 f"the last {episode.actions[-1:]}, return {episode.total_reward:g}"
             )
-        if episode.policy in MUST_NOT_SUCCEED and episode.is_success:
+        if episode.policy in POLICIES_THAT_MUST_NOT_SUCCEED and episode.is_success:
             problems.append(
                 f"{episode.policy} solved {episode.task['task_id']} with "
                 f"{_shorten_action(episode.actions[-1])}, return {episode.total_reward:g}"
@@ -284,11 +314,14 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
         f"{policy} succeeds at {_count_successes(policy_episodes)} of {len(policy_episodes)} "
         "tasks: a policy that ignores the observations is rewarded; fix: harder tasks, or fewer "
         "steps"
-        for policy, policy_episodes in _policies_that_solve_most(
-            episodes, all_tasks, far_longer=False
+        for policy, policy_episodes in _find_policies_that_solve_most(
+            episodes, covers_all_tasks, wants_far_longer=False
         )
     ]
-    oracle_return, empty_return = _mean_return(episodes, ORACLE), _mean_return(episodes, "empty")
+    oracle_return, empty_return = (
+        _compute_mean_return(episodes, ORACLE_POLICY),
+        _compute_mean_return(episodes, "empty"),
+    )
     if oracle_return is not None and empty_return is not None and empty_return >= oracle_return:
         problems.append(
             f"the mean return of empty is {empty_return:g}, that of oracle {oracle_return:g}: "
@@ -297,14 +330,16 @@ def find_reward_problems(episodes: list[CheckEpisode], all_tasks: bool = False) 
     return problems
 
 
-def find_transcript_differences(pairs: list[tuple[CheckEpisode, CheckEpisode]]) -> list[str]:
+def find_transcript_differences(
+    episode_pairs: list[tuple[CheckEpisode, CheckEpisode]],
+) -> list[str]:
     """Return one sentence per pair (episode, its repetition in another process) with different
     observations or rewards.
     """
     return [
         f"the same actions of {episode.policy} on {episode.task['task_id']} "
         f"(seed {episode.seed}) gave another transcript in another process: {difference}"
-        for episode, repetition in pairs
+        for episode, repetition in episode_pairs
         if (difference := _describe_difference(episode, repetition))
     ]
 
@@ -314,33 +349,39 @@ def _shorten_action(action: str) -> str:
     return f"{action[: 2 * CONTEXT_CHARS]!r}{length_remark}"
 
 
-def _describe_difference(episode: CheckEpisode, other: CheckEpisode) -> str:
-    if other.failure:
-        return f"the environment failed there: {other.failure}"
-    moments = zip(episode.transcript, other.transcript, strict=False)
-    for num_actions, (moment, repeated_moment) in enumerate(moments):
-        for key, value in moment.items():
-            if value != repeated_moment[key]:
-                texts = _texts_at_difference(str(value), str(repeated_moment[key]))
+def _describe_difference(episode: CheckEpisode, repetition: CheckEpisode) -> str:
+    if repetition.failure:
+        return f"the environment failed there: {repetition.failure}"
+    record_pairs = zip(episode.transcript, repetition.transcript, strict=False)
+    for num_actions, (record, repeated_record) in enumerate(record_pairs):
+        for key, value in record.items():
+            if value != repeated_record[key]:
+                texts = _quote_texts_at_difference(str(value), str(repeated_record[key]))
                 return f"after action {num_actions}, {key} is {texts}"
-    if len(episode.transcript) != len(other.transcript):
-        return f"{len(episode.actions)} actions here, {len(other.transcript) - 1} there"
+    if len(episode.transcript) != len(repetition.transcript):
+        return f"{len(episode.actions)} actions here, {len(repetition.transcript) - 1} there"
     return ""
 
 
-def _texts_at_difference(one: str, other: str) -> str:
-    """Return a text with the characters of both texts around their first difference."""
-    index = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
-    shown = slice(max(0, index - CONTEXT_CHARS), index + CONTEXT_CHARS)
-    return f"...{one[shown]!r} and ...{other[shown]!r}"
+def _quote_texts_at_difference(text: str, other_text: str) -> str:
+    """Return a text that quotes both texts around their first difference."""
+    difference_index = next(
+        (i for i, (a, b) in enumerate(zip(text, other_text, strict=False)) if a != b), 0
+    )
+    shown_range = slice(max(0, difference_index - CONTEXT_CHARS), difference_index + CONTEXT_CHARS)
+    return f"...{text[shown_range]!r} and ...{other_text[shown_range]!r}"
 
 
-def _mean_return(episodes: list[CheckEpisode], policy: str) -> float | None:
-    returns = [one.total_reward for one in _episodes_of(episodes, policy) if not one.failure]
+def _compute_mean_return(episodes: list[CheckEpisode], policy: str) -> float | None:
+    returns = [
+        episode.total_reward
+        for episode in _select_episodes(episodes, policy)
+        if not episode.failure
+    ]
     return statistics.mean(returns) if returns else None
 
 
-def build_results_table(findings: Findings) -> Table:
+def build_results_table(findings: CheckFindings) -> Table:
     """Return a table of the results, with one row per policy.
 
     The columns are the number of episodes, successes, mean, lowest and highest return, mean number
@@ -352,7 +393,7 @@ def build_results_table(findings: Findings) -> Table:
     for title in titles:
         table.add_column(title, justify="right")
     for policy in dict.fromkeys(episode.policy for episode in findings.episodes):
-        episodes = _episodes_of(findings.episodes, policy)
+        episodes = _select_episodes(findings.episodes, policy)
         returns = [episode.total_reward for episode in episodes]
         actions = sum(len(episode.actions) for episode in episodes)
         table.add_row(
@@ -369,15 +410,17 @@ def build_results_table(findings: Findings) -> Table:
     return table
 
 
-def is_most(successes: int, episodes: int, all_tasks: bool) -> bool:
+def is_majority(successes: int, episodes: int, covers_all_tasks: bool) -> bool:
     """Return True if more than half of all tasks are solved.
 
     If the episodes cover only some tasks, the lower bound of the Wilson interval must exceed one
     half. This holds from 7 of 8, or 22 of 32.
     """
-    if all_tasks or not episodes:
+    if covers_all_tasks or not episodes:
         return 2 * successes > episodes
-    rate = successes / episodes
-    centre = rate + WILSON_SE**2 / (2 * episodes)
-    margin = WILSON_SE * math.sqrt(rate * (1 - rate) / episodes + WILSON_SE**2 / (4 * episodes**2))
-    return (centre - margin) / (1 + WILSON_SE**2 / episodes) > 0.5
+    success_rate = successes / episodes
+    shifted_rate = success_rate + WILSON_STANDARD_ERRORS**2 / (2 * episodes)
+    margin = WILSON_STANDARD_ERRORS * math.sqrt(
+        success_rate * (1 - success_rate) / episodes + WILSON_STANDARD_ERRORS**2 / (4 * episodes**2)
+    )
+    return (shifted_rate - margin) / (1 + WILSON_STANDARD_ERRORS**2 / episodes) > 0.5

@@ -10,15 +10,23 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from agent_system.environments.cli.checking import Findings, build_results_table, check_environment
+from agent_system.environments.cli.checking import (
+    CheckFindings,
+    build_results_table,
+    check_environment,
+)
 from agent_system.environments.cli.interactive import run_interactive
-from agent_system.environments.cli.names import name_remarks, names_with_oracle, unlisted_names
+from agent_system.environments.cli.names import (
+    collect_name_remarks,
+    collect_unlisted_names,
+    list_names_with_oracle,
+)
 from agent_system.environments.env import WorkerStartError
 from agent_system.environments.env_registry import MissingExtra, UnknownEnvironment
 
-SHOWN_CHARS = 80  # characters of an invalid argument in a message
-LARGEST_NUMBER = 10**6  # largest value of an integer option on the command line
-WIDTH = 100  # columns of the output without a terminal
+MAX_SHOWN_CHARS = 80  # characters of an invalid argument in a message
+MAX_INTEGER_OPTION = 10**6  # largest value of an integer option on the command line
+OUTPUT_COLUMNS = 100  # columns of the output without a terminal
 # Errors caused by the user's input. They are printed without type and traceback.
 USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, ValueError, OSError)
 
@@ -33,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "list":
             _print_names(arguments.unlisted)
             return 0
-        name, kwargs, split = arguments.name, read_keys(arguments.key), arguments.split
+        name, kwargs, split = arguments.name, parse_config_overrides(arguments.key), arguments.split
         if arguments.command == "play":
             run_interactive(name, kwargs, split, arguments.task, arguments.steps)
             return 0
@@ -50,27 +58,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _print_names(unlisted: bool) -> None:
-    if unlisted:
-        lines = [f"{name}\t{why}" for name, why in unlisted_names().items()]
+def _print_names(shows_unlisted: bool) -> None:
+    if shows_unlisted:
+        lines = [f"{name}\t{reason}" for name, reason in collect_unlisted_names().items()]
         sys.stdout.write("\n".join(lines) + "\n")
         return
-    oracle_names, names = names_with_oracle()
-    remarks = name_remarks()
+    oracle_names, names = list_names_with_oracle()
+    remarks = collect_name_remarks()
     lines = [f"{name}\t{remarks[name]}" if name in remarks else name for name in names]
     sys.stdout.write("\n".join(lines) + "\n")
     # The summary goes to stderr, because other programs read the names from stdout.
     sys.stderr.write(
         f"{len(names)} names; {len(oracle_names)} of them have an oracle, which solves tasks for "
-        f"check; list --unlisted prints {len(unlisted_names())} more names\n"
+        f"check; list --unlisted prints {len(collect_unlisted_names())} more names\n"
     )
 
 
-def print_findings(findings: Findings, console: Console | None = None) -> int:
+def print_findings(findings: CheckFindings, console: Console | None = None) -> int:
     """Print the result of a check. Return 0 if there are no problems, else 1."""
     console = console or Console()
     if not console.is_terminal:
-        console = Console(width=WIDTH, file=console.file)
+        console = Console(width=OUTPUT_COLUMNS, file=console.file)
     console.print(build_results_table(findings))
     for sentence in findings.open_questions:
         console.print(f"open: {sentence}", markup=False, soft_wrap=True)
@@ -81,22 +89,21 @@ def print_findings(findings: Findings, console: Console | None = None) -> int:
         if findings.constant:
             # Cut the action so that the message fits into the line.
             constant = findings.constant
-            summary += (
-                f"; constant {constant.action[:12]!r}: {constant.successes}/{constant.episodes}"
-            )
+            success_ratio = f"{constant.num_successes}/{constant.num_episodes}"
+            summary += f"; constant {constant.action[:12]!r}: {success_ratio}"
         console.print(summary, markup=False)
     return 1 if findings.problems else 0
 
 
-def read_keys(overrides: Sequence[str]) -> dict[str, Any]:
+def parse_config_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Return the config section that consists of ``KEY=VALUE`` arguments. Raises ``ValueError``.
 
     Example: ``["size=5", "reward.path=f.py"]`` gives ``{"size": 5, "reward": {"path": "f.py"}}``.
     """
     section: dict[str, Any] = {}
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")):
+        key, separator, text = override.partition("=")
+        if not separator or not all(key.split(".")):
             raise ValueError(
                 f"{override!r}: allowed: KEY=VALUE, a key of the environment's section"
             )
@@ -118,23 +125,23 @@ def _read_value(override: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        why = getattr(error, "problem", None) or type(error).__name__
+        reason = getattr(error, "problem", None) or type(error).__name__
         raise ValueError(
-            f"{override[:SHOWN_CHARS]!r}: the value cannot be read: {why}; allowed: YAML, such as "
-            "5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
+            f"{override[:MAX_SHOWN_CHARS]!r}: the value cannot be read: {reason}; allowed: YAML, "
+            "such as 5, text, [a, b] or {a: 1}; fix: close brackets and quotes"
         ) from error
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _build_parser()
-    # argparse does not accept positional arguments after an option. They are keys too.
-    arguments, extra_words = parser.parse_known_args(argv)
-    if extra_words and (
-        arguments.command == "list" or any(word.startswith("-") for word in extra_words)
+    # argparse does not read positional arguments after an option: add them to the keys here.
+    arguments, extra_arguments = parser.parse_known_args(argv)
+    if extra_arguments and (
+        arguments.command == "list" or any(argument.startswith("-") for argument in extra_arguments)
     ):
-        parser.error(f"unrecognized arguments: {' '.join(extra_words)}")
-    if extra_words:
-        arguments.key += extra_words
+        parser.error(f"unrecognized arguments: {' '.join(extra_arguments)}")
+    if extra_arguments:
+        arguments.key += extra_arguments
     return arguments
 
 
@@ -143,8 +150,8 @@ def _build_parser() -> argparse.ArgumentParser:
         prog="python -m agent_system.environments",
         description="List environments, check their rewards, or run an episode by hand.",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    list_parser = commands.add_parser(
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    list_parser = subparsers.add_parser(
         "list", help="print all names, one per line, some of them with a remark"
     )
     list_parser.add_argument(
@@ -152,7 +159,7 @@ def _build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the names that are not listed, with the reason",
     )
-    check_parser = commands.add_parser(
+    check_parser = subparsers.add_parser(
         "check", help="check the rewards with policies that must or must not succeed"
     )
     _add_common_arguments(check_parser)
@@ -161,12 +168,14 @@ def _build_parser() -> argparse.ArgumentParser:
         type=_read_integer,
         help="tasks of each policy (default: 8, or 32 if episodes have one turn)",
     )
-    interactive = commands.add_parser(
+    interactive_parser = subparsers.add_parser(
         "play", help="run an episode with actions that you type, one per line"
     )
-    _add_common_arguments(interactive)
-    number = functools.partial(_read_integer, minimum=0)
-    interactive.add_argument("--task", type=number, default=0, help="number of the task")
+    _add_common_arguments(interactive_parser)
+    read_task_number = functools.partial(_read_integer, minimum=0)
+    interactive_parser.add_argument(
+        "--task", type=read_task_number, default=0, help="number of the task"
+    )
     return parser
 
 
@@ -183,17 +192,17 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _read_integer(text: str, minimum: int = 1) -> int:
-    if not text.isascii() or not text.isdecimal() or not minimum <= int(text) <= LARGEST_NUMBER:
+    if not text.isascii() or not text.isdecimal() or not minimum <= int(text) <= MAX_INTEGER_OPTION:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: an integer from {minimum} to {LARGEST_NUMBER}"
+            f"{text!r}; allowed: an integer from {minimum} to {MAX_INTEGER_OPTION}"
         )
     return int(text)
 
 
 def _describe_error(error: BaseException) -> str:
     """Return type, message and source line of ``error``; only the message if it contains a fix."""
-    frames = traceback.extract_tb(error.__traceback__)
-    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    stack_frames = traceback.extract_tb(error.__traceback__)
+    location = f" ({stack_frames[-1].filename}:{stack_frames[-1].lineno})" if stack_frames else ""
     message = " ".join(str(error).split()) or "no message"
     if "; fix: " in message:
         return message

@@ -7,7 +7,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from agent_system.environments.cli.limits import within_limits
+from agent_system.environments.cli.limits import limit_time_and_memory
 from agent_system.environments.cli.names import resolve_name
 from agent_system.environments.env import Env, Observation
 from agent_system.environments.env_registry import env_settings, get_package
@@ -16,7 +16,7 @@ from agent_system.environments.prompts import select_prompts
 from agent_system.environments.tasks import select_validation_set
 from verl.config.schema.env import EnvConfig
 
-SHOWN_ACTIONS = 20  # maximum number of admissible actions that are printed
+MAX_SHOWN_ACTIONS = 20  # maximum number of admissible actions that are printed
 
 
 class NoSuchTask(ValueError):
@@ -36,12 +36,12 @@ def run_interactive(
     actions.
 
     Actions are read from ``lines`` (default: standard input), which need not be a terminal. Return
-    True for a success. Raises what ``check_environment`` raises, and ``NoSuchTask``.
+    True for a success. Raises the errors of ``check_environment``, and ``NoSuchTask``.
     """
     name = resolve_name(name)
     settings = env_settings(EnvConfig(env_name=name, kwargs=dict(kwargs or {}), max_steps=steps))
     package = get_package(name)
-    with within_limits(name, f"listing the {split} tasks of {name}"):
+    with limit_time_and_memory(name, f"listing the {split} tasks of {name}"):
         tasks = select_validation_set(package.tasks(settings, split), number + 1)
         env = package.make(settings)
     try:
@@ -80,9 +80,9 @@ def _read_actions(lines: TextIO, console: Console) -> Iterator[str]:
 
 
 def _run_typed_episode(
-    env: Env, first: Observation, actions: Iterator[str], console: Console, steps: int
+    env: Env, first_observation: Observation, actions: Iterator[str], console: Console, steps: int
 ) -> bool:
-    observation, total_reward = first, 0.0
+    observation, total_reward = first_observation, 0.0
     for num_actions in range(1, steps + 1):
         _print_observation(console, observation)
         action = next(actions, None)
@@ -94,21 +94,23 @@ def _run_typed_episode(
         if not info.get("is_action_valid", True):
             console.print("this action is not valid here", style="yellow")
         if done:
-            _print_observation(console, observation, over=True)
+            _print_observation(console, observation, is_over=True)
             is_success = bool(info.get("won"))
-            outcome = "success" if is_success else "no success"
-            console.print(f"{outcome} after {num_actions} actions; return {total_reward:g}")
+            outcome_text = "success" if is_success else "no success"
+            console.print(f"{outcome_text} after {num_actions} actions; return {total_reward:g}")
             return is_success
     console.print(f"ended after {steps} actions, no success; return {total_reward:g}")
     return False
 
 
-def _print_observation(console: Console, observation: Observation, over: bool = False) -> None:
+def _print_observation(console: Console, observation: Observation, is_over: bool = False) -> None:
     # Print as text: rich would read square brackets as markup.
     console.print(Text(observation.text))
-    possible = [] if over else list(observation.info.get("admissible_actions") or ())
-    if possible:
-        num_more = len(possible) - SHOWN_ACTIONS
-        more = f" and {num_more} more" if num_more > 0 else ""
-        shown = f"valid actions: {', '.join(possible[:SHOWN_ACTIONS])}{more}"
-        console.print(Text(shown, style="dim"))
+    admissible_actions = [] if is_over else list(observation.info.get("admissible_actions") or ())
+    if admissible_actions:
+        num_hidden = len(admissible_actions) - MAX_SHOWN_ACTIONS
+        hidden_remark = f" and {num_hidden} more" if num_hidden > 0 else ""
+        actions_line = (
+            f"valid actions: {', '.join(admissible_actions[:MAX_SHOWN_ACTIONS])}{hidden_remark}"
+        )
+        console.print(Text(actions_line, style="dim"))

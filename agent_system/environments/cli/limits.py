@@ -4,11 +4,11 @@ import contextlib
 import resource
 from collections.abc import Iterator
 
-from agent_system.environments.env_registry import missing_extra_error
+from agent_system.environments.env_registry import build_missing_extra_error
 from verl.utils.limits import TimeLimit, limit_memory, time_limit
 
-SECONDS = 90.0
-GIGABYTES = 8.0
+MAX_SECONDS = 90.0
+MAX_GIGABYTES = 8.0
 
 
 class OutOfLimits(ValueError):
@@ -16,24 +16,24 @@ class OutOfLimits(ValueError):
 
 
 @contextlib.contextmanager
-def within_limits(env_name: str, operation: str) -> Iterator[None]:
-    """Limit the ``with`` block to ``SECONDS`` and ``GIGABYTES`` of address space.
+def limit_time_and_memory(env_name: str, operation: str) -> Iterator[None]:
+    """Limit the ``with`` block to ``MAX_SECONDS`` and ``MAX_GIGABYTES`` of address space.
 
-    ``operation`` names it in the error. Raises ``OutOfLimits``, and ``MissingExtra`` instead of
-    ``ModuleNotFoundError``.
+    ``operation`` is the name of the block in error messages. Raises ``OutOfLimits``. Raises
+    ``MissingExtra`` instead of ``ModuleNotFoundError``.
     """
     old_limits = resource.getrlimit(resource.RLIMIT_AS)
-    limit_memory(GIGABYTES)
+    limit_memory(MAX_GIGABYTES)
     try:
-        with time_limit(SECONDS, operation):
+        with time_limit(MAX_SECONDS, operation):
             yield
     except TimeLimit as error:
         raise OutOfLimits(f"{error}; fix: set keys that make fewer or smaller tasks") from error
     except ModuleNotFoundError as error:
-        raise missing_extra_error(env_name, error) from error
+        raise build_missing_extra_error(env_name, error) from error
     except MemoryError as error:
         raise OutOfLimits(
-            f"{operation} needs more than {GIGABYTES:g} GB of memory; fix: set keys that make "
+            f"{operation} needs more than {MAX_GIGABYTES:g} GB of memory; fix: set keys that make "
             "fewer or smaller tasks"
         ) from error
     finally:

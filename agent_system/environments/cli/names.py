@@ -17,33 +17,35 @@ def list_names() -> list[str]:
     return [
         name
         for package in sorted(env_registry.REGISTRY)
-        for name in [package, *(f"{package}/{variant}" for variant in known_variants(package))]
+        for name in [package, *(f"{package}/{variant}" for variant in list_known_variants(package))]
     ]
 
 
-def known_variants(package: str) -> tuple[str, ...]:
+def list_known_variants(package: str) -> tuple[str, ...]:
     """Return the variants of ``package``. Log a warning and return () if its library is missing."""
     try:
-        return tuple(env_registry.variants_of(package))
+        return tuple(env_registry.list_package_variants(package))
     except ImportError as error:
         logger.warning("the variants of %s cannot be listed: %s", package, error)
         return ()
 
 
-def unlisted_names() -> dict[str, str]:
+def collect_unlisted_names() -> dict[str, str]:
     """Return the names that can be used but are not listed, each with the reason."""
     return _collect_texts(lambda package: package.unlisted())
 
 
-def name_remarks() -> dict[str, str]:
+def collect_name_remarks() -> dict[str, str]:
     return _collect_texts(lambda package: package.remarks())
 
 
-def _collect_texts(texts_of: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> dict[str, str]:
+def _collect_texts(
+    get_texts_by_variant: Callable[[EnvPackage[Any]], Mapping[str, str]],
+) -> dict[str, str]:
     texts: dict[str, str] = {}
     for name in sorted(env_registry.REGISTRY):
         with contextlib.suppress(ImportError):
-            package_texts = texts_of(env_registry.get_package(name))
+            package_texts = get_texts_by_variant(env_registry.get_package(name))
             texts |= {
                 f"{name}/{variant}" if variant else name: text
                 for variant, text in package_texts.items()
@@ -51,7 +53,7 @@ def _collect_texts(texts_of: Callable[[EnvPackage[Any]], Mapping[str, str]]) -> 
     return texts
 
 
-def names_with_oracle() -> tuple[list[str], list[str]]:
+def list_names_with_oracle() -> tuple[list[str], list[str]]:
     """Return the listed names that have an oracle, and all listed names.
 
     An oracle knows a solution of every task. It is an expert of the package, or the method
@@ -63,11 +65,11 @@ def names_with_oracle() -> tuple[list[str], list[str]]:
 
 def _has_oracle(package: str, variant: str) -> bool:
     try:
-        loaded = env_registry.get_package(package)
+        env_package = env_registry.get_package(package)
     except (ImportError, LookupError):
         return False
-    has_solution = loaded.expert is not None or hasattr(loaded.make, "gold_path")
-    return has_solution and variant not in loaded.without_oracle
+    has_solver = env_package.expert is not None or hasattr(env_package.make, "gold_path")
+    return has_solver and variant not in env_package.without_oracle
 
 
 def resolve_name(name: str) -> str:
@@ -78,7 +80,7 @@ def resolve_name(name: str) -> str:
     """
     env_registry.find_entry(name)
     package, slash, variant = env_registry.canonical_name(name).partition("/")
-    variants = known_variants(package) if slash else ()
+    variants = list_known_variants(package) if slash else ()
     unlisted: Mapping[str, str] = {}
     if slash and ":" not in name:
         with contextlib.suppress(ImportError):
@@ -88,10 +90,10 @@ def resolve_name(name: str) -> str:
         return f"{package}/{variant}"
     if variant in variants or not variants:
         return f"{package}{slash}{variant}"
-    spelled = {known_variant.lower(): known_variant for known_variant in variants}
-    if variant.lower() in spelled:
-        return f"{package}/{spelled[variant.lower()]}"
-    hint = did_you_mean(variant.lower(), spelled)
+    variants_by_lower_case = {known_variant.lower(): known_variant for known_variant in variants}
+    if variant.lower() in variants_by_lower_case:
+        return f"{package}/{variants_by_lower_case[variant.lower()]}"
+    hint = did_you_mean(variant.lower(), variants_by_lower_case)
     raise env_registry.UnknownEnvironment(
         f"{package} has no variant {variant!r}{hint} Allowed: {', '.join(variants)}"
     )

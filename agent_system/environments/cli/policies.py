@@ -22,14 +22,20 @@ from agent_system.environments.random_moves import find_moves, vary_move
 from agent_system.environments.settings import EnvSettings
 
 Policy = Callable[[Observation], str]
-PLACEHOLDER = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
-WORDS = re.compile(r"[\w'-]+")
-MOST_CONSTANTS = 8  # constants from each source: oracle actions, admissible actions, brackets
-_TEXTS = yaml.safe_load(Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8"))
+PLACEHOLDER_PATTERN = re.compile(r"<[^<>]+>")  # as in the admissible action search[<words>]
+WORD_PATTERN = re.compile(r"[\w'-]+")
+MAX_CONSTANTS_PER_SOURCE = 8  # per source: oracle actions, admissible actions, brackets
+_INJECTION_TEXTS = yaml.safe_load(
+    Path(__file__).with_name("injections.yaml").read_text(encoding="utf-8")
+)
 # Texts that try to deceive an environment or a grader.
 INJECTIONS = tuple(
     text if isinstance(text, str) else text[0] * text[1]
-    for text in [*_TEXTS["orders"], *_TEXTS["code"], *_TEXTS["malformed"]]
+    for text in [
+        *_INJECTION_TEXTS["orders"],
+        *_INJECTION_TEXTS["code"],
+        *_INJECTION_TEXTS["malformed"],
+    ]
 )
 
 
@@ -49,7 +55,8 @@ PolicyFactory = Callable[[PolicyStart], Policy]
 class TextWithAction(str):
     """Text of a policy whose ``action`` is passed to the environment without ``project``.
 
-    It is needed because the check does not know the answer format of every package.
+    The check does not know the answer format of every package, so it cannot always write a text
+    that ``project`` reads.
     """
 
     action: str
@@ -78,22 +85,22 @@ class OraclePolicy:
         return write_action(self._last_action)
 
 
-class PathPolicy:
+class FixedActionsPolicy:
     """Policy that follows a given list of actions.
 
-    If the observation lists admissible actions, other actions of the list are skipped: solutions of
-    some libraries contain invalid actions.
+    If an observation lists all admissible actions, actions that it does not list are skipped:
+    solutions of some libraries contain invalid actions.
     """
 
-    def __init__(self, path: Sequence[str]) -> None:
-        self._left = list(path)
+    def __init__(self, actions: Sequence[str]) -> None:
+        self._remaining_actions = list(actions)
 
     def __call__(self, observation: Observation) -> str:
-        possible = _admissible_actions(observation)
-        is_complete_list = _lists_all_actions(observation)
-        while self._left:
-            action = self._left.pop(0)
-            if not is_complete_list or action in possible:
+        admissible_actions = _get_admissible_actions(observation)
+        lists_all_actions = _has_complete_action_list(observation)
+        while self._remaining_actions:
+            action = self._remaining_actions.pop(0)
+            if not lists_all_actions or action in admissible_actions:
                 return write_action(action)
         return ""
 
@@ -101,21 +108,21 @@ class PathPolicy:
 def make_random_policy(start: PolicyStart) -> Policy:
     """Return a policy of random admissible actions.
 
-    Without a list, it varies the moves in brackets that the observations have shown, or else uses
-    words of the observation.
+    If an observation lists no actions, the policy varies moves in brackets that observations have
+    shown. If there are no such moves either, it writes random words of the observation.
     """
-    shown_moves: dict[str, None] = {}  # a dict has an order that is always the same
+    shown_moves: dict[str, None] = {}  # a dict, because the order of a set varies
 
     def write_random_action(observation: Observation) -> str:
-        words = WORDS.findall(observation.text) or ["wait"]
-        possible = _admissible_actions(observation)
+        words = WORD_PATTERN.findall(observation.text) or ["wait"]
+        admissible_actions = _get_admissible_actions(observation)
         shown_moves.update(dict.fromkeys(find_moves(observation.text)))
-        if not possible and shown_moves:
+        if not admissible_actions and shown_moves:
             return write_action(vary_move(start.rng.choice(list(shown_moves)), start.rng))
-        if not possible:
+        if not admissible_actions:
             return write_action(" ".join(start.rng.choices(words, k=start.rng.randint(1, 3))))
-        action = start.rng.choice(possible)
-        return write_action(PLACEHOLDER.sub(lambda _: start.rng.choice(words), action))
+        action = start.rng.choice(admissible_actions)
+        return write_action(PLACEHOLDER_PATTERN.sub(lambda _: start.rng.choice(words), action))
 
     return write_random_action
 
@@ -123,7 +130,7 @@ def make_random_policy(start: PolicyStart) -> Policy:
 def make_repeating_policy(start: PolicyStart) -> Policy:
     """Return a policy that repeats the first admissible action, or the first line of text."""
     lines = start.first.text.strip().splitlines()
-    text = write_action((_admissible_actions(start.first) or lines or [""])[0])
+    text = write_action((_get_admissible_actions(start.first) or lines or [""])[0])
     return lambda _observation: text
 
 
@@ -139,7 +146,7 @@ class InjectionSequence:
     """Policy that uses all ``INJECTIONS``, unchanged and in the answer format of the package.
 
     An episode continues after the last text of the previous episode, so that all are used even if
-    episodes have one turn. ``left`` is the number of texts that were not used yet.
+    episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
     """
 
     def __init__(self, package: EnvPackage[Any]) -> None:
@@ -147,15 +154,15 @@ class InjectionSequence:
             variant for text in INJECTIONS for variant in (text, _format_injection(package, text))
         ]
         random.Random(0).shuffle(model_texts)
-        self.left = len(model_texts)
-        self._texts = itertools.cycle(model_texts)
+        self.num_unused = len(model_texts)
+        self._text_cycle = itertools.cycle(model_texts)
 
     def __call__(self, _start: PolicyStart) -> Policy:
         return self._next_injection
 
     def _next_injection(self, _observation: Observation) -> str:
-        self.left -= 1
-        return next(self._texts)
+        self.num_unused -= 1
+        return next(self._text_cycle)
 
 
 def _format_injection(package: EnvPackage[Any], action: str) -> str:
@@ -169,38 +176,46 @@ def _format_injection(package: EnvPackage[Any], action: str) -> str:
     return str(write_action(action)) if has_default_format else write_action(action)
 
 
-def candidate_constants(actions: Sequence[str], observations: Sequence[Observation]) -> list[str]:
+def find_candidate_constants(
+    actions: Sequence[str], observations: Sequence[Observation]
+) -> list[str]:
     """Return actions with which a policy that repeats one action could succeed.
 
-    They are the most frequent of ``actions`` and of the admissible actions. If an observation lists
-    no actions, or a pattern of actions, they also are the texts in brackets of ``observations`` and
-    frequent answers to questions. Otherwise such texts are not valid, and trying them would take
+    They are the most frequent of ``actions`` and of the admissible actions. If some observation
+    does not list all its actions, the result also contains texts in brackets of ``observations``
+    and frequent answers to questions. Otherwise such texts are invalid, and trying them would take
     most of the time of a check.
     """
-    sources = [
+    candidate_lists = [
         list(actions),
-        [text for shown in observations for text in _admissible_actions(shown)],
+        [text for observation in observations for text in _get_admissible_actions(observation)],
     ]
     frequent_answers: list[str] = []
-    if not observations or not all(map(_lists_all_actions, observations)):
-        sources.append([text for shown in observations for text in find_moves(shown.text)])
-        frequent_answers = _TEXTS["frequent_answers"]
-    frequent = [
+    if not observations or not all(map(_has_complete_action_list, observations)):
+        candidate_lists.append(
+            [text for observation in observations for text in find_moves(observation.text)]
+        )
+        frequent_answers = _INJECTION_TEXTS["frequent_answers"]
+    frequent_texts = [
         text
-        for source in sources
-        for text, _ in Counter(source).most_common(MOST_CONSTANTS)
-        if not PLACEHOLDER.search(text)
+        for candidate_list in candidate_lists
+        for text, _ in Counter(candidate_list).most_common(MAX_CONSTANTS_PER_SOURCE)
+        if not PLACEHOLDER_PATTERN.search(text)
     ]
-    return list(dict.fromkeys([*frequent, *frequent_answers]))
+    return list(dict.fromkeys([*frequent_texts, *frequent_answers]))
 
 
-def _lists_all_actions(observation: Observation) -> bool:
-    actions = _admissible_actions(observation)
-    return bool(actions) and not any(map(PLACEHOLDER.search, actions))
+def _has_complete_action_list(observation: Observation) -> bool:
+    actions = _get_admissible_actions(observation)
+    return bool(actions) and not any(map(PLACEHOLDER_PATTERN.search, actions))
 
 
-def _most_common(counted: "Counter[str]") -> list[str]:
-    return [text for text, _ in counted.most_common(MOST_CONSTANTS) if not PLACEHOLDER.search(text)]
+def _most_common(counter: "Counter[str]") -> list[str]:
+    return [
+        text
+        for text, _ in counter.most_common(MAX_CONSTANTS_PER_SOURCE)
+        if not PLACEHOLDER_PATTERN.search(text)
+    ]
 
 
 class InvalidGoldPath(ValueError):
@@ -212,14 +227,14 @@ def find_oracle(
 ) -> PolicyFactory | None:
     """Return a function that makes the policy of an episode that solves the task, or None.
 
-    The policy follows the actions of ``env.gold_path(task)`` if that method exists, else ``expert``
-    if it solves the tasks.
+    The policy follows the actions of ``env.gold_path(task)`` if that method exists. Otherwise it
+    follows ``expert`` if the expert solves every task.
     """
     gold_path = getattr(env, "gold_path", None)
     if gold_path is not None:
         # Compute all paths first: computing one may end the current episode of ``env``.
         paths = {task["task_id"]: _read_gold_path(gold_path, task) for task in tasks}
-        return lambda start: PathPolicy(paths[start.task["task_id"]])
+        return lambda start: FixedActionsPolicy(paths[start.task["task_id"]])
     # Some experts guess, so they do not solve every task.
     if expert is None or not expert.knows_solution(settings):
         return None
@@ -240,5 +255,5 @@ def _read_gold_path(gold_path: Callable[[Task], Any], task: Task) -> list[str]:
     return list(path)
 
 
-def _admissible_actions(observation: Observation) -> Sequence[str]:
+def _get_admissible_actions(observation: Observation) -> Sequence[str]:
     return observation.info.get("admissible_actions") or ()

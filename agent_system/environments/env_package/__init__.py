@@ -1,1 +1,1 @@
-"""Environments, one package each. Every package declares ``PACKAGE``, an ``EnvPackage``."""
+"""Environment packages, one per environment. Each declares an ``EnvPackage`` named ``PACKAGE``."""

@@ -9,8 +9,8 @@ ones. The fields are:
 - ``messages``: dicts with ``role`` and ``content``.
 
 User messages are the prompts of a rollout with ``append`` history. With the option ``window`` they
-are those of ``window`` history: each turn is a separate line with one user message. Assistant
-messages have the form of a rollout, such as
+are the prompts of ``window`` history, and each turn is a separate line with one user message.
+Assistant messages have the form of a rollout, such as
 ``<level>2</level><think>need mug.</think><action>look</action>``.
 A thought of level 1 is empty. Level 2 has the situation, level 3 adds the last action and its
 result, and level 4 adds the plan. An expert may write the thoughts itself.
@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 LEVELS = (1, 2, 3, 4)
 # Maximum turns of an episode if the settings have no ``max_steps``.
-MAX_STEPS = 15
+DEFAULT_MAX_STEPS = 15
 # Maximum tasks per call of a worker. Small chunks keep the wait for the last worker short.
-CHUNK_TASKS = 32
+MAX_CHUNK_TASKS = 32
 TIMEOUT_S = 1800  # for all demonstrations
 
 
@@ -73,7 +73,7 @@ class DemonstrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationTask:
-    """Task with ``repetitions`` demonstrated episodes, and the seed and options of these."""
+    """Task with ``repetitions`` demonstrated episodes, their seed and their options."""
 
     task: Task
     repetitions: int
@@ -84,7 +84,7 @@ class DemonstrationTask:
 def get_expert(env_name: str) -> Expert:
     """Return the expert of the environment.
 
-    Raises ``NoExpert`` if it has none, and what ``get_package`` raises.
+    Raises ``NoExpert`` if it has none, and the errors of ``get_package``.
     """
     expert = get_package(env_name).expert
     if expert is not None:
@@ -119,9 +119,9 @@ def write_demonstrations(
         settings: Its settings. ``max_steps`` is the maximum length of an episode.
         out_dir: Directory of the file. The name of the file is a hash of all options and settings;
             an existing file is returned immediately.
-        num_episodes: Number of episodes. Tasks are repeated if there are fewer.
+        num_episodes: Number of episodes. If there are fewer tasks, tasks are repeated.
         seed: Seed of the expert's random choices.
-        num_workers: Number of worker processes, which the file does not depend on; 0: this process.
+        num_workers: Number of worker processes; 0: this process. The file does not depend on it.
         useless_share, invalid_share: Fields of ``Noise``.
         levels: Thinking levels to draw from. Empty: actions only, and prompts without levels.
         needed_level_share: Share of turns that use the level that the expert names as needed.
@@ -145,18 +145,18 @@ def write_demonstrations(
         logger.info("demonstrations: re-using %s", path)
         return path
     demonstration_tasks = plan_demonstrations(get_package(env_name), expert, settings, options)
-    lines = _run_plan(env_name, settings, demonstration_tasks, num_workers)[:num_episodes]
-    kept_lines = [line for line in lines if line is not None]
-    if not kept_lines:
+    lines = _run_in_workers(env_name, settings, demonstration_tasks, num_workers)[:num_episodes]
+    episode_lines = [line for line in lines if line is not None]
+    if not episode_lines:
         raise ValueError(
             f"demonstrations: none of {num_episodes} episodes was successful within "
-            f"{_max_steps(settings)} turns; fix: raise env.max_steps, or lower data.noise"
+            f"{_get_max_steps(settings)} turns; fix: raise env.max_steps, or lower data.noise"
         )
     with atomic_write(path) as file:
-        file.writelines(line + "\n" for line in kept_lines)
+        file.writelines(line + "\n" for line in episode_lines)
     outcome = "finished" if expert.keeps_unsuccessful else "successful"
     logger.info(
-        "demonstrations: %d of %d episodes %s: %s", len(kept_lines), num_episodes, outcome, path
+        "demonstrations: %d of %d episodes %s: %s", len(episode_lines), num_episodes, outcome, path
     )
     return path
 
@@ -165,25 +165,30 @@ def _check_options(
     env_name: str, expert: Expert, settings: EnvSettings, options: DemonstrationOptions
 ) -> None:
     """Raise ``ValueError`` for options that contradict the expert or each other."""
-    useless, invalid = options.noise.useless_share, options.noise.invalid_share
-    is_valid = options.num_episodes >= 1 and min(useless, invalid) >= 0 and useless + invalid < 1
+    useless_share, invalid_share = options.noise.useless_share, options.noise.invalid_share
+    is_valid = (
+        options.num_episodes >= 1
+        and min(useless_share, invalid_share) >= 0
+        and useless_share + invalid_share < 1
+    )
     if not is_valid or not set(options.levels) <= set(expert.levels):
-        level_range = "none"
+        levels_text = "none"
         if expert.levels:
-            level_range = f"{min(expert.levels)}..{max(expert.levels)}"
+            levels_text = f"{min(expert.levels)}..{max(expert.levels)}"
         raise ValueError(
-            f"demonstrations with num_episodes={options.num_episodes}, noise {useless} (useless "
-            f"actions) and {invalid} (invalid actions), levels {list(options.levels)}; allowed: "
-            "num_episodes of 1 or more, noise of 0 or more with a sum below 1, and levels among "
-            f"{level_range}"
+            f"demonstrations with num_episodes={options.num_episodes}, noise {useless_share} "
+            f"(useless actions) and {invalid_share} (invalid actions), levels "
+            f"{list(options.levels)}; allowed: num_episodes of 1 or more, noise of 0 or more with "
+            "a sum below 1, and levels among "
+            f"{levels_text}"
         )
-    level_share = options.needed_level_share
-    names_level = expert.names_needed_level(settings)
-    if not 0 <= level_share <= 1 or (level_share and not names_level):
+    needed_level_share = options.needed_level_share
+    sets_needed_level = expert.names_needed_level(settings)
+    if not 0 <= needed_level_share <= 1 or (needed_level_share and not sets_needed_level):
         allowed = "0 to 1"
-        if not names_level:
+        if not sets_needed_level:
             allowed = f"0, because the expert of {env_name!r} does not name the needed level"
-        raise ValueError(f"needed_level_share={level_share}; allowed: {allowed}")
+        raise ValueError(f"needed_level_share={needed_level_share}; allowed: {allowed}")
 
 
 def plan_demonstrations(
@@ -191,21 +196,21 @@ def plan_demonstrations(
 ) -> list[DemonstrationTask]:
     """Return the tasks to demonstrate, each with its number of episodes.
 
-    Episodes of a task are consecutive in the file. Lines held out from its end then belong to few
-    tasks.
+    Episodes of a task are consecutive in the file. If the last lines of the file are held out for
+    evaluation, they belong to few tasks.
     """
     repetitions = expert.episodes_per_task
-    # Round up, here and below. The caller drops the episodes beyond ``num_episodes``.
-    count = -(-options.num_episodes // repetitions)
+    # The negations round the quotient up. The caller drops episodes beyond ``num_episodes``.
+    num_tasks_wanted = -(-options.num_episodes // repetitions)
     if expert.tasks:
-        tasks = expert.tasks(settings, count)
+        tasks = expert.tasks(settings, num_tasks_wanted)
     else:
         # A package may list tasks by kind, so take them in a random, fixed order.
         tasks = sorted(
             package.tasks(settings, "train"),
             key=lambda task: derive_seed("demonstrations", task["task_id"]),
         )
-    if len(tasks) < count:
+    if len(tasks) < num_tasks_wanted:
         repetitions = -(-options.num_episodes // len(tasks))
     num_tasks = -(-options.num_episodes // repetitions)
     return [
@@ -221,8 +226,8 @@ def _hash_options(
         key = expert.key(settings)
     else:
         key = [env_name, expert.version, settings.model_dump(mode="json")]
-        module, colon, _ = env_name.partition(":")
-        if colon:
+        module, separator, _ = env_name.partition(":")
+        if separator:
             # Include the source code of a user's module: users may change it without a new
             # ``version``. It is missing if the module is compiled, or made at run time.
             with contextlib.suppress(OSError):
@@ -236,24 +241,24 @@ def _hash_options(
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _max_steps(settings: EnvSettings) -> int:
-    return settings.max_steps or MAX_STEPS
+def _get_max_steps(settings: EnvSettings) -> int:
+    return settings.max_steps or DEFAULT_MAX_STEPS
 
 
-def _run_plan(
+def _run_in_workers(
     env_name: str,
     settings: EnvSettings,
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Return one line per episode in the order of the tasks; None for an episode to omit."""
+    """Return one line per episode in the order of the tasks; None for an omitted episode."""
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
     if num_workers == 0:
-        return run_tasks(import_path, settings, demonstration_tasks)
+        return run_task_chunk(import_path, settings, demonstration_tasks)
     episodes = sum(task.repetitions for task in demonstration_tasks)
     # Make at least one chunk per worker if there are enough tasks.
-    chunk_size = max(1, min(CHUNK_TASKS, -(-len(demonstration_tasks) // num_workers)))
+    chunk_size = max(1, min(MAX_CHUNK_TASKS, -(-len(demonstration_tasks) // num_workers)))
     chunks = [
         demonstration_tasks[start : start + chunk_size]
         for start in range(0, len(demonstration_tasks), chunk_size)
@@ -263,7 +268,7 @@ def _run_plan(
     pool = ProcessPoolExecutor(num_workers, mp_context=context, initializer=die_with_parent)
     try:
         lines: list[str | None] = []
-        run_chunk = functools.partial(run_tasks, import_path, settings)
+        run_chunk = functools.partial(run_task_chunk, import_path, settings)
         with Progress("demonstrations", episodes, "episodes") as progress:
             for chunk in pool.map(run_chunk, chunks, timeout=TIMEOUT_S):
                 lines += chunk
@@ -276,13 +281,13 @@ def _run_plan(
     return lines
 
 
-def run_tasks(
+def run_task_chunk(
     import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
 ) -> list[str | None]:
-    """Return the demonstrated episodes as JSON lines, in the worker process.
+    """Run the demonstrated episodes in a worker process and return them as JSON lines.
 
-    An episode without success is None unless the expert keeps those. ``import_path`` is the
-    ``module:attribute`` of the package.
+    An episode without success gives None, unless the expert keeps unsuccessful episodes.
+    ``import_path`` is the ``module:attribute`` of the package.
     """
     package = get_package(import_path)
     expert = get_expert(import_path)
@@ -291,9 +296,16 @@ def run_tasks(
     try:
         return [
             # The seed depends on task and repetition, not on the number of workers.
-            _run_episode(expert, env, prompts, settings, one, derive_seed(one.seed, repetition))
-            for one in demonstration_tasks
-            for repetition in range(one.repetitions)
+            _run_episode(
+                expert,
+                env,
+                prompts,
+                settings,
+                demonstration_task,
+                derive_seed(demonstration_task.seed, repetition),
+            )
+            for demonstration_task in demonstration_tasks
+            for repetition in range(demonstration_task.repetitions)
         ]
     finally:
         env.close()
@@ -304,17 +316,19 @@ def _run_episode(
     env: Env,
     prompts: Prompts,
     settings: EnvSettings,
-    demonstrated: DemonstrationTask,
+    demonstration_task: DemonstrationTask,
     seed: int,
 ) -> str | None:
     """Return the rows of one episode as JSON lines; None to omit it."""
-    task, options = demonstrated.task, demonstrated.options
-    first = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
+    task, options = demonstration_task.task, demonstration_task.options
+    first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)
-    policy = expert.start(EpisodeStart(settings, task, first, rng, options.noise))
+    policy = expert.start(EpisodeStart(settings, task, first_observation, rng, options.noise))
     sample_level = LevelSampler(options.levels, rng, options.needed_level_share)
-    episode = ExpertEpisode(env, prompts, task, first, bool(options.levels), options.window)
-    is_success = episode.run(policy, sample_level, _max_steps(settings))
+    episode = ExpertEpisode(
+        env, prompts, task, first_observation, bool(options.levels), options.window
+    )
+    is_success = episode.run(policy, sample_level, _get_max_steps(settings))
     if not is_success and not expert.keeps_unsuccessful:
         return None
     return "\n".join(json.dumps(row) for row in episode.to_rows())

@@ -12,7 +12,11 @@ from agent_system.environments.expert_protocol import Decision, ExpertPolicy
 from agent_system.environments.prompts import Prompts
 from agent_system.memory import WindowMemory
 
-TASK_FIELDS = ("task_id", "data_source", "kind")  # fields of the task that are copied into a row
+COPIED_TASK_FIELDS = (
+    "task_id",
+    "data_source",
+    "kind",
+)  # fields of the task that are copied into a row
 
 
 def write_thought(level: int, decision: Decision) -> str:
@@ -33,7 +37,10 @@ def write_thought(level: int, decision: Decision) -> str:
 
 
 def choose_action(level: int | None, decision: Decision) -> str:
-    """Return the action of the expert's own thought of ``level``, else ``decision.action``."""
+    """Return the action of the thought that the expert wrote for ``level``, if there is one.
+
+    Otherwise return ``decision.action``.
+    """
     if level is not None and level in decision.thoughts:
         return decision.thoughts[level].action
     return decision.action
@@ -42,7 +49,7 @@ def choose_action(level: int | None, decision: Decision) -> str:
 def render_reply(level: int | None, decision: Decision) -> str:
     """Return the assistant message, in the form of a rollout's response.
 
-    Without a level it is the action only.
+    Without a level, the message contains only the action.
     """
     action = f"<action>{choose_action(level, decision)}</action>"
     if level is None:
@@ -54,9 +61,9 @@ def render_reply(level: int | None, decision: Decision) -> str:
 class LevelSampler:
     """Sampler of the thinking level of a turn.
 
-    It is ``decision.needed_level`` with probability ``needed_share``, else uniform over ``levels``.
-    The level of a turn is independent of earlier turns, so that the policy learns no sequence of
-    levels. Without ``levels`` it is None.
+    The level is ``decision.needed_level`` with probability ``needed_share``, otherwise uniform over
+    ``levels``. It is independent of earlier turns, so that the policy learns no sequence of levels.
+    If ``levels`` is empty, the level is None.
     """
 
     levels: Sequence[int]
@@ -66,8 +73,8 @@ class LevelSampler:
     def __call__(self, decision: Decision) -> int | None:
         if not self.levels:
             return None
-        # With ``needed_share=0`` use no random number: it would change the following ones, and so
-        # the content of existing files.
+        # With ``needed_share=0`` draw no random number: it would change all later draws, and so the
+        # content of files from before this option existed.
         uses_needed_level = self.needed_share > 0 and self.rng.random() < self.needed_share
         if uses_needed_level and decision.needed_level in self.levels:
             return decision.needed_level
@@ -78,8 +85,8 @@ class ExpertEpisode:
     """Episode of an expert, and the rows (lines of the demonstration file) made from it.
 
     With ``window=None`` the episode is one row, as with ``env.history=append``. Otherwise every
-    turn is a row, and its prompt has the last ``window`` turns. With ``asks_levels`` the prompts
-    ask for thinking levels.
+    turn is a row, and its prompt has the last ``window`` turns. If ``asks_for_levels`` is true, the
+    prompts ask for thinking levels.
     """
 
     def __init__(
@@ -88,22 +95,22 @@ class ExpertEpisode:
         prompts: Prompts,
         task: Task,
         first_observation: Observation,
-        asks_levels: bool,
+        asks_for_levels: bool,
         window: int | None = None,
     ) -> None:
         self.env = env
         self.prompts = prompts
         self.task = task
         self.first = first_observation
-        self.asks_levels = asks_levels
+        self.asks_for_levels = asks_for_levels
         # Past turns, from which prompts are built if every turn is a row.
         self.memory = None if window is None else WindowMemory(window)
         self.window_prompts: list[str] = []
         self.levels: list[int | None] = []
         self.decisions: list[Decision] = []
-        system = prompts.system(asks_levels)
+        system = prompts.system(asks_for_levels)
         self.messages = [{"role": "system", "content": system}] if system else []
-        self._add_message("user", prompts.first(first_observation, asks_levels))
+        self._add_message("user", prompts.first(first_observation, asks_for_levels))
 
     def run(
         self, policy: ExpertPolicy, sample_level: Callable[[Decision], int | None], max_steps: int
@@ -124,7 +131,7 @@ class ExpertEpisode:
             if self.memory is not None:
                 turns = self.memory.stored_turns()
                 self.window_prompts.append(
-                    self.prompts.window(self.first, turns, observation, self.asks_levels)
+                    self.prompts.window(self.first, turns, observation, self.asks_for_levels)
                 )
                 self.memory.add(observation.text, action)
             self._add_message("assistant", render_reply(level, decision))
@@ -153,7 +160,7 @@ class ExpertEpisode:
     def _build_row(self, steps: slice, messages: list[dict[str, str]]) -> dict[str, Any]:
         decisions = self.decisions[steps]
         return {
-            **{key: self.task[key] for key in TASK_FIELDS if key in self.task},
+            **{key: self.task[key] for key in COPIED_TASK_FIELDS if key in self.task},
             "levels": self.levels[steps],
             "slack": [decision.is_useless for decision in decisions],
             "slips": [decision.is_invalid for decision in decisions],

@@ -16,7 +16,7 @@ def find_shortest_path(
     is_solved: Callable[[State], bool],
     max_states: int = 100_000,
 ) -> list[str] | None:
-    """Return the shortest list of moves from ``start`` to a state that ``is_solved``.
+    """Return the shortest list of moves from ``start`` to a state with ``is_solved(state)``.
 
     ``next_states(state)`` yields each possible move with the next state. The search is breadth
     first. Return None if there is no path, or none among the first ``max_states`` states.
@@ -26,7 +26,7 @@ def find_shortest_path(
     # The loop appends to the list: it is the queue of states to visit.
     for state in queue:
         if is_solved(state):
-            return _path_to(state, predecessors)
+            return _trace_moves_to(state, predecessors)
         if len(predecessors) >= max_states:
             return None
         for move, next_state in next_states(state):
@@ -36,12 +36,12 @@ def find_shortest_path(
     return None
 
 
-def _path_to(state: State, previous: dict[State, tuple[str, State] | None]) -> list[str]:
-    path = []
-    while (step := previous[state]) is not None:
+def _trace_moves_to(state: State, predecessors: dict[State, tuple[str, State] | None]) -> list[str]:
+    moves = []
+    while (step := predecessors[state]) is not None:
         move, state = step
-        path.append(move)
-    return path[::-1]
+        moves.append(move)
+    return moves[::-1]
 
 
 def add_noise(

@@ -6,7 +6,8 @@
 
 A trial is ``episodes_per_trial`` episodes of the same task in one conversation. The agent can use
 in a later episode what it learned in an earlier one. The first ``free_shots`` episodes have no
-reward. The return is the sum of the rewards of the others, and all turns are trained on it.
+reward. The return of a trial is the sum of the rewards of the later episodes. Training uses this
+return for all turns of the trial.
 """
 
 import itertools
@@ -17,7 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_system.agents import Agent, DirectOutputAgent, LanguageModel, Message
-from agent_system.environments.multistep.runner import EpisodeRunner, TrialRunner, accept_both_forms
+from agent_system.environments.multistep.runner import (
+    EpisodeRunner,
+    TrialRunner,
+    accept_both_signatures,
+)
 from agent_system.environments.multistep.trial import (
     MASK_MODES,
     Trial,
@@ -53,10 +58,11 @@ class MultistepEnv:
         system_prompt: System message; empty for none.
         max_steps_per_episode: Turns after which an episode ends ``truncated``.
         episodes_per_trial: Episodes of the same task in a trial.
-        free_shots: Number of first episodes without reward.
-        trial_mode: ``all_episodes``, as above, or ``last_episode``: each episode is a separate
-            conversation, and the result has tokens and reward of the last one.
-        mask_mode: Train on ``all`` turns of the agent, or on the ``final`` one only.
+        free_shots: Number of episodes without reward at the beginning of a trial.
+        trial_mode: ``all_episodes``: all episodes of a trial share one conversation.
+            ``last_episode``: each episode is a separate conversation, and the result has tokens
+            and reward of the last one.
+        mask_mode: ``all``: train on all turns of the agent. ``final``: train on its last turn only.
         max_length: Maximum number of tokens of a trial. None: ``model_max_length`` of the
             tokenizer.
         step_workers: Threads that call ``_step_episode`` of different sessions, for environments
@@ -123,7 +129,7 @@ class MultistepEnv:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "_step_episode" in vars(cls):
-            cls._step_episode = accept_both_forms(vars(cls)["_step_episode"])
+            cls._step_episode = accept_both_signatures(vars(cls)["_step_episode"])
 
     # ---- hooks of subclasses ----
 
@@ -146,15 +152,15 @@ class MultistepEnv:
         prompt = state.get("prompt", "") if isinstance(state, Mapping) else ""
         return prompt if isinstance(prompt, str) else ""
 
-    @accept_both_forms
+    @accept_both_signatures
     def _step_episode(
         self, session_id: str, action: str
     ) -> tuple[Any, float, bool, dict[str, Any]]:
         """Apply ``action`` to ``active_states[session_id]``.
 
         Return the next state, reward, done and info. By default the first action ends the episode
-        with reward 0. A subclass may also define it as ``(session_id, state, llm_action)``. Both
-        forms accept both kinds of calls.
+        with reward 0. A subclass may define the method with the earlier signature ``(session_id,
+        state, llm_action)``. Callers can use both signatures in either case.
         """
         return {**self.active_states[session_id], "answer": action, "done": True}, 0.0, True, {}
 
@@ -169,11 +175,11 @@ class MultistepEnv:
 
     def _format_episode(self, number: int) -> str:
         """Return the line before episode ``number`` (from 0) of a trial with several episodes."""
-        free_note = " It does not count." if number < self.free_shots else ""
-        return f"Episode {number + 1} of {self.episodes_per_trial}.{free_note}"
+        free_shot_remark = " It does not count." if number < self.free_shots else ""
+        return f"Episode {number + 1} of {self.episodes_per_trial}.{free_shot_remark}"
 
     def _format_outcome(self, state: Any) -> str:  # noqa: ARG002  for subclasses
-        """Return the text about the end of an episode that is followed by another one."""
+        """Return the text that reports how an episode ended, if another episode follows."""
         return ""
 
     def get_rubric(self) -> list[Callable[..., list[float | None]]]:
@@ -205,14 +211,14 @@ class MultistepEnv:
     ) -> list[float | None]:
         """Return the return of each session.
 
-        It is 0.0, with a warning, for an unknown session, and None for an aborted one.
+        The value is 0.0, with a warning, for an unknown session, and None for an aborted one.
         """
         if session_ids is None:
             logger.warning("the rubric of %s got no session_ids: every reward is 0", self.env_id)
             return [0.0] * len(completions or ())
-        return [self._session_return(session_id) for session_id in session_ids]
+        return [self._get_session_return(session_id) for session_id in session_ids]
 
-    def _session_return(self, session_id: str) -> float | None:
+    def _get_session_return(self, session_id: str) -> float | None:
         record = self.completed_episodes.get(session_id)
         if record is None:
             logger.warning("session %r is unknown or not finished: its reward is 0", session_id)
@@ -227,7 +233,7 @@ class MultistepEnv:
         sampling_params: object = None,
         **options: Any,
     ) -> dict[str, list]:
-        """Call ``run_trial``. This is its name in earlier versions."""
+        """Run trials. This is the name of ``run_trial`` in earlier versions."""
         return self.run_trial(prompts, llm=llm, sampling_params=sampling_params, **options)
 
     def run_trial(
@@ -239,13 +245,13 @@ class MultistepEnv:
         *,
         prompts: Inputs | None = None,
         max_completion_length: int | None = None,
-        **ignored: object,
+        **ignored_options: object,
     ) -> dict[str, list]:
         """Run one trial per input and return its tokens, messages and rewards.
 
         Args:
-            inputs: Dataset rows (dicts), or a dict of columns. Or texts or lists of messages, which
-                open the conversations; a message without a role is one of the user.
+            inputs: Dataset rows (dicts), or a dict of columns. Also allowed are texts or lists of
+                messages, with which the conversations begin. The default role is ``user``.
             prompts: Name of ``inputs`` in earlier versions.
             llm, sampling_params: Model to sample from if there is no ``agent``; see
                 ``DirectOutputAgent``.
@@ -271,19 +277,22 @@ class MultistepEnv:
             ValueError: There is no agent and no model, or a message has no content.
             TypeError: There are no inputs and no prompts, or both.
         """
-        if ignored:
-            logger.warning("run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored)))
-        given_inputs = [values for values in (inputs, prompts) if values is not None]
-        if len(given_inputs) != 1:
+        if ignored_options:
+            logger.warning(
+                "run_trial of %s ignores %s", self.env_id, ", ".join(sorted(ignored_options))
+            )
+        non_null_inputs = [values for values in (inputs, prompts) if values is not None]
+        if len(non_null_inputs) != 1:
             raise TypeError(
-                f"run_trial got {len(given_inputs)} of the arguments inputs and prompts; allowed: "
-                "one of them; fix: pass inputs"
+                f"run_trial got {len(non_null_inputs)} of the arguments inputs and prompts; "
+                "allowed: one of them; fix: pass inputs"
             )
         agent = _select_agent(agent, llm, sampling_params)
-        runner = TrialRunner(self, agent, self._limits_for(agent, max_completion_length))
-        entries = _read_inputs(given_inputs[0])
+        runner = TrialRunner(self, agent, self._build_token_limits(agent, max_completion_length))
+        trial_inputs = _read_inputs(non_null_inputs[0])
         trials = [
-            Trial(f"{self.env_id}-{next(self._session_numbers)}", *entry) for entry in entries
+            Trial(f"{self.env_id}-{next(self._session_numbers)}", *trial_input)
+            for trial_input in trial_inputs
         ]
         return build_trial_results(runner.run(trials), self.mask_mode)
 
@@ -309,7 +318,7 @@ class MultistepEnv:
                 "active_states[session_id] = _initialize_episode(session_id, task_info)"
             )
         agent = _select_agent(agent, llm, sampling_params)
-        (trial,) = EpisodeRunner(self, agent, self._limits_for(agent, None)).run(
+        (trial,) = EpisodeRunner(self, agent, self._build_token_limits(agent, None)).run(
             [Trial(session_id, {})]
         )
         return build_episode_results(trial, self.mask_mode)
@@ -324,13 +333,13 @@ class MultistepEnv:
         while len(self.completed_episodes) > KEPT_SESSIONS:
             self.completed_episodes.popitem(last=False)
 
-    def _limits_for(self, agent: Agent, completion: int | None) -> TokenLimits:
-        length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
+    def _build_token_limits(self, agent: Agent, max_completion_length: int | None) -> TokenLimits:
+        max_length = self.max_length or getattr(self.tokenizer, "model_max_length", None)
         return TokenLimits(
-            response=completion or math.inf,
+            max_response=max_completion_length or math.inf,
             # Transformers returns 1e30 for a tokenizer without a limit, which works here.
-            total=length if isinstance(length, int) else math.inf,
-            turn=getattr(agent, "max_turn_tokens", None) or 0,
+            max_total=max_length if isinstance(max_length, int) else math.inf,
+            max_turn=getattr(agent, "max_turn_tokens", None) or 0,
         )
 
 
@@ -347,19 +356,20 @@ def _read_inputs(inputs: Inputs) -> list[tuple[dict[str, Any], list[Message]]]:
         columns = {str(name): values for name, values in inputs.items()}
         rows = zip(*columns.values(), strict=True)
         return [(dict(zip(columns, row, strict=True)), []) for row in rows]
-    entries: list[tuple[dict[str, Any], list[Message]]] = []
-    for entry in inputs:
-        if isinstance(entry, Mapping):
-            entries.append((dict(entry), []))
+    trial_inputs: list[tuple[dict[str, Any], list[Message]]] = []
+    for trial_input in inputs:
+        if isinstance(trial_input, Mapping):
+            trial_inputs.append((dict(trial_input), []))
             continue
         opening = [
-            _with_role(message) for message in ([entry] if isinstance(entry, str) else entry)
+            _add_role(message)
+            for message in ([trial_input] if isinstance(trial_input, str) else trial_input)
         ]
-        entries.append(({"messages": opening}, list(opening)))
-    return entries
+        trial_inputs.append(({"messages": opening}, list(opening)))
+    return trial_inputs
 
 
-def _with_role(message: Mapping[str, Any] | str) -> Message:
+def _add_role(message: Mapping[str, Any] | str) -> Message:
     """Return ``message`` as a dict with a role. The default role is ``user``.
 
     Raises ``ValueError`` for a message without content.

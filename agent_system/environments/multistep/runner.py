@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 StepResult = tuple[Any, float, bool, dict[str, Any]]
 _ACTION_NAMES = ("action", "llm_action")
-_MISSING = object()
+_NOT_GIVEN = object()
 _TRUNCATION_REASONS = {StopReason.LENGTH: "length", StopReason.ABORT: "abort"}
 
 
@@ -45,13 +45,13 @@ class TrialRunner:
             trial.transcript = self._new_transcript(trial)
         self._for_each_trial(self._begin_episode, trials)
         # Each agent call has all active trials: engines are fastest with large batches.
-        while active := [trial for trial in trials if not trial.is_over]:
-            conversations = [trial.transcript.build_conversation() for trial in active]
-            states = [trial.agent_state for trial in active]
+        while active_trials := [trial for trial in trials if not trial.is_over]:
+            conversations = [trial.transcript.build_conversation() for trial in active_trials]
+            states = [trial.agent_state for trial in active_trials]
             actions, states = get_actions(self.agent, conversations, states)
-            for trial, state in zip(active, states, strict=True):
+            for trial, state in zip(active_trials, states, strict=True):
                 trial.agent_state = state
-            self._for_each_trial(self._advance_trial, active, actions)
+            self._for_each_trial(self._advance_trial, active_trials, actions)
         return trials
 
     def _new_transcript(self, trial: Trial) -> Transcript:
@@ -107,15 +107,18 @@ class TrialRunner:
         self._end_episode(trial)
 
     def _store_state(self, trial: Trial, state: object) -> None:
-        """Store the state that a hook returned. After None, the hook set ``active_states``."""
+        """Store ``state``, which a method of the environment returned.
+
+        If ``state`` is None, the method has changed ``active_states`` itself.
+        """
         if state is not None:
             self.env.active_states[trial.session_id] = state
         trial.current_episode.state = self.env.active_states[trial.session_id]
 
     def _add_observation(self, trial: Trial, text: str) -> None:
         if not trial.transcript.add_observation(text, trial.turn, trial.current_episode.number):
-            # This may begin the next episode, whose prompt may not fit either. The recursion depth
-            # is at most the number of episodes.
+            # Ending the episode may begin the next one, whose prompt may not fit either. The
+            # recursion depth is at most the number of episodes.
             trial.current_episode.truncated = "budget"
             self._end_episode(trial)
 
@@ -132,7 +135,7 @@ class TrialRunner:
             "info": episode.info,
         }
         episode.reward = float(
-            _call_by_names(self.env._calculate_reward, arguments, episode.to_record())
+            _call_with_named_values(self.env._calculate_reward, arguments, episode.to_record())
         )
         if self._has_next_episode(trial):
             self._begin_episode(trial)
@@ -140,7 +143,9 @@ class TrialRunner:
         rewarded_episodes = trial.episodes[-1:]
         if self._keeps_conversation:
             rewarded_episodes = trial.episodes[self.env.free_shots :]
-        trial.total_return = float(sum(rewarded.reward for rewarded in rewarded_episodes))
+        trial.total_return = float(
+            sum(episode_with_reward.reward for episode_with_reward in rewarded_episodes)
+        )
         self._close_trial(trial)
 
     def _has_next_episode(self, trial: Trial) -> bool:
@@ -198,7 +203,7 @@ class EpisodeRunner(TrialRunner):
         self.env.active_states[trial.session_id] = trial.current_episode.state
 
 
-def _call_by_names(
+def _call_with_named_values(
     function: Callable[..., float], values_by_name: Mapping[str, Any], default_value: object
 ) -> float:
     """Call ``function`` with the values of ``values_by_name`` that its parameters name.
@@ -207,54 +212,70 @@ def _call_by_names(
     """
     arguments: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
-        required = parameter.default is parameter.empty
+        is_required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= values_by_name
         elif name in values_by_name:
             arguments[name] = values_by_name[name]
-        elif required and parameter.kind is not parameter.VAR_POSITIONAL:
+        elif is_required and parameter.kind is not parameter.VAR_POSITIONAL:
             arguments[name] = default_value
     return function(**arguments)
 
 
-def accept_both_forms(hook: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """Return a function that calls ``hook`` and accepts the arguments of both signatures.
+def accept_both_signatures(step_function: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """Return a function that calls ``step_function`` and accepts the arguments of both signatures.
 
-    ``hook`` is an unbound ``_step_episode`` with one of the two signatures.
+    ``step_function`` is an unbound ``_step_episode`` with one of the two signatures.
     """
-    # Required parameters: self, session id and action, or a state in addition.
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(hook).parameters.values()
-    takes_state = len([p for p in parameters if p.kind in kinds and p.default is p.empty]) > 3
+    # The required parameters are self, session id and action, and in the earlier signature a state.
+    positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(step_function).parameters.values()
+    takes_state = (
+        len(
+            [
+                parameter
+                for parameter in parameters
+                if parameter.kind in positional_kinds and parameter.default is parameter.empty
+            ]
+        )
+        > 3
+    )
 
-    @functools.wraps(hook)
-    def step(env: Any, session_id: str, *positional: Any, **named: Any) -> StepResult:
-        state, action = _parse_call(positional, named)
+    @functools.wraps(step_function)
+    def step(
+        env: Any, session_id: str, *positional_arguments: Any, **keyword_arguments: Any
+    ) -> StepResult:
+        state, action = _parse_call(positional_arguments, keyword_arguments)
         if takes_state:
-            current_state = env.active_states[session_id] if state is _MISSING else state
-            return hook(env, session_id, current_state, action)
-        if state is not _MISSING:
+            current_state = env.active_states[session_id] if state is _NOT_GIVEN else state
+            return step_function(env, session_id, current_state, action)
+        if state is not _NOT_GIVEN:
             env.active_states[session_id] = state
-        return hook(env, session_id, action)
+        return step_function(env, session_id, action)
 
     return step
 
 
-def _parse_call(positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-    """Return state and action from the arguments of a call; ``_MISSING`` as state if not given."""
-    state = named.pop("state", _MISSING)
-    action = _MISSING
+def _parse_call(
+    positional_arguments: tuple[Any, ...], keyword_arguments: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return state and action from the arguments of a call.
+
+    The state is ``_NOT_GIVEN`` if the arguments do not contain it.
+    """
+    state = keyword_arguments.pop("state", _NOT_GIVEN)
+    action = _NOT_GIVEN
     for name in _ACTION_NAMES:
-        action = named.pop(name, action)
-    values = list(positional)
-    if action is _MISSING and values:
+        action = keyword_arguments.pop(name, action)
+    values = list(positional_arguments)
+    if action is _NOT_GIVEN and values:
         action = values.pop()
-    if state is _MISSING and values:
+    if state is _NOT_GIVEN and values:
         state = values.pop()
-    if action is _MISSING or values or named:
+    if action is _NOT_GIVEN or values or keyword_arguments:
         raise TypeError(
             "_step_episode takes (session_id, action) or (session_id, state, llm_action); "
-            f"got {len(positional)} values after session_id"
-            + (f" and {', '.join(sorted(named))}" if named else "")
+            f"got {len(positional_arguments)} values after session_id"
+            + (f" and {', '.join(sorted(keyword_arguments))}" if keyword_arguments else "")
         )
     return state, action

@@ -35,16 +35,16 @@ class Transcript:
     ) -> None:
         self.messages: list[Message] = [dict(message) for message in opening]
         self._bridge = bridge
-        self._tokens = None
+        self._token_conversation = None
         if bridge is not None:
-            self._tokens = TokenConversation(bridge, limits, self.messages)
+            self._token_conversation = TokenConversation(bridge, limits, self.messages)
 
     @property
     def token_ledger(self) -> TokenLedger | None:
         """Record of all tokens, with the source of each (agent or environment); None without a
         tokenizer.
         """
-        return None if self._tokens is None else self._tokens.ledger
+        return None if self._token_conversation is None else self._token_conversation.ledger
 
     def add_observation(self, text: str, turn: int, episode: int) -> bool:
         """Add text of the environment before ``turn``.
@@ -52,7 +52,9 @@ class Transcript:
         Return False, and add nothing, if the turn would exceed the token limits.
         """
         # Add the tokens first: if the turn does not fit, the messages stay unchanged.
-        if self._tokens is not None and not self._tokens.add_observation(text, turn, episode):
+        if self._token_conversation is not None and not self._token_conversation.add_observation(
+            text, turn, episode
+        ):
             return False
         self.messages = append_user_text(self.messages, text)
         return True
@@ -60,24 +62,27 @@ class Transcript:
     def add_turn(self, action: Action | str, turn: int, episode: int) -> tuple[str, StopReason]:
         """Add a turn of the agent. Return its text and stop reason.
 
-        The sampled tokens of an ``Action`` are kept. A text is encoded and marked ``retokenized``.
+        The tokens of an ``Action`` are added unchanged. A text is encoded and marked
+        ``retokenized``.
         """
         if isinstance(action, str):
             text = action
             reason = StopReason.STOP
-            if self._tokens is not None:
-                self._tokens.add_text_turn(action, turn, episode)
+            if self._token_conversation is not None:
+                self._token_conversation.add_text_turn(action, turn, episode)
         else:
             text = self._decode_action(action)
             reason = action.stop_reason
-            if self._tokens is not None:
-                self._tokens.add_turn(action, turn, episode)
+            if self._token_conversation is not None:
+                self._token_conversation.add_turn(action, turn, episode)
         # Make a new list: an agent may keep the old one in its ``Conversation``.
         self.messages = [*self.messages, {"role": "assistant", "content": text}]
         return text, reason
 
     def build_conversation(self) -> Conversation:
-        prompt_ids = None if self._tokens is None else self._tokens.prompt_ids
+        prompt_ids = (
+            None if self._token_conversation is None else self._token_conversation.prompt_ids
+        )
         return Conversation(self.messages, prompt_ids)
 
     def _decode_action(self, action: Action) -> str:
@@ -180,15 +185,15 @@ def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, li
     results = {
         "full_token_ids": [list(ledger.token_ids) for ledger in ledgers],
         "full_attention_mask": [ledger.full_attention_mask() for ledger in ledgers],
-        "completion_only_mask": [completion_mask(ledger, mask_mode) for ledger in ledgers],
-        "final_completion_messages": [_final_messages(trial) for trial in trials],
+        "completion_only_mask": [build_loss_mask(ledger, mask_mode) for ledger in ledgers],
+        "final_completion_messages": [_get_final_messages(trial) for trial in trials],
         "session_ids": [trial.session_id for trial in trials],
         "rewards": [trial.total_return for trial in trials],
         "turn_rewards": [[list(episode.rewards) for episode in trial.episodes] for trial in trials],
         "stop_reasons": [
             [list(episode.stop_reasons) for episode in trial.episodes] for trial in trials
         ],
-        "episode_boundaries": [_episode_boundaries(trial) for trial in trials],
+        "episode_boundaries": [_find_episode_boundaries(trial) for trial in trials],
         "truncated": [
             trial.current_episode.truncated if trial.episodes else None for trial in trials
         ],
@@ -207,7 +212,7 @@ def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, li
 
 def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
     """Return the result of ``_run_complete_episode``: record and tokens of the only episode."""
-    per_trial = (
+    field_names = (
         "full_token_ids",
         "full_attention_mask",
         "completion_only_mask",
@@ -215,10 +220,10 @@ def build_episode_results(trial: Trial, mask_mode: str) -> dict[str, Any]:
         "logprobs",
     )
     results = build_trial_results([trial], mask_mode)
-    return trial.to_record() | {name: results[name][0] for name in per_trial}
+    return trial.to_record() | {name: results[name][0] for name in field_names}
 
 
-def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
+def build_loss_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
     """Return the loss mask: 1 on tokens of the agent, 0 elsewhere.
 
     With ``mask_mode="final"`` only tokens of the agent's last turn have 1.
@@ -230,12 +235,12 @@ def completion_mask(ledger: TokenLedger, mask_mode: str) -> list[int]:
     return [int(last_turn.start <= index < last_turn.end_position) for index in range(len(mask))]
 
 
-def _final_messages(trial: Trial) -> list[dict[str, str]]:
+def _get_final_messages(trial: Trial) -> list[dict[str, str]]:
     replies = [message for message in trial.transcript.messages if message["role"] == "assistant"]
     return replies[-1:]
 
 
-def _episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
+def _find_episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
     """Return the token range [start, end) of every episode in the trial's tokens.
 
     An episode begins with its first prompt.
@@ -243,10 +248,10 @@ def _episode_boundaries(trial: Trial) -> list[tuple[int, int]]:
     ledger = trial.transcript.token_ledger
     if ledger is None:
         return []
-    begins: dict[int, int] = {}
+    start_by_episode: dict[int, int] = {}
     for segment in ledger.all_segments:
-        begins.setdefault(
+        start_by_episode.setdefault(
             segment.episode, 0 if segment.kind is SegmentKind.PROMPT else segment.start
         )
-    episode_starts = sorted(begins.values())
+    episode_starts = sorted(start_by_episode.values())
     return list(itertools.pairwise([*episode_starts, len(ledger)]))

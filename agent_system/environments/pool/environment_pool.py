@@ -19,7 +19,11 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 from agent_system.environments.env import EnvFailure, Observation, Task, WorkerStartError
-from agent_system.environments.env_registry import find_entry, get_package, missing_extra_error
+from agent_system.environments.env_registry import (
+    build_missing_extra_error,
+    find_entry,
+    get_package,
+)
 from agent_system.environments.pool.processes import ProcessSlot, WorkerProcess
 from agent_system.environments.pool.threads import LocalSlot
 from agent_system.environments.pool.wire import SURROGATES
@@ -29,7 +33,7 @@ __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
 PLACEMENTS = ("inline", "thread", "locked", "process")
-# Seconds. If workers take longer to start, the pool keeps a spare.
+# If workers take more seconds to start, the pool keeps a spare worker.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 
@@ -38,12 +42,12 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotQueue:
-    """Free slots, and a first-come first-served queue of waiters."""
+    """Free slots, and a first-come first-served queue of coroutines that wait for one."""
 
     def __init__(self) -> None:
-        self.free: list[Slot] = []
+        self.free_slots: list[Slot] = []
         self._waiters: deque[asyncio.Future[Slot]] = deque()
-        self._error: Exception | None = None
+        self._waiter_error: Exception | None = None
 
     async def acquire_slot(self, group: str | None = None) -> Slot:
         """Return a free slot. Wait if there is none.
@@ -51,13 +55,15 @@ class SlotQueue:
         Prefer a worker that has a session of ``group``, then the worker with the fewest sessions.
         Raises the error given to ``fail_waiters``.
         """
-        if self._error is not None:
-            raise self._error
-        if self.free:
+        if self._waiter_error is not None:
+            raise self._waiter_error
+        if self.free_slots:
             # False sorts first: a worker with a session of the group precedes all others.
-            best = min(self.free, key=lambda slot: (group not in slot.groups, slot.num_sessions))
-            self.free.remove(best)
-            return best
+            best_slot = min(
+                self.free_slots, key=lambda slot: (group not in slot.groups, slot.num_sessions)
+            )
+            self.free_slots.remove(best_slot)
+            return best_slot
         waiter: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         try:
@@ -65,26 +71,26 @@ class SlotQueue:
         except asyncio.CancelledError:
             # The caller was cancelled just after it received a slot: return the slot to the queue.
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.put(waiter.result())
+                self.return_slot(waiter.result())
             raise
 
-    def put(self, slot: Slot) -> None:
-        """Give ``slot`` to the first waiter, or add it to the free slots."""
+    def return_slot(self, slot: Slot) -> None:
+        """Pass ``slot`` to the first waiting coroutine, or add it to the free slots."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(slot)
                 return
-        self.free.append(slot)
+        self.free_slots.append(slot)
 
     def drop_dead_slots(self) -> None:
         """Remove the free slots of failed workers."""
         # Slots in use are not in the list. Their sessions fail at the next call.
-        self.free = [slot for slot in self.free if slot.is_alive]
+        self.free_slots = [slot for slot in self.free_slots if slot.is_alive]
 
     def fail_waiters(self, error: Exception) -> None:
-        """Make all waiters, and all later calls of ``acquire_slot``, raise ``error``."""
-        self._error = error
+        """Raise ``error`` in all waiting coroutines and in all later calls of ``acquire_slot``."""
+        self._waiter_error = error
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_exception(error)
@@ -105,12 +111,12 @@ class PoolSession:
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
         # A lone surrogate cannot be encoded as UTF-8, so replace it.
-        encodable = SURROGATES.sub("\ufffd", action)
-        return await self._call("step", {"action": encodable}, self._pool.step_timeout_s)
+        encodable_action = SURROGATES.sub("\ufffd", action)
+        return await self._call("step", {"action": encodable_action}, self._pool.step_timeout_s)
 
-    async def _call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
-            return await self._slot.call(op, args, timeout_s)
+            return await self._slot.call(method, args, timeout_s)
         except EnvFailure as failure:
             self._pool.counts[f"failed_{failure.kind}"] += 1
             raise
@@ -119,10 +125,9 @@ class PoolSession:
 class EnvironmentPool:
     """Pool of ``num_workers`` x ``envs_per_worker`` environments of ``env_name``.
 
-    ``section`` contains the settings of the package, or the mapping that each worker reads them
-    from. Timeouts are in seconds. The placement is the argument, else ``section["placement"]``,
-    else the attribute ``placement`` of the package's ``make`` (usually a class), else
-    ``process``::
+    ``section`` contains the settings of the package, as an object or as a mapping. Timeouts are in
+    seconds. The placement is the argument, else ``section["placement"]``, else the attribute
+    ``placement`` of the package's ``make`` (usually a class), else ``process``::
 
         async with EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8) as pool:
             async with pool.open_session() as env:
@@ -164,12 +169,12 @@ class EnvironmentPool:
         # ``restarts`` of workers, and failed calls by kind (``failed_timeout``).
         self.counts: Counter[str] = Counter()
         self._workers: list[WorkerProcess] = []
-        self._spare: WorkerProcess | None = None
-        self._keeps_spare = False
+        self._spare_worker: WorkerProcess | None = None
+        self._keeps_spare_worker = False
         self._local_slots: list[LocalSlot] = []
-        self._slots = SlotQueue()
+        self._slot_queue = SlotQueue()
         self._background_tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self._is_closed = False
 
     @property
     def max_sessions(self) -> int:
@@ -188,27 +193,31 @@ class EnvironmentPool:
             for _ in range(self.max_sessions):
                 slot = LocalSlot(package, self.section, self.placement)
                 self._local_slots.append(slot)
-                self._slots.put(slot)
+                self._slot_queue.return_slot(slot)
             return self
-        outcomes = await asyncio.gather(
+        start_results = await asyncio.gather(
             *(self._start_worker() for _ in range(self.num_workers)), return_exceptions=True
         )
         # Skip a worker that died in the meantime: its replacement adds itself.
         live_workers = [
-            worker for worker in outcomes if isinstance(worker, WorkerProcess) and worker.is_alive
+            worker
+            for worker in start_results
+            if isinstance(worker, WorkerProcess) and worker.is_alive
         ]
         self._workers = [*self._workers, *live_workers]
-        errors = [error for error in outcomes if isinstance(error, BaseException)]
+        errors = [error for error in start_results if isinstance(error, BaseException)]
         if errors:
             # Stop the workers that did start.
             await self.close()
             raise errors[0]
         for worker in live_workers:
             self._add_slots(worker)
-        slowest = max((worker.start_s for worker in self._workers), default=0.0)
-        self._keeps_spare = slowest > SLOW_START_S
-        if self._keeps_spare:
-            self._run_in_background(self._make_spare())
+        max_start_duration_s = max(
+            (worker.start_duration_s for worker in self._workers), default=0.0
+        )
+        self._keeps_spare_worker = max_start_duration_s > SLOW_START_S
+        if self._keeps_spare_worker:
+            self._run_in_background(self._start_spare_worker())
         return self
 
     async def __aenter__(self) -> "EnvironmentPool":
@@ -225,32 +234,32 @@ class EnvironmentPool:
         so that a failed worker affects few groups. Raises ``WorkerStartError`` if no worker can be
         started any more.
         """
-        if self._closed:
+        if self._is_closed:
             raise RuntimeError("the environment pool is closed")
-        slot = await self._slots.acquire_slot(group)
+        slot = await self._slot_queue.acquire_slot(group)
         slot.count_session(group, 1)
         try:
             yield PoolSession(self, slot)
         finally:
-            # Decrement the worker's session count first: the next session is assigned by it.
+            # Update the session count before ``return_slot``: the count decides which slot is next.
             slot.count_session(group, -1)
-            if slot.is_alive and not self._closed:
-                self._slots.put(slot)
+            if slot.is_alive and not self._is_closed:
+                self._slot_queue.return_slot(slot)
 
     async def close(self) -> None:
         """Stop every worker and its child processes. Open sessions fail. May be called twice."""
-        self._closed = True
+        self._is_closed = True
         for task in list(self._background_tasks):
             task.cancel()
         await asyncio.gather(*self._background_tasks, return_exceptions=True)
-        spare_worker, self._spare = self._spare, None
-        closing: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local_slots]
+        spare_worker, self._spare_worker = self._spare_worker, None
+        closable: list[WorkerProcess | LocalSlot] = [*self._workers, *self._local_slots]
         if spare_worker is not None:
-            closing.append(spare_worker)
-        await asyncio.gather(*(worker.close() for worker in closing))
+            closable.append(spare_worker)
+        await asyncio.gather(*(worker.close() for worker in closable))
         self._workers = []
         self._local_slots = []
-        self._slots.fail_waiters(RuntimeError("the environment pool is closed"))
+        self._slot_queue.fail_waiters(RuntimeError("the environment pool is closed"))
 
     # ---- workers ----
 
@@ -276,9 +285,9 @@ class EnvironmentPool:
             return await worker.start(self.start_timeout_s)
         except WorkerStartError as error:
             await worker.wait_for_exit()
-            if error.missing:
-                cause = ModuleNotFoundError(name=error.missing)
-                raise missing_extra_error(self.env_name, cause) from error
+            if error.missing_module:
+                cause = ModuleNotFoundError(name=error.missing_module)
+                raise build_missing_extra_error(self.env_name, cause) from error
             raise
         except asyncio.CancelledError:
             await worker.wait_for_exit()
@@ -286,43 +295,45 @@ class EnvironmentPool:
 
     def _add_slots(self, worker: WorkerProcess) -> None:
         for index in range(self.envs_per_worker):
-            self._slots.put(ProcessSlot(worker, index))
+            self._slot_queue.return_slot(ProcessSlot(worker, index))
 
     def _handle_worker_death(self, worker: WorkerProcess, detail: str) -> None:
-        self._slots.drop_dead_slots()
+        self._slot_queue.drop_dead_slots()
         self._run_in_background(worker.wait_for_exit())
-        if worker is self._spare:
-            self._spare = None
-            self._run_in_background(self._make_spare())
+        if worker is self._spare_worker:
+            self._spare_worker = None
+            self._run_in_background(self._start_spare_worker())
             return
         logger.warning("%s; replacing it", detail)
         self.counts["restarts"] += 1
         self._run_in_background(self._replace_worker(worker))
 
-    async def _replace_worker(self, dead: WorkerProcess) -> None:
+    async def _replace_worker(self, dead_worker: WorkerProcess) -> None:
         # Take the spare worker before the first await: another worker may die meanwhile and its
         # replacement would take the same spare.
-        worker, self._spare = self._spare, None
+        worker, self._spare_worker = self._spare_worker, None
         if worker is None:
             worker = await self._start_worker_with_retries()
-        self._workers = [pool_worker for pool_worker in self._workers if pool_worker is not dead]
+        self._workers = [
+            other_worker for other_worker in self._workers if other_worker is not dead_worker
+        ]
         if worker is None:
             logger.error("an environment worker could not be replaced; %d left", len(self._workers))
             if not self._workers:
-                why = (
+                reason = (
                     f"all environment workers of {self.env_name!r} failed, and none can be started"
                 )
-                self._slots.fail_waiters(WorkerStartError(why))
+                self._slot_queue.fail_waiters(WorkerStartError(reason))
             return
         self._workers.append(worker)
         self._add_slots(worker)
-        if self._keeps_spare:
-            await self._make_spare()
+        if self._keeps_spare_worker:
+            await self._start_spare_worker()
 
-    async def _make_spare(self) -> None:
+    async def _start_spare_worker(self) -> None:
         spare_worker = await self._start_worker_with_retries()
-        if spare_worker is not None and self._spare is None:
-            self._spare = spare_worker
+        if spare_worker is not None and self._spare_worker is None:
+            self._spare_worker = spare_worker
         # Another asyncio task started a spare worker meanwhile. A second one would waste memory.
         elif spare_worker is not None:
             await spare_worker.close()
@@ -332,8 +343,8 @@ class EnvironmentPool:
             try:
                 return await self._start_worker()
             except (WorkerStartError, ImportError, OSError) as error:
-                numbers = f"{attempt + 1} of {START_ATTEMPTS}"
-                logger.warning("environment worker start %s failed: %s", numbers, error)
+                attempt_text = f"{attempt + 1} of {START_ATTEMPTS}"
+                logger.warning("environment worker start %s failed: %s", attempt_text, error)
                 # Wait 0.2, 0.4, 0.8 s: a shortage of memory or processes may be temporary.
                 await asyncio.sleep(0.2 * 2**attempt)
         return None

@@ -20,15 +20,15 @@ from typing import Any
 
 from agent_system.environments.env import EnvFailure, FailureKind, Observation, WorkerStartError
 from agent_system.environments.pool import wire as wire
-from verl.utils.processes import OWNER, kill_descendants
+from verl.utils.processes import OWNER_VARIABLE, kill_descendants
 
 logger = logging.getLogger(__name__)
 REPOSITORY_ROOT = str(Path(__file__).resolve().parents[3])
 ERROR_KINDS = ("error", "garbage")  # kinds of errors that a worker reports
 # Seconds to wait until a killed process has exited and was reaped.
-REAP_S = 5.0
+REAP_TIMEOUT_S = 5.0
 # Seconds that a worker may take to close its environments after the exit message.
-EXIT_S = 2.0
+EXIT_TIMEOUT_S = 2.0
 MAX_OUTPUT_BYTES = 2**20  # bytes: a larger output file of a worker is emptied before the next call
 
 
@@ -36,7 +36,7 @@ MAX_OUTPUT_BYTES = 2**20  # bytes: a larger output file of a worker is emptied b
 class _PendingCall:
     future: asyncio.Future[dict[str, Any]]
     timeout_s: float
-    op: str
+    method: str
     timer: asyncio.TimerHandle | None = None
 
 
@@ -60,23 +60,23 @@ class ProcessSlot:
         """Groups of the open sessions on the worker."""
         return self.worker.groups
 
-    def count_session(self, group: str | None, by: int) -> None:
-        """Add ``by`` (1 or -1) to the worker's counts of open sessions: total, and of ``group``."""
-        self.worker.num_sessions += by
+    def count_session(self, group: str | None, change: int) -> None:
+        """Add ``change`` (1 or -1) to the worker's open sessions, in total and of ``group``."""
+        self.worker.num_sessions += change
         if group is None:
             return
         groups = self.worker.groups
-        groups[group] += by
+        groups[group] += change
         if not groups[group]:
             # Delete the key: otherwise the counter would keep a key for every group of the run.
             del groups[group]
 
-    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` and return the unpacked result. Raises ``EnvFailure``."""
-        reply = await self.worker.call({"op": op, "slot": self.index, **args}, timeout_s)
+        reply = await self.worker.call({"op": method, "slot": self.index, **args}, timeout_s)
         if "error" in reply:
             raise EnvFailure(reply["error"], reply["detail"])
-        if op == "reset":
+        if method == "reset":
             return Observation(*reply["ok"])
         observation, reward, done, info = reply["ok"]
         return Observation(*observation), reward, done, info
@@ -86,9 +86,8 @@ class WorkerProcess(asyncio.Protocol):
     """One worker process and its socket.
 
     A worker with blocking environments answers calls in order. The deadline of a call therefore
-    starts when it becomes the oldest unanswered call, so that it does not include the calls before
-    it. ``on_death`` is called once if the process dies, hangs or sends an invalid message, after
-    all pending calls have failed.
+    starts when the call becomes the oldest unanswered one. ``on_death`` is called once if the
+    process dies, hangs or sends an invalid message, after all pending calls have failed.
     """
 
     def __init__(
@@ -100,20 +99,20 @@ class WorkerProcess(asyncio.Protocol):
         self.is_alive = False
         self.is_closing = False
         self.is_async = False
-        self._owner = uuid.uuid4().hex
+        self._owner_id = uuid.uuid4().hex
         self.num_sessions = 0  # number of open sessions
         self.groups: Counter[str | None] = Counter()  # open sessions by group
-        self.start_s = 0.0
-        self._calls: dict[int, _PendingCall] = {}
-        self._next_id = 0
-        self._buffer = bytearray()
-        self._hello: asyncio.Future[dict[str, Any]] | None = None
-        self._closed = asyncio.Event()
+        self.start_duration_s = 0.0
+        self._pending_calls: dict[int, _PendingCall] = {}
+        self._last_call_id = 0
+        self._unparsed_bytes = bytearray()
+        self._hello_future: asyncio.Future[dict[str, Any]] | None = None
+        self._connection_closed = asyncio.Event()
         self._process: subprocess.Popen | None = None
         self._transport: asyncio.Transport | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        self._output_file = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         # Append mode: after the file is emptied, the process writes at its new end.
-        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+        fcntl.fcntl(self._output_file, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
 
     @property
     def process_id(self) -> int | None:
@@ -126,30 +125,32 @@ class WorkerProcess(asyncio.Protocol):
         Raises ``WorkerStartError``.
         """
         loop = asyncio.get_running_loop()
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         hello_future: asyncio.Future[dict[str, Any]] = loop.create_future()
-        self._hello = hello_future
-        channel = self._start_process()
+        self._hello_future = hello_future
+        parent_socket = self._start_process()
         start_message = {"target": self.target, "section": self.section, "sys_path": sys.path}
         try:
-            self._transport, _ = await loop.create_connection(lambda: self, sock=channel)
+            self._transport, _ = await loop.create_connection(lambda: self, sock=parent_socket)
             self._transport.write(wire.encode(start_message))
-            hello = await asyncio.wait_for(hello_future, timeout_s)
-            if "hello" not in hello:
+            first_message = await asyncio.wait_for(hello_future, timeout_s)
+            if "hello" not in first_message:
                 raise WorkerStartError(
-                    f"{hello['failed']}{self._last_output()}", hello.get("missing")
+                    f"{first_message['failed']}{self._read_last_output()}",
+                    first_message.get("missing"),
                 )
         except TimeoutError:
             raise WorkerStartError(
-                f"the environment worker was not ready after {timeout_s:g} s{self._last_output()}"
+                f"the environment worker was not ready after {timeout_s:g} s"
+                f"{self._read_last_output()}"
             ) from None
         finally:
             has_answered = hello_future.done() and not hello_future.cancelled()
             if not has_answered or "hello" not in hello_future.result():
                 self._kill("dead", "it did not start")
         self.is_alive = True
-        self.is_async = bool(hello["asynchronous"])
-        self.start_s = time.perf_counter() - began
+        self.is_async = bool(first_message["asynchronous"])
+        self.start_duration_s = time.perf_counter() - start_s
         return self
 
     def _start_process(self) -> socket.socket:
@@ -164,15 +165,15 @@ class WorkerProcess(asyncio.Protocol):
         # Some libraries draw from sets of strings. A common hash seed gives equal draws in all
         # workers.
         environ.setdefault("PYTHONHASHSEED", "0")
-        environ[OWNER] = self._owner
+        environ[OWNER_VARIABLE] = self._owner_id
         module = f"{__package__}.worker"
         with worker_socket:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, str(worker_socket.fileno()), str(os.getpid())],
                 pass_fds=[worker_socket.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
+                stdout=self._output_file,
+                stderr=self._output_file,
                 env=environ,
                 start_new_session=True,  # a process group, so that child processes can be killed
             )
@@ -186,10 +187,10 @@ class WorkerProcess(asyncio.Protocol):
         if not self.is_alive or self._transport is None:
             raise EnvFailure("dead", "the environment worker of this session is gone")
         self._truncate_output()
-        self._next_id += 1
-        line = wire.encode({**message, "id": self._next_id})
+        self._last_call_id += 1
+        line = wire.encode({**message, "id": self._last_call_id})
         call = _PendingCall(asyncio.get_running_loop().create_future(), timeout_s, message["op"])
-        self._calls[self._next_id] = call
+        self._pending_calls[self._last_call_id] = call
         self._transport.write(line)
         self._start_timers()
         return await call.future
@@ -198,33 +199,35 @@ class WorkerProcess(asyncio.Protocol):
         """Send the exit message, then kill the process and its children if they still run."""
         self.is_closing = True
         self.is_alive = False
-        if self._transport is not None and not self._closed.is_set():
+        if self._transport is not None and not self._connection_closed.is_set():
             self._transport.write(wire.encode({"op": "exit"}))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closed.wait(), EXIT_S)
+                await asyncio.wait_for(self._connection_closed.wait(), EXIT_TIMEOUT_S)
         self._kill("dead", "the pool is closed")
         await self.wait_for_exit()
 
     async def wait_for_exit(self) -> None:
         """Wait until the killed process has left the process table."""
-        deadline = time.monotonic() + REAP_S
+        deadline = time.monotonic() + REAP_TIMEOUT_S
         while self._process is not None and self._process.poll() is None:
             if time.monotonic() > deadline:
                 logger.error(
-                    "environment worker %s did not exit within %g s", self.process_id, REAP_S
+                    "environment worker %s did not exit within %g s",
+                    self.process_id,
+                    REAP_TIMEOUT_S,
                 )
                 return
             await asyncio.sleep(0.005)
-        self._output.close()
+        self._output_file.close()
 
     # ---- asyncio.Protocol ----
 
     def data_received(self, data: bytes) -> None:
         """Split ``data`` into lines and complete the pending call of each reply."""
-        self._buffer += data
+        self._unparsed_bytes += data
         # The last part is an unfinished line or empty.
-        *lines, unfinished_line = self._buffer.split(b"\n")
-        self._buffer = bytearray(unfinished_line)
+        *lines, unfinished_line = self._unparsed_bytes.split(b"\n")
+        self._unparsed_bytes = bytearray(unfinished_line)
         try:
             if len(unfinished_line) > wire.MAX_LINE_BYTES:
                 raise wire.InvalidEnvReturn(f"a line of more than {wire.MAX_LINE_BYTES} bytes")
@@ -235,15 +238,15 @@ class WorkerProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  of asyncio.Protocol
         """Handle the closed socket: the process exited, was killed, or closed it."""
-        self._closed.set()
+        self._connection_closed.set()
         self._kill("dead", f"the environment worker {self.process_id} died")
 
     def _handle_message(self, message: dict[str, Any]) -> None:
-        if self._hello is not None and not self._hello.done():
-            self._hello.set_result(message)
+        if self._hello_future is not None and not self._hello_future.done():
+            self._hello_future.set_result(message)
             return
         # A reply without a call raises ``KeyError``, which the caller treats as an invalid message.
-        call = self._calls.pop(message["id"])
+        call = self._pending_calls.pop(message["id"])
         if "error" in message:
             is_valid = isinstance(message["detail"], str) and message["error"] in ERROR_KINDS
         else:
@@ -259,9 +262,10 @@ class WorkerProcess(asyncio.Protocol):
     def _start_timers(self) -> None:
         """Start the timer of every call that the worker may be executing.
 
-        These are all calls of a worker with coroutines, else only the oldest one.
+        A worker with coroutines executes all its calls concurrently, another worker only the oldest
+        one.
         """
-        for call_id, call in self._calls.items():
+        for call_id, call in self._pending_calls.items():
             if call.timer is None:
                 loop = asyncio.get_running_loop()
                 call.timer = loop.call_later(call.timeout_s, self._handle_timeout, call_id, call)
@@ -269,13 +273,13 @@ class WorkerProcess(asyncio.Protocol):
             if not self.is_async:
                 return
 
-    def _handle_timeout(self, number: int, call: _PendingCall) -> None:
-        if number not in self._calls:
+    def _handle_timeout(self, call_id: int, call: _PendingCall) -> None:
+        if call_id not in self._pending_calls:
             return
-        timeout_error = EnvFailure("timeout", f"{call.op} took over {call.timeout_s:g} s")
-        self._fail_call(self._calls.pop(number), timeout_error)
-        why = f"the environment worker was killed: {call.op} of another session hung"
-        self._kill("timeout", why)
+        timeout_error = EnvFailure("timeout", f"{call.method} took over {call.timeout_s:g} s")
+        self._fail_call(self._pending_calls.pop(call_id), timeout_error)
+        reason = f"the environment worker was killed: {call.method} of another session hung"
+        self._kill("timeout", reason)
 
     def _kill(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail the pending calls, and notify the pool.
@@ -285,22 +289,24 @@ class WorkerProcess(asyncio.Protocol):
         was_alive = self.is_alive
         self.is_alive = False
         if self._process is not None and self._process.returncode is None:
-            # Kill descendants first: those in other sessions are found as children of the process.
+            # Kill descendants first: those in other Unix sessions are found through the process.
             os.kill(self._process.pid, signal.SIGSTOP)
-            kill_descendants(self._process.pid, self._owner)
+            kill_descendants(self._process.pid, self._owner_id)
             # The process has not been reaped, so no other group can have its id.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         if self._transport is not None:
             self._transport.abort()
-        if self._hello is not None and not self._hello.done():
-            self._hello.set_result({"failed": detail})
-        calls, self._calls = self._calls, {}
+        if self._hello_future is not None and not self._hello_future.done():
+            self._hello_future.set_result({"failed": detail})
+        pending_calls, self._pending_calls = self._pending_calls, {}
         # Other pending calls did not exceed their deadlines, so they fail as ``dead``. An invalid
         # message cannot be assigned to one call.
-        pending_kind: FailureKind = "garbage" if kind == "garbage" else "dead"
-        for call in calls.values():
-            self._fail_call(call, EnvFailure(pending_kind, detail + self._last_output()))
+        pending_failure_kind: FailureKind = "garbage" if kind == "garbage" else "dead"
+        for call in pending_calls.values():
+            self._fail_call(
+                call, EnvFailure(pending_failure_kind, detail + self._read_last_output())
+            )
         if was_alive and not self.is_closing:
             self.on_death(self, detail)
 
@@ -313,15 +319,15 @@ class WorkerProcess(asyncio.Protocol):
 
     def _truncate_output(self) -> None:
         """Empty the output file if it is large: an environment may print for days."""
-        if os.fstat(self._output.fileno()).st_size > MAX_OUTPUT_BYTES:
-            os.ftruncate(self._output.fileno(), 0)
+        if os.fstat(self._output_file.fileno()).st_size > MAX_OUTPUT_BYTES:
+            os.ftruncate(self._output_file.fileno(), 0)
 
-    def _last_output(self) -> str:
+    def _read_last_output(self) -> str:
         """Return the last 2000 bytes that the process printed, for error messages."""
-        if self._output.closed:
+        if self._output_file.closed:
             return ""
-        size = os.fstat(self._output.fileno()).st_size
+        output_size = os.fstat(self._output_file.fileno()).st_size
         # Use ``pread``: the child shares the file offset, so seeking would move it.
-        tail = os.pread(self._output.fileno(), 2000, max(0, size - 2000))
-        text = tail.decode(errors="replace").strip()
+        last_bytes = os.pread(self._output_file.fileno(), 2000, max(0, output_size - 2000))
+        text = last_bytes.decode(errors="replace").strip()
         return f"\nlast output of the worker:\n{text}" if text else ""

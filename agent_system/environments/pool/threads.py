@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class _DeadlineExceeded(Exception):
-    """Error for a call that exceeded its deadline. ``was_running``: True if the thread had started
-    the call, False if the call was still queued.
+    """Error for a call that exceeded its deadline.
 
-    It is no subclass of ``TimeoutError``, which environments may raise themselves.
+    ``was_running``: True if the thread had started the call, False if the call was still queued.
+    The class is no subclass of ``TimeoutError``, because environments may raise that themselves.
     """
 
     was_running = False
@@ -40,41 +40,42 @@ class DaemonThread:
 
     def __init__(self) -> None:
         # Calls that have neither finished nor exceeded their deadline.
-        self._pending: set[Future[Any]] = set()
+        self._pending_futures: set[Future[Any]] = set()
         # Functions with the futures of their results. None ends the thread.
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._calls = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="environment").start()
+        self._queued_calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._queued_calls = queue.SimpleQueue()
+        threading.Thread(target=self._run_calls, daemon=True, name="environment").start()
 
     async def call(self, timeout_s: float, function: Callable[..., Any], *args: object) -> Any:
         """Run ``function(*args)`` in the thread and return its result.
 
-        The deadline is ``timeout_s`` times one plus the number of pending calls. A call whose
-        deadline passes while it waits is never made. Raises ``_DeadlineExceeded``.
+        The call must finish within ``timeout_s * (1 + number of pending calls)`` seconds, because
+        the pending calls run first. A call that is still queued at its deadline is never made.
+        Raises ``_DeadlineExceeded``.
         """
-        allowed_s = timeout_s * (len(self._pending) + 1)
+        total_timeout_s = timeout_s * (len(self._pending_futures) + 1)
         future = self.queue_call(function, *args)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)
+        self._pending_futures.add(future)
+        future.add_done_callback(self._pending_futures.discard)
         try:
-            return await _await_within(allowed_s, asyncio.wrap_future(future))
-        except _DeadlineExceeded as late:
-            self._pending.discard(future)
-            late.was_running = future.running()
+            return await _await_within(total_timeout_s, asyncio.wrap_future(future))
+        except _DeadlineExceeded as deadline_error:
+            self._pending_futures.discard(future)
+            deadline_error.was_running = future.running()
             raise
 
     def queue_call(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
         """Queue ``function(*args)`` and return the future of its result."""
         future: Future[Any] = Future()
-        self._calls.put((functools.partial(function, *args), future))
+        self._queued_calls.put((functools.partial(function, *args), future))
         return future
 
     def stop(self) -> None:
         """End the thread after the queued calls."""
-        self._calls.put(None)
+        self._queued_calls.put(None)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
+    def _run_calls(self) -> None:
+        while (call := self._queued_calls.get()) is not None:
             function, future = call
             # The caller may have cancelled the call while it was queued.
             if not future.set_running_or_notify_cancel():
@@ -104,14 +105,14 @@ async def _await_within(timeout_s: float, awaitable: Awaitable[T]) -> T:
 
 # Threads of ``locked`` environments in this process, by package name.
 _SHARED_THREADS: dict[str, DaemonThread] = {}
-_SHARED_LOCK = threading.Lock()
+_SHARED_THREADS_LOCK = threading.Lock()
 
 
 @dataclass(slots=True, eq=False)
 class LocalSlot:
     """Slot of the pool: one environment in this process.
 
-    It is made at the first reset, and again at the first reset after a failure.
+    The environment is made at the first reset, and again at the first reset after a failure.
     """
 
     package: EnvPackage
@@ -120,67 +121,69 @@ class LocalSlot:
     is_alive: bool = True
     num_sessions: int = 0
     groups: tuple[str, ...] = ()  # none: a local slot has no worker that a group could share
-    # No element, or the environment. A failure replaces the list by a new one. If ``make`` is still
-    # running then, it later appends its environment to the old list, which nothing uses.
+    # Empty, or one element: the environment. A failure replaces the list by a new one. If ``make``
+    # is still running, it later appends its environment to the old list, which nothing uses.
     _envs: list[Env] = field(default_factory=list)
     _thread: DaemonThread | None = None
 
-    def count_session(self, group: str | None, by: int) -> None:  # noqa: ARG002  as of ProcessSlot
-        """Add ``by`` (1 or -1) to the number of open sessions."""
-        self.num_sessions += by
+    def count_session(self, group: str | None, change: int) -> None:  # noqa: ARG002  as of ProcessSlot
+        """Add ``change`` (1 or -1) to the number of open sessions."""
+        self.num_sessions += change
 
-    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         """Call ``reset`` or ``step`` within ``timeout_s`` seconds. Raises ``EnvFailure``.
 
         An inline environment cannot be interrupted. If its blocking call exceeds the deadline, it
         fails when it returns.
         """
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         try:
-            result = await self._execute_call(op, args, timeout_s)
+            result = await self._execute_call(method, args, timeout_s)
             # With other placements the deadline has already raised an error.
-            if time.perf_counter() - began > timeout_s and self.placement == "inline":
+            if time.perf_counter() - start_s > timeout_s and self.placement == "inline":
                 raise _DeadlineExceeded
-            return wire.check_reset(result) if op == "reset" else wire.check_step(result)
+            return wire.check_reset(result) if method == "reset" else wire.check_step(result)
         except _DeadlineExceeded:
             self._drop_env()
-            raise EnvFailure("timeout", f"{op} took over {timeout_s:g} s") from None
+            raise EnvFailure("timeout", f"{method} took over {timeout_s:g} s") from None
         except wire.InvalidEnvReturn as error:
             self._drop_env()
             raise EnvFailure("garbage", str(error)) from error
         except Exception as error:  # the environment boundary
             self._drop_env()
-            raise EnvFailure("error", f"{op}: {error!r}") from error
+            raise EnvFailure("error", f"{method}: {error!r}") from error
 
-    async def _execute_call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _execute_call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         if self.placement == "inline":
-            result = self._call_env(op, args, self._envs)
+            result = self._call_env(method, args, self._envs)
         else:
-            result = await self._call_in_thread(op, args, timeout_s)
+            result = await self._call_in_thread(method, args, timeout_s)
         return await _await_within(timeout_s, result) if inspect.isawaitable(result) else result
 
-    async def _call_in_thread(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _call_in_thread(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
-            return await self._get_thread().call(timeout_s, self._call_env, op, args, self._envs)
-        except _DeadlineExceeded as late:
-            if late.was_running and self._envs:
+            return await self._get_thread().call(
+                timeout_s, self._call_env, method, args, self._envs
+            )
+        except _DeadlineExceeded as deadline_error:
+            if deadline_error.was_running and self._envs:
                 interrupt = getattr(self._envs[0], "interrupt", None)
                 if interrupt is not None:
                     interrupt()
             raise
 
-    def _call_env(self, op: str, args: dict[str, Any], envs: list[Env]) -> Any:
+    def _call_env(self, method: str, args: dict[str, Any], envs: list[Env]) -> Any:
         if not envs:
-            if op == "step":
+            if method == "step":
                 raise RuntimeError("step before reset")
             envs.append(self.package.make(self.package.read_settings(self.section)))
-        if op == "reset":
+        if method == "reset":
             return envs[0].reset(args["task"], args["seed"])
         return envs[0].step(args["action"])
 
     def _get_thread(self) -> DaemonThread:
         if self.placement == "locked":
-            with _SHARED_LOCK:
+            with _SHARED_THREADS_LOCK:
                 if self.package.name not in _SHARED_THREADS:
                     _SHARED_THREADS[self.package.name] = DaemonThread()
                 self._thread = _SHARED_THREADS[self.package.name]

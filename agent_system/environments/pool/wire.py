@@ -19,7 +19,7 @@ from agent_system.environments.env import Observation
 # Bytes of the longest valid line: 4000 x 4000 pixels of three bytes fit in base64.
 MAX_LINE_BYTES = 64 * 1024 * 1024
 SURROGATES = re.compile("[\ud800-\udfff]")
-_ARRAY = "__array__"
+_ARRAY_KEY = "__array__"
 
 
 class InvalidEnvReturn(ValueError):
@@ -77,13 +77,17 @@ def check_step(result: object) -> tuple[Observation, float, bool, dict[str, Any]
 def _check_observation(value: object, method: str) -> Observation:
     if not isinstance(value, Observation):
         raise InvalidEnvReturn(f"{method} returned {_describe_value(value)}, not an Observation")
-    if not _is_text(value.text) or not (value.anchor is None or _is_text(value.anchor)):
+    if not _is_valid_unicode(value.text) or not (
+        value.anchor is None or _is_valid_unicode(value.anchor)
+    ):
         raise InvalidEnvReturn(
             f"{method} returned an Observation with text {_describe_value(value.text)} and anchor "
             f"{_describe_value(value.anchor)}, not valid Unicode strings"
         )
     for message in value.opening:
-        if not _is_text(message.get("role")) or not _is_text(message.get("content")):
+        if not _is_valid_unicode(message.get("role")) or not _is_valid_unicode(
+            message.get("content")
+        ):
             raise InvalidEnvReturn(
                 f"{method} returned an Observation whose opening has the message "
                 f"{_describe_value(message)}, not a dict with the strings role and content"
@@ -97,23 +101,23 @@ def _check_info(info: object, method: str) -> None:
         raise InvalidEnvReturn(f"{method} returned info = {_describe_value(info)}, not a dict")
     for key in ("won", "is_action_valid"):
         # Refuse fractions, which are no truth values, and NaN, which ``bool`` reads as True.
-        if _number_or_none(info.get(key, False)) not in (0, 1):
+        if _to_number_or_none(info.get(key, False)) not in (0, 1):
             raise InvalidEnvReturn(
                 f"{method} returned info[{key!r}] = {_describe_value(info[key])}, not a bool"
             )
     actions = info.get("admissible_actions", ())
-    if not isinstance(actions, (list, tuple)) or not all(map(_is_text, actions)):
+    if not isinstance(actions, (list, tuple)) or not all(map(_is_valid_unicode, actions)):
         raise InvalidEnvReturn(
             f"{method} returned info['admissible_actions'] = {_describe_value(actions)}, not a "
             "list of strings"
         )
 
 
-def _number_or_none(value: object) -> object:
+def _to_number_or_none(value: object) -> object:
     return value if isinstance(value, (numbers.Real, np.bool_)) else None
 
 
-def _is_text(value: object) -> bool:
+def _is_valid_unicode(value: object) -> bool:
     """Return True for a string without lone surrogates, which tokenizers refuse."""
     return isinstance(value, str) and SURROGATES.search(value) is None
 
@@ -131,7 +135,7 @@ def _encode_value(value: object) -> object:
         if array.dtype.hasobject:
             raise TypeError("an array of objects cannot be sent as JSON")
         return {
-            _ARRAY: base64.b64encode(array.tobytes()).decode(),
+            _ARRAY_KEY: base64.b64encode(array.tobytes()).decode(),
             "dtype": array.dtype.str,
             "shape": array.shape,
         }
@@ -142,7 +146,7 @@ def _encode_value(value: object) -> object:
 
 
 def _decode_array(value: dict[str, Any]) -> Any:
-    if _ARRAY not in value:
+    if _ARRAY_KEY not in value:
         return value
-    array = np.frombuffer(base64.b64decode(value[_ARRAY]), dtype=np.dtype(value["dtype"]))
+    array = np.frombuffer(base64.b64decode(value[_ARRAY_KEY]), dtype=np.dtype(value["dtype"]))
     return array.reshape(value["shape"])

@@ -41,9 +41,9 @@ class EnvironmentHost:
     def __init__(self, package: EnvPackage, section: dict[str, Any]) -> None:
         self.package = package
         self.settings = package.read_settings(section)
-        gigabytes = self.settings.memory_limit_gb()
-        if gigabytes is not None:
-            limit_memory(gigabytes)
+        memory_limit_gb = self.settings.memory_limit_gb()
+        if memory_limit_gb is not None:
+            limit_memory(memory_limit_gb)
         self.envs: dict[int, Env] = {}
 
     def get_env(self, slot: int) -> Env:
@@ -70,11 +70,11 @@ class EnvironmentHost:
         """Return the reply line for ``result``: an error reply if it violates the protocol."""
         try:
             if call["op"] == "reset":
-                payload = wire.pack_observation(wire.check_reset(result))
+                result_fields = wire.pack_observation(wire.check_reset(result))
             else:
                 observation, reward, done, info = wire.check_step(result)
-                payload = [wire.pack_observation(observation), reward, done, info]
-            return wire.encode({"id": call["id"], "ok": payload})
+                result_fields = [wire.pack_observation(observation), reward, done, info]
+            return wire.encode({"id": call["id"], "ok": result_fields})
         except (wire.InvalidEnvReturn, TypeError, ValueError) as error:
             return self.encode_failure(call, "garbage", error)
 
@@ -114,11 +114,11 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
     """Answer calls of environments with coroutines: concurrently, but in order for each slot."""
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
-    locks: dict[int, asyncio.Lock] = {}
-    running_tasks: set[asyncio.Task[None]] = set()  # strong references; those of the loop are weak
+    slot_locks: dict[int, asyncio.Lock] = {}
+    running_tasks: set[asyncio.Task[None]] = set()  # the loop has only weak references
 
     async def answer_call(call: dict[str, Any]) -> None:
-        async with locks.setdefault(call["slot"], asyncio.Lock()):
+        async with slot_locks.setdefault(call["slot"], asyncio.Lock()):
             try:
                 result = host.start_call(call)
                 result = await result if inspect.isawaitable(result) else result
@@ -137,9 +137,9 @@ async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
 
 
 def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, bytes]:
-    """Import the package and make the first environment, as the message ``first`` requests.
+    """Import the package and make the first environment, as ``start_message`` requests.
 
-    Return the host of the environments and the line to send to the pool. If this fails, the host is
+    Return the host of the environments and the line to send to the pool. On failure the host is
     None and the line describes the error.
     """
     # Append, so that the paths of this process have precedence.
@@ -156,12 +156,12 @@ def start_host(start_message: dict[str, Any]) -> tuple[EnvironmentHost | None, b
         return None, wire.encode({"failed": mask_text(f"{error!r}\n{detail}"), "missing": module})
 
 
-def main(fd: int, parent: int) -> None:
-    """Serve the pool at the other end of socket ``fd``, until the exit message or its closing."""
+def main(fd: int, parent_pid: int) -> None:
+    """Serve the pool through socket ``fd`` until the exit message or the end of the socket."""
     die_with_parent()
     adopt_orphans()
     # The parent may have died before ``die_with_parent``. Then no signal comes.
-    if os.getppid() != parent:
+    if os.getppid() != parent_pid:
         return
     answer_with_stacks("environment worker")
     # Child processes of an environment must not keep the socket open.
@@ -171,8 +171,8 @@ def main(fd: int, parent: int) -> None:
     channel = socket.socket(fileno=fd)
     lines = channel.makefile("rb")
     first_line = lines.readline()
-    host, hello = start_host(wire.decode(first_line)) if first_line else (None, b"")
-    channel.sendall(hello)
+    host, reply_line = start_host(wire.decode(first_line)) if first_line else (None, b"")
+    channel.sendall(reply_line)
     if host is None:
         return
     with contextlib.suppress(ConnectionError):  # the pool closed the socket

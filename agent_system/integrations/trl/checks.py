@@ -9,8 +9,8 @@ from agent_system.integrations.trl.full_sequence import LOSS_TYPES
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig
 
-OLD_LOGPS = ("sampling", "recompute")
-LOSS_PATHS = ("trl", "full_sequence")
+OLD_LOGPS_CHOICES = ("sampling", "recompute")
+LOSS_PATH_CHOICES = ("trl", "full_sequence")
 
 
 def check_settings(
@@ -30,22 +30,22 @@ def check_settings(
             "processing_class and the tokenizer of the environment have different vocabularies: "
             "use the same tokenizer for both"
         )
-    if old_logps not in OLD_LOGPS:
-        problems.append(_choice_problem("old_logps", old_logps, OLD_LOGPS))
-    if loss_path not in LOSS_PATHS:
-        problems.append(_choice_problem("loss_path", loss_path, LOSS_PATHS))
-    problems += _sampling_problems(args)
+    if old_logps not in OLD_LOGPS_CHOICES:
+        problems.append(_describe_invalid_choice("old_logps", old_logps, OLD_LOGPS_CHOICES))
+    if loss_path not in LOSS_PATH_CHOICES:
+        problems.append(_describe_invalid_choice("loss_path", loss_path, LOSS_PATH_CHOICES))
+    problems += _find_sampling_problems(args)
     if loss_path == "full_sequence":
-        problems += _full_sequence_problems(args, old_logps)
+        problems += _find_full_sequence_problems(args, old_logps)
     if problems:
         raise ValueError("GRPOEnvTrainer: " + "; ".join(problems))
 
 
-def _choice_problem(name: str, value: str, allowed: tuple[str, ...]) -> str:
+def _describe_invalid_choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
     return f"{name}={value!r}: allowed are {', '.join(allowed)}; set one of them"
 
 
-def _sampling_problems(args: "GRPOConfig") -> Iterator[str]:
+def _find_sampling_problems(args: "GRPOConfig") -> Iterator[str]:
     if args.remove_unused_columns:
         yield (
             "remove_unused_columns=True removes the columns that the environment needs: "
@@ -56,14 +56,16 @@ def _sampling_problems(args: "GRPOConfig") -> Iterator[str]:
             "chat_template_kwargs have no effect, because the environment renders its trials: "
             "set tokenizer.chat_template instead"
         )
-    colocated = args.use_vllm and args.vllm_mode == "colocate"
-    # ``LivePolicy`` and ``ServerPolicy`` receive only the fields of ``TurnSampling``.
-    if not colocated and (args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs):
+    is_colocated = args.use_vllm and args.vllm_mode == "colocate"
+    # ``TrainedModelSampler`` and ``VllmServerSampler`` receive only the fields of ``TurnSampling``.
+    if not is_colocated and (
+        args.min_p or args.repetition_penalty != 1.0 or args.generation_kwargs
+    ):
         yield (
             "min_p, repetition_penalty and generation_kwargs only have an effect in colocated "
             "vLLM: remove them, or set use_vllm=True vllm_mode='colocate'"
         )
-    if colocated and args.vllm_enable_sleep_mode:
+    if is_colocated and args.vllm_enable_sleep_mode:
         yield (
             "vllm_enable_sleep_mode=True: each turn is a separate call, but TRL wakes the engine "
             "for one call only. Set vllm_enable_sleep_mode=False"
@@ -80,7 +82,7 @@ def _sampling_problems(args: "GRPOConfig") -> Iterator[str]:
         )
 
 
-def _full_sequence_problems(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
+def _find_full_sequence_problems(args: "GRPOConfig", old_logps: str) -> Iterator[str]:
     if args.loss_type not in LOSS_TYPES:
         yield (
             f"loss_type={args.loss_type!r}: loss_path='full_sequence' allows "

@@ -16,35 +16,35 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
 
 def full_sequence_batch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Concatenate TRL's ``inputs`` (prompts ``[B, P]``, completions ``[B, C]``) to ``[B, P+C]``."""
-    prompt, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
-    agent = completion_mask * inputs["tool_mask"] if "tool_mask" in inputs else completion_mask
+    prompt_mask, completion_mask = inputs["prompt_mask"], inputs["completion_mask"]
+    agent_mask = completion_mask * inputs["tool_mask"] if "tool_mask" in inputs else completion_mask
     batch = {
         "prompt_completion_ids": torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-        "attention_mask": torch.cat([prompt, completion_mask], dim=1),
-        "completion_only_mask": torch.cat([torch.zeros_like(prompt), agent], dim=1),
+        "attention_mask": torch.cat([prompt_mask, completion_mask], dim=1),
+        "completion_only_mask": torch.cat([torch.zeros_like(prompt_mask), agent_mask], dim=1),
         "advantages": inputs["advantages"],
     }
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
             values = inputs[name]
-            batch[name] = torch.cat([values.new_zeros(prompt.shape), values], dim=1)
+            batch[name] = torch.cat([values.new_zeros(prompt_mask.shape), values], dim=1)
     # One advantage per row, [B] or [B, 1], is broadcast and needs no padding.
     if batch["advantages"].dim() == 2 and batch["advantages"].shape[1] > 1:
         batch["advantages"] = torch.cat(
-            [batch["advantages"].new_zeros(prompt.shape), batch["advantages"]], dim=1
+            [batch["advantages"].new_zeros(prompt_mask.shape), batch["advantages"]], dim=1
         )
     return batch
 
 
-def per_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+def compute_token_logps(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
     """Return the log-prob ``[B, T]`` of every token of ``ids`` ``[B, T]``, 0 for the first token.
 
     ``logits`` is ``[B, T, V]``.
     """
     # The logits at position t are for token t + 1. Use float32: ratios depend on small
     # differences, which half precision loses.
-    scaled = logits[:, :-1].float() / temperature
-    token_logps = torch.log_softmax(scaled, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    scaled_logits = logits[:, :-1].float() / temperature
+    token_logps = torch.log_softmax(scaled_logits, dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
     return torch.nn.functional.pad(token_logps, (1, 0))
 
 
@@ -81,30 +81,30 @@ def masked_grpo_loss(
         raise ValueError(
             f"loss_type={loss_type!r}: allowed are {', '.join(LOSS_TYPES)}; set one of them"
         )
-    trained = batch["completion_only_mask"].bool()
-    mask = trained.to(logps.dtype)
-    per_row = batch["advantages"].dim() == 1
-    advantages = batch["advantages"].unsqueeze(1) if per_row else batch["advantages"]
-    advantages = torch.where(trained, advantages, 0.0)
+    is_trained = batch["completion_only_mask"].bool()
+    mask = is_trained.to(logps.dtype)
+    is_per_row = batch["advantages"].dim() == 1
+    advantages = batch["advantages"].unsqueeze(1) if is_per_row else batch["advantages"]
+    advantages = torch.where(is_trained, advantages, 0.0)
     # Mask before ``exp``: a ratio that overflows on a token of the environment would become
     # inf * 0 = NaN, and an unknown log-prob is already NaN.
-    new_logps = torch.where(trained, logps, 0.0)
+    new_logps = torch.where(is_trained, logps, 0.0)
     old_logps = batch.get("old_per_token_logps")
-    old_logps = new_logps.detach() if old_logps is None else torch.where(trained, old_logps, 0.0)
+    old_logps = new_logps.detach() if old_logps is None else torch.where(is_trained, old_logps, 0.0)
     log_ratio = new_logps - old_logps
     if level == "sequence":
         log_ratio = (log_ratio.sum(-1) / mask.sum(-1).clamp(min=1)).unsqueeze(-1)
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
+    clipped_ratio = ratio.clamp(1 - epsilon_low, 1 + epsilon_high)
     # For a negative advantage the minimum selects the unclipped side, which only ``delta`` bounds.
-    bounded = ratio if delta is None else ratio.clamp(max=delta)
-    losses = -torch.min(bounded * advantages, clipped * advantages)
+    bounded_ratio = ratio if delta is None else ratio.clamp(max=delta)
+    losses = -torch.min(bounded_ratio * advantages, clipped_ratio * advantages)
     if beta:
-        gap = torch.where(trained, batch["ref_per_token_logps"], 0.0) - new_logps
+        ref_log_ratio = torch.where(is_trained, batch["ref_per_token_logps"], 0.0) - new_logps
         # Non-negative estimate of KL(new || ref) from one sample.
-        penalty = gap.exp() - gap - 1
-        losses = losses + beta * (penalty * ratio if bias_correction else penalty)
-    losses = torch.where(trained, losses, 0.0)
+        kl_penalty = ref_log_ratio.exp() - ref_log_ratio - 1
+        losses = losses + beta * (kl_penalty * ratio if bias_correction else kl_penalty)
+    losses = torch.where(is_trained, losses, 0.0)
     row_length = max_completion_length or mask.shape[1]
     return _aggregate_losses(losses, mask, loss_type, row_length, num_tokens)
 
@@ -122,5 +122,5 @@ def _aggregate_losses(
         return losses.sum() / (len(losses) * row_length)
     if num_tokens is None or loss_type == "bnpo":
         num_tokens = mask.sum()
-    tokens = torch.as_tensor(num_tokens, dtype=losses.dtype)
-    return losses.sum() / tokens.clamp(min=1)
+    divisor = torch.as_tensor(num_tokens, dtype=losses.dtype)
+    return losses.sum() / divisor.clamp(min=1)

@@ -17,7 +17,7 @@ from verl.workers.rollout.base import StopTokenizer
 from verl.workers.rollout.hf import HFEngine
 from verl.workers.rollout.vllm_cpu import inspect_models_in_process, repack_output_head
 
-KV_CACHE_GIB = "1"
+CPU_KV_CACHE_GIB = "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,43 +50,49 @@ class PolicyOutput:
     outputs: tuple[SampledTurn]
 
 
-class LiveTokenizer(TextTokenizer, StopTokenizer, Protocol):
-    """Tokenizer of a ``LivePolicy``: it encodes prompts and has an end-of-sequence token."""
+class SamplerTokenizer(TextTokenizer, StopTokenizer, Protocol):
+    """Tokenizer of a ``TrainedModelSampler``, which encodes prompts and has an end-of-sequence
+    token.
+    """
 
 
-class LivePolicy:
+class TrainedModelSampler:
     """Sampler that uses the model in training, without a copy of it.
 
-    ``borrow()`` is a context manager that yields the model. Samples depend on ``seed`` and on the
-    number of earlier calls of ``generate``.
+    ``borrow_model()`` is a context manager that yields the model. Samples depend on ``seed`` and on
+    the number of earlier calls of ``generate``.
     """
 
     def __init__(
         self,
-        borrow: Callable[[], AbstractContextManager[Any]],
-        tokenizer: LiveTokenizer,
+        borrow_model: Callable[[], AbstractContextManager[Any]],
+        tokenizer: SamplerTokenizer,
         end_ids: Iterable[int],
         seed: int = 0,
         max_num_seqs: int = 128,
     ) -> None:
         self.tokenizer = tokenizer
-        self._borrow, self._end_ids, self._seed = borrow, frozenset(end_ids), seed
+        self._borrow_model, self._end_ids, self._seed = borrow_model, frozenset(end_ids), seed
         self._max_num_seqs = max_num_seqs
-        self._calls = itertools.count()
+        self._call_numbers = itertools.count()
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order.
 
         A prompt is ``{"prompt_token_ids": [...]}`` or text.
         """
-        seed = derive_seed("turns of a live policy", self._seed, next(self._calls))
-        with self._borrow() as model:
+        seed = derive_seed("turns of a live policy", self._seed, next(self._call_numbers))
+        with self._borrow_model() as model:
             engine = HFEngine.on_model(
                 model, self.tokenizer, self._end_ids, seed=seed, max_num_seqs=self._max_num_seqs
             )
             for number, prompt in enumerate(prompts):
-                has_ids = isinstance(prompt, Mapping)
-                ids = prompt["prompt_token_ids"] if has_ids else self.tokenizer(prompt)["input_ids"]
+                has_token_ids = isinstance(prompt, Mapping)
+                ids = (
+                    prompt["prompt_token_ids"]
+                    if has_token_ids
+                    else self.tokenizer(prompt)["input_ids"]
+                )
                 request = SamplingRequest(
                     str(number),
                     list(ids),
@@ -103,11 +109,13 @@ class LivePolicy:
                 # Each call returns the turns that ended, so short ones come first.
                 results |= {int(result.request_id): result for result in engine.step()}
         turns = (results[number] for number in range(len(prompts)))
-        sampled = (SampledTurn(t.token_ids, t.logprobs, t.stop_reason.value) for t in turns)
-        return [PolicyOutput((turn,)) for turn in sampled]
+        sampled_turns = (
+            SampledTurn(turn.token_ids, turn.logprobs, turn.stop_reason.value) for turn in turns
+        )
+        return [PolicyOutput((turn,)) for turn in sampled_turns]
 
 
-class ServerPolicy:
+class VllmServerSampler:
     """Sampler that calls TRL's client of a vLLM server (``vllm_mode="server"``)."""
 
     def __init__(self, client: Any, tokenizer: TextTokenizer, end_ids: Iterable[int]) -> None:
@@ -115,34 +123,34 @@ class ServerPolicy:
 
     def generate(self, prompts: Sequence[Any], sampling_params: TurnSampling) -> list[PolicyOutput]:
         """Sample one turn per prompt, in order."""
-        sampling = sampling_params
+        turn_sampling = sampling_params
         response = self.client.generate(
             prompts=[list(prompt["prompt_token_ids"]) for prompt in prompts],
             n=1,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=sampling.max_tokens,
+            temperature=turn_sampling.temperature,
+            top_p=turn_sampling.top_p,
+            top_k=turn_sampling.top_k,
+            max_tokens=turn_sampling.max_tokens,
             # 0: return the log-prob of the sampled token only.
             logprobs=0,
             generation_kwargs={
-                "stop": list(sampling.stop),
+                "stop": list(turn_sampling.stop),
                 "stop_token_ids": sorted(self._end_ids),
                 "include_stop_str_in_output": True,
             },
         )
         results: list[PolicyOutput] = []
-        for token_ids, entries in zip(
+        for token_ids, logprob_entries in zip(
             response["completion_ids"], response["logprobs"], strict=True
         ):
-            ids, logprobs = list(token_ids), [entry[0] for entry in entries]
+            ids, logprobs = list(token_ids), [entry[0] for entry in logprob_entries]
             # The client does not return the finish reason. It is ``length`` for a turn of
             # ``max_tokens`` tokens without end token or stop string at its end.
             has_ended = bool(ids) and (
                 ids[-1] in self._end_ids
-                or self.tokenizer.decode(ids).endswith(sampling.stop or ("\0",))
+                or self.tokenizer.decode(ids).endswith(turn_sampling.stop or ("\0",))
             )
-            reason = "stop" if has_ended or len(ids) < sampling.max_tokens else "length"
+            reason = "stop" if has_ended or len(ids) < turn_sampling.max_tokens else "length"
             results.append(PolicyOutput((SampledTurn(ids, logprobs, reason),)))
         return results
 
@@ -151,14 +159,14 @@ def prepare_vllm_on_cpu() -> None:
     """Set the environment variables that vLLM reads on import, unless they are already set."""
     # Keep the engine in this process, so that the weight sync can access its modules.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_CACHE_GIB)
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     inspect_models_in_process()
 
 
-def make_cpu_weight_sync(generation: Any) -> Callable[[], None]:
+def make_cpu_weight_sync(vllm_generation: Any) -> Callable[[], None]:
     """Return a replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` (``colocate`` mode).
 
     TRL loads tensors into vLLM's modules one by one. This fails on CPU, where vLLM has repacked
@@ -166,13 +174,13 @@ def make_cpu_weight_sync(generation: Any) -> Callable[[], None]:
     """
 
     def sync_weights() -> None:
-        parameters = generation._iter_named_params()
-        weights = [(name, tensor.detach().clone()) for name, tensor in parameters]
-        generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        named_parameters = vllm_generation._iter_named_params()
+        weights = [(name, tensor.detach().clone()) for name, tensor in named_parameters]
+        vllm_generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         repack_output_head(
-            generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
+            vllm_generation.llm.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
         )
-        if not generation.llm.reset_prefix_cache():
+        if not vllm_generation.llm.reset_prefix_cache():
             raise RuntimeError(
                 "vLLM did not reset its prefix cache after a weight update: "
                 "cached keys would be those of the old weights"

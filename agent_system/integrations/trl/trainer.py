@@ -27,14 +27,14 @@ from agent_system.agents import Agent, DirectOutputAgent
 from agent_system.environments.multistep import MultistepEnv
 from agent_system.integrations.trl.checks import check_settings
 from agent_system.integrations.trl.full_sequence import (
+    compute_token_logps,
     full_sequence_batch,
     masked_grpo_loss,
-    per_token_logps,
 )
 from agent_system.integrations.trl.policies import (
-    LivePolicy,
-    ServerPolicy,
+    TrainedModelSampler,
     TurnSampling,
+    VllmServerSampler,
     make_cpu_weight_sync,
     prepare_vllm_on_cpu,
 )
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MIN_TURN_TOKENS = 16
-EMPTY_MESSAGE = {"role": "user", "content": ""}
+EMPTY_USER_MESSAGE = {"role": "user", "content": ""}
 # Columns of whole sequences, in addition to TRL's columns of prompts and completions. Log-probs
 # and advantages still cover completions only.
-WHOLE_COLUMNS = ("prompt_completion_ids", "attention_mask", "completion_only_mask")
+FULL_SEQUENCE_COLUMNS = ("prompt_completion_ids", "attention_mask", "completion_only_mask")
 
 
 class GRPOEnvTrainer(GRPOTrainer):
@@ -60,12 +60,14 @@ class GRPOEnvTrainer(GRPOTrainer):
         model, args, callbacks, optimizers, peft_config: As in ``trl.GRPOTrainer``.
             ``args.max_completion_length`` limits all tokens after the first prompt of a trial.
             ``args.num_generations`` is the group size.
-        env: Generates trials. It needs a tokenizer, which is the default ``processing_class``.
+        env: Environment of the trials. It needs a tokenizer, which is the default
+            ``processing_class``.
         reward_funcs: Default: ``env.get_rubric()``. They receive ``session_ids`` and the columns
             of the dataset.
         train_dataset, eval_dataset: Rows for ``env``, without need for a column ``prompt``.
             Default: the data sets of the environment.
-        agent: Acts instead of the trained policy. Its actions must be tokens of that policy.
+        agent: Generates the turns instead of a sampler of the trained policy. Its tokens must have
+            been sampled from that policy.
         sampling_params: Passed to the sampler unchanged. Default: built from ``args``,
             ``max_turn_tokens`` and ``env.stop``.
         max_turn_tokens: Maximum length of a turn. A trial ends when no further turn of that length
@@ -76,7 +78,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             ``recompute``, and truncated or penalised sampling (top_p, top_k, min_p,
             repetition_penalty): use TRL's old log-probs. TRL's default
             ``vllm_importance_sampling_mode`` then drops whole sequences.
-        loss_path: ``trl``, or ``full_sequence``: the same loss from the logits of whole sequences.
+        loss_path: ``trl``: the loss of TRL. ``full_sequence``: the same loss, computed from the
+            logits of whole sequences.
         allow_retokenized: Train on tokens that were encoded from the text of an agent.
 
     Raises ``ValueError`` if the settings cannot work together, with their names and the fix.
@@ -84,9 +87,9 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     _tag_names: ClassVar = ["trl", "grpo", "multistep-env"]
     # Attributes that TRL's trainer sets, with more precise types.
-    args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  it is given no other
+    args: GRPOConfig  # pyright: ignore[reportIncompatibleVariableOverride]  always a GRPOConfig
     model: Any
-    max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  see checks
+    max_completion_length: int  # pyright: ignore[reportIncompatibleVariableOverride]  not None here
 
     def __init__(
         self,
@@ -110,44 +113,46 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> None:
         args = GRPOConfig("grpo-env") if args is None else args
         check_settings(env, args, processing_class, old_logps, loss_path)
-        on_cpu = args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
-        if on_cpu:
-            # Must run before TRL imports vLLM, which reads these settings on import.
+        uses_vllm_on_cpu = (
+            args.use_vllm and args.vllm_mode == "colocate" and not torch.cuda.is_available()
+        )
+        if uses_vllm_on_cpu:
+            # Do this before TRL imports vLLM, which reads the environment variables on import.
             prepare_vllm_on_cpu()
         if args.use_vllm and _uses_rollout_logprobs(args, old_logps):
             _disable_vllm_correction(args)
         if eval_dataset is None and args.eval_strategy != "no":
             eval_dataset = env.get_eval_dataset()
-        rubric: Any = env.get_rubric() if reward_funcs is None else reward_funcs
-        processing: Any = env.tokenizer if processing_class is None else processing_class
+        reward_functions: Any = env.get_rubric() if reward_funcs is None else reward_funcs
+        tokenizer: Any = env.tokenizer if processing_class is None else processing_class
         super().__init__(
             model=model,
-            reward_funcs=rubric,
+            reward_funcs=reward_functions,
             args=args,
             train_dataset=env.get_train_dataset() if train_dataset is None else train_dataset,
             eval_dataset=eval_dataset,
-            processing_class=processing,
+            processing_class=tokenizer,
             callbacks=callbacks,
             optimizers=optimizers,
             peft_config=peft_config,
         )
         self.env = env
-        self._share_end_tokens()
+        self._unify_end_tokens()
         self.old_logps = old_logps
         self.loss_path = loss_path
         self.allow_retokenized = allow_retokenized
         self.max_turn_tokens = max_turn_tokens or _default_turn_tokens(
             env, self.max_completion_length
         )
-        if on_cpu:
+        if uses_vllm_on_cpu:
             self.vllm_generation.sync_weights = make_cpu_weight_sync(self.vllm_generation)
         self.agent: Agent = self._make_agent(sampling_params) if agent is None else agent
         self.rollout_func = self._run_rollout
         self._rows: list[dict[str, Any]] = []
-        self._openings: list[list[dict[str, str]]] = []
+        self._opening_messages: list[list[dict[str, str]]] = []
         self._trials: dict[str, list] = {}
 
-    def _share_end_tokens(self) -> None:
+    def _unify_end_tokens(self) -> None:
         # TRL does not know the end-of-turn token of a chat template. Use the same tokens for
         # sampling, token lists and decoded texts.
         if self.env.bridge is not None:
@@ -158,22 +163,22 @@ class GRPOEnvTrainer(GRPOTrainer):
 
     def _make_agent(self, sampling_params: object) -> DirectOutputAgent:
         if self.use_vllm and self.vllm_mode == "colocate":
-            sampling_params = sampling_params or self._vllm_sampling()
+            sampling_params = sampling_params or self._build_vllm_sampling_params()
             return DirectOutputAgent(self.vllm_generation.llm, sampling_params)
         if self.use_vllm:
             client = getattr(self.vllm_generation, "vllm_client", None)  # on the main process only
-            policy = ServerPolicy(client, self._tokenizer, self.eos_token_ids)
+            policy = VllmServerSampler(client, self._tokenizer, self.eos_token_ids)
         else:
             seed = self.args.seed + self.accelerator.process_index
             # Untyped: transformers resolves ``eos_token_id`` at run time.
             tokenizer: Any = self._tokenizer
-            policy = LivePolicy(self._borrow_model, tokenizer, self.eos_token_ids, seed)
+            policy = TrainedModelSampler(self._borrow_model, tokenizer, self.eos_token_ids, seed)
         turn_sampling = TurnSampling(
             self.max_turn_tokens, self.temperature, self.top_p, self.top_k, tuple(self.env.stop)
         )
         return DirectOutputAgent(policy, sampling_params or turn_sampling, self._tokenizer)
 
-    def _vllm_sampling(self) -> Any:
+    def _build_vllm_sampling_params(self) -> Any:
         from vllm import SamplingParams
 
         options = {
@@ -189,26 +194,26 @@ class GRPOEnvTrainer(GRPOTrainer):
             "skip_special_tokens": False,
             "logprobs": 0,
         }
-        user_options: Any = self.args.generation_kwargs or {}  # parsed by now
+        user_options: Any = self.args.generation_kwargs or {}  # TRL has parsed the string
         return SamplingParams(**(options | user_options))
 
     @contextlib.contextmanager
     def _borrow_model(self) -> Iterator[Any]:
         """Yield the unwrapped policy in evaluation mode, for sampling."""
-        checkpointing: Any = self.args.gradient_checkpointing_kwargs  # parsed by now
+        checkpointing_kwargs: Any = self.args.gradient_checkpointing_kwargs  # TRL has parsed it
         with unwrap_model_for_generation(
             self.model_wrapped,
             self.accelerator,
             gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-            gradient_checkpointing_kwargs=checkpointing,
+            gradient_checkpointing_kwargs=checkpointing_kwargs,
         ) as model:
-            training = model.training
+            was_training = model.training
             model.eval()
             try:
                 with self.accelerator.autocast():
                     yield model
             finally:
-                model.train(training)
+                model.train(was_training)
 
     def _generate_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
         """Return the trials of this process's ``rows``.
@@ -225,11 +230,11 @@ class GRPOEnvTrainer(GRPOTrainer):
         broadcast_object_list(shared_trials, from_process=0)
         start = self.accelerator.process_index * len(rows)
         end = start + len(rows)
-        process_trials = {name: values[start:end] for name, values in shared_trials[0].items()}
+        trials_of_process = {name: values[start:end] for name, values in shared_trials[0].items()}
         self.env.completed_episodes |= dict(
-            zip(process_trials["session_ids"], process_trials["records"], strict=True)
+            zip(trials_of_process["session_ids"], trials_of_process["records"], strict=True)
         )
-        return process_trials
+        return trials_of_process
 
     def _run_trials(self, rows: list[dict[str, Any]]) -> dict[str, list]:
         max_length = self.max_completion_length
@@ -250,12 +255,12 @@ class GRPOEnvTrainer(GRPOTrainer):
                 "tokens can differ from those that the policy sampled. Use an agent that returns "
                 "agent_system.agents.Action, or set allow_retokenized=True"
             )
-        for opening, record in zip(self._openings, trials["records"], strict=True):
+        for opening, record in zip(self._opening_messages, trials["records"], strict=True):
             # Change in place: TRL keeps these lists for reward functions and logs.
             messages = itertools.takewhile(
                 lambda message: message["role"] != "assistant", record["messages"]
             )
-            opening[:] = [dict(message) for message in messages] or [dict(EMPTY_MESSAGE)]
+            opening[:] = [dict(message) for message in messages] or [dict(EMPTY_USER_MESSAGE)]
         rows = [self._split_trial(trials, index) for index in range(len(self._rows))]
         names = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
@@ -271,17 +276,17 @@ class GRPOEnvTrainer(GRPOTrainer):
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
         end_id: Any = self._tokenizer.eos_token_id
-        completion = ids[prompt_length:]
+        completion_ids = ids[prompt_length:]
         mask: list[int] = trials["completion_only_mask"][index][prompt_length:]
         logprobs: list[float] = trials["logprobs"][index][prompt_length:]
         has_not_failed = trials["aborted"][index] is None
         is_complete = has_not_failed and trials["truncated"][index] in (None, "steps")
-        if not completion or (is_complete and completion[-1] not in self.eos_token_ids):
-            completion = [*completion, end_id]
+        if not completion_ids or (is_complete and completion_ids[-1] not in self.eos_token_ids):
+            completion_ids = [*completion_ids, end_id]
             mask = [*mask, 0]
             logprobs = [*logprobs, 0.0]
         # A trial that failed before its first prompt needs one token as a placeholder prompt.
-        return ids[:prompt_length] or [end_id], completion, logprobs, mask
+        return ids[:prompt_length] or [end_id], completion_ids, logprobs, mask
 
     # ---- TRL's hooks ----
 
@@ -289,8 +294,8 @@ class GRPOEnvTrainer(GRPOTrainer):
         self._rows = [dict(row) for row in inputs]
         # Placeholders: the opening of a trial is only known after its start, and ``_run_rollout``
         # fills it in. TRL passes only the prompts to its rollout function, so store the rows.
-        self._openings = [[dict(EMPTY_MESSAGE)] for _ in inputs]
-        pairs = zip(inputs, self._openings, strict=True)
+        self._opening_messages = [[dict(EMPTY_USER_MESSAGE)] for _ in inputs]
+        pairs = zip(inputs, self._opening_messages, strict=True)
         rows = [{**row, "prompt": opening} for row, opening in pairs]
         output = super()._generate_and_score_completions(rows)
         # Every token of the agent was sampled and has a finite log-prob.
@@ -303,7 +308,7 @@ class GRPOEnvTrainer(GRPOTrainer):
             # NaN is an unknown log-prob. It would make TRL's metrics NaN.
             output["sampling_per_token_logps"] = output["sampling_per_token_logps"].nan_to_num()
         full_batch = full_sequence_batch(output)
-        return output | {name: full_batch[name] for name in WHOLE_COLUMNS}
+        return output | {name: full_batch[name] for name in FULL_SEQUENCE_COLUMNS}
 
     def _calculate_rewards(
         self,
@@ -334,13 +339,19 @@ class GRPOEnvTrainer(GRPOTrainer):
         batch = full_sequence_batch(inputs) if has_trl_columns else inputs
         ids = batch["prompt_completion_ids"]
         logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
-        logps = per_token_logps(logits, ids, self.temperature)
+        logps = compute_token_logps(logits, ids, self.temperature)
         num_micro_batches = self.current_gradient_accumulation_steps if self.model.training else 1
         num_tokens = inputs.get("num_items_in_batch")
-        if num_tokens is not None:  # of all processes and of the whole generation batch
-            steps: Any = self.args.steps_per_generation  # TRL has filled it in
-            batch_share = num_micro_batches / steps if self.model.training else 1.0
-            num_tokens = num_tokens.clamp(min=1.0) / self.accelerator.num_processes * batch_share
+        if num_tokens is not None:  # counted over all processes and the whole generation batch
+            steps_per_generation: Any = self.args.steps_per_generation  # set by TRL if None
+            share_of_generation_batch = (
+                num_micro_batches / steps_per_generation if self.model.training else 1.0
+            )
+            num_tokens = (
+                num_tokens.clamp(min=1.0)
+                / self.accelerator.num_processes
+                * share_of_generation_batch
+            )
         loss = masked_grpo_loss(
             logps,
             batch,
@@ -354,8 +365,8 @@ class GRPOEnvTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_tokens=num_tokens,
         )
-        # ``dapo`` is already divided by the number of tokens of the optimizer step. The others are
-        # means, so divide by the number of accumulated micro-batches.
+        # The ``dapo`` loss is already divided by the tokens of the optimizer step. Other losses are
+        # means over a micro-batch, so divide them by the number of accumulated micro-batches.
         if self.loss_type == "dapo" and num_tokens is not None:
             return loss
         return loss / num_micro_batches

@@ -47,33 +47,33 @@ from agent_system.tokens.conversation import TokenConversation, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
 from scripts.dev.bench.rlvcr_step import build_training_overrides, run_main_ppo
 from verl.trainer.launch.extensions import load_config
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.processes import available_cpus
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.workers.rollout.base import StopRules
 
-GROUPS, MEMBERS, UPDATES = 16, 8, 4
-ANSWER = 240  # tokens of a completion
-QUICKSTART = ROOT / "configs/policies/quickstart"
+NUM_GROUPS, GROUP_SIZE, UPDATES_PER_STEP = 16, 8, 4
+ANSWER_TOKENS = 240  # tokens of a completion
+QUICKSTART_POLICY = ROOT / "configs/policies/quickstart"
 
 
-def build_arguments(single: bool, policy: Path) -> list[str]:
+def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
     """Return arguments for both programs: policy, tasks, and lengths of prompts and turns."""
     sizes = [
-        f"data.train_batch_size={GROUPS}",
-        f"env.rollout.n={MEMBERS}",
-        f"actor_rollout_ref.actor.ppo_mini_batches={UPDATES}",
+        f"data.train_batch_size={NUM_GROUPS}",
+        f"env.rollout.n={GROUP_SIZE}",
+        f"actor_rollout_ref.actor.ppo_mini_batches={UPDATES_PER_STEP}",
         "actor_rollout_ref.actor.optim.lr=0",
         f"actor_rollout_ref.model.path={policy}",
         "algorithm.adv_estimator=grpo",
     ]
-    if not single:
+    if not is_single_turn:
         return ["--config-name", "quickstart_grpo", *sizes]
     return [
         "--config-name",
         "arithmetic",
-        f"env.max_turn_tokens={ANSWER}",
-        f"data.max_response_length={ANSWER}",
+        f"env.max_turn_tokens={ANSWER_TOKENS}",
+        f"data.max_response_length={ANSWER_TOKENS}",
         f"actor_rollout_ref.rollout.num_threads={available_cpus()}",
         *sizes,
     ]
@@ -90,10 +90,14 @@ def make_endless_policy(directory: Path) -> Path:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(source))
     tokenizer = AutoTokenizer.from_pretrained(source)
     end_ids = set(find_stop_ids(source, tokenizer, ()))
-    # Tags are single tokens that text is never encoded to. A sampled tag ends a turn.
-    stops = get_package("reasoning_gym").stop
-    spelled = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
-    end_ids |= {token for token, text in enumerate(spelled) if any(stop in text for stop in stops)}
+    # Stop strings are single tokens, but encoding a text never gives them. Find them by decoding.
+    stop_strings = get_package("reasoning_gym").stop
+    token_texts = [tokenizer.decode([token]) for token in range(model.config.vocab_size)]
+    end_ids |= {
+        token
+        for token, text in enumerate(token_texts)
+        if any(stop_string in text for stop_string in stop_strings)
+    }
     with torch.no_grad():
         embedding = model.get_input_embeddings().weight  # tied to the output head
         embedding[:, 0] = 1.0
@@ -105,17 +109,20 @@ def make_endless_policy(directory: Path) -> Path:
 
 def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozenset[int]:
     """Return the token ids that end a turn. Exits if a stop string has several tokens."""
-    plan = StopRules(tokenizer, find_end_ids(tokenizer, policy)).get_plan(stop)
-    if plan.strings:
+    plan = StopRules(tokenizer, find_stop_token_ids(tokenizer, policy)).get_plan(stop)
+    if plan.stop_strings:
         raise SystemExit(
-            f"stop strings {plan.strings} have several tokens each: TRL would sample past them; "
-            "use stop strings of one token"
+            f"stop strings {plan.stop_strings} have several tokens each: TRL would sample past "
+            "them; use stop strings of one token"
         )
     return plan.token_ids
 
 
 class LockStepRolloutFunction:
-    """Rollout function and reward function for TRL."""
+    """Rollout function for TRL, in which all trajectories take each turn together.
+
+    ``reward`` is the matching reward function.
+    """
 
     def __init__(self, cfg: Any, tokenizer: Any) -> None:
         self.envs = make_envs(cfg)[0]
@@ -123,7 +130,9 @@ class LockStepRolloutFunction:
         self.prompts = self.package.prompts(self.envs.settings)
         self.bridge = ChatBridge(tokenizer, cfg.data.apply_chat_template_kwargs)
         self.limits = TokenLimits(
-            cfg.data.max_prompt_length, cfg.data.max_response_length, turn=cfg.env.max_turn_tokens
+            cfg.data.max_prompt_length,
+            cfg.data.max_response_length,
+            max_turn=cfg.env.max_turn_tokens,
         )
         self.levels = cfg.env.levels
         self.max_steps = cfg.env.max_steps
@@ -157,7 +166,7 @@ class LockStepRolloutFunction:
 
     def _start_conversations(self) -> list[TokenConversation]:
         """Return one conversation per trajectory, with its first prompt."""
-        observations, infos = self.envs.reset(self.envs.gen_batch(self.num_calls, GROUPS))
+        observations, infos = self.envs.reset(self.envs.gen_batch(self.num_calls, NUM_GROUPS))
         system = self.prompts.system(self.levels)
         system_messages = [{"role": "system", "content": system}] if system else []
         conversations: list[TokenConversation] = []
@@ -179,14 +188,14 @@ class LockStepRolloutFunction:
     ) -> list[int]:
         """Step all environments. Return the indices of the episodes that continue."""
         observations, _, dones, infos = self.envs.step(texts)
-        still_active: list[int] = []
+        active_indices: list[int] = []
         for env_index in active:
             info = infos[env_index]
             won[env_index] = float(bool(info.get("won")))
             prompt = self.prompts.turn(Observation(observations["text"][env_index], info=info))
             if not dones[env_index] and conversations[env_index].add_observation(prompt, turn + 1):
-                still_active.append(env_index)
-        return still_active
+                active_indices.append(env_index)
+        return active_indices
 
     @staticmethod
     def _split_row(conversation: TokenConversation) -> tuple[list[int], list[int], list[int]]:
@@ -217,9 +226,9 @@ class GenerationCounter:
         return output
 
     def summarize_steps(self) -> dict[str, Any]:
-        """Return the seconds of each step and the mean tokens, without the first step."""
-        end_times = self.clock.ends
-        seconds = [end - start for start, end in itertools.pairwise(end_times)]
+        """Return the seconds of each step and the mean sampled tokens, both without step 1."""
+        step_end_times = self.clock.end_times
+        seconds = [end - start for start, end in itertools.pairwise(step_end_times)]
         return {"seconds": seconds, "tokens": mean(self.tokens[1:])}
 
 
@@ -227,13 +236,13 @@ class StepEndClock(TrainerCallback):
     """Trainer callback that records when each step ended."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.end_times: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the time after the last optimizer step of a step."""
         del args, control
-        if state.global_step % UPDATES == 0:
-            self.ends.append(time.perf_counter())
+        if state.global_step % UPDATES_PER_STEP == 0:
+            self.end_times.append(time.perf_counter())
 
 
 def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
@@ -241,25 +250,27 @@ def compute_parity_reward(completions: list, **_: Any) -> list[float | None]:
     return [float(len(str(completion)) % 2) for completion in completions]
 
 
-def run_trl(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict[str, Any]:
+def run_trl(
+    is_single_turn: bool, policy: Path, arguments: Sequence[str], steps: int
+) -> dict[str, Any]:
     """Train with TRL for ``steps`` steps. Return seconds and tokens without the first step."""
     from datasets import Dataset
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(available_cpus())
-    cfg = load_config(line[1], list(line[2:]))
+    cfg = load_config(arguments[1], list(arguments[2:]))
     tokenizer: Any = AutoTokenizer.from_pretrained(policy)
-    rollout_function = None if single else LockStepRolloutFunction(cfg, tokenizer)
+    rollout_function = None if is_single_turn else LockStepRolloutFunction(cfg, tokenizer)
     clock = StepEndClock()
     with tempfile.TemporaryDirectory() as scratch:
         args = GRPOConfig(
             scratch,
-            per_device_train_batch_size=GROUPS * MEMBERS // UPDATES,
-            steps_per_generation=UPDATES,
-            num_generations=MEMBERS,
+            per_device_train_batch_size=NUM_GROUPS * GROUP_SIZE // UPDATES_PER_STEP,
+            steps_per_generation=UPDATES_PER_STEP,
+            num_generations=GROUP_SIZE,
             max_completion_length=cfg.env.max_turn_tokens,
-            max_steps=UPDATES * steps,
+            max_steps=UPDATES_PER_STEP * steps,
             learning_rate=0.0,
             temperature=1.0,
             beta=0.0,
@@ -276,16 +287,16 @@ def run_trl(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict
             if rollout_function is None
             else rollout_function.reward,
             args=args,
-            train_dataset=Dataset.from_dict({"prompt": build_prompts(cfg, single)}),
+            train_dataset=Dataset.from_dict({"prompt": build_prompts(cfg, is_single_turn)}),
             processing_class=tokenizer,
             callbacks=[clock],
             rollout_func=rollout_function,
         )
-        # The endless policy samples no stop string, so TRL does not search for one.
-        strings = () if single else tuple(get_package(cfg.env.env_name).stop)
-        stops = sorted(find_stop_ids(policy, tokenizer, strings))
-        trainer.eos_token_ids = stops
-        trainer.generation_config.eos_token_id = stops
+        # A policy that never ends a turn samples no stop string either.
+        stop_strings = () if is_single_turn else tuple(get_package(cfg.env.env_name).stop)
+        stop_ids = sorted(find_stop_ids(policy, tokenizer, stop_strings))
+        trainer.eos_token_ids = stop_ids
+        trainer.generation_config.eos_token_id = stop_ids
         generation_counter = GenerationCounter(trainer, clock)
         trainer.train()
     if rollout_function is not None:
@@ -293,30 +304,37 @@ def run_trl(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict
     return generation_counter.summarize_steps()
 
 
-def build_prompts(cfg: Any, single: bool) -> list[list[dict[str, str]]]:
-    """Return a prompt per group and step. For games, the rollout function ignores its text."""
-    if not single:
-        return [[{"role": "user", "content": str(row_number)}] for row_number in range(64 * GROUPS)]
+def build_prompts(cfg: Any, is_single_turn: bool) -> list[list[dict[str, str]]]:
+    """Return one prompt for each group of each step.
+
+    For games the content does not matter, because the rollout function makes its own prompts.
+    """
+    if not is_single_turn:
+        return [
+            [{"role": "user", "content": str(row_number)}] for row_number in range(64 * NUM_GROUPS)
+        ]
     envs = make_envs(cfg)[0]
-    batch = envs.gen_batch(1, 64 * GROUPS)
+    batch = envs.gen_batch(1, 64 * NUM_GROUPS)
     observations, _ = envs.reset(batch[batch.non_tensor_batch["member"] == 0])
     envs.close()
     return [[{"role": "user", "content": text}] for text in observations["text"]]
 
 
-def run_trl_process(single: bool, policy: Path, line: Sequence[str], steps: int) -> dict:
-    """Run TRL in a new process and return its result, so that memory and threads are its own."""
-    call = [sys.executable, __file__, "--trl-side", str(policy), "--steps", str(steps)]
+def run_trl_process(
+    is_single_turn: bool, policy: Path, arguments: Sequence[str], steps: int
+) -> dict:
+    """Run TRL in a new process and return its result, so that it shares no memory or threads."""
+    command = [sys.executable, __file__, "--trl-side", str(policy), "--steps", str(steps)]
     environ = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    trl_result = subprocess.run(
-        [*call, *(["--single"] if single else []), "--", *line[2:]],
+    trl_process = subprocess.run(
+        [*command, *(["--single"] if is_single_turn else []), "--", *arguments[2:]],
         cwd=ROOT,
         env=environ,
         stdout=subprocess.PIPE,
         check=True,
         text=True,
     )
-    return json.loads(trl_result.stdout.splitlines()[-1])
+    return json.loads(trl_process.stdout.splitlines()[-1])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -333,36 +351,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.steps < 2:
         parser.error("--steps must be 2 or more: the first step is not counted")
     if args.trl_side is not None:
-        line = [*build_arguments(args.single, args.trl_side), *args.overrides]
-        print(json.dumps(run_trl(args.single, args.trl_side, line, args.steps)))
+        arguments = [*build_arguments(args.single, args.trl_side), *args.overrides]
+        print(json.dumps(run_trl(args.single, args.trl_side, arguments, args.steps)))
         return
     our_runs: list[dict] = []
     trl_runs: list[dict] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         scratch_dir = Path(scratch)
-        policy = make_endless_policy(scratch_dir / "policy") if args.single else QUICKSTART
-        line = [*build_arguments(args.single, policy), *args.overrides]
+        policy = make_endless_policy(scratch_dir / "policy") if args.single else QUICKSTART_POLICY
+        arguments = [*build_arguments(args.single, policy), *args.overrides]
         for round_index in range(args.rounds):
             run_dir = scratch_dir / f"ours-{round_index}"
-            our_line = [*line, *build_training_overrides(args.steps, run_dir)]
-            our_runs += run_main_ppo("main_ppo", run_dir, our_line)[1:]
-            trl_runs.append(run_trl_process(args.single, policy, line, args.steps))
+            our_arguments = [*arguments, *build_training_overrides(args.steps, run_dir)]
+            our_runs += run_main_ppo("main_ppo", run_dir, our_arguments)[1:]
+            trl_runs.append(run_trl_process(args.single, policy, arguments, args.steps))
     print(format_table(our_runs, trl_runs))
 
 
-def format_table(ours: Sequence[dict], theirs: Sequence[dict]) -> str:
+def format_table(our_steps: Sequence[dict], trl_results: Sequence[dict]) -> str:
     """Return the Markdown table: seconds per step and sampled tokens per step."""
-    our_seconds = median(step["timing_s/step"] for step in ours)
-    trl_seconds = median(seconds for result in theirs for seconds in result["seconds"])
-    sampled = mean(step["perf/engine_tokens"] for step in ours)
-    by_trl = mean(result["tokens"] for result in theirs)
+    our_seconds = median(step["timing_s/step"] for step in our_steps)
+    trl_seconds = median(seconds for result in trl_results for seconds in result["seconds"])
+    our_tokens = mean(step["perf/engine_tokens"] for step in our_steps)
+    trl_tokens = mean(result["tokens"] for result in trl_results)
     ratio = trl_seconds / our_seconds
     return "\n".join(
         [
             "| | main_ppo | TRL | ratio |",
             "|---|---|---|---|",
             f"| seconds per step | {our_seconds:.2f} | {trl_seconds:.2f} | **{ratio:.2f}** |",
-            f"| sampled tokens | {sampled:,.0f} | {by_trl:,.0f} | {by_trl / sampled:.2f} |",
+            f"| sampled tokens | {our_tokens:,.0f} | {trl_tokens:,.0f} "
+            f"| {trl_tokens / our_tokens:.2f} |",
         ]
     )
 

@@ -9,7 +9,7 @@ optimizer steps of a step. Loads of 80 and 100 tokens on two ranks give 90 / 100
 
     before   the whole batch is sharded once, and mini-batches ignore this sharding
     now      every mini-batch is sharded separately
-    at best  upper bound if no row is split: one rank has at least the longest row
+    at best  upper bound if no row is split, so that one rank has at least the longest row
 """
 
 import argparse
@@ -23,11 +23,11 @@ from verl.trainer.ppo.minibatch_sharding import split_mini_batches
 from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 from verl.workers.mini_batches import mini_batches
 
-GROUP = 8
-PROMPT = (600, 1200)  # tokens before the first turn
-TURN = (60, 160)  # tokens of a turn and of the observation after it
+GROUP_SIZE = 8
+PROMPT_TOKENS = (600, 1200)  # tokens before the first turn
+TURN_TOKENS = (60, 160)  # tokens of a turn and of the observation after it
 MAX_TURNS = 50
-HISTORY = 3  # earlier turns that a row of window history shows
+HISTORY_TURNS = 3  # earlier turns that a row of window history shows
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class BalanceCase:
 
     ranks: int
     num_trajectories: int
-    steps: int
-    window: bool = False  # one row per turn, instead of one row per trajectory
+    optimizer_steps: int
+    has_window_history: bool = False  # one row per turn, instead of one row per trajectory
 
 
 CASES = (
@@ -45,7 +45,7 @@ CASES = (
     BalanceCase(64, 1024, 4),
     BalanceCase(1024, 10240, 8),
     BalanceCase(1024, 10240, 2),
-    BalanceCase(1024, 10240, 8, window=True),
+    BalanceCase(1024, 10240, 8, has_window_history=True),
 )
 
 
@@ -63,17 +63,17 @@ def sample_rows(case: BalanceCase, seed: int = 0) -> RowSizes:
     sizes: list[int] = []
     groups: list[str] = []
     traj_uids: list[str] = []
-    chances = draw.uniform(0.1, 0.9, case.num_trajectories)
+    success_rates = draw.uniform(0.1, 0.9, case.num_trajectories)
     min_turns = draw.integers(5, 20, case.num_trajectories)
     for traj_index in range(case.num_trajectories):
-        group = traj_index // GROUP
-        is_success = draw.random() < chances[group]
+        group = traj_index // GROUP_SIZE
+        is_success = draw.random() < success_rates[group]
         turns_to_success = int(min_turns[group] * draw.uniform(1.0, 2.0))
         steps = min(MAX_TURNS, turns_to_success) if is_success else MAX_TURNS
-        turns = draw.integers(*TURN, steps)
-        prompt = int(draw.integers(*PROMPT))
-        window_tokens = [turns[max(0, i - HISTORY) : i + 1].sum() for i in range(steps)]
-        rows = window_tokens if case.window else [turns.sum()]
+        turns = draw.integers(*TURN_TOKENS, steps)
+        prompt = int(draw.integers(*PROMPT_TOKENS))
+        window_tokens = [turns[max(0, i - HISTORY_TURNS) : i + 1].sum() for i in range(steps)]
+        rows = window_tokens if case.has_window_history else [turns.sum()]
         sizes += [prompt + int(tokens) for tokens in rows]
         groups += [f"group {group}"] * len(rows)
         traj_uids += [f"play {traj_index}"] * len(rows)
@@ -82,47 +82,54 @@ def sample_rows(case: BalanceCase, seed: int = 0) -> RowSizes:
 
 
 def compute_efficiency(
-    parts: Sequence[Sequence[int]], shares: Sequence[Sequence[int]], sizes: Sequence[int]
+    mini_batches_of_rows: Sequence[Sequence[int]],
+    rows_by_rank: Sequence[Sequence[int]],
+    sizes: Sequence[int],
 ) -> float:
     """Return the mean load of the ranks divided by the load of the busiest rank.
 
-    ``shares[r]``: the rows that rank ``r`` computes. ``parts``: the rows of each mini-batch. All
-    ranks wait for each other after each mini-batch. ``sizes``: tokens of each row.
+    ``mini_batches_of_rows``: the row indices of each mini-batch. ``rows_by_rank[r]``: the row
+    indices of rank ``r``. ``sizes``: tokens of each row. All ranks wait for each other after each
+    mini-batch.
     """
-    step_of = {row: step for step, mini_batch in enumerate(parts) for row in mini_batch}
-    loads = np.zeros((len(parts), len(shares)))
-    for rank, rank_rows in enumerate(shares):
+    step_by_row = {
+        row: step for step, mini_batch in enumerate(mini_batches_of_rows) for row in mini_batch
+    }
+    loads = np.zeros((len(mini_batches_of_rows), len(rows_by_rank)))
+    for rank, rank_rows in enumerate(rows_by_rank):
         for row in rank_rows:
-            loads[step_of[row], rank] += sizes[row]
-    return float(loads.sum() / len(shares) / loads.max(axis=1).sum())
+            loads[step_by_row[row], rank] += sizes[row]
+    return float(loads.sum() / len(rows_by_rank) / loads.max(axis=1).sum())
 
 
 def compute_best_efficiency(
-    parts: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
+    mini_batches_of_rows: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
 ) -> float:
     """Return the highest possible efficiency if no row is split between ranks."""
-    loads = [[sizes[row] for row in mini_batch] for mini_batch in parts]
-    step_loads = [max(sum(load) / ranks, max(load)) for load in loads]
-    return sum(sum(load) for load in loads) / ranks / sum(step_loads)
+    row_tokens = [[sizes[row] for row in mini_batch] for mini_batch in mini_batches_of_rows]
+    step_loads = [max(sum(load) / ranks, max(load)) for load in row_tokens]
+    return sum(sum(load) for load in row_tokens) / ranks / sum(step_loads)
 
 
 def measure_efficiency(case: BalanceCase, seed: int = 0) -> tuple[float, float, float]:
     """Return three efficiencies: mean load of the ranks, divided by the largest load.
 
-    They are those of a balanced batch that is split into mini-batches afterwards, of mini-batches
-    that are balanced one by one, and of the best balance that whole rows allow.
+    The first is for a batch that is balanced before it is split into mini-batches. The second is
+    for mini-batches that are balanced one by one. The third is the upper bound for whole rows.
     """
     rows = sample_rows(case, seed)
-    batches = mini_batches(rows.table, seed, num_steps=case.steps)
-    count = len(rows.sizes)
-    # Empty rows make the number of rows divisible by the ranks, as copies of rows do in a run.
-    padded = [*rows.sizes, *[0] * (-count % case.ranks)]
-    batch_shares = get_seqlen_balanced_partitions(padded, case.ranks, equal_size=True)
-    old_shares = [[row for row in rank_rows if row < count] for rank_rows in batch_shares]
-    new_shares = split_mini_batches(batches, rows.sizes, case.ranks)
+    batches = mini_batches(rows.table, seed, num_steps=case.optimizer_steps)
+    num_rows = len(rows.sizes)
+    # Add empty rows, so that the ranks divide the number of rows. A run adds copies of rows.
+    padded_sizes = [*rows.sizes, *[0] * (-num_rows % case.ranks)]
+    padded_rows_by_rank = get_seqlen_balanced_partitions(padded_sizes, case.ranks, equal_size=True)
+    old_rows_by_rank = [
+        [row for row in rank_rows if row < num_rows] for rank_rows in padded_rows_by_rank
+    ]
+    new_rows_by_rank = split_mini_batches(batches, rows.sizes, case.ranks)
     return (
-        compute_efficiency(batches, old_shares, rows.sizes),
-        compute_efficiency(batches, new_shares, rows.sizes),
+        compute_efficiency(batches, old_rows_by_rank, rows.sizes),
+        compute_efficiency(batches, new_rows_by_rank, rows.sizes),
         compute_best_efficiency(batches, rows.sizes, case.ranks),
     )
 
@@ -135,9 +142,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     print("| ranks | trajectories | history | optimizer steps | before | now | at best |")
     print("|---|---|---|---|---|---|---|")
     for case in CASES:
-        history = "window" if case.window else "append"
+        history = "window" if case.has_window_history else "append"
         old_efficiency, new_efficiency, best_efficiency = measure_efficiency(case, seed)
-        cells = (case.ranks, f"{case.num_trajectories:,}", history, case.steps)
+        cells = (case.ranks, f"{case.num_trajectories:,}", history, case.optimizer_steps)
         figures = (f"{value:.3f}" for value in (old_efficiency, new_efficiency, best_efficiency))
         print(f"| {' | '.join(map(str, (*cells, *figures)))} |")
 

@@ -10,10 +10,10 @@ The update is one optimizer step with micro-batches of equally many tokens.
 the logits, and steps AdamW. It has no checks and no metrics, and runs on one device. Rows of equal
 length need no padding, which is its best case. Rows of different lengths are usual in training.
 
-Both start with the same weights and end with the same weights up to rounding. The last column shows
-the largest difference of log-probs. For the update it shows the distance between the two final
-weights divided by the distance that they moved. The passes alternate ``--repeats`` times, and the
-fastest one is shown. Token counts exclude padding.
+Both loops start with the same weights and end with the same weights up to rounding. The last column
+shows the largest difference of log-probs. For the update it shows the distance between the two
+final weights, divided by the distance from the initial to the final weights. The
+passes alternate ``--repeats`` times, and the fastest one is shown. Token counts exclude padding.
 """
 
 import argparse
@@ -36,30 +36,35 @@ from verl.workers.actor import ActorWorker
 from verl.workers.rows import micro_batches
 
 POLICY = "configs/policies/quickstart"
-PROMPT = 64  # tokens before the first turn
-TURN = 16  # sampled tokens of a turn, and tokens of an observation
-GROUP = 8
+PROMPT_TOKENS = 64  # tokens before the first turn
+TURN_TOKENS = 16  # sampled tokens of a turn, and tokens of an observation
+GROUP_SIZE = 8
 Weights: TypeAlias = Mapping[str, Any]  # arrays or tensors
 
 
 def make_rows(lengths: Sequence[int], vocab: int) -> DataProto:
     """Return rows of random tokens in which turns and observations alternate."""
     draw = torch.Generator().manual_seed(len(lengths))
-    width = max(lengths) - PROMPT
-    ids = torch.randint(10, vocab, (len(lengths), PROMPT + width), generator=draw)
+    width = max(lengths) - PROMPT_TOKENS
+    ids = torch.randint(10, vocab, (len(lengths), PROMPT_TOKENS + width), generator=draw)
     positions = torch.arange(width)
-    is_token = positions < torch.as_tensor(lengths)[:, None] - PROMPT
-    sampled = (is_token & (positions // TURN % 2 == 0)).long()
-    attention = torch.cat([torch.ones(len(lengths), PROMPT, dtype=torch.bool), is_token], dim=1)
+    is_token = positions < torch.as_tensor(lengths)[:, None] - PROMPT_TOKENS
+    response_mask = (is_token & (positions // TURN_TOKENS % 2 == 0)).long()
+    attention = torch.cat(
+        [torch.ones(len(lengths), PROMPT_TOKENS, dtype=torch.bool), is_token], dim=1
+    )
     tensors = {
         "input_ids": ids * attention,
         "attention_mask": attention.long(),
-        "responses": (ids * attention)[:, PROMPT:],
-        "response_mask": sampled,
-        "advantages": torch.randn(len(lengths), 1, generator=draw) * sampled,
+        "responses": (ids * attention)[:, PROMPT_TOKENS:],
+        "response_mask": response_mask,
+        "advantages": torch.randn(len(lengths), 1, generator=draw) * response_mask,
     }
-    names = [f"trajectory {row}" for row in range(len(lengths))]
-    columns = {"uid": [f"group {row // GROUP}" for row in range(len(lengths))], "traj_uid": names}
+    traj_uids = [f"trajectory {row}" for row in range(len(lengths))]
+    columns = {
+        "uid": [f"group {row // GROUP_SIZE}" for row in range(len(lengths))],
+        "traj_uid": traj_uids,
+    }
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
 
@@ -67,7 +72,7 @@ class BareLoop:
     """Plain training loop: a model, AdamW, and padded micro-batches."""
 
     def __init__(self, path: str, device: str, max_tokens: int, lr: float) -> None:
-        # Any: the annotation of .to() in transformers is wrong for type checkers.
+        # The type is Any, because type checkers reject the annotation of .to() in transformers.
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.model = model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=0.0)
@@ -87,24 +92,24 @@ class BareLoop:
                 tensors[name] = tensors[name][:, :width]
             for name in ("responses", "response_mask", "advantages", "old_log_probs"):
                 if name in tensors:
-                    tensors[name] = tensors[name][:, : width - PROMPT]
+                    tensors[name] = tensors[name][:, : width - PROMPT_TOKENS]
             yield index, tensors
 
     def compute_log_probs(self, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return log-probs [B, R] of all response tokens, observations included."""
         out = self.model(tensors["input_ids"], attention_mask=tensors["attention_mask"])
-        log_probs = log_softmax(out.logits[:, PROMPT - 1 : -1].float(), dim=-1)
+        log_probs = log_softmax(out.logits[:, PROMPT_TOKENS - 1 : -1].float(), dim=-1)
         return log_probs.gather(-1, tensors["responses"][..., None])[..., 0]
 
     @torch.no_grad()
     def score(self, data: DataProto) -> torch.Tensor:
         """Return old log-probs [B, R] of the sampled tokens, zero elsewhere."""
         self.model.eval()
-        scored = torch.zeros(data.batch["responses"].shape)
-        for index, tensors in self.iter_micro_batches(data):
+        old_log_probs = torch.zeros(data.batch["responses"].shape)
+        for row_tensor, tensors in self.iter_micro_batches(data):
             log_probs = self.compute_log_probs(tensors) * tensors["response_mask"]
-            scored[index, : log_probs.shape[1]] = log_probs.cpu()
-        return scored
+            old_log_probs[row_tensor, : log_probs.shape[1]] = log_probs.cpu()
+        return old_log_probs
 
     def update(self, data: DataProto) -> None:
         """Do one clipped policy-gradient step on all rows, as a mean over sampled tokens."""
@@ -145,43 +150,45 @@ def compare_passes(args: argparse.Namespace, lengths: Sequence[int], name: str) 
     data = make_rows(lengths, worker.lm.config.vocab_size)
     old_weights = {name: torch.as_tensor(value).clone() for name, value in worker.export_weights()}
     num_tokens = sum(lengths)
-    scoring = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
-    updating = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
+    scoring_costs = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
+    update_costs = {"ours": ScoringCost(num_tokens), "bare": ScoringCost(num_tokens)}
     data.batch["old_log_probs"] = bare_loop.score(data)
     difference = (
         (worker.compute_log_prob(data).batch["old_log_probs"] - bare_loop.score(data)).abs().max()
     )
     for _ in range(args.repeats):
-        scoring["ours"].time_call(lambda: worker.compute_log_prob(data))
-        scoring["bare"].time_call(lambda: bare_loop.score(data))
-        updating["ours"].time_call(lambda: worker.update_actor(data))
-        updating["bare"].time_call(lambda: bare_loop.update(data))
+        scoring_costs["ours"].time_call(lambda: worker.compute_log_prob(data))
+        scoring_costs["bare"].time_call(lambda: bare_loop.score(data))
+        update_costs["ours"].time_call(lambda: worker.update_actor(data))
+        update_costs["bare"].time_call(lambda: bare_loop.update(data))
     new_weights = [dict(worker.export_weights()), dict(bare_loop.model.state_dict())]
     return [
-        _format_line(f"log-probs, {name}", scoring, float(difference)),
+        _format_line(f"log-probs, {name}", scoring_costs, float(difference)),
         _format_line(
-            f"update, {name}", updating, compute_relative_distance(old_weights, *new_weights)
+            f"update, {name}", update_costs, compute_relative_distance(old_weights, *new_weights)
         ),
     ]
 
 
 def compute_relative_distance(before: Weights, ours: Weights, theirs: Weights) -> float:
     """Return ``|ours - theirs| / |theirs - before|`` over all weights (L2 norms)."""
-    distance = moved = 0.0
+    distance = moved_distance = 0.0
     for name, initial_weight in before.items():
         our_weight, their_weight = (
             torch.as_tensor(weights[name]).cpu() for weights in (ours, theirs)
         )
         distance += float((our_weight - their_weight).square().sum())
-        moved += float((their_weight - initial_weight).square().sum())
-    return (distance / moved) ** 0.5
+        moved_distance += float((their_weight - initial_weight).square().sum())
+    return (distance / moved_distance) ** 0.5
 
 
 def _format_line(name: str, costs: dict[str, ScoringCost], difference: float) -> str:
     our_cost, bare_cost = costs["ours"], costs["bare"]
-    speeds = " | ".join(f"{cost.tokens / cost.wall:,.0f}" for cost in (our_cost, bare_cost))
-    ratios = f"**{bare_cost.wall / our_cost.wall:.2f}** | {bare_cost.cpu / our_cost.cpu:.2f}"
-    return f"| {name} | {speeds} | {ratios} | {difference:.0e} |"
+    speed_cells = " | ".join(f"{cost.tokens / cost.wall_s:,.0f}" for cost in (our_cost, bare_cost))
+    ratio_cells = (
+        f"**{bare_cost.wall_s / our_cost.wall_s:.2f}** | {bare_cost.cpu_s / our_cost.cpu_s:.2f}"
+    )
+    return f"| {name} | {speed_cells} | {ratio_cells} | {difference:.0e} |"
 
 
 HEADER = """\
@@ -205,7 +212,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     draw = torch.Generator().manual_seed(0)
     # Lengths are uniform from 96 tokens upwards, with a mean of ``args.mean`` tokens.
-    row_lengths = PROMPT + 2 * TURN + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
+    row_lengths = (
+        PROMPT_TOKENS
+        + 2 * TURN_TOKENS
+        + torch.rand(args.rows, generator=draw) * 2 * (args.mean - 96)
+    )
     print(HEADER)
     for name, lengths in (
         ("rows of one length", [args.mean] * args.rows),

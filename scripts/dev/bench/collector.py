@@ -6,13 +6,14 @@
 
 Both generate the same trajectories with the same engine, which runs in another process as in a
 training run. The tasks are the same, and every turn has its own sampling seed. The last line of the
-output says how many trajectories agree in every token. Both have ``--slots`` environments.
+output says how many trajectories have the same tokens. Both have ``--slots`` environments.
 
 In lock-step, a batch of trajectories fills the environments. Sampling starts when all environments
 have answered. Environments step when the slowest turn is sampled. The next batch starts when the
 last trajectory has ended.
 
-The two alternate for ``--rounds`` rounds, after a warm-up round. The ratio is that of the medians.
+The two collectors alternate for ``--rounds`` rounds, after a warm-up round. The ratio at the end of
+the output compares their median times.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
 from scripts.dev.bench.workload import Workload
 from verl.utils.sampling import SamplingResult
 
-WAITING = [
+WAITING_OVERRIDES = [
     "env.env_name=scripts.dev.bench.waiting:PACKAGE",
     "env.kwargs={}",
     "env.max_steps=16",
@@ -57,7 +58,7 @@ class LockStepClient:
         self._client = client
         self.num_active = 0
         self._requests: list[tuple[asyncio.Future, list[int], dict[str, Any]]] = []
-        self._round: asyncio.Task | None = None
+        self._sampling_task: asyncio.Task | None = None
 
     async def sample(self, prompt_ids: list[int], **request: Any) -> SamplingResult:
         """Sample together with the requests of all other active trajectories."""
@@ -72,16 +73,16 @@ class LockStepClient:
         self._sample_if_complete()
 
     def _sample_if_complete(self) -> None:
-        # Every active trajectory has a request. Ended trajectories are not counted.
+        # Send the requests when each active trajectory has one. Ended trajectories are not active.
         if self._requests and len(self._requests) == self.num_active:
             requests, self._requests = self._requests, []
-            self._round = asyncio.ensure_future(self._sample_all(requests))
+            self._sampling_task = asyncio.ensure_future(self._sample_all(requests))
 
     async def _sample_all(
         self, requests: list[tuple[asyncio.Future, list[int], dict[str, Any]]]
     ) -> None:
         sampling = (self._client.sample(ids, **request) for _, ids, request in requests)
-        # The failure of one request fails that request only, as without this client.
+        # If a request fails, only its own trajectory gets the exception.
         results = await asyncio.gather(*sampling, return_exceptions=True)
         for (result_future, _, _), result in zip(requests, results, strict=True):
             if isinstance(result, BaseException):
@@ -120,57 +121,57 @@ class LockStepCollector(CollectorWorker):
     async def _generate_group(
         self, context: RolloutContext, specs: list[RolloutSpec]
     ) -> list[Trajectory]:
-        return await gather_or_cancel(self._generate_one(context, spec) for spec in specs)
+        return await gather_or_cancel(self._generate_trajectory(context, spec) for spec in specs)
 
-    async def _generate_one(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
+    async def _generate_trajectory(self, context: RolloutContext, spec: RolloutSpec) -> Trajectory:
         try:
             return await TrajectoryGenerator(context, spec).generate_trajectory(self._pool)
         finally:
-            # Also after a failure: otherwise the other trajectories wait for this one forever.
+            # Do this after a failure too: otherwise the other trajectories wait forever.
             self._lock_step_client.remove_trajectory()
 
 
 def list_token_ids(trajectories: Sequence[Trajectory]) -> list[list[list[int]]]:
-    """Return the token ids of every ledger (all tokens of a row) of every trajectory."""
+    """Return the token ids of all rows of each trajectory."""
     return [
         [list(ledger.token_ids) for ledger in trajectory.ledgers] for trajectory in trajectories
     ]
 
 
-async def measure_collectors(work: Workload, slots: int, rounds: int) -> dict[str, Any]:
+async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dict[str, Any]:
     """Run both collectors for ``rounds`` rounds after a warm-up round.
 
     Return the seconds of each round and the trajectories of the last round. Also return the number
     of trajectories, over all rounds, that are the same in both.
     """
     collectors = {
-        "asynchronous": work.make_collector(name="async"),
-        "lock-step": work.make_collector(LockStepCollector, name="lock", slots=slots),
+        "asynchronous": workload.make_collector(name="async"),
+        "lock-step": workload.make_collector(LockStepCollector, name="lock", slots=slots),
     }
     seconds: dict[str, list[float]] = {name: [] for name in collectors}
-    num_same = 0
+    num_equal = 0
     trajectories_by_name: dict[str, list[Trajectory]] = {}
     for round_index in range(rounds + 1):
         # The seeds differ between rounds, and are the same for both collectors.
-        jobs = work.reseed_specs(f"round {round_index}")
+        rollout_specs = workload.reseed_specs(f"round {round_index}")
         for name in collectors if round_index % 2 else reversed(collectors):
             began = time.perf_counter()
             trajectories_by_name[name] = (
-                await collectors[name].collect(jobs, work.settings)
+                await collectors[name].collect(rollout_specs, workload.settings)
             ).trajectories
             seconds[name].append(time.perf_counter() - began)
         if round_index:
-            num_same += sum(
+            num_equal += sum(
                 a == b
                 for a, b in zip(*map(list_token_ids, trajectories_by_name.values()), strict=True)
             )
     for collector in collectors.values():
         await collector.close()
-    await call_worker_method(work.engine, "close")
+    await call_worker_method(workload.engine, "close")
     return {
         "seconds": {name: s[1:] for name, s in seconds.items()},
         "played": trajectories_by_name["asynchronous"],
-        "same": num_same,
+        "same": num_equal,
     }
 
 
@@ -193,22 +194,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
     sizes = ["env.num_workers=1", f"env.envs_per_worker={args.slots}"]
-    overrides = [*sizes, *(WAITING if args.waiting else ()), *args.overrides]
-    work = Workload(args.config_name, overrides, args.tasks, actor=True)
-    result = asyncio.run(measure_collectors(work, args.slots, args.rounds))
+    overrides = [*sizes, *(WAITING_OVERRIDES if args.waiting else ()), *args.overrides]
+    workload = Workload(args.config_name, overrides, args.tasks, actor=True)
+    result = asyncio.run(measure_collectors(workload, args.slots, args.rounds))
     trajectories = result["played"]
     steps = sum(len(trajectory.turns) for trajectory in trajectories)
     print(
-        f"{work.cfg.env.env_name}: {len(trajectories)} trajectories, {steps} steps, "
+        f"{workload.cfg.env.env_name}: {len(trajectories)} trajectories, {steps} steps, "
         f"{args.slots} environments"
     )
     for name, seconds in result["seconds"].items():
         each = " ".join(f"{value:.1f}" for value in seconds)
         print(f"{name:12} {len(trajectories) / median(seconds):6.2f} trajectories/s   ({each} s)")
-    fast, slow = (median(seconds) for seconds in result["seconds"].values())
-    compared = len(trajectories) * args.rounds
+    asynchronous_s, lock_step_s = (median(seconds) for seconds in result["seconds"].values())
+    num_compared = len(trajectories) * args.rounds
     print(
-        f"ratio {slow / fast:.2f}; {result['same']} of {compared} trajectories agree in every token"
+        f"ratio {lock_step_s / asynchronous_s:.2f}; "
+        f"{result['same']} of {num_compared} trajectories agree in every token"
     )
 
 

@@ -10,7 +10,8 @@ pickled as Ray does, and copied into a store.
     pack      compute the metrics of the trajectories, and pack the rows
     send      send rows for the two forward passes, of the policy and of the reference
     answers   read log-probs from the store and join them
-    score     the rest of ``score``: order of the rows by rank, train-inference mismatch, correction
+    score     ``score`` without send and answers: order of rows by rank, train-inference mismatch,
+              rollout correction
     reward    ``compute_rewards``
     credit    ``compute_advantages``
     update    shard the rows of the update by mini-batch, and send them
@@ -45,7 +46,7 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, 
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.protocol import DataProto
-from verl.record.rollout_log import rollout_lines, token_lines
+from verl.record.rollout_log import format_rollout_lines, format_token_lines
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -55,10 +56,10 @@ from verl.utils.sampling import StopReason
 
 ROWS = (4096, 16384, 65536)
 RANKS = 8
-GROUP = 8
-CHUNK_SIZE = 64  # trajectories per collector result; all results are equal except for their ids
-VOCABULARY = 150_000
-SPLIT = Registration(Dispatch.DP_COMPUTE_PROTO)
+GROUP_SIZE = 8
+CHUNK_SIZE = 64  # trajectories per collector result; results differ only in their ids
+VOCABULARY_SIZE = 150_000
+SHARDED_CALL = Registration(Dispatch.DP_COMPUTE_PROTO)
 PARTS = (
     "receive",
     "pack",
@@ -69,7 +70,7 @@ PARTS = (
     "credit",
     "update",
 )
-BACKGROUND_PART = "journal"
+JOURNAL_PART = "journal"
 
 
 @dataclass(frozen=True)
@@ -92,29 +93,32 @@ class TrajectoryShape:
 
 
 class CpuClock:
-    """Clock of the CPU seconds of each part of a step. An outer part excludes its nested parts."""
+    """Clock of the CPU seconds of each part of a step.
+
+    If one part is measured inside another, its seconds are not added to the outer part.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self._open: list[str] = []
-        self._since = 0.0
+        self._open_parts: list[str] = []
+        self._measured_until = 0.0
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Count the CPU time of the block as ``name``."""
+        """Add the CPU time of the ``with`` block to the part ``name``."""
         self._add_elapsed()
-        self._open.append(name)
+        self._open_parts.append(name)
         try:
             yield
         finally:
             self._add_elapsed()
-            self._open.pop()
+            self._open_parts.pop()
 
     def _add_elapsed(self) -> None:
         cpu_seconds = time.process_time()
-        if self._open:
-            self.seconds[self._open[-1]] += cpu_seconds - self._since
-        self._since = cpu_seconds
+        if self._open_parts:
+            self.seconds[self._open_parts[-1]] += cpu_seconds - self._measured_until
+        self._measured_until = cpu_seconds
 
 
 class SimulatedStore:
@@ -142,16 +146,18 @@ class StoredValue:
 
     def __init__(self, value: object) -> None:
         self._buffers: list[pickle.PickleBuffer] = []
-        self._message = pickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
+        self._pickled_bytes = pickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
 
     def read(self) -> Any:
         """Return the value. Its buffers are read-only, as in the store."""
-        return pickle.loads(self._message, buffers=[b.raw().toreadonly() for b in self._buffers])
+        return pickle.loads(
+            self._pickled_bytes, buffers=[b.raw().toreadonly() for b in self._buffers]
+        )
 
     @property
     def size(self) -> int:
         """Size of the pickled value in bytes."""
-        return len(self._message) + sum(len(buffer.raw()) for buffer in self._buffers)
+        return len(self._pickled_bytes) + sum(len(buffer.raw()) for buffer in self._buffers)
 
 
 class SimulatedRanks:
@@ -172,7 +178,7 @@ class SimulatedRanks:
 
     def update_actor(self, data: DataProto) -> DataProto:
         """Return constant metrics of an update."""
-        calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
+        calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "update")
         with self._clock.measure_part("of the ranks"):
@@ -181,7 +187,7 @@ class SimulatedRanks:
         return collect(answers)
 
     def _score(self, data: DataProto, *names: str) -> DataProto:
-        calls, collect = plan_calls(SPLIT, self.world_size, (data,), {})
+        calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "send")
         with self._clock.measure_part("of the ranks"):
@@ -194,7 +200,7 @@ class SimulatedRanks:
 
 
 class SimulatedWorkers(TrainingWorkers):
-    """Simulated training workers that measure sharding and sending."""
+    """Training workers with simulated ranks. The clock counts their forward passes as "send"."""
 
     def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
         group: Any = SimulatedRanks(ranks, clock, store)
@@ -202,12 +208,12 @@ class SimulatedWorkers(TrainingWorkers):
         self._clock = clock
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Call the simulated ranks, counted as "send"."""
+        """Call the simulated ranks, and count the time as "send"."""
         with self._clock.measure_part("send"):
             return super().compute_log_prob(data)
 
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """Call the simulated ranks, counted as "send"."""
+        """Call the simulated ranks, and count the time as "send"."""
         with self._clock.measure_part("send"):
             return super().compute_ref_log_prob(data)
 
@@ -246,10 +252,10 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
         RolloutSpec(0, task, "", "", 0, number), reward=float(draw.random() < 0.5)
     )
     ledger = TokenLedger()
-    ledger.append(draw.integers(VOCABULARY, size=shape.prompt).tolist(), SegmentKind.PROMPT)
+    ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.prompt).tolist(), SegmentKind.PROMPT)
     for step in range(shape.turns):
         segment = ledger.append(
-            draw.integers(VOCABULARY, size=shape.sampled).tolist(),
+            draw.integers(VOCABULARY_SIZE, size=shape.sampled).tolist(),
             SegmentKind.AGENT,
             logprobs=(-draw.random(shape.sampled)).tolist(),
             turn=step,
@@ -271,7 +277,7 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
         turn.action = "take it"
         turn.is_action_valid = True
         trajectory.turns.append(turn)
-        ledger.append(draw.integers(VOCABULARY, size=shape.shown).tolist(), SegmentKind.ENV)
+        ledger.append(draw.integers(VOCABULARY_SIZE, size=shape.shown).tolist(), SegmentKind.ENV)
     trajectory.ledgers.append(ledger)
     return trajectory
 
@@ -293,8 +299,12 @@ def receive_chunks(
             collected.add(chunk)
         store.sent["receive"] += stored_chunk.size
         for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):
-            uid = f"train-1-0-{traj_index // GROUP}"
-            names = {"index": traj_index, "uid": uid, "traj_uid": f"{uid}/{traj_index % GROUP}"}
+            uid = f"train-1-0-{traj_index // GROUP_SIZE}"
+            names = {
+                "index": traj_index,
+                "uid": uid,
+                "traj_uid": f"{uid}/{traj_index % GROUP_SIZE}",
+            }
             trajectory.spec = replace(trajectory.spec, **names)
     del collected.trajectories[rows:]
     return collected
@@ -310,14 +320,12 @@ def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:
 
 
 def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
-    """Return a trainer at its first step, without collector, validation and recorders."""
+    """Return a trainer at step 1, without collector, validation and recorders."""
     settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
     cfg = load_config("ppo_trainer", settings)
-    unused_part: Any = None
+    unused: Any = None
     reward = load_reward_manager(cfg)
-    trainer = RayPPOTrainer(
-        cfg, workers, unused_part, unused_part, unused_part, reward, unused_part, unused_part
-    )
+    trainer = RayPPOTrainer(cfg, workers, unused, unused, unused, reward, unused, unused)
     trainer.global_step = 1
     return trainer
 
@@ -341,10 +349,12 @@ def measure_driver_cost(
         batch = trainer.compute_advantages(batch)
     with clock.measure_part("update"):
         trainer.update_actor(batch)
-    with clock.measure_part(BACKGROUND_PART):
+    with clock.measure_part(JOURNAL_PART):
         tokenizer = WordTokenizer()
-        for line in chain(token_lines(batch, tokenizer), rollout_lines(batch, tokenizer)):
-            store.sent[BACKGROUND_PART] += len(jsonl.dumps(line))
+        for line in chain(
+            format_token_lines(batch, tokenizer), format_rollout_lines(batch, tokenizer)
+        ):
+            store.sent[JOURNAL_PART] += len(jsonl.dumps(line))
     return DriverCost(rows, ranks, dict(clock.seconds), dict(store.sent))
 
 
@@ -356,8 +366,8 @@ def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
         yield f"| {part} | {' | '.join(f'{cost.per_row(part):.3f}' for cost in costs)} |"
     blocking = (f"{cost.blocking_ms:.2f}" for cost in costs)
     yield f"| **for which the run waits** | {' | '.join(blocking)} |"
-    behind = (f"{cost.per_row(BACKGROUND_PART):.2f}" for cost in costs)
-    yield f"| {BACKGROUND_PART}, behind the step | {' | '.join(behind)} |"
+    behind = (f"{cost.per_row(JOURNAL_PART):.2f}" for cost in costs)
+    yield f"| {JOURNAL_PART}, behind the step | {' | '.join(behind)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -5,7 +5,7 @@
 
 Every environment runs random admissible actions in a separate process. "Per core" uses the CPU
 seconds of this process and its children (for example a JVM), so other work on the machine matters
-little. "Here" uses wall-clock seconds.
+little. The column "here" uses wall-clock seconds.
 """
 
 import argparse
@@ -65,16 +65,24 @@ MAX_ENV_STEPS = 20  # maximum env steps of an episode
 
 def read_cpu_seconds() -> float:
     """Return the CPU seconds of this process and its descendants."""
-    me = psutil.Process()
+    this_process = psutil.Process()
     # Some packages do their work in a child process, such as a JVM.
-    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    times = [
+        process.cpu_times() for process in (this_process, *this_process.children(recursive=True))
+    ]
     return sum(t.user + t.system for t in times)
 
 
 def read_memory_mib() -> float:
     """Return the resident memory of this process and its descendants, in MiB."""
-    me = psutil.Process()
-    return sum(process.memory_info().rss for process in (me, *me.children(recursive=True))) / 2**20
+    this_process = psutil.Process()
+    return (
+        sum(
+            process.memory_info().rss
+            for process in (this_process, *this_process.children(recursive=True))
+        )
+        / 2**20
+    )
 
 
 def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
@@ -88,53 +96,53 @@ def run_episode(env: Env, observation: Observation, rng: random.Random) -> int:
     return MAX_ENV_STEPS
 
 
-def repeat_until_budget(work: Callable[[], Any], budget: float) -> tuple[int, float, float]:
-    """Call ``work`` in ever longer series, until one takes at least half of ``budget``.
+def repeat_until_budget(action: Callable[[], Any], budget: float) -> tuple[int, float, float]:
+    """Call ``action`` in ever longer series, until one takes at least half of ``budget``.
 
     Return the calls, CPU seconds and wall-clock seconds of the last series. ``budget`` is in CPU
     seconds.
     """
-    times = 1
+    num_calls = 1
     while True:
-        cpu = read_cpu_seconds()
-        clock = time.perf_counter()
-        for _ in range(times):
-            work()
-        spent = read_cpu_seconds() - cpu
-        wall = time.perf_counter() - clock
-        # The series was too short for a precise number. The next one is up to ten times longer.
-        if spent >= 0.5 * budget:
-            return times, spent, wall
-        times = int(times * min(10.0, 1 + 0.7 * budget / max(spent, 0.01)))
+        cpu_before = read_cpu_seconds()
+        wall_before = time.perf_counter()
+        for _ in range(num_calls):
+            action()
+        cpu_seconds = read_cpu_seconds() - cpu_before
+        wall_seconds = time.perf_counter() - wall_before
+        # Repeat a series that was too short for a precise number; make it up to ten times longer.
+        if cpu_seconds >= 0.5 * budget:
+            return num_calls, cpu_seconds, wall_seconds
+        num_calls = int(num_calls * min(10.0, 1 + 0.7 * budget / max(cpu_seconds, 0.01)))
 
 
-def measure_environment(label: str, section: dict[str, Any], budget: float) -> dict[str, Any]:
+def measure_environment(label: str, settings: dict[str, Any], budget: float) -> dict[str, Any]:
     """Measure one environment. ``budget`` is the CPU seconds for each of the two phases."""
     package = get_package(label)
-    tasks = package.tasks(section, "train")[:8]
+    tasks = package.tasks(settings, "train")[:8]
     began = time.perf_counter()
-    env = package.make(section)
+    env = package.make(settings)
     start_seconds = time.perf_counter() - began
     rng = random.Random(0)
     for task in tasks:  # warm-up: loading and compiling are not counted
         run_episode(env, env.reset(task, 0), rng)
     task_cycle = itertools.cycle(tasks)
-    resets, spent, _ = repeat_until_budget(lambda: env.reset(next(task_cycle), 0), budget)
-    reset = spent / resets
+    resets, cpu_seconds, _ = repeat_until_budget(lambda: env.reset(next(task_cycle), 0), budget)
+    reset_seconds = cpu_seconds / resets
     steps: list[int] = []
-    episodes, spent, wall = repeat_until_budget(
+    episodes, cpu_seconds, wall_seconds = repeat_until_budget(
         lambda: steps.append(run_episode(env, env.reset(next(task_cycle), 0), rng)), budget
     )
-    # Count the episodes of the last series only, to which the seconds belong.
-    count = sum(steps[-episodes:])
+    # The seconds are those of the last series, so count only the steps of its episodes.
+    num_steps = sum(steps[-episodes:])
     numbers = {
         "placement": env.placement,
         "start_s": start_seconds,
-        "reset_ms": 1000 * reset,
+        "reset_ms": 1000 * reset_seconds,
         # Subtract the measured cost of the reset of each episode.
-        "steps_per_core": count / max(spent - episodes * reset, 1e-3),
-        "with_resets": count / spent,
-        "here": count / wall,
+        "steps_per_core": num_steps / max(cpu_seconds - episodes * reset_seconds, 1e-3),
+        "with_resets": num_steps / cpu_seconds,
+        "here": num_steps / wall_seconds,
         "mb": read_memory_mib(),
     }
     env.close()

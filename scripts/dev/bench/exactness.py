@@ -41,7 +41,7 @@ from verl.utils.sampling import SamplingResult
 from verl.workers.branch_scores import score_rows
 from verl.workers.engine import TrainEngine
 
-MAX_TOKENS = 8192  # limit of a micro-batch
+MAX_MICRO_BATCH_TOKENS = 8192  # limit of a micro-batch
 
 
 class RecordingClient:
@@ -108,18 +108,18 @@ class _UnpaddedRow:
 
 def _unpad_row(data: DataProto, row: int) -> _UnpaddedRow:
     is_token = data.batch["attention_mask"][row].bool()
-    prompt = data.batch["prompts"].shape[1]
+    prompt_length = data.batch["prompts"].shape[1]
 
     def unpad_column(name: str) -> list[Any]:
-        # Response columns start after the padded prompt. Pad them in front to the row's length.
-        padded = torch.nn.functional.pad(data.batch[name][row], (prompt, 0))
+        # Response columns have no entries for the prompt, so add zeros for its tokens in front.
+        padded = torch.nn.functional.pad(data.batch[name][row], (prompt_length, 0))
         return padded[is_token].tolist()
 
     ids = data.batch["input_ids"][row][is_token].tolist()
     return _UnpaddedRow(ids, unpad_column("response_mask"), unpad_column("rollout_log_probs"))
 
 
-COUNTS = (
+COUNT_NAMES = (
     "turns",
     "tokens",
     "other tokens",
@@ -134,13 +134,13 @@ COUNTS = (
 def check_tokens(
     rows: Sequence[TrajectoryRow], data: DataProto, recorder: RecordingClient, workload: Workload
 ) -> dict[str, int]:
-    """Return the numbers of checked turns and tokens, and of errors by kind (keys: ``COUNTS``)."""
+    """Count checked turns and tokens, and errors by kind, under the keys ``COUNT_NAMES``."""
     separators = find_separators(workload)
-    counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
+    counts: dict[str, int] = dict.fromkeys(COUNT_NAMES, 0)
     for row_index, row in enumerate(rows):
         unpadded_row = _unpad_row(data, row_index)
-        sampled = 0
-        last_end = None
+        num_loss_tokens = 0
+        previous_turn_end = None
         for turn in row.turns:
             prompt, result = recorder.requests[row.trajectory.spec.index][turn.step]
             start = len(prompt)
@@ -148,15 +148,17 @@ def check_tokens(
             _check_turn(counts, unpadded_row, prompt, result)
             encoded = encode_text(workload, workload.tokenizer.decode(result.token_ids))
             counts["retokenised"] += encoded != list(result.token_ids)
-            sampled += sum(unpadded_row.mask[start:end])
-            if last_end is not None:
+            num_loss_tokens += sum(unpadded_row.mask[start:end])
+            if previous_turn_end is not None:
                 counts["gaps"] += 1
                 counts["separators lost"] += not _has_separators(
-                    unpadded_row.ids, last_end, start, separators
+                    unpadded_row.ids, previous_turn_end, start, separators
                 )
-            last_end = end
-        turns = sum(turn.end - turn.start for turn in row.turns)
-        counts["loss elsewhere"] += sum(unpadded_row.mask) != sampled or sampled != turns
+            previous_turn_end = end
+        num_turn_tokens = sum(turn.end - turn.start for turn in row.turns)
+        counts["loss elsewhere"] += (
+            sum(unpadded_row.mask) != num_loss_tokens or num_loss_tokens != num_turn_tokens
+        )
     return counts
 
 
@@ -168,7 +170,7 @@ def _check_turn(
     has_same_tokens = unpadded_row.ids[:start] == prompt and unpadded_row.ids[start:end] == list(
         result.token_ids
     )
-    # Round to float32, the dtype of the row.
+    # Round the engine's log-probs to float32, the dtype of the row.
     logprobs = torch.tensor(result.logprobs).tolist()
     counts["turns"] += 1
     counts["tokens"] += end - start
@@ -177,20 +179,23 @@ def _check_turn(
 
 
 def _has_separators(
-    ids: list[int], last: int, start: int, separators: tuple[list[int], list[int]]
+    ids: list[int], previous_turn_end: int, start: int, separators: tuple[list[int], list[int]]
 ) -> bool:
-    """Return True if ``ids[last:start]`` starts and ends with the template's separators."""
+    """Return True if the tokens before a turn start and end with the template's separators."""
     prefix_ids, suffix_ids = separators
-    gap = ids[last:start]
-    # If the policy sampled the end of turn itself, the template's copy is omitted.
-    expected_prefix = prefix_ids[1:] if ids[last - 1] == prefix_ids[0] else prefix_ids
-    return gap[: len(expected_prefix)] == expected_prefix and gap[-len(suffix_ids) :] == suffix_ids
+    tokens_between = ids[previous_turn_end:start]
+    # If the policy sampled the end-of-turn token, the template's token is omitted.
+    expected_prefix = prefix_ids[1:] if ids[previous_turn_end - 1] == prefix_ids[0] else prefix_ids
+    return (
+        tokens_between[: len(expected_prefix)] == expected_prefix
+        and tokens_between[-len(suffix_ids) :] == suffix_ids
+    )
 
 
 def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float]:
     """Return the mean and largest absolute difference of log-probs, trainer - engine, in nats."""
     engine = TrainEngine(PolicyModel(load_causal_lm(path)), device="cpu", dtype=dtype)
-    scored = score_rows(engine, data, max_tokens=MAX_TOKENS).log_probs
+    scored = score_rows(engine, data, max_tokens=MAX_MICRO_BATCH_TOKENS).log_probs
     gaps = (scored - data.batch["rollout_log_probs"]).abs()[data.batch["response_mask"].bool()]
     return gaps.mean().item(), gaps.max().item()
 
@@ -223,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     counts = check_tokens(rows, data, recorder, workload)
     path = str(workload.path)
     mean, largest_difference = check_logprobs(data, path, args.dtype)
-    fed = int(data.batch["attention_mask"].sum())
+    num_trainer_tokens = int(data.batch["attention_mask"].sum())
     lines = [
         f"{path}, {args.dtype}, {args.history}: {trajectories} trajectories, {len(rows)} rows",
         f"{counts['turns']} turns, {counts['tokens']} sampled tokens: "
@@ -235,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "turns that would be other tokens if their text were encoded again: "
         f"{counts['retokenised']}",
         f"per episode: {counts['tokens'] / trajectories:.0f} sampled, "
-        f"{fed / trajectories:.0f} fed to the trainer",
+        f"{num_trainer_tokens / trajectories:.0f} fed to the trainer",
     ]
     print("\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""Measure memory, threads and open files of every process of a run over many small steps.
+"""Measure private and shared memory, threads and open files of every process over many steps.
 
     python -m scripts.dev.bench.growth --iterations 1000
 
@@ -23,7 +23,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[3]
 PERIOD_S = 5.0
-MEASURES = ("rss_mib", "threads", "files")
+MEASURES = ("private_mib", "shared_mib", "threads", "files")
 # One measurement: kind of process -> name in MEASURES -> sum over the processes of this kind.
 Sample = dict[str, dict[str, float]]
 
@@ -66,7 +66,9 @@ def sample_processes(driver: psutil.Process) -> Sample:
         try:
             with process.oneshot():
                 process_kind = "driver" if process == driver else get_process_kind(process)
-                sums[process_kind]["rss_mib"] += process.memory_info().rss / 2**20
+                memory = process.memory_info()
+                sums[process_kind]["private_mib"] += (memory.rss - memory.shared) / 2**20
+                sums[process_kind]["shared_mib"] += memory.shared / 2**20
                 sums[process_kind]["threads"] += process.num_threads()
                 sums[process_kind]["files"] += process.num_fds()
         except psutil.Error:
@@ -86,13 +88,19 @@ def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
     It has the median of each measure over the second, sixth and last tenth of the run.
     """
-    # Use only measurements with all kinds of processes: they do not start and end together.
+    # Use only measurements in which all kinds of processes were running.
     num_kinds = max((len(sample) for sample in samples), default=0)
     samples = [sample for sample in samples if len(sample) == num_kinds]
-    tenth = max(1, len(samples) // 10)
-    tenths = (samples[tenth : 2 * tenth], samples[5 * tenth : 6 * tenth], samples[-tenth:])
+    tenth_length = max(1, len(samples) // 10)
+    tenths = (
+        samples[tenth_length : 2 * tenth_length],
+        samples[5 * tenth_length : 6 * tenth_length],
+        samples[-tenth_length:],
+    )
     rows = []
-    for kind in sorted({kind for tenth_samples in tenths for one in tenth_samples for kind in one}):
+    for kind in sorted(
+        {kind for tenth_samples in tenths for sample in tenth_samples for kind in sample}
+    ):
         row: dict[str, Any] = {"process": kind}
         for measure in MEASURES:
             row[measure] = [
@@ -104,8 +112,8 @@ def compare_tenths(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 def compute_median(samples: Sequence[Sample], kind: str, measure: str) -> float:
     """Return the median of ``measure`` over ``samples``. A missing value counts as 0."""
-    empty_measures: Mapping[str, float] = {}
-    values = [sample.get(kind, empty_measures).get(measure, 0.0) for sample in samples]
+    no_measures: Mapping[str, float] = {}
+    values = [sample.get(kind, no_measures).get(measure, 0.0) for sample in samples]
     return round(statistics.median(values or [0.0]), 1)
 
 

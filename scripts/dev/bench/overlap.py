@@ -6,8 +6,8 @@
 ``main_ppo`` runs with ``trainer.rollout_overlap`` off and on in turn, ``--rounds`` times. It uses
 the quickstart's policy and an environment that waits (``scripts/dev/bench/waiting.py``).
 
-The first two steps of a run are not counted. The first is a warm-up. With overlap, the rollout of
-the second runs during the first. The table shows medians over the other steps, in seconds.
+The first two steps of a run are not counted: step 1 is a warm-up, and with overlap the rollout of
+step 2 runs during step 1. The table shows medians over the other steps, in seconds.
 """
 
 import argparse
@@ -42,7 +42,9 @@ PARTS = {
 
 def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[str]:
     """Return the arguments of ``main_ppo``. The caller's overrides come last and take effect."""
-    synchronous = [item for item in args.overrides if not item.startswith("env.rollout.carry_over")]
+    synchronous_overrides = [
+        item for item in args.overrides if not item.startswith("env.rollout.carry_over")
+    ]
     return [
         "--config-name",
         args.config_name,
@@ -55,19 +57,25 @@ def build_arguments(mode: str, run_dir: Path, args: argparse.Namespace) -> list[
         f"trainer.rollout_overlap={mode}",
         *build_training_overrides(args.steps, run_dir),
         # Partial rollouts (``carry_over``) need the overlap.
-        *(args.overrides if mode != "off" else synchronous),
+        *(args.overrides if mode != "off" else synchronous_overrides),
     ]
 
 
 def format_table(measured: dict[str, list[dict]]) -> str:
     """Return the Markdown table: seconds of the parts of a step, and policy staleness."""
-    off, on = (measured[mode] for mode in MODES)
+    synchronous_steps, overlapping_steps = (measured[mode] for mode in MODES)
     lines = ["| seconds per step | in turn | overlapping | ratio |", "|---|---|---|---|"]
     for name, keys in PARTS.items():
-        off_seconds, on_seconds = compute_median_sum(off, *keys), compute_median_sum(on, *keys)
-        ratio = f"{off_seconds / on_seconds:.2f}" if on_seconds > 0 else ""
-        lines.append(f"| {name} | {off_seconds:.2f} | {on_seconds:.2f} | {ratio} |")
-    staleness = [compute_median_sum(steps, "training/staleness") for steps in (off, on)]
+        synchronous_s, overlapping_s = (
+            compute_median_sum(synchronous_steps, *keys),
+            compute_median_sum(overlapping_steps, *keys),
+        )
+        ratio = f"{synchronous_s / overlapping_s:.2f}" if overlapping_s > 0 else ""
+        lines.append(f"| {name} | {synchronous_s:.2f} | {overlapping_s:.2f} | {ratio} |")
+    staleness = [
+        compute_median_sum(steps, "training/staleness")
+        for steps in (synchronous_steps, overlapping_steps)
+    ]
     lines.append(f"| updates since the rollout | {staleness[0]:.2f} | {staleness[1]:.2f} | |")
     return "\n".join(lines)
 
@@ -90,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.rounds,
             Path(scratch),
             lambda mode, run_dir: build_arguments(mode, run_dir, args),
-            uncounted=2,
+            num_uncounted_steps=2,
         )
     run_label = " ".join([args.config_name, *args.overrides])
     print(f"{run_label}; {len(measured['off'])} steps of each\n\n{format_table(measured)}")

@@ -73,15 +73,15 @@ def build_training_overrides(steps: int, run_dir: Path) -> list[str]:
     ]
 
 
-def run_main_ppo(name: str, run_dir: Path, line: Sequence[str]) -> list[dict]:
-    """Run ``main_ppo`` with the arguments ``line`` and return the metrics of all steps.
+def run_main_ppo(name: str, run_dir: Path, arguments: Sequence[str]) -> list[dict]:
+    """Run ``main_ppo`` with ``arguments`` and return the metrics of all steps.
 
-    ``run_dir`` must be the run directory that ``line`` sets. ``name`` is used in the error message.
-    Exits if the run fails.
+    ``run_dir`` must be the run directory that ``arguments`` set. The error message of a
+    failed run, after which this process exits, contains ``name``.
     """
     run_dir.mkdir(parents=True)
     log = run_dir.with_suffix(".log")
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *line]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *arguments]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("wb") as out:
         status = subprocess.run(
@@ -100,13 +100,14 @@ def run_alternating(
     names: Sequence[str],
     rounds: int,
     folder: Path,
-    build: Callable[[str, Path], list[str]],
-    uncounted: int = 1,
+    build_run_arguments: Callable[[str, Path], list[str]],
+    num_uncounted_steps: int = 1,
 ) -> tuple[dict[str, list[dict]], dict[str, Path]]:
-    """Run ``main_ppo`` once per name and round, with the arguments ``build(name, run_dir)``.
+    """Run ``main_ppo`` once per name and round.
 
-    Return the metrics of the steps after the ``uncounted`` first ones of each run, and the run
-    directories of the last round, by name.
+    The arguments of a run are ``build_run_arguments(name, run_dir)``. Return the metrics of all
+    steps except the first ``num_uncounted_steps`` of each run, and the run directories of the last
+    round, both by name.
     """
     measured: dict[str, list[dict]] = {name: [] for name in names}
     run_dirs: dict[str, Path] = {}
@@ -114,8 +115,8 @@ def run_alternating(
         # The order alternates between rounds: the second run profits from cached files.
         for name in names if round_index % 2 == 0 else reversed(names):
             run_dirs[name] = folder / f"{name}-{round_index}"
-            steps = run_main_ppo(name, run_dirs[name], build(name, run_dirs[name]))
-            measured[name] += steps[uncounted:]
+            steps = run_main_ppo(name, run_dirs[name], build_run_arguments(name, run_dirs[name]))
+            measured[name] += steps[num_uncounted_steps:]
     return measured, run_dirs
 
 
@@ -127,7 +128,7 @@ def compute_median_sum(steps: list[dict], *names: str) -> float:
 
 def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int]:
     """Return the number of equal replies in both runs, and the number of compared replies."""
-    num_equal = compared = 0
+    num_equal = num_compared = 0
     for step in range(1, steps + 1):
         replies = {
             estimator: read_replies(RunDirectory(run_dir).rollout_path(step))
@@ -135,9 +136,9 @@ def count_equal_replies(run_dirs: dict[str, Path], steps: int) -> tuple[int, int
         }
         rlvcr_replies, grpo_replies = (replies[estimator] for estimator in ESTIMATORS)
         common_keys = rlvcr_replies.keys() & grpo_replies.keys()
-        compared += len(common_keys)
+        num_compared += len(common_keys)
         num_equal += sum(rlvcr_replies[key] == grpo_replies[key] for key in common_keys)
-    return num_equal, compared
+    return num_equal, num_compared
 
 
 def read_replies(path: Path) -> dict[tuple[str, int], str]:
@@ -151,29 +152,35 @@ def read_replies(path: Path) -> dict[tuple[str, int], str]:
 
 def format_table(measured: dict[str, list[dict]]) -> str:
     """Return the Markdown table of all parts, the whole step, and the token counts."""
-    rlvcr, grpo = (measured[estimator] for estimator in ESTIMATORS)
+    rlvcr_steps, grpo_steps = (measured[estimator] for estimator in ESTIMATORS)
     lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 
-    def add_line(name: str, left: float, right: float, digits: int = 2) -> None:
-        ratio = f"{left / right:.2f}" if right > 0 else ""
-        lines.append(f"| {name} | {left:,.{digits}f} | {right:,.{digits}f} | {ratio} |")
+    def add_line(name: str, rlvcr_value: float, grpo_value: float, digits: int = 2) -> None:
+        ratio = f"{rlvcr_value / grpo_value:.2f}" if grpo_value > 0 else ""
+        lines.append(f"| {name} | {rlvcr_value:,.{digits}f} | {grpo_value:,.{digits}f} | {ratio} |")
 
-    every = [f"timing_s/{key}" for keys in PARTS.values() for key in keys]
+    all_metrics = [f"timing_s/{key}" for keys in PARTS.values() for key in keys]
     for name, keys in PARTS.items():
         metrics = [f"timing_s/{key}" for key in keys]
-        add_line(name, compute_median_sum(rlvcr, *metrics), compute_median_sum(grpo, *metrics))
-    untimed_seconds = [
-        median(step["timing_s/step"] - sum(step.get(key, 0.0) for key in every) for step in steps)
-        for steps in (rlvcr, grpo)
+        add_line(
+            name,
+            compute_median_sum(rlvcr_steps, *metrics),
+            compute_median_sum(grpo_steps, *metrics),
+        )
+    other_seconds = [
+        median(
+            step["timing_s/step"] - sum(step.get(key, 0.0) for key in all_metrics) for step in steps
+        )
+        for steps in (rlvcr_steps, grpo_steps)
     ]
-    add_line("the rest", *untimed_seconds)
+    add_line("the rest", *other_seconds)
     add_line(
         "**whole step**",
-        compute_median_sum(rlvcr, "timing_s/step"),
-        compute_median_sum(grpo, "timing_s/step"),
+        compute_median_sum(rlvcr_steps, "timing_s/step"),
+        compute_median_sum(grpo_steps, "timing_s/step"),
     )
     for name, key in COUNTS.items():
-        add_line(name, compute_median_sum(rlvcr, key), compute_median_sum(grpo, key), 0)
+        add_line(name, compute_median_sum(rlvcr_steps, key), compute_median_sum(grpo_steps, key), 0)
     return "\n".join(lines)
 
 
@@ -201,10 +208,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.keep or Path(scratch),
             lambda estimator, run_dir: build_arguments(estimator, run_dir, args),
         )
-        num_equal, compared = count_equal_replies(run_dirs, args.steps)
+        num_equal, num_compared = count_equal_replies(run_dirs, args.steps)
     run_label = " ".join([args.config_name, *args.overrides])
     print(f"{run_label}; {len(measured['rlvcr'])} steps of each\n\n{format_table(measured)}\n")
-    print(f"{num_equal:,} of {compared:,} replies are the same in both")
+    print(f"{num_equal:,} of {num_compared:,} replies are the same in both")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,15 @@ from dataclasses import dataclass
 import torch
 
 from scripts.dev.bench import balance, driver
-from scripts.dev.recipes import FLOAT32_BYTES, GIGA, H100, MODELS, Assumed, estimate_part_seconds
-from verl.config.memory import BYTES, micro_batch_tokens
+from scripts.dev.recipes import (
+    FLOAT32_BYTES,
+    GIGA,
+    H100,
+    MODELS,
+    Assumptions,
+    estimate_part_seconds,
+)
+from verl.config.memory import BYTES_PER_VALUE, count_micro_batch_tokens
 from verl.config.schema import PPOConfig
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.minibatch_sharding import split_mini_batches
@@ -33,15 +40,15 @@ from verl.workers.mini_batches import mini_batches
 
 RANKS = (8, 64, 1024)
 TRAJECTORIES = (1_000, 10_000, 100_000)
-RECIPE = "alfworld_qwen2.5_1.5b_8gpu"
-ON_A_NODE = 8
-DRIVER_LINK = 25.0  # GB/s: 200 Gb/s
-DEVICE_LINK = 50.0  # GB/s: 400 Gb/s each
-STEPS = 4  # optimizer steps of a step
+RECIPE_NAME = "alfworld_qwen2.5_1.5b_8gpu"
+DEVICES_PER_NODE = 8
+DRIVER_LINK_GB_PER_S = 25.0  # a network link of 200 Gb/s
+DEVICE_LINK_GB_PER_S = 50.0  # a network link of 400 Gb/s for each device
+OPTIMIZER_STEPS = 4  # optimizer steps of a training step
 # The driver's cost is measured for a short and a long row, and for few and many ranks.
-SHORT = driver.TrajectoryShape(turns=10, prompt=400, sampled=60, shown=60)
-LONG = driver.TrajectoryShape(turns=40, prompt=400, sampled=60, shown=60)
-MANY = 128
+SHORT_TRAJECTORY = driver.TrajectoryShape(turns=10, prompt=400, sampled=60, shown=60)
+LONG_TRAJECTORY = driver.TrajectoryShape(turns=40, prompt=400, sampled=60, shown=60)
+MANY_RANKS = 128
 
 
 @dataclass(frozen=True)
@@ -51,17 +58,17 @@ class DriverModel:
     The cost of a step is linear in these numbers.
     """
 
-    row_s: float
-    token_s: float
-    rank_s: float
-    journal_s: float  # per token of a trajectory
-    received: float  # bytes from the collectors, per token of a trajectory
-    moved: float  # bytes to the ranks and back, per token of padded rows
+    seconds_per_row: float
+    seconds_per_token: float  # per token of padded rows
+    seconds_per_rank: float
+    journal_seconds_per_token: float  # per token of a trajectory
+    received_bytes_per_token: float  # from the collectors, per token of a trajectory
+    moved_bytes_per_token: float  # to the ranks and back, per token of padded rows
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """Estimated seconds and gigabytes of driver, links and devices in one step."""
+    """Estimated seconds (``_s``) and transferred gigabytes (``_gb``) of one training step."""
 
     ranks: int
     num_trajectories: int
@@ -91,38 +98,40 @@ class StepLoad:
 def fit_driver_model(rows: int) -> DriverModel:
     """Measure three steps with ``rows`` rows, and return the cost model of the driver."""
     driver.measure_driver_cost(driver.CHUNK_SIZE)  # warm-up
-    short_cost = driver.measure_driver_cost(rows, shape=SHORT)
-    long_cost = driver.measure_driver_cost(rows, shape=LONG)
-    many_ranks_cost = driver.measure_driver_cost(rows, MANY, SHORT)
-    tokens = LONG.row_tokens - SHORT.row_tokens
+    short_cost = driver.measure_driver_cost(rows, shape=SHORT_TRAJECTORY)
+    long_cost = driver.measure_driver_cost(rows, shape=LONG_TRAJECTORY)
+    many_ranks_cost = driver.measure_driver_cost(rows, MANY_RANKS, SHORT_TRAJECTORY)
+    tokens = LONG_TRAJECTORY.row_tokens - SHORT_TRAJECTORY.row_tokens
     # The minimum keeps the cost per row at 0 or more when the measurements are noisy.
     token_ms = min(
         (long_cost.blocking_ms - short_cost.blocking_ms) / tokens,
-        long_cost.blocking_ms / LONG.row_tokens,
+        long_cost.blocking_ms / LONG_TRAJECTORY.row_tokens,
     )
-    row_ms = long_cost.blocking_ms - token_ms * LONG.row_tokens
-    rank_ms = (many_ranks_cost.blocking_ms - short_cost.blocking_ms) * rows / (MANY - driver.RANKS)
-    table = rows * LONG.row_tokens
-    moved = sum(long_cost.sent[part] for part in ("send", "answers", "update"))
+    row_ms = long_cost.blocking_ms - token_ms * LONG_TRAJECTORY.row_tokens
+    rank_ms = (
+        (many_ranks_cost.blocking_ms - short_cost.blocking_ms) * rows / (MANY_RANKS - driver.RANKS)
+    )
+    num_tokens = rows * LONG_TRAJECTORY.row_tokens
+    moved_bytes = sum(long_cost.sent[part] for part in ("send", "answers", "update"))
     return DriverModel(
         row_ms / 1e3,
         token_ms / 1e3,
         max(0.0, rank_ms) / 1e3,
-        long_cost.seconds[driver.BACKGROUND_PART] / table,
-        long_cost.sent["receive"] / table,
-        moved / table,
+        long_cost.seconds[driver.JOURNAL_PART] / num_tokens,
+        long_cost.sent["receive"] / num_tokens,
+        moved_bytes / num_tokens,
     )
 
 
 def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
     """Return the recipe's config for ``ranks`` devices and ``num_trajectories`` per step."""
-    nodes = max(1, ranks // ON_A_NODE)
-    group = balance.GROUP
+    nodes = max(1, ranks // DEVICES_PER_NODE)
+    group = balance.GROUP_SIZE
     overrides = [f"trainer.nnodes={nodes}", f"data.train_batch_size={num_trajectories // group}"]
     overrides += [f"actor_rollout_ref.rollout.n={group}", f"env.rollout.n={group}"]
-    cfg = load_config(RECIPE, overrides)
+    cfg = load_config(RECIPE_NAME, overrides)
     if not isinstance(cfg, PPOConfig):
-        raise TypeError(f"recipe {RECIPE!r} is not a config of main_ppo")
+        raise TypeError(f"recipe {RECIPE_NAME!r} is not a config of main_ppo")
     return cfg
 
 
@@ -134,10 +143,10 @@ def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[flo
     began = time.process_time()
     for _ in range(2):
         partition_rows(rows.sizes, ranks)
-    batches = mini_batches(rows.table, seed, num_steps=STEPS)
+    batches = mini_batches(rows.table, seed, num_steps=OPTIMIZER_STEPS)
     rows_by_rank = split_mini_batches(batches, rows.sizes, ranks)
-    took = time.process_time() - began
-    return took, balance.compute_efficiency(batches, rows_by_rank, rows.sizes)
+    cpu_seconds = time.process_time() - began
+    return cpu_seconds, balance.compute_efficiency(batches, rows_by_rank, rows.sizes)
 
 
 def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
@@ -147,35 +156,39 @@ def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
     update gathers them twice, forward and backward, and reduces gradients in float32.
     """
     weights = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
-    gathered = weights * BYTES[cfg.actor_rollout_ref.actor.dtype]
-    batches = max(1.0, tokens / micro_batch_tokens(cfg))
-    updates = max(STEPS, batches)
-    each = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
-    return each * (ranks - 1) / ranks
+    gathered = weights * BYTES_PER_VALUE[cfg.actor_rollout_ref.actor.dtype]
+    batches = max(1.0, tokens / count_micro_batch_tokens(cfg))
+    updates = max(OPTIMIZER_STEPS, batches)
+    bytes_per_device = 2 * batches * gathered + updates * (2 * gathered + weights * FLOAT32_BYTES)
+    return bytes_per_device * (ranks - 1) / ranks
 
 
 def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: int = 0) -> StepLoad:
     """Estimate the load of a step with ``num_trajectories`` on ``ranks`` devices."""
     cfg = make_config(ranks, num_trajectories)
-    rows = balance.sample_rows(balance.BalanceCase(ranks, num_trajectories, STEPS), seed)
+    rows = balance.sample_rows(balance.BalanceCase(ranks, num_trajectories, OPTIMIZER_STEPS), seed)
     shard_s, efficiency = measure_sharding(rows, ranks, seed)
     tokens = sum(rows.sizes)
-    padded = num_trajectories * max(rows.sizes)
-    nodes = max(1, ranks // ON_A_NODE)
-    stored = tokens * model.received + padded * model.moved
-    part_seconds = estimate_part_seconds(cfg, H100, Assumed())
+    padded_tokens = num_trajectories * max(rows.sizes)
+    nodes = max(1, ranks // DEVICES_PER_NODE)
+    stored_bytes = (
+        tokens * model.received_bytes_per_token + padded_tokens * model.moved_bytes_per_token
+    )
+    part_seconds = estimate_part_seconds(cfg, H100, Assumptions())
     link_bytes = compute_link_bytes(cfg, ranks, tokens / ranks)
     non_update_s = sum(value for part, value in part_seconds.items() if part != "update")
     return StepLoad(
         ranks=ranks,
         num_trajectories=num_trajectories,
-        driver_s=num_trajectories * model.row_s + padded * model.token_s + ranks * model.rank_s,
+        driver_s=num_trajectories * model.seconds_per_row
+        + padded_tokens * model.seconds_per_token
+        + ranks * model.seconds_per_rank,
         shard_s=shard_s,
-        journal_s=tokens * model.journal_s,
-        store_gb=stored / GIGA,
-        driver_link_s=stored * (nodes - 1) / nodes / GIGA / DRIVER_LINK,
+        journal_s=tokens * model.journal_seconds_per_token,
+        store_gb=stored_bytes / GIGA,
+        driver_link_s=stored_bytes * (nodes - 1) / nodes / GIGA / DRIVER_LINK_GB_PER_S,
         device_link_gb=link_bytes / GIGA,
-        device_link_s=link_bytes / GIGA / DEVICE_LINK,
+        device_link_s=link_bytes / GIGA / DEVICE_LINK_GB_PER_S,
         device_s=non_update_s + part_seconds["update"] / efficiency,
         efficiency=efficiency,
     )
@@ -217,10 +230,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     model = fit_driver_model(args.rows)
     print(
-        f"driver: {1e3 * model.row_s:.2f} ms a row, {1e9 * model.token_s:.0f} ns a token of it, "
-        f"{1e3 * model.rank_s:.2f} ms a rank; journal: {1e9 * model.journal_s:.0f} ns a token; "
-        f"{model.received:.0f} bytes a token from collectors, "
-        f"{model.moved:.0f} to ranks and back\n"
+        f"driver: {1e3 * model.seconds_per_row:.2f} ms a row, "
+        f"{1e9 * model.seconds_per_token:.0f} ns a token of it, "
+        f"{1e3 * model.seconds_per_rank:.2f} ms a rank; "
+        f"journal: {1e9 * model.journal_seconds_per_token:.0f} ns a token; "
+        f"{model.received_bytes_per_token:.0f} bytes a token from collectors, "
+        f"{model.moved_bytes_per_token:.0f} to ranks and back\n"
     )
     loads = [
         simulate_step(ranks, num_trajectories, model)

@@ -38,10 +38,10 @@ from verl.records import Branch, Span
 from verl.workers.branch_scores import RowScores, score_rows
 from verl.workers.engine import TrainEngine
 
-VOCAB = 800
-PROMPT = 60  # tokens of the first prompt
-TAGS = 4  # tokens of a level and its tags
-CLOSING = 2  # tokens between a thought and its action
+VOCABULARY_SIZE = 800
+PROMPT_TOKENS = 60  # tokens of the first prompt
+TAG_TOKENS = 4  # tokens before a thought: a level and its tags
+CLOSING_TOKENS = 2  # tokens between a thought and its action
 
 
 @dataclass
@@ -49,8 +49,8 @@ class ScoringCost:
     """Cost of a pass: forwarded tokens, wall-clock seconds and CPU seconds."""
 
     tokens: int
-    wall: float = float("inf")
-    cpu: float = float("inf")
+    wall_s: float = float("inf")
+    cpu_s: float = float("inf")
 
     def time_call(self, run: Callable[[], object]) -> None:
         """Call ``run`` and keep its time if it is the fastest so far."""
@@ -60,12 +60,12 @@ class ScoringCost:
         # Wait for the kernels, which run asynchronously: otherwise only their launch is measured.
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        wall = time.perf_counter() - wall_before
-        cpu = time.process_time() - cpu_before
+        wall_s = time.perf_counter() - wall_before
+        cpu_s = time.process_time() - cpu_before
         # Keep the fastest repeat: other work on the machine can only add time.
-        if wall < self.wall:
-            self.wall = wall
-            self.cpu = cpu
+        if wall_s < self.wall_s:
+            self.wall_s = wall_s
+            self.cpu_s = cpu_s
 
 
 def make_engine(args: argparse.Namespace) -> TrainEngine:
@@ -79,7 +79,7 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(
             Qwen3Config(
-                vocab_size=VOCAB,
+                vocab_size=VOCABULARY_SIZE,
                 hidden_size=policy_config.hidden_size,
                 intermediate_size=policy_config.intermediate_size,
                 num_hidden_layers=policy_config.num_hidden_layers,
@@ -113,27 +113,31 @@ def make_batch(context: int, args: argparse.Namespace) -> DataProto:
     draw = np.random.default_rng(context)
     batch_rows = [_make_row(context, args, draw) for _ in range(args.rows)]
     rows = [(batch_row.ids, batch_row.mask) for batch_row in batch_rows]
-    spans = [play.spans for play in batch_rows]
-    return pack_rows(rows, spans, [play.branches for play in batch_rows])
+    spans = [batch_row.spans for batch_row in batch_rows]
+    return pack_rows(rows, spans, [batch_row.branches for batch_row in batch_rows])
 
 
 def _make_row(context: int, args: argparse.Namespace, draw: np.random.Generator) -> _BatchRow:
     def draw_length(mean: int) -> int:
         return int(draw.integers(mean // 2, mean * 3 // 2 + 1))
 
-    batch_row = _BatchRow(draw.integers(10, VOCAB, 2 * context + 512), [0] * PROMPT, [], [])
+    batch_row = _BatchRow(
+        draw.integers(10, VOCABULARY_SIZE, 2 * context + 512), [0] * PROMPT_TOKENS, [], []
+    )
     while len(batch_row.mask) < context:
         start = len(batch_row.mask)
-        thought = draw_length(args.thought)
-        action = draw_length(args.action)
-        action_start = start + TAGS + thought + CLOSING
-        end = action_start + action + 1  # the end token is scored with the action
+        thought_length = draw_length(args.thought)
+        action_length = draw_length(args.action)
+        action_start = start + TAG_TOKENS + thought_length + CLOSING_TOKENS
+        end = action_start + action_length + 1  # the end-of-turn token is scored with the action
         step = len(batch_row.spans)
         batch_row.spans.append(Span(action_start, end, step=step, label=1))
         for level in (2, 3, 4):
-            prefix_length = TAGS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING
+            prefix_length = (
+                TAG_TOKENS + int(draw.integers(0, 2 * args.thought + 1)) + CLOSING_TOKENS
+            )
             tokens = (
-                draw.integers(10, VOCAB, prefix_length).tolist()
+                draw.integers(10, VOCABULARY_SIZE, prefix_length).tolist()
                 + batch_row.ids[action_start:end].tolist()
             )
             batch_row.branches.append(
@@ -203,14 +207,16 @@ def measure_passes(
     difference is between the scores of the latter two.
     """
     data = make_batch(context, args)
-    unbranched_data = data.select(list(data.batch.keys()), [])
-    naive = make_naive_batch(data)
+    data_without_branches = data.select(list(data.batch.keys()), [])
+    naive_data = make_naive_batch(data)
     row_tokens = int(data.batch["attention_mask"].sum())
-    naive_tokens = int(naive.batch["attention_mask"].sum())
-    branched = sum(len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row)
+    naive_tokens = int(naive_data.batch["attention_mask"].sum())
+    num_branch_tokens = sum(
+        len(b.token_ids) for row in data.non_tensor_batch["branches"] for b in row
+    )
     costs = {
         "old": ScoringCost(row_tokens),
-        "shared": ScoringCost(row_tokens + branched),
+        "shared": ScoringCost(row_tokens + num_branch_tokens),
         "naive": ScoringCost(row_tokens + naive_tokens),
     }
     scores: dict[str, RowScores] = {}
@@ -219,9 +225,9 @@ def measure_passes(
         scores[name] = score_rows(engine, batch, max_tokens=args.max_tokens)
 
     passes = {
-        "old": lambda: score("old", unbranched_data),
+        "old": lambda: score("old", data_without_branches),
         "shared": lambda: score("shared", data),
-        "naive": lambda: (score("old", unbranched_data), score("naive", naive)),
+        "naive": lambda: (score("old", data_without_branches), score("naive", naive_data)),
     }
     for _ in range(args.repeats):
         for name, run in passes.items():
@@ -236,12 +242,12 @@ def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
     """
     if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
         raise ValueError("scores of spans or branches are missing; pass batches with both")
-    # The order is that of ``make_naive_batch``: a row's spans, then its branches.
-    expected = iter([record for row in naive.span_scores for record in row])
+    # ``make_naive_batch`` orders the records by row, with the spans of a row before its branches.
+    naive_records = iter([record for row in naive.span_scores for record in row])
     largest_difference = 0.0
     for spans, branches in zip(shared.span_scores, shared.branch_scores, strict=True):
         for record in [*spans, *branches]:
-            naive_record = next(expected)
+            naive_record = next(naive_records)
             largest_difference = max(largest_difference, abs(record.logprob - naive_record.logprob))
             largest_difference = max(largest_difference, abs(record.entropy - naive_record.entropy))
     return largest_difference
@@ -260,16 +266,16 @@ def format_table_row(
     """Return one line of the Markdown table."""
     old, shared, naive = costs["old"], costs["shared"], costs["naive"]
     steps = sum(len(row) for row in data.non_tensor_batch["spans"])
-    per_token = (shared.wall / shared.tokens) / (old.wall / old.tokens)
+    per_token = (shared.wall_s / shared.tokens) / (old.wall_s / old.tokens)
     cells = [
         str(context),
         f"{steps} in {len(data)} rows",
         " / ".join(f"{cost.tokens:,}" for cost in costs.values()),
-        " / ".join(f"{cost.wall:.2f}" for cost in costs.values()),
-        " / ".join(f"{cost.cpu:.2f}" for cost in costs.values()),
-        f"{naive.tokens / shared.tokens:.1f}, {naive.wall / shared.wall:.1f}, "
-        f"{naive.cpu / shared.cpu:.1f}",
-        f"{shared.tokens / old.tokens:.2f}, {shared.wall / old.wall:.2f}, **{per_token:.2f}**",
+        " / ".join(f"{cost.wall_s:.2f}" for cost in costs.values()),
+        " / ".join(f"{cost.cpu_s:.2f}" for cost in costs.values()),
+        f"{naive.tokens / shared.tokens:.1f}, {naive.wall_s / shared.wall_s:.1f}, "
+        f"{naive.cpu_s / shared.cpu_s:.1f}",
+        f"{shared.tokens / old.tokens:.2f}, {shared.wall_s / old.wall_s:.2f}, **{per_token:.2f}**",
         f"{difference:.0e}",
     ]
     return f"| {' | '.join(cells)} |"

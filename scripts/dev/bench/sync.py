@@ -33,20 +33,21 @@ from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils.logging import setup_logging
 
 GIB = 1 << 30
-HIDDEN = 1024
-LAYER = 3 * HIDDEN * HIDDEN + 3 * HIDDEN * 3 * HIDDEN  # weights of a layer without its norms
-BYTES = {"bfloat16": 2, "float32": 4}
-EXPORT_S = 600.0
+HIDDEN_SIZE = 1024
+# Number of weights of a layer, without its norms.
+LAYER_WEIGHTS = 3 * HIDDEN_SIZE * HIDDEN_SIZE + 3 * HIDDEN_SIZE * 3 * HIDDEN_SIZE
+BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
+EXPORT_TIMEOUT_S = 600.0
 
 
 @dataclass
 class SyncCost:
-    """Seconds for ``size`` bytes: complete sync, export by the rank, and plain copy."""
+    """Seconds for ``num_bytes`` bytes: complete sync, export by the rank, and plain copy."""
 
-    size: int
-    whole: float
-    export: float
-    copy: float
+    num_bytes: int
+    sync_s: float
+    export_s: float
+    copy_s: float
 
 
 def build_overrides(policy: Path, run_dir: Path, engine: str, dtype: str) -> list[str]:
@@ -84,31 +85,34 @@ def measure_median_s(repeats: int, call: Callable[[int], object]) -> float:
 
 def measure_sync(gib: float, engine: str, dtype: str, repeats: int, scratch: Path) -> SyncCost:
     """Measure the sync of about ``gib`` GiB of weights."""
-    layers = max(1, round(gib * GIB / (LAYER * BYTES[dtype])))
-    policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN, layers=layers)
+    layers = max(1, round(gib * GIB / (LAYER_WEIGHTS * BYTES_PER_WEIGHT[dtype])))
+    policy = make_tiny_policy(scratch / f"policy-{layers}", hidden=HIDDEN_SIZE, layers=layers)
     run_dir = scratch / f"run-{engine}-{layers}"
     with open_run(
         load_config("ppo_trainer", build_overrides(policy, run_dir, engine, dtype))
     ) as run:
         workers = run.trainer.workers
         sync_s = measure_median_s(repeats, workers.sync_weights)
-        export = measure_median_s(repeats, lambda _: export_to_store(workers))
-        weights = ray_get(export_to_store(workers), EXPORT_S, "export of the weights")
-        size = sum(array.nbytes for _, array in weights)
-    source, copy_target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+        export_s = measure_median_s(repeats, lambda _: export_to_store(workers))
+        weights = ray_get(export_to_store(workers), EXPORT_TIMEOUT_S, "export of the weights")
+        num_bytes = sum(array.nbytes for _, array in weights)
+    source, copy_target = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8)
     return SyncCost(
-        size, sync_s, export, measure_median_s(repeats, lambda _: np.copyto(copy_target, source))
+        num_bytes,
+        sync_s,
+        export_s,
+        measure_median_s(repeats, lambda _: np.copyto(copy_target, source)),
     )
 
 
 def export_to_store(workers: TrainingWorkers) -> ray.ObjectRef:
     """Export the weights of rank 0, and return a reference when they are in the object store.
 
-    Raises ``TimeoutError`` after ``EXPORT_S`` seconds.
+    Raises ``TimeoutError`` after ``EXPORT_TIMEOUT_S`` seconds.
     """
     ref = workers.actor_group.call_for_refs("export_weights")[0]
-    if not ray.wait([ref], timeout=EXPORT_S, fetch_local=False)[0]:
-        raise TimeoutError(f"the rank has not exported its weights within {EXPORT_S:g} s")
+    if not ray.wait([ref], timeout=EXPORT_TIMEOUT_S, fetch_local=False)[0]:
+        raise TimeoutError(f"the rank has not exported its weights within {EXPORT_TIMEOUT_S:g} s")
     return ref
 
 
@@ -119,9 +123,9 @@ def format_table(costs: Sequence[SyncCost]) -> str:
         "|---|---|---|---|---|",
     ]
     for cost in costs:
-        gib = cost.size / GIB
-        each = " | ".join(f"{s / gib:.2f}" for s in (cost.whole, cost.export, cost.copy))
-        lines.append(f"| {gib:.2f} | {each} | {cost.whole / cost.copy:.1f} |")
+        gib = cost.num_bytes / GIB
+        each = " | ".join(f"{s / gib:.2f}" for s in (cost.sync_s, cost.export_s, cost.copy_s))
+        lines.append(f"| {gib:.2f} | {each} | {cost.sync_s / cost.copy_s:.1f} |")
     return "\n".join(lines)
 
 
@@ -132,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--gib", type=float, nargs="+", default=[0.125, 0.5, 1.0])
     parser.add_argument("--engines", nargs="+", default=["vllm", "hf"])
-    parser.add_argument("--dtype", choices=sorted(BYTES), default="bfloat16")
+    parser.add_argument("--dtype", choices=sorted(BYTES_PER_WEIGHT), default="bfloat16")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args(argv)
     setup_logging()

@@ -14,16 +14,15 @@ from agent_system.environments.env_package.number_line.settings import LineSetti
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.settings import EnvSettings
 
-SHORTEST_S, LONGEST_S = 0.01, 1.0
-STEPS = (4, 12)  # minimum and maximum env steps of an episode
+MIN_STEP_S, MAX_STEP_S = 0.01, 1.0
+STEPS_RANGE = (4, 12)  # minimum and maximum env steps of an episode
 
 
 class WaitingEnv:
     """Environment that waits in each step and succeeds after the number of steps of its task.
 
-    The actions do not matter for success. The duration of a step is a function of the task and all
-    actions so far. So group members with different actions wait differently, and equal actions give
-    equal waits.
+    The actions do not affect success. The duration of a step is a function of the task and of all
+    actions of the episode so far.
     """
 
     placement = "inline"
@@ -43,7 +42,7 @@ class WaitingEnv:
         self._history.append(action)
         uniform_draw = random.Random("/".join(self._history)).random()
         # Log-uniform: 10 to 100 ms is as likely as 100 ms to 1 s.
-        await asyncio.sleep(SHORTEST_S * math.exp(uniform_draw * math.log(LONGEST_S / SHORTEST_S)))
+        await asyncio.sleep(MIN_STEP_S * math.exp(uniform_draw * math.log(MAX_STEP_S / MIN_STEP_S)))
         self._remaining -= 1
         is_success = self._remaining == 0
         return (
@@ -64,7 +63,11 @@ def make_tasks(settings: EnvSettings, split: str) -> list[Task]:  # noqa: ARG001
     """Return 200 tasks, the same in every process."""
     names = [f"waiting/{split}/{task_index}" for task_index in range(200)]
     return [
-        {"task_id": name, "data_source": "waiting", "steps": random.Random(name).randint(*STEPS)}
+        {
+            "task_id": name,
+            "data_source": "waiting",
+            "steps": random.Random(name).randint(*STEPS_RANGE),
+        }
         for name in names
     ]
 

@@ -18,9 +18,10 @@ from verl.workers.rollout import RolloutWorker
 
 
 class Workload:
-    """Config, tokenizer, settings, rollout specs and engine for a rollout of ``tasks`` groups.
+    """Inputs of a rollout of ``tasks`` groups: config, tokenizer, settings, specs and engine.
 
-    The engine is an object in this process. With ``actor`` it is a Ray actor as in a training run.
+    The engine is an object in this process. With ``actor=True`` it is a Ray actor, as in a training
+    run.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class Workload:
             init_ray(self.cfg.ray_init)
             import ray  # after init_ray, whose settings it reads
 
-            # Requests of all trajectories wait inside the actor, so it needs a high concurrency.
-            # It reserves no CPU: on a small machine the reservation would never be granted.
+            # The actor handles the requests of many trajectories at once, so it needs a high
+            # concurrency. It reserves no CPU, because a small machine may have none left.
             make_worker = ray.remote(RolloutWorker).options(max_concurrency=64, num_cpus=0).remote
         self.engine = make_worker(self.cfg.actor_rollout_ref, self.path, num_threads=1)
 
@@ -52,7 +53,7 @@ class Workload:
     ) -> CollectorWorker:
         """Return a collector with this engine, as a training run makes it.
 
-        ``options`` are further arguments of ``kind``.
+        ``options`` are further arguments of ``collector_class``.
         """
         template_kwargs = self.cfg.data.apply_chat_template_kwargs
         return collector_class(
@@ -61,4 +62,7 @@ class Workload:
 
     def reseed_specs(self, name: str) -> list[RolloutSpec]:
         """Return the rollout specs with new ``traj_uid`` values, which give new sampling seeds."""
-        return [replace(job, traj_uid=f"{name}/{job.traj_uid}") for job in self.rollout_specs]
+        return [
+            replace(rollout_spec, traj_uid=f"{name}/{rollout_spec.traj_uid}")
+            for rollout_spec in self.rollout_specs
+        ]

@@ -1,5 +1,6 @@
-"""Fault injection: check that a run names the failed part (an engine, the driver ...) in its error,
-and that it resumes after a kill.
+"""Fault injection: check that a run names the failed part in its error, and resumes after a kill.
+
+A part is a process of the job: engine, environment worker, collector, training rank, node, driver.
 
     python -m scripts.dev.chaos matrix              every part of a small job fails at every stage
     python -m scripts.dev.chaos matrix --report     run nothing, write docs/reliability.md

@@ -18,18 +18,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=scripts.dev.chaos.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    matrix = commands.add_parser("matrix", help="inject faults into every part at every stage")
-    matrix.add_argument("cells", nargs="*", help="PART/STAGE/FAULT, or the beginning of it")
-    matrix.add_argument("--report", action="store_true", help="run nothing, write the page")
-    matrix.add_argument("--again", action="store_true", help="ignore earlier results")
-    killing = commands.add_parser("kills", help="SIGKILL at random moments")
-    killing.add_argument("--count", type=int, default=100)
-    killing.add_argument("--seed", type=int, default=0)
-    tearing = commands.add_parser("torn", help="damage checkpoint files")
-    tearing.add_argument("--count", type=int, default=1000)
-    tearing.add_argument("--seed", type=int, default=0)
+    matrix_parser = commands.add_parser(
+        "matrix", help="inject faults into every part at every stage"
+    )
+    matrix_parser.add_argument("cells", nargs="*", help="PART/STAGE/FAULT, or the beginning of it")
+    matrix_parser.add_argument("--report", action="store_true", help="run nothing, write the page")
+    matrix_parser.add_argument("--again", action="store_true", help="ignore earlier results")
+    kills_parser = commands.add_parser("kills", help="SIGKILL at random moments")
+    kills_parser.add_argument("--count", type=int, default=100)
+    kills_parser.add_argument("--seed", type=int, default=0)
+    torn_parser = commands.add_parser("torn", help="damage checkpoint files")
+    torn_parser.add_argument("--count", type=int, default=1000)
+    torn_parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    # The tests cause the warnings about ignored checkpoints on purpose.
+    # Hide the warnings about ignored checkpoints: the commands damage checkpoints on purpose.
     logging.getLogger("verl.utils.checkpoint").setLevel(logging.ERROR)
     if args.command == "torn":
         return torn.run(args.count, args.seed)
@@ -41,18 +43,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_matrix(args.cells, args.again)
 
 
-def run_matrix(names: Sequence[str], again: bool) -> int:
+def run_matrix(names: Sequence[str], reruns_finished_cells: bool) -> int:
     """Run the cells whose key starts with one of ``names``, all cells by default.
 
-    Return 1 if the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
+    Cells with an earlier result are skipped, unless ``reruns_finished_cells`` is true. Return 1 if
+    the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
     """
-    cells = [cell for cell in iter_cells() if _is_named(cell, names) and not cell.skip_reason]
+    cells = [cell for cell in iter_cells() if _is_selected(cell, names) and not cell.skip_reason]
     if not cells:
         parse_cell(names[0])  # raises an error that lists the cells
     results = outcomes.read_results()
     for cell in cells:
         old_result = results.get(cell.cell_key)
-        if old_result is not None and not old_result.verdict.startswith(WRONG) and not again:
+        if (
+            old_result is not None
+            and not old_result.verdict.startswith(WRONG)
+            and not reruns_finished_cells
+        ):
             continue
         results[cell.cell_key] = run_cell(
             cell, make_policy(), FOLDER / cell.cell_key.replace("/", "-")
@@ -65,7 +72,7 @@ def run_matrix(names: Sequence[str], again: bool) -> int:
     return int(any(results[cell.cell_key].verdict.startswith(WRONG) for cell in cells))
 
 
-def _is_named(cell: Cell, names: Sequence[str]) -> bool:
+def _is_selected(cell: Cell, names: Sequence[str]) -> bool:
     return not names or any(cell.cell_key.startswith(name) for name in names)
 
 

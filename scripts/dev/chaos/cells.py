@@ -1,6 +1,6 @@
 """Cells of the fault matrix: part of a job, stage of the run, and fault.
 
-Tables list the skipped cells, and the method in which each fault happens.
+The tables below list the skipped cells, and the method in which each fault happens.
 """
 
 from collections.abc import Iterator
@@ -23,29 +23,30 @@ STAGES = (START, ROLLOUT, UPDATE, SAVE, EVALUATION)
 
 KILLED = "killed"
 HUNG = "hung"
-MEMORY = "out of memory"
-FAULTS = (KILLED, HUNG, MEMORY)
+OUT_OF_MEMORY = "out of memory"
+FAULTS = (KILLED, HUNG, OUT_OF_MEMORY)
 
-IDLE = "asks for no memory then"
-SKIPPED = {
+NO_ALLOCATION = "asks for no memory then"
+SKIP_REASONS = {
     **{(NODE, stage): "its processes are killed: see there" for stage in STAGES},
-    (ENGINE, SAVE): IDLE,
-    (ENVIRONMENT, UPDATE): IDLE,
-    (ENVIRONMENT, SAVE): IDLE,
-    (COLLECTOR, UPDATE): IDLE,
-    (COLLECTOR, SAVE): IDLE,
-    (RANK, ROLLOUT): IDLE,
-    (RANK, EVALUATION): IDLE,
+    (ENGINE, SAVE): NO_ALLOCATION,
+    (ENVIRONMENT, UPDATE): NO_ALLOCATION,
+    (ENVIRONMENT, SAVE): NO_ALLOCATION,
+    (COLLECTOR, UPDATE): NO_ALLOCATION,
+    (COLLECTOR, SAVE): NO_ALLOCATION,
+    (RANK, ROLLOUT): NO_ALLOCATION,
+    (RANK, EVALUATION): NO_ALLOCATION,
 }
 
 ENGINE_CLASS = "verl.workers.rollout.hf:HFEngine"
 RANK_CLASS = "verl.workers.actor:ActorWorker"
-TRAINER = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+TRAINER_CLASS = "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
 COLLECTOR_CLASS = "agent_system.multi_turn_rollout.collector_worker:CollectorWorker"
-# Ray stores the methods of an actor's class before they are patched, so patch a class it uses.
+# Ray has stored the methods of the actor class CollectorWorker before they could be patched. Patch
+# a class that CollectorWorker uses instead.
 TRAJECTORY_CLASS = "agent_system.multi_turn_rollout.trajectory_generator:TrajectoryGenerator"
-POOL = "agent_system.environments.pool.environment_pool:EnvironmentPool"
-LINE = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
+POOL_CLASS = "agent_system.environments.pool.environment_pool:EnvironmentPool"
+LINE_ENV_CLASS = "agent_system.environments.env_package.number_line.package:NumberLineEnv"
 
 # Process role, class and method that run during a stage.
 STAGE_METHODS = {
@@ -55,23 +56,23 @@ STAGE_METHODS = {
     SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
     EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
 }
-# Start-up methods of the parts that start later than the training rank.
-LATE_METHODS = {
-    COLLECTOR: (COLLECTOR, POOL, "start"),
-    ENVIRONMENT: (ENVIRONMENT, LINE, "__init__"),
+# Methods that start the parts which start later than the training rank.
+LATE_START_METHODS = {
+    COLLECTOR: (COLLECTOR, POOL_CLASS, "start"),
+    ENVIRONMENT: (ENVIRONMENT, LINE_ENV_CLASS, "__init__"),
 }
 MEMORY_METHODS = {
     (ENGINE, START): (ENGINE, ENGINE_CLASS, "__init__"),
     (ENGINE, UPDATE): (ENGINE, ENGINE_CLASS, "update_weights"),
-    (ENVIRONMENT, ROLLOUT): (ENVIRONMENT, LINE, "step"),
-    (ENVIRONMENT, EVALUATION): (ENVIRONMENT, LINE, "step"),
+    (ENVIRONMENT, ROLLOUT): (ENVIRONMENT, LINE_ENV_CLASS, "step"),
+    (ENVIRONMENT, EVALUATION): (ENVIRONMENT, LINE_ENV_CLASS, "step"),
     (COLLECTOR, ROLLOUT): (COLLECTOR, TRAJECTORY_CLASS, "generate_trajectory"),
     (COLLECTOR, EVALUATION): (COLLECTOR, TRAJECTORY_CLASS, "generate_trajectory"),
-    (DRIVER, START): (DRIVER, TRAINER, "__init__"),
-    (DRIVER, ROLLOUT): (DRIVER, TRAINER, "collect"),
-    (DRIVER, UPDATE): (DRIVER, TRAINER, "update_actor"),
-    (DRIVER, SAVE): (DRIVER, TRAINER, "save"),
-    (DRIVER, EVALUATION): (DRIVER, TRAINER, "validate"),
+    (DRIVER, START): (DRIVER, TRAINER_CLASS, "__init__"),
+    (DRIVER, ROLLOUT): (DRIVER, TRAINER_CLASS, "collect"),
+    (DRIVER, UPDATE): (DRIVER, TRAINER_CLASS, "update_actor"),
+    (DRIVER, SAVE): (DRIVER, TRAINER_CLASS, "save"),
+    (DRIVER, EVALUATION): (DRIVER, TRAINER_CLASS, "validate"),
 }
 
 
@@ -91,14 +92,14 @@ class Cell:
     @property
     def skip_reason(self) -> str | None:
         """Reason why the cell is skipped, or None if it is run."""
-        return SKIPPED.get((self.part, self.stage)) if self.fault == MEMORY else None
+        return SKIP_REASONS.get((self.part, self.stage)) if self.fault == OUT_OF_MEMORY else None
 
     def find_method(self) -> tuple[str, str, str]:
         """Return process role, class and method in which the fault happens."""
-        if self.fault == MEMORY and (self.part, self.stage) in MEMORY_METHODS:
+        if self.fault == OUT_OF_MEMORY and (self.part, self.stage) in MEMORY_METHODS:
             return MEMORY_METHODS[self.part, self.stage]
-        if self.stage == START and self.part in LATE_METHODS:
-            return LATE_METHODS[self.part]
+        if self.stage == START and self.part in LATE_START_METHODS:
+            return LATE_START_METHODS[self.part]
         return STAGE_METHODS[self.stage]
 
 

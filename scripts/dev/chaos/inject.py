@@ -1,14 +1,15 @@
-"""Fault injection module, which all processes of the tested job import (``external_lib``).
+"""Fault injection module. All processes of the tested job import it (``external_lib``).
 
     CHAOS_CELL       for example `engine/rollout/killed`
     CHAOS_FOLDER     folder of marker files. `reached`: the job waits at the stage; `struck`: the
                      fault was injected, the job may continue; `last`: the last evaluation began
 
 For the faults "killed" and "hung", the process that works at the stage waits in its method until
-the harness has sent the signal. For "out of memory", a method of the part requests more memory than
-exists, from that call on.
+the harness has sent the signal. For "out of memory", the first call of a method of the part at the
+stage, and every later call, requests more memory than exists.
 
-The watchdog's clock runs faster only after the fault. So a slow start of Ray does not end the job.
+The watchdog's clock runs faster after the fault, to save time. It has normal speed before the
+fault, so that a slow start of Ray does not end the job.
 """
 
 import functools
@@ -28,8 +29,8 @@ from scripts.dev.chaos.cells import (
     ENGINE,
     ENVIRONMENT,
     EVALUATION,
-    MEMORY,
     NODE,
+    OUT_OF_MEMORY,
     RANK,
     ROLLOUT,
     UPDATE,
@@ -40,27 +41,28 @@ from verl.utils.driver_guard import DriverGuard
 from verl.utils.watchdog import Watchdog
 
 CELL = parse_cell(os.environ["CHAOS_CELL"])
-FOLDER = Path(os.environ["CHAOS_FOLDER"])
-REACHED = FOLDER / "reached"
-INJECTED = FOLDER / "struck"
-LAST = FOLDER / "last"
-PATIENCE_S = 60.0  # maximum wait for the harness to send the signal
-SILENT_S = 30.0  # limit without heartbeats for a driver with a fault
-# Number of the method call at which a stage begins; 1 for all others. The rollout stage skips the
-# first calls. An engine gets weights once before training.
-FROM_CALL = {
+MARKER_FOLDER = Path(os.environ["CHAOS_FOLDER"])
+REACHED_MARKER = MARKER_FOLDER / "reached"
+INJECTED_MARKER = MARKER_FOLDER / "struck"
+LAST_EVALUATION_MARKER = MARKER_FOLDER / "last"
+SIGNAL_TIMEOUT_S = 60.0  # maximum wait for the harness to send the signal
+HEARTBEAT_TIMEOUT_S = 30.0  # limit without heartbeats for a driver with a fault
+# Number of the first call of a method that belongs to the stage; 1 if it is not listed. The faults
+# of the rollout stage happen after the first calls. An engine gets weights once before training.
+FIRST_CALL_OF_STAGE = {
     (ENGINE, ROLLOUT): 3,
     (ENVIRONMENT, ROLLOUT): 3,
     (COLLECTOR, ROLLOUT): 2,
     (ENGINE, UPDATE): 2,
 }
-# Speed-up of the watchdog's clock. A hung environment worker is replaced within seconds, and Ray
-# declares a node dead within a minute. Neither may count as a stall, so these values are lower.
+# Speed-up of the watchdog's clock. The run itself replaces a hung environment worker within
+# seconds, and Ray declares a node dead within a minute. With a lower speed-up neither counts as a
+# stall.
 CLOCK_FACTOR = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
 
 
 def get_role() -> str:
-    """Return the part of the job that runs in this process: ``DRIVER``, ``ENGINE`` ..."""
+    """Return the part of the job that runs in this process, for example ``DRIVER``."""
     name = getattr(sys.modules["__main__"].__spec__, "name", "")
     if name == "verl.trainer.main_ppo":
         return DRIVER
@@ -76,30 +78,30 @@ def read_fast_clock() -> float:
     """Return the watchdog's clock in seconds. A fault makes it ``CLOCK_FACTOR`` times faster."""
     clock_s = time.monotonic()
     return (
-        clock_s + CLOCK_FACTOR * (time.time() - INJECTED.stat().st_mtime)
-        if INJECTED.exists()
+        clock_s + CLOCK_FACTOR * (time.time() - INJECTED_MARKER.stat().st_mtime)
+        if INJECTED_MARKER.exists()
         else clock_s
     )
 
 
 def wait_for_fault() -> None:
-    """Create the file ``REACHED``, and wait until the harness has created ``INJECTED``.
+    """Create the file ``REACHED_MARKER``, and wait until the harness creates ``INJECTED_MARKER``.
 
-    Gives up after ``PATIENCE_S`` seconds. Does nothing if the fault was injected before.
+    Gives up after ``SIGNAL_TIMEOUT_S`` seconds. Does nothing if the fault was injected before.
     """
-    if INJECTED.exists():
+    if INJECTED_MARKER.exists():
         return
-    REACHED.touch()
-    deadline = time.monotonic() + PATIENCE_S
-    while not INJECTED.exists() and time.monotonic() < deadline:
+    REACHED_MARKER.touch()
+    deadline = time.monotonic() + SIGNAL_TIMEOUT_S
+    while not INJECTED_MARKER.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def exhaust_memory() -> None:
-    """Allocate more memory than exists, with torch in engine and rank, else with Python."""
-    INJECTED.touch()
+    """Allocate more memory than exists: in engines and ranks with torch, elsewhere with Python."""
+    INJECTED_MARKER.touch()
     if CELL.part in (ENGINE, RANK):
-        import torch  # loaded there already; an environment worker starts without it
+        import torch  # imported here, because other parts of the job do not load torch
 
         torch.empty(1 << 50)
     bytearray(1 << 60)
@@ -111,13 +113,13 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     ``action`` is not called before the run reaches the stage of ``CELL``, such as the rollout.
     """
     module, name = import_path.split(":")
-    owner: Any = getattr(importlib.import_module(module), name)
-    original_method = getattr(owner, method)
-    due = _make_trigger(get_role())
+    patched_class: Any = getattr(importlib.import_module(module), name)
+    original_method = getattr(patched_class, method)
+    is_due = _make_trigger(get_role())
 
     @functools.wraps(original_method)
     def call_with_fault(*args: Any, **kwargs: Any) -> Any:
-        if due():
+        if is_due():
             action()
         return original_method(*args, **kwargs)
 
@@ -125,36 +127,36 @@ def call_before(import_path: str, method: str, action: Callable[[], object]) -> 
     async def call_with_fault_async(*args: Any, **kwargs: Any) -> Any:
         return await call_with_fault(*args, **kwargs)
 
-    # Ray checks which methods are coroutine functions: a patch of one must be one too.
+    # Ray checks which methods are coroutine functions, so replace a coroutine function by another.
     setattr(
-        owner,
+        patched_class,
         method,
         call_with_fault_async if inspect.iscoroutinefunction(original_method) else call_with_fault,
     )
 
 
 def _make_trigger(process_role: str) -> Callable[[], bool]:
-    calls = 0
+    num_calls = 0
 
     def is_due() -> bool:
-        nonlocal calls
-        calls += 1
+        nonlocal num_calls
+        num_calls += 1
         if CELL.stage == EVALUATION:
-            return LAST.exists()
-        return calls >= FROM_CALL.get((process_role, CELL.stage), 1)
+            return LAST_EVALUATION_MARKER.exists()
+        return num_calls >= FIRST_CALL_OF_STAGE.get((process_role, CELL.stage), 1)
 
     return is_due
 
 
 def mark_last_evaluation() -> None:
-    """Patch the driver to create the file ``LAST`` when the last evaluation begins."""
+    """Patch the driver to create a marker file when the last evaluation begins."""
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     validate = RayPPOTrainer.validate
 
     def mark_and_validate(self: RayPPOTrainer[Any]) -> Any:
         if self.global_step >= self.total_steps:
-            LAST.touch()
+            LAST_EVALUATION_MARKER.touch()
         return validate(self)
 
     RayPPOTrainer.validate = mark_and_validate
@@ -167,11 +169,13 @@ def install_fault() -> None:
     if process_role == DRIVER:
         watchdog.GRACE_S *= CLOCK_FACTOR
         if CELL.part == DRIVER:
-            setattr(watchdog, "DriverGuard", lambda _: DriverGuard(SILENT_S))  # noqa: B010
-        clocked = functools.partialmethod(Watchdog.__init__, clock=read_fast_clock)
-        setattr(Watchdog, "__init__", clocked)  # noqa: B010
+            setattr(watchdog, "DriverGuard", lambda _: DriverGuard(HEARTBEAT_TIMEOUT_S))  # noqa: B010
+        init_with_fast_clock = functools.partialmethod(Watchdog.__init__, clock=read_fast_clock)
+        setattr(Watchdog, "__init__", init_with_fast_clock)  # noqa: B010
     if process_role == target_role:
-        call_before(import_path, method, exhaust_memory if CELL.fault == MEMORY else wait_for_fault)
+        call_before(
+            import_path, method, exhaust_memory if CELL.fault == OUT_OF_MEMORY else wait_for_fault
+        )
     if process_role == DRIVER and CELL.stage == EVALUATION:
         mark_last_evaluation()
 

@@ -12,16 +12,16 @@ FOLDER = ROOT / "build" / "chaos"
 RESULTS_DIR = ROOT / "docs" / "chaos"  # results in git, so that another machine can continue
 NUM_STEPS = 2  # training steps
 TRAJECTORIES_PER_STEP = 2  # trajectories per step: data.train_batch_size=1 times env.rollout.n=2
-# Stall timeout by the clock of the fault module. No part without a fault takes so long. After the
-# fault this clock runs faster, so the timeout takes seconds.
-STALL_S = 600
+# Stall timeout, in seconds of the clock in inject.py. Without a fault nothing takes so long. After
+# the fault the clock runs faster, so that the timeout passes within seconds.
+STALL_TIMEOUT_S = 600
 OVERRIDES = (
     "actor_rollout_ref.actor.dtype=float32",
     "actor_rollout_ref.actor.ppo_mini_batches=1",
     "actor_rollout_ref.rollout.name=hf",
     "actor_rollout_ref.rollout.dtype=float32",
     "actor_rollout_ref.rollout.num_threads=1",
-    # A random policy ends no turn with greedy decoding, and an environment needs ended turns.
+    # With greedy decoding a random policy would end no turn, and only ended turns have an action.
     "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
     "actor_rollout_ref.rollout.val_kwargs.n=4",
     "actor_rollout_ref.rollout.val_kwargs.temperature=1.0",
@@ -45,7 +45,7 @@ FAULT_OVERRIDES = (
     "env.num_workers=1",
     "env.reset_timeout_s=5",
     "env.step_timeout_s=5",
-    f"trainer.stall_timeout_s={STALL_S}",
+    f"trainer.stall_timeout_s={STALL_TIMEOUT_S}",
     f"trainer.test_freq={NUM_STEPS}",
     f"trainer.total_training_steps={NUM_STEPS}",
     "trainer.waiting_log_s=60",

@@ -3,8 +3,8 @@
     reference     one run without kills
     round 1, 2    the same run: start ─▶ killed ─▶ start ─▶ killed ... ─▶ done ─▶ compared
 
-Only one trajectory at a time uses the engine. With several, the batches would depend on timing, and
-the last bits of the results depend on the batch.
+The engine samples one trajectory at a time. With several trajectories its batches would depend on
+timing, and the last bits of log-probs depend on the batch.
 """
 
 import json
@@ -28,15 +28,15 @@ from verl.utils.checkpoint import verify_checkpoint
 from verl.utils.files import atomic_write
 
 RESULTS = RESULTS_DIR / "kills.json"
-STEPS = 6
-READY = re.compile(r"ready after ([\d.]+) s")
-RUN_S = 1800.0  # deadline of a run, long enough for a busy machine
-READY_S = 15.0  # limit from readiness to the next step
-GONE_S = 30.0  # limit for all processes to end
+NUM_STEPS = 6
+READY_LINE = re.compile(r"ready after ([\d.]+) s")
+RUN_TIMEOUT_S = 1800.0  # deadline of a run, long enough for a busy machine
+FIRST_STEP_TIMEOUT_S = 15.0  # limit from readiness to the next step
+EXIT_TIMEOUT_S = 30.0  # limit for all processes to end
 EARLY_SHARE = 0.2  # share of the kills during start-up
-MAX_FURTHER_STEPS = 3  # a run is killed after fewer new steps than this
-POLL_S = 0.05
-DETERMINISTIC = (
+MAX_FURTHER_STEPS = 3  # a kill happens after 0, 1 or 2 new steps
+POLL_INTERVAL_S = 0.05
+DETERMINISTIC_OVERRIDES = (
     # A random policy never succeeds. Without the entropy loss its weights would not change.
     "actor_rollout_ref.actor.entropy_coeff=0.1",
     "actor_rollout_ref.actor.optim.lr=0.001",
@@ -45,11 +45,11 @@ DETERMINISTIC = (
     "env.envs_per_worker=1",
     "trainer.max_actor_ckpt_to_keep=2",
     "trainer.test_freq=-1",
-    f"trainer.total_training_steps={STEPS}",
+    f"trainer.total_training_steps={NUM_STEPS}",
 )
-# Metrics that measure time differ between any two runs.
-TIMED = ("time", "timing_s/", "perf/", "rollout/env_wait_s", "rollout/engine_wait_s")
-WAITED = "rollout/active_ratio"
+# Metrics that measure time differ between any two runs, so they are not compared.
+TIME_METRIC_PREFIXES = ("time", "timing_s/", "perf/", "rollout/env_wait_s", "rollout/engine_wait_s")
+WAITING_METRIC = "rollout/active_ratio"
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Kill:
 
 @dataclass
 class KillRecord:
-    """All kills so far, and for each finished round its differences from the reference run."""
+    """All kills so far, and the differences of each finished round from the reference run."""
 
     kills: list[Kill]
     rounds: list[list[str]]
@@ -93,11 +93,11 @@ class KillRecord:
 
     def list_problems(self) -> list[str]:
         """Return a line for each problem after a kill and each difference of a round."""
-        problems = [f"kill {kill.number}: {why}" for kill in self.kills for why in kill.wrong]
+        problems = [f"kill {kill.number}: {text}" for kill in self.kills for text in kill.wrong]
         return problems + [
-            f"round {round_index}: {why}"
-            for round_index, whys in enumerate(self.rounds)
-            for why in whys
+            f"round {round_index}: {text}"
+            for round_index, differences in enumerate(self.rounds)
+            for text in differences
         ]
 
 
@@ -108,10 +108,10 @@ def run(count: int, seed: int) -> int:
     """
     folder = FOLDER / "kills"
     reference = folder / "reference"
-    if not _is_done(reference):
+    if not _is_complete(reference):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        start(build_overrides(reference), folder / "reference.txt").finish(RUN_S)
+        start(build_overrides(reference), folder / "reference.txt").finish(RUN_TIMEOUT_S)
     record = KillRecord.read(RESULTS)
     while len(record.kills) < count:
         run_dir = folder / f"round-{len(record.rounds)}"
@@ -131,7 +131,7 @@ def build_overrides(run_dir: Path) -> list[str]:
     """Return the overrides of ``main_ppo`` for the run in ``run_dir``."""
     return [
         *OVERRIDES,
-        *DETERMINISTIC,
+        *DETERMINISTIC_OVERRIDES,
         f"actor_rollout_ref.model.path={make_policy()}",
         f"trainer.default_local_dir={run_dir}",
     ]
@@ -140,7 +140,7 @@ def build_overrides(run_dir: Path) -> list[str]:
 def draw_kill(number: int, reference: Path, draw: random.Random) -> Kill:
     """Draw a kill at a random moment, within the start-up time or step time of ``reference``."""
     is_early = draw.random() < EARLY_SHARE
-    ready_match = READY.search(reference.with_suffix(".txt").read_text())
+    ready_match = READY_LINE.search(reference.with_suffix(".txt").read_text())
     step_s = statistics.median(record["timing_s/step"] for record in _read_records(reference))
     max_delay_s = float(ready_match[1]) if is_early and ready_match else step_s
     after_s = round(draw.uniform(0.0, max_delay_s), 2)
@@ -154,13 +154,13 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     log.unlink(missing_ok=True)
     job = start(build_overrides(run_dir), log)
     try:
-        if _ended_before(kill, job, run_dir):
+        if _completes_before(kill, job, run_dir):
             return True
         if kill.whole:
             job.end()
         else:
             job.kill_driver()
-        kill.wrong += [f"left: {line}" for line in job.left_over(GONE_S, apart_from=AGENTS)]
+        kill.wrong += [f"left: {line}" for line in job.left_over(EXIT_TIMEOUT_S, apart_from=AGENTS)]
     finally:
         job.end()
     kill.wrong += _check_step_order(run_dir)
@@ -168,31 +168,39 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
     return False
 
 
-def _ended_before(kill: Kill, job: Job, run_dir: Path) -> bool:
+def _completes_before(kill: Kill, job: Job, run_dir: Path) -> bool:
     """Wait for the moment of ``kill``. Return True if the run completed successfully before it.
 
-    Also record the last step and the seconds to the next step in ``kill``.
+    Also store the last step and the seconds from readiness to the next step in ``kill``.
     """
-    began = time.time()
-    countdown_start = began if kill.early else None
+    start_time = time.time()
+    countdown_start = start_time if kill.early else None
     ready_time = None
-    steps: list[float] = []
+    new_step_times: list[float] = []
     while countdown_start is None or time.time() - countdown_start < kill.after_s:
-        if ready_time is None and READY.search(job.log.read_text(errors="replace")):
+        if ready_time is None and READY_LINE.search(job.log.read_text(errors="replace")):
             ready_time = time.time()
         if ready_time is not None:
-            steps = [
+            new_step_times = [
                 record["time"] for record in _read_records(run_dir) if record["time"] > ready_time
             ]
-        if countdown_start is None and ready_time is not None and len(steps) >= kill.further:
+        if (
+            countdown_start is None
+            and ready_time is not None
+            and len(new_step_times) >= kill.further
+        ):
             countdown_start = time.time()
-        if job.process.poll() is not None or time.time() - began > RUN_S:
+        if job.process.poll() is not None or time.time() - start_time > RUN_TIMEOUT_S:
             job.finish(0.0)
             return True
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     kill.step = max((record["step"] for record in _read_records(run_dir)), default=0)
-    kill.next_s = round(steps[0] - ready_time, 2) if ready_time is not None and steps else None
-    if kill.next_s is not None and kill.next_s > READY_S:
+    kill.next_s = (
+        round(new_step_times[0] - ready_time, 2)
+        if ready_time is not None and new_step_times
+        else None
+    )
+    if kill.next_s is not None and kill.next_s > FIRST_STEP_TIMEOUT_S:
         kill.wrong.append(f"{kill.next_s} s from readiness to the next step")
     return False
 
@@ -206,8 +214,8 @@ def _check_step_order(run_dir: Path) -> list[str]:
     return [] if steps == list(range(1, len(steps) + 1)) else [f"steps on record: {steps}"]
 
 
-def _is_done(run_dir: Path) -> bool:
-    return (run_dir / "checkpoints" / f"global_step_{STEPS}").is_dir()
+def _is_complete(run_dir: Path) -> bool:
+    return (run_dir / "checkpoints" / f"global_step_{NUM_STEPS}").is_dir()
 
 
 def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
@@ -223,17 +231,24 @@ def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
         names = {name for name, _ in _untimed_items(expected_record) ^ _untimed_items(record)}
         if names:
             yield f"step {record['step']} differs in {', '.join(sorted(names))}"
-    last_path = f"checkpoints/global_step_{STEPS}"
-    old_files, new_files = read_contents(reference / last_path), read_contents(run_dir / last_path)
-    changed = sorted(
+    checkpoint_path = f"checkpoints/global_step_{NUM_STEPS}"
+    old_files, new_files = (
+        read_contents(reference / checkpoint_path),
+        read_contents(run_dir / checkpoint_path),
+    )
+    changed_names = sorted(
         name for name in {*old_files, *new_files} if old_files.get(name) != new_files.get(name)
     )
-    if changed:
-        yield f"the last checkpoint differs in {', '.join(changed)}"
+    if changed_names:
+        yield f"the last checkpoint differs in {', '.join(changed_names)}"
 
 
 def _untimed_items(record: Mapping[str, Any]) -> set[tuple[str, Any]]:
-    return {(k, v) for k, v in record.items() if not k.startswith(TIMED) and k != WAITED}
+    return {
+        (k, v)
+        for k, v in record.items()
+        if not k.startswith(TIME_METRIC_PREFIXES) and k != WAITING_METRIC
+    }
 
 
 def read_contents(checkpoint: Path) -> dict[str, bytes]:
@@ -257,12 +272,13 @@ def read_contents(checkpoint: Path) -> dict[str, bytes]:
 def format_summary(record: KillRecord) -> str:
     """Return a summary of kills, rounds, problems and times."""
     kills = record.kills
-    num_tree = sum(kill.whole for kill in kills)
-    num_early = sum(kill.early for kill in kills)
+    num_whole_kills = sum(kill.whole for kill in kills)
+    num_early_kills = sum(kill.early for kill in kills)
     seconds = [kill.next_s for kill in kills if kill.next_s is not None]
     lines = [
-        f"{len(kills)} kills ({num_tree} of the whole tree, {len(kills) - num_tree} of the driver; "
-        f"{num_early} before the run was ready), {len(record.rounds)} completed runs",
+        f"{len(kills)} kills ({num_whole_kills} of the whole tree, "
+        f"{len(kills) - num_whole_kills} of the driver; "
+        f"{num_early_kills} before the run was ready), {len(record.rounds)} completed runs",
         *record.list_problems(),
     ]
     if seconds:

@@ -20,30 +20,30 @@ from scripts.dev.chaos.cells import (
     ENVIRONMENT,
     HUNG,
     KILLED,
-    MEMORY,
     NODE,
+    OUT_OF_MEMORY,
     RANK,
     SAVE,
     Cell,
 )
 from scripts.dev.chaos.job import FAULT_OVERRIDES, NUM_STEPS, OVERRIDES, TRAJECTORIES_PER_STEP
-from scripts.dev.chaos.node import two_nodes
+from scripts.dev.chaos.node import run_two_nodes
 from tests.helpers.jobs import AGENTS, Job, start
 from verl.utils import jsonl
 from verl.utils.checkpoint import CheckpointError, CheckpointManager, verify_checkpoint
 
-START_S = 900.0  # limit for the job to reach the stage; a busy machine starts Ray slowly
-DEADLINE_S = 300.0  # limit for the job to end after the fault
-GONE_S = 30.0  # limit for all processes to end
+STAGE_TIMEOUT_S = 900.0  # limit for the job to reach the stage; a busy machine starts Ray slowly
+EXIT_TIMEOUT_S = 300.0  # limit for the job to end after the fault
+CLEANUP_TIMEOUT_S = 30.0  # limit for all processes to end
 SIGNALS = {KILLED: signal.SIGKILL, HUNG: signal.SIGSTOP}
-# Text in the command line of a part's process.
-PROCESSES = {
+# Text in the command line by which the process of a part is found.
+PROCESS_PATTERNS = {
     ENGINE: "ray::RolloutWorker",
     COLLECTOR: "ray::CollectorWorker",
     RANK: "ray::WorkerHost",
     ENVIRONMENT: "agent_system.environments.pool.worker",
 }
-# Patterns of the names of a part. An error line must match one, and ``FAILS``.
+# Patterns of the names of a part. An error line must match the part's pattern and FAILURE_WORDS.
 NAME_PATTERNS = {
     ENGINE: r"[Rr]ollout ?[Ww]orker|rollout engine|export of the weights",
     ENVIRONMENT: r"environment worker|env_\w+",
@@ -52,19 +52,19 @@ NAME_PATTERNS = {
     NODE: r"\bnode\b|raylet",
     DRIVER: r"driver|^MemoryError",  # for other parts, the part's name precedes "MemoryError"
 }
-FAILS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready|raised in")
+FAILURE_WORDS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready|raised in")
 WRONG = "WRONG"
-SHOWN = 300  # characters of the log of a job that did not reach its stage
-# Parts that a save needs. After their fault there must be no complete checkpoint.
-WRITERS = (RANK, NODE, DRIVER)
+MAX_LOG_CHARACTERS = 300  # characters of the log of a job that did not reach its stage
+# Parts that a save needs. If one of them fails during the save, no checkpoint may be complete.
+CHECKPOINT_WRITERS = (RANK, NODE, DRIVER)
 
 
 @dataclass
 class CellResult:
     """Result of a cell.
 
-    ``verdict`` is ``ends`` (nonzero exit status, without problems), ``continues`` (all steps were
-    done), or ``WRONG`` with the problems. ``sentence`` is the error line.
+    ``verdict`` is ``ends`` (nonzero exit status and no problem), ``continues`` (all steps were
+    done), or ``WRONG`` with the problems. ``sentence`` is the log line with the error.
     """
 
     key: str
@@ -90,17 +90,19 @@ def run_cell(cell: Cell, policy: Path, folder: Path) -> CellResult:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environ = {"CHAOS_CELL": cell.cell_key, "CHAOS_FOLDER": str(folder)}
-    with two_nodes(environ) if cell.part == NODE else nullcontext() as nodes:
+    with run_two_nodes(environ) if cell.part == NODE else nullcontext() as cluster:
         overrides = [
             *OVERRIDES,
             *FAULT_OVERRIDES,
             f"actor_rollout_ref.model.path={policy}",
             f"trainer.default_local_dir={folder / 'run'}",
-            f"ray_init.address={nodes.address if nodes is not None else 'null'}",
+            f"ray_init.address={cluster.address if cluster is not None else 'null'}",
         ]
         job = start(overrides, folder / "log.txt", environ)
         try:
-            return _inject_and_wait(cell, job, folder, nodes.raylet if nodes is not None else None)
+            return _inject_and_wait(
+                cell, job, folder, cluster.raylet if cluster is not None else None
+            )
         finally:
             job.end()
 
@@ -108,30 +110,31 @@ def run_cell(cell: Cell, policy: Path, folder: Path) -> CellResult:
 def _inject_and_wait(
     cell: Cell, job: Job, folder: Path, raylet: psutil.Process | None
 ) -> CellResult:
-    injected = folder / "struck"
-    reached = injected if cell.fault == MEMORY else folder / "reached"
+    injected_marker = folder / "struck"
+    reached_marker = injected_marker if cell.fault == OUT_OF_MEMORY else folder / "reached"
     try:
-        job.wait_for(reached.exists, START_S)
+        job.wait_for(reached_marker.exists, STAGE_TIMEOUT_S)
     except AssertionError:
         problem = f"{WRONG}: the job did not reach the stage"
-        return CellResult(cell.cell_key, problem, sentence=job.said()[-SHOWN:])
-    if cell.fault != MEMORY:
+        return CellResult(cell.cell_key, problem, sentence=job.said()[-MAX_LOG_CHARACTERS:])
+    if cell.fault != OUT_OF_MEMORY:
         targets = (
             list_node_processes(raylet) if raylet is not None else [find_process(cell.part, job)]
         )
         for target_process in targets:
             with suppress(psutil.NoSuchProcess):
                 target_process.send_signal(SIGNALS[cell.fault])
-        injected.touch()
+        injected_marker.touch()
     began = time.monotonic()
     try:
-        status = job.process.wait(DEADLINE_S)
+        status = job.process.wait(EXIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         status = None
     seconds = round(time.monotonic() - began, 1)
-    # Ray's own processes may wait for a minute if their driver was killed, so they are excluded.
-    remaining_processes = job.left_over(GONE_S, apart_from=AGENTS)
-    # The folder's name contains the part. Remove it, so that a path does not count as naming it.
+    # Exclude Ray's own processes, which may run for a minute after their driver was killed.
+    remaining_processes = job.left_over(CLEANUP_TIMEOUT_S, apart_from=AGENTS)
+    # Remove the path of the folder, which contains the name of the part: a path in the log must not
+    # count as an error that names the part.
     log_text = job.log.read_text(errors="replace").replace(str(folder), "")
     ended = EndedJob(cell, folder / "run", log_text, status, remaining_processes)
     return CellResult(
@@ -149,7 +152,7 @@ def find_process(part: str, job: Job) -> psutil.Process:
     if part == DRIVER:
         return psutil.Process(job.process.pid)
     for process in psutil.Process(job.process.pid).children(recursive=True):
-        if PROCESSES[part] in " ".join(process.cmdline()):
+        if PROCESS_PATTERNS[part] in " ".join(process.cmdline()):
             return process
     raise LookupError(f"the job has no process of the part {part!r}")
 
@@ -164,7 +167,7 @@ def compute_verdict(ended: EndedJob) -> str:
 
 def _find_problems(ended: EndedJob) -> Iterator[str]:
     if ended.status is None:
-        yield f"it did not end within {DEADLINE_S:g} s"
+        yield f"it did not end within {EXIT_TIMEOUT_S:g} s"
     if ended.remaining_processes:
         yield f"left: {', '.join(ended.remaining_processes)}"
     valid_steps, invalid_steps = _verify_checkpoints(ended.run)
@@ -180,9 +183,9 @@ def _find_problems(ended: EndedJob) -> Iterator[str]:
                 yield (
                     f"step {step} was trained on {count} trajectories, not {TRAJECTORIES_PER_STEP}"
                 )
-    elif valid_steps and ended.cell.stage == SAVE and ended.cell.part in WRITERS:
+    elif valid_steps and ended.cell.stage == SAVE and ended.cell.part in CHECKPOINT_WRITERS:
         yield f"the save with the fault left complete checkpoints: {valid_steps}"
-    # A killed driver cannot log an error. Its exit status shows the kill.
+    # A killed driver cannot log an error, so its exit status is accepted instead.
     if ended.status and not find_error_line(ended) and ended.status != -signal.SIGKILL:
         yield "no error line names the part"
 
@@ -193,9 +196,9 @@ def _read_complete_trajectories(run: Path, step: int) -> Iterator[dict[str, Any]
 
 
 def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
-    """Return the steps of valid and of invalid checkpoints, without those of temporary names.
+    """Return the steps of valid and of invalid checkpoints that have their final name.
 
-    A save writes to a temporary name first. Only a complete checkpoint may get its final name.
+    A save writes to a directory with a temporary name, and renames it when it is complete.
     """
     valid_steps, invalid_steps = [], []
     for step, path in CheckpointManager(run / "checkpoints").find_checkpoints().items():
@@ -212,6 +215,6 @@ def find_error_line(ended: EndedJob) -> str:
     """Return the last log line that names the part and a failure, or an empty string."""
     name = re.compile(NAME_PATTERNS[ended.cell.part])
     for line in reversed(ended.log_text.splitlines()):
-        if name.search(line) and FAILS.search(line):
+        if name.search(line) and FAILURE_WORDS.search(line):
             return line.strip()
     return ""

@@ -12,13 +12,13 @@ from unittest.mock import patch
 
 import psutil
 
-from verl.single_controller.ray.local import LOOPBACK_SWITCH
+from verl.single_controller.ray.local import LOOPBACK_VARIABLE
 
-CPUS = 4
+NUM_CPUS = 4
 
 
 @dataclass(frozen=True)
-class Nodes:
+class TwoNodeCluster:
     """Address of the cluster, and the raylet process of its second node."""
 
     address: str
@@ -26,29 +26,32 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def two_nodes(environ: Mapping[str, str]) -> Iterator[Nodes]:
-    """Run the cluster during the block. ``environ``: environment variables of its workers."""
-    variables = {LOOPBACK_SWITCH: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
-    with patch.dict(os.environ, variables), _start_cluster() as nodes:
-        yield nodes
+def run_two_nodes(environ: Mapping[str, str]) -> Iterator[TwoNodeCluster]:
+    """Run the cluster during the ``with`` block.
+
+    ``environ``: environment variables of the processes of the cluster.
+    """
+    variables = {LOOPBACK_VARIABLE: "0", "RAY_USAGE_STATS_ENABLED": "0", **environ}
+    with patch.dict(os.environ, variables), _start_cluster() as cluster:
+        yield cluster
 
 
 @contextlib.contextmanager
-def _start_cluster() -> Iterator[Nodes]:
-    from ray.cluster_utils import Cluster  # reads LOOPBACK_SWITCH when it is imported
+def _start_cluster() -> Iterator[TwoNodeCluster]:
+    from ray.cluster_utils import Cluster  # reads LOOPBACK_VARIABLE when it is imported
 
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        node = cluster.add_node(num_cpus=CPUS)
+        node = cluster.add_node(num_cpus=NUM_CPUS)
         cluster.wait_for_nodes()
         raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        yield Nodes(str(cluster.address), raylet)
+        yield TwoNodeCluster(str(cluster.address), raylet)
     finally:
-        family = psutil.Process().children(recursive=True)
+        child_processes = psutil.Process().children(recursive=True)
         cluster.shutdown()
-        # A node with SIGSTOP does not react to the shutdown, so kill its processes.
-        for process in family:
+        # A node that was stopped by SIGSTOP does not react to the shutdown, so kill its processes.
+        for process in child_processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(family, timeout=10)
+        psutil.wait_procs(child_processes, timeout=10)

@@ -12,20 +12,20 @@ from scripts.dev.chaos.matrix import CellResult
 from tests.helpers.jobs import ROOT
 from verl.utils.files import atomic_write
 
-RESULTS = RESULTS_DIR / "matrix.json"
-PAGE = ROOT / "docs" / "reliability.md"
-BEGIN = "<!-- scripts.dev.chaos matrix -->\n"
-END = "<!-- end of the matrix -->\n"
+RESULTS_PATH = RESULTS_DIR / "matrix.json"
+RELIABILITY_PAGE = ROOT / "docs" / "reliability.md"
+TABLE_BEGIN = "<!-- scripts.dev.chaos matrix -->\n"
+TABLE_END = "<!-- end of the matrix -->\n"
 
 
-def read_results(path: Path = RESULTS) -> dict[str, CellResult]:
+def read_results(path: Path = RESULTS_PATH) -> dict[str, CellResult]:
     """Return the results by cell key, or an empty dict if the file does not exist."""
     if not path.exists():
         return {}
     return {row["key"]: CellResult(**row) for row in json.loads(path.read_text())}
 
 
-def write_results(results: Mapping[str, CellResult], path: Path = RESULTS) -> None:
+def write_results(results: Mapping[str, CellResult], path: Path = RESULTS_PATH) -> None:
     """Write all results to ``path`` as JSON."""
     with atomic_write(path) as file:
         json.dump([asdict(result) for result in results.values()], file, indent=1)
@@ -52,12 +52,14 @@ def _format_cell(cell: Cell, results: Mapping[str, CellResult]) -> str:
     return result.verdict
 
 
-def write_page(results: Mapping[str, CellResult], page: Path = PAGE) -> None:
+def write_page(results: Mapping[str, CellResult], page: Path = RELIABILITY_PAGE) -> None:
     """Replace the table of ``page``. Raises ``ValueError`` if the page lacks its marker lines."""
     text = page.read_text(encoding="utf-8")
-    table_pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    table_pattern = re.compile(f"{re.escape(TABLE_BEGIN)}.*?{re.escape(TABLE_END)}", re.DOTALL)
     if not table_pattern.search(text):
-        raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}; add them around the table")
-    replaced = table_pattern.sub(lambda _: f"{BEGIN}{format_table(results)}{END}", text)
+        raise ValueError(
+            f"{page} has no lines {TABLE_BEGIN!r} and {TABLE_END!r}; add them around the table"
+        )
+    replaced = table_pattern.sub(lambda _: f"{TABLE_BEGIN}{format_table(results)}{TABLE_END}", text)
     with atomic_write(page) as file:
         file.write(replaced)

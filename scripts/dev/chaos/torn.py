@@ -81,7 +81,7 @@ def list_files(checkpoint: Path) -> list[Path]:
 def save_checkpoints(root: Path) -> CheckpointManager:
     """Save checkpoints of an untrained tiny policy, as a training rank writes them."""
     from verl.config.schema.model import OptimConfig
-    from verl.models.loader import load_causal_lm  # loads torch, which no other command needs here
+    from verl.models.loader import load_causal_lm  # imported here, because it loads torch
     from verl.models.policy import PolicyModel
     from verl.workers.engine import TrainEngine
     from verl.workers.engine_state import save_engine
@@ -101,10 +101,10 @@ def save_checkpoints(root: Path) -> CheckpointManager:
 def damage_and_load(
     manager: CheckpointManager, number: int, draw: random.Random
 ) -> tuple[str, str | None]:
-    """Damage the newest checkpoint, and every third time also the one before it.
+    """Damage the newest checkpoint, and every third time also the second newest.
 
-    Return the kind of damage, and the problem: None if the newest undamaged checkpoint was loaded.
-    The files are restored afterwards.
+    Return the kind of damage, and the problem. The problem is None if the newest undamaged
+    checkpoint was loaded. The files are restored afterwards.
     """
     newest_first = sorted(STEPS, reverse=True)
     damaged_steps = newest_first[: 2 if number % 3 == 2 else 1]
@@ -134,12 +134,14 @@ def run(count: int, seed: int) -> int:
     draw = random.Random(seed)
     try:
         manager = save_checkpoints(root)
-        answers = [damage_and_load(manager, number, draw) for number in range(count)]
+        results = [damage_and_load(manager, number, draw) for number in range(count)]
     finally:
         shutil.rmtree(root)
-    problems = [why for _, why in answers if why is not None]
-    damage_counts = Counter(deed for deed, _ in answers)
-    sys.stdout.writelines(f"{why}\n" for why in problems)
-    counts_text = ", ".join(f"{number} {deed}" for deed, number in sorted(damage_counts.items()))
+    problems = [problem for _, problem in results if problem is not None]
+    damage_counts = Counter(damage_kind for damage_kind, _ in results)
+    sys.stdout.writelines(f"{problem}\n" for problem in problems)
+    counts_text = ", ".join(
+        f"{number} {damage_kind}" for damage_kind, number in sorted(damage_counts.items())
+    )
     sys.stdout.write(f"{count} times ({counts_text}): {len(problems)} wrong\n")
     return int(bool(problems))

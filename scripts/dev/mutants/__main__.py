@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from scripts.dev.mutants import results as outcomes
-from scripts.dev.mutants.forks import ForkResult, run_one
+from scripts.dev.mutants.forks import ForkResult, run_one_job
 from scripts.dev.mutants.generate import Mutant, make_mutants
 from scripts.dev.mutants.mutant_runner import (
     CollectedTests,
@@ -23,14 +23,15 @@ from scripts.dev.mutants.mutant_runner import (
 from scripts.dev.mutants.results import ModuleRow, MutantResult, Results
 from scripts.dev.mutants.targets import ROOT, TARGETS, Target
 
-DAY = 86400.0
-REQUIRED = 0.95
+DAY_S = 86400.0
+REQUIRED_KILL_SHARE = 0.95
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the pending mutants and write the page.
 
-    Return 1 if too few mutants were killed, if a mutant was not run, or if a reason is missing.
+    Return 1 if too few mutants were killed, if a mutant was not run, or if a survivor has no
+    reason.
     """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", action="store_true", help="run nothing, write the page")
     args = parser.parse_args(argv)
     module_paths = [path.strip("/") for path in args.modules]
-    _refuse_unknown(module_paths)
+    _refuse_unknown_modules(module_paths)
     if not args.report:
         prepare()
     results = Results()
@@ -51,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _write_report(rows, has_all_modules=not module_paths)
 
 
-def _refuse_unknown(chosen: Sequence[str]) -> None:
+def _refuse_unknown_modules(chosen_modules: Sequence[str]) -> None:
     known = {_relative_path(path) for target in TARGETS for path in target.list_modules()}
-    unknown = sorted(set(chosen) - known)
+    unknown = sorted(set(chosen_modules) - known)
     if unknown:
         raise SystemExit(
             f"modules {', '.join(unknown)} are not in targets.py; known: {', '.join(sorted(known))}"
@@ -65,10 +66,17 @@ def _relative_path(path: Path) -> str:
 
 
 def _run_target(
-    target: Target, chosen: Sequence[str], results: Results, args: argparse.Namespace
+    target: Target, chosen_modules: Sequence[str], results: Results, args: argparse.Namespace
 ) -> list[ModuleRow]:
-    """Run the pending mutants of ``target``, of all modules or of ``chosen``. Return table rows."""
-    files = [path for path in target.list_modules() if not chosen or _relative_path(path) in chosen]
+    """Run the pending mutants of ``target``, and return the table rows of its modules.
+
+    If ``chosen_modules`` is not empty, only these modules are used.
+    """
+    files = [
+        path
+        for path in target.list_modules()
+        if not chosen_modules or _relative_path(path) in chosen_modules
+    ]
     if not files:
         return []
     mutants = {_relative_path(path): make_mutants(path, ROOT) for path in files}
@@ -80,24 +88,29 @@ def _run_target(
         _run_mutants(target, pending, _Progress(results, pending, tests_hash), args.workers)
         # Read the results again: child processes wrote most of them.
         results = Results()
-    return [outcomes.count_fates(module, mutated, results) for module, mutated in mutants.items()]
+    return [
+        outcomes.count_fates(module, module_mutants, results)
+        for module, module_mutants in mutants.items()
+    ]
 
 
 def _run_mutants(
     target: Target, pending: list[Mutant], progress: "_Progress", workers: int
 ) -> None:
-    at_import = [mutant for mutant in pending if mutant.at_import]
-    in_functions = [mutant for mutant in pending if not mutant.at_import]
-    work = partial(_run_in_warm_process, target, in_functions, pending, progress, workers)
-    traced = run_one(target.name, work, DAY)
-    progress.count = len(in_functions)
-    for mutant_result in run_import_mutants(at_import, traced, workers):
+    import_mutants = [mutant for mutant in pending if mutant.at_import]
+    function_mutants = [mutant for mutant in pending if not mutant.at_import]
+    run_in_child = partial(
+        _run_in_warm_process, target, function_mutants, pending, progress, workers
+    )
+    trace = run_one_job(target.name, run_in_child, DAY_S)
+    progress.count = len(function_mutants)
+    for mutant_result in run_import_mutants(import_mutants, trace, workers):
         progress.record_result(mutant_result)
 
 
 def _run_in_warm_process(
     target: Target,
-    in_functions: list[Mutant],
+    function_mutants: list[Mutant],
     pending: list[Mutant],
     progress: "_Progress",
     workers: int,
@@ -105,18 +118,20 @@ def _run_in_warm_process(
     """Collect and trace the tests, and run the mutants of functions, in a child process."""
     traces: list[Trace] = []
 
-    def trace_and_run(warm: CollectedTests) -> None:
+    def trace_and_run(collected_tests: CollectedTests) -> None:
         modules = sorted({mutant.module for mutant in pending})
-        traced = trace_tests(warm, modules)
-        if traced.failed:
+        trace = trace_tests(collected_tests, modules)
+        if trace.failed:
             raise RuntimeError(
-                f"tests fail without any mutant: {', '.join(traced.failed)}; fix them first"
+                f"tests fail without any mutant: {', '.join(trace.failed)}; fix them first"
             )
         _log_line(
-            f"{target.name}: {len(traced.seconds)} tests in {sum(traced.seconds.values()):.0f} s"
+            f"{target.name}: {len(trace.seconds)} tests in {sum(trace.seconds.values()):.0f} s"
         )
-        traces.append(traced)
-        for mutant_result in run_function_mutants(warm, in_functions, traced, workers):
+        traces.append(trace)
+        for mutant_result in run_function_mutants(
+            collected_tests, function_mutants, trace, workers
+        ):
             progress.record_result(mutant_result)
 
     collect_tests(target, trace_and_run)
@@ -135,17 +150,19 @@ class _Progress:
         self._names = {mutant.stable_key: mutant for mutant in pending}
         self._started = time.monotonic()
 
-    def record_result(self, done: ForkResult[Outcome]) -> None:
+    def record_result(self, fork_result: ForkResult[Outcome]) -> None:
         """Write one result to the results file, and log mutants that were not killed."""
         self.count += 1
-        if done.answer is not None:
-            fate, test = done.answer
+        if fork_result.answer is not None:
+            fate, failed_test = fork_result.answer
         else:
-            fate = "timeout" if done.timed_out else "died"
-            test = ""
-        seconds = round(done.seconds, 2)
-        self._results.add(MutantResult(done.name, fate, test, self._tests_hash, seconds))
-        mutant = self._names[done.name]
+            fate = "timeout" if fork_result.timed_out else "died"
+            failed_test = ""
+        seconds = round(fork_result.seconds, 2)
+        self._results.add(
+            MutantResult(fork_result.name, fate, failed_test, self._tests_hash, seconds)
+        )
+        mutant = self._names[fork_result.name]
         if fate != "killed":
             _log_line(
                 f"  {fate}: {mutant.module}:{mutant.lines[0]} {outcomes.format_change(mutant)}"
@@ -158,17 +175,22 @@ class _Progress:
 def _write_report(rows: Sequence[ModuleRow], *, has_all_modules: bool) -> int:
     reasons = outcomes.read_reasons()
     page = outcomes.format_page(rows, reasons)
-    unknown = sum(row.unknown for row in rows)
-    if has_all_modules and not unknown:
+    num_not_run = sum(row.unknown for row in rows)
+    if has_all_modules and not num_not_run:
         outcomes.PAGE.write_text(page)
     else:
         sys.stdout.write(page)
-    mutants = sum(row.mutants for row in rows)
-    killed = sum(row.killed for row in rows)
+    num_mutants = sum(row.mutants for row in rows)
+    num_killed = sum(row.killed for row in rows)
     survivors = [mutant for row in rows for mutant in row.survivors]
-    bare = sum(not outcomes.has_reason(mutant, reasons) for mutant in survivors)
-    _log_line(f"{killed} of {mutants} killed, {unknown} not run, {bare} survivors without a reason")
-    return int(unknown > 0 or bare > 0 or killed < REQUIRED * mutants)
+    num_unexplained = sum(not outcomes.has_reason(mutant, reasons) for mutant in survivors)
+    _log_line(
+        f"{num_killed} of {num_mutants} killed, {num_not_run} not run, "
+        f"{num_unexplained} survivors without a reason"
+    )
+    return int(
+        num_not_run > 0 or num_unexplained > 0 or num_killed < REQUIRED_KILL_SHARE * num_mutants
+    )
 
 
 def _log_line(text: str) -> None:

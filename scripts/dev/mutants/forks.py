@@ -1,6 +1,6 @@
 """Run functions in forked child processes, each with a deadline.
 
-A child's process group is killed at its end, so no process remains.
+When a child ends, its process group is killed, so no process of its tests remains.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 FORK = multiprocessing.get_context("fork")
 PR_SET_PDEATHSIG = 1
-POLL_S = 0.1  # between two checks of the deadlines
+POLL_INTERVAL_S = 0.1  # time between two checks of the deadlines
 
 
 @dataclass
@@ -42,8 +42,8 @@ class ForkResult(Generic[Answer]):
 
 
 @dataclass
-class _Running(Generic[Answer]):
-    """Child process of ``job`` that will send its answer."""
+class _RunningChild(Generic[Answer]):
+    """Child process that runs ``job`` and sends its answer to ``receiver``."""
 
     job: ForkJob[Answer]
     process: ForkProcess
@@ -64,64 +64,66 @@ class _Running(Generic[Answer]):
 
     def kill_group(self) -> None:
         """Kill the child and the processes of its tests."""
-        assert self.process.pid is not None  # it was started
+        assert self.process.pid is not None  # the process was started
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # it may not have its own group yet
+        self.process.kill()  # the child may not have created its process group yet
         self.process.join()
         self.receiver.close()
 
 
 def run_jobs(jobs: Iterable[ForkJob[Answer]], workers: int) -> Iterator[ForkResult[Answer]]:
     """Run every job in a separate child, ``workers`` at a time. Yield results as they arrive."""
-    waiting = iter(jobs)
-    running = [_start(job) for job in islice(waiting, workers)]
+    remaining_jobs = iter(jobs)
+    running_children = [_start(job) for job in islice(remaining_jobs, workers)]
     try:
-        while running:
-            wait([child.receiver for child in running], timeout=POLL_S)
-            polled = [(child, child.poll_result()) for child in running]
+        while running_children:
+            wait([child.receiver for child in running_children], timeout=POLL_INTERVAL_S)
+            polled = [(child, child.poll_result()) for child in running_children]
             ended = [(child, result) for child, result in polled if result is not None]
             for child, result in ended:
-                running.remove(child)
-                running += [_start(job) for job in islice(waiting, 1)]
+                running_children.remove(child)
+                running_children += [_start(job) for job in islice(remaining_jobs, 1)]
                 yield result
     finally:
-        for child in running:
+        for child in running_children:
             child.kill_group()
 
 
-def run_one(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
+def run_one_job(name: str, work: Callable[[], Answer], deadline: float) -> Answer:
     """Run ``work`` in a child process and return its result.
 
     Raises ``RuntimeError`` if the child died or exceeded the deadline.
     """
     result = next(run_jobs([ForkJob(name, work, deadline)], workers=1))
     if result.answer is None:
-        how = f"did not end within {deadline:.0f} s" if result.timed_out else "died; see its output"
-        raise RuntimeError(f"{name} {how}")
+        failure = (
+            f"did not end within {deadline:.0f} s" if result.timed_out else "died; see its output"
+        )
+        raise RuntimeError(f"{name} {failure}")
     return result.answer
 
 
 def silence_output() -> None:
     """Redirect stdout and stderr of this process to /dev/null."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
+    null_descriptor = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_descriptor, 1)
+    os.dup2(null_descriptor, 2)
 
 
-def _start(job: ForkJob[Answer]) -> _Running[Answer]:
+def _start(job: ForkJob[Answer]) -> _RunningChild[Answer]:
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_run_child, args=(job.work, sender))
     process.start()
     sender.close()
-    return _Running(job, process, receiver)
+    return _RunningChild(job, process, receiver)
 
 
 def _run_child(work: Callable[[], Answer], sender: "Connection[Answer, None]") -> None:
-    # A new process group: the processes of the tests are killed with it.
+    # Create a process group, so that the processes of the tests are killed with the child.
     os.setsid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         sender.send(work())
     finally:
-        os._exit(0)  # handlers of the parent's exit do not run
+        os._exit(0)  # do not run the exit handlers that were inherited from the parent

@@ -1,4 +1,4 @@
-"""Mutants of one module: mutmut's operators on its syntax tree, without changes of texts."""
+"""Mutants of one module: mutmut's changes of its syntax tree, except changes of texts."""
 
 import hashlib
 import types
@@ -13,13 +13,13 @@ from mutmut.mutation.file_mutation import MutationVisitor
 from mutmut.mutation.mutators import mutation_operators, operator_string
 from mutmut.mutation.pragma_handling import IgnoredCode
 
-# Arguments of these calls are texts for people, or names without effect (type variables).
-TEXT_CALLS = {"TypeVar", "NewType", "ParamSpec", "getLogger", "warn", "cast"}
-LOGGERS = {"logger", "log", "logging"}
-# `strict` of zip only checks for mistakes elsewhere. `device`, `non_blocking` and `x.to(y.device)`
-# have no effect without an accelerator.
-GUARDS = {"strict", "device", "non_blocking"}
-COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+# Functions whose arguments are texts for people, or names without effect (type variables).
+TEXT_FUNCTIONS = {"TypeVar", "NewType", "ParamSpec", "getLogger", "warn", "cast"}
+LOGGER_NAMES = {"logger", "log", "logging"}
+# Arguments whose change no test can notice: `strict` of zip only detects unequal lengths, and
+# `device` and `non_blocking` have no effect without an accelerator.
+IGNORED_ARGUMENTS = {"strict", "device", "non_blocking"}
+COMPREHENSION_NAMES = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Mutant:
 
 
 def make_mutants(path: Path, root: Path) -> list[Mutant]:
-    """Return every mutant of the module at ``path`` whose compiled code differs, each once."""
+    """Return the mutants of the module at ``path``, without those that change no compiled code."""
     source = path.read_text()
     module = path.relative_to(root).as_posix()
     original = compile(source, str(path), "exec")
     seen_fingerprints: set[object] = set()
     mutants: list[Mutant] = []
-    repeated: dict[str, int] = {}
-    for mutant in _all_mutants(source, module):
+    counts_by_key: dict[str, int] = {}
+    for mutant in _iter_mutants(source, module):
         try:
             changed = find_changed_code(original, compile(mutant.source, str(path), "exec"))
         except SyntaxError:
@@ -65,8 +65,8 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
         if not changed or fingerprint in seen_fingerprints:
             continue
         seen_fingerprints.add(fingerprint)
-        # A count distinguishes the same change of equal lines in one function.
-        count = repeated[mutant.stable_key] = repeated.get(mutant.stable_key, 0) + 1
+        # If a function has equal lines with the same change, a count distinguishes the mutants.
+        count = counts_by_key[mutant.stable_key] = counts_by_key.get(mutant.stable_key, 0) + 1
         function = f"{mutant.function}#{count}" if count > 1 else mutant.function
         at_import = any(not is_function(old) for old, _ in changed)
         mutants.append(replace(mutant, function=function, at_import=at_import))
@@ -76,9 +76,10 @@ def make_mutants(path: Path, root: Path) -> list[Mutant]:
 def find_changed_code(
     old: types.CodeType, new: types.CodeType
 ) -> list[tuple[types.CodeType, types.CodeType]]:
-    """Return (old, new) of the outermost functions whose code differs, including inner code.
+    """Return pairs (old, new) of the outermost functions whose code differs.
 
-    If code that runs at import differs, return the pair of the module instead.
+    A function differs if its own code or the code of an inner function differs. If code that runs
+    at import differs, the only pair is that of the module.
     """
     if _describe_code(old) != _describe_code(new):
         return [(old, new)]
@@ -90,7 +91,7 @@ def find_changed_code(
             continue
         nested_changes = find_changed_code(inner_old, inner_new)
         if any(not is_function(code) for code, _ in nested_changes):
-            return [(old, new)]  # the body of a class runs at import
+            return [(old, new)]  # the changed body of a class runs at import
         changed += nested_changes
     return changed
 
@@ -105,12 +106,12 @@ def is_function(code: types.CodeType) -> bool:
 
     It is False for a module, a class body and a comprehension, which can run at import.
     """
-    optimized = 0x1
-    return bool(code.co_flags & optimized) and code.co_name not in COMPREHENSIONS
+    optimized_flag = 0x1
+    return bool(code.co_flags & optimized_flag) and code.co_name not in COMPREHENSION_NAMES
 
 
 def _describe_code(code: types.CodeType) -> tuple[object, ...]:
-    """Return the content of ``code`` without line numbers and inner code objects."""
+    """Return a comparable value of ``code``, without line numbers and inner code objects."""
     constants = [
         "code" if isinstance(item, types.CodeType) else (type(item), repr(item))
         for item in code.co_consts
@@ -134,14 +135,14 @@ class _Visitor(MutationVisitor):
 
     def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
         if isinstance(node, cst.FunctionDef):
-            return False  # decorators are separate nodes, which the base class skips
+            return False  # the base class would skip all decorated functions
         if isinstance(node, cst.Raise | cst.Import | cst.ImportFrom | cst.Assert):
             return True
         if isinstance(node, cst.Call) and _is_text_call(node.func):
             return True
         if isinstance(node, cst.Assign) and _is_device(node.value):
             return True
-        if isinstance(node, cst.Arg) and node.keyword and node.keyword.value in GUARDS:
+        if isinstance(node, cst.Arg) and node.keyword and node.keyword.value in IGNORED_ARGUMENTS:
             return True
         if isinstance(node, cst.If) and _name(node.test) == "TYPE_CHECKING":
             return True
@@ -153,8 +154,8 @@ class _Visitor(MutationVisitor):
 def _is_text_call(function: cst.BaseExpression) -> bool:
     if isinstance(function, cst.Attribute):
         owner = _name(function.value)
-        return owner in LOGGERS or function.attr.value in TEXT_CALLS
-    return _name(function) in TEXT_CALLS
+        return owner in LOGGER_NAMES or function.attr.value in TEXT_FUNCTIONS
+    return _name(function) in TEXT_FUNCTIONS
 
 
 def _name(node: cst.CSTNode) -> str:
@@ -162,14 +163,18 @@ def _name(node: cst.CSTNode) -> str:
 
 
 def _is_text(node: cst.BaseString) -> bool:
-    """Return True for strings that people read: docstrings, strings with a space or in parts."""
+    """Return True for a string that people read.
+
+    These are docstrings, strings with a space, and strings that are concatenated of several
+    literals.
+    """
     if isinstance(node, cst.SimpleString):
         return node.value.startswith(('"""', "'''")) or " " in node.value.strip("\"'").strip()
     return isinstance(node, cst.ConcatenatedString)
 
 
 def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
-    """Return True if the mutant changes only a text for people or an argument of ``GUARDS``."""
+    """Return True if the mutant changes only a text for people or an ignored argument."""
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
         return _is_text_call(before.value.func)
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
@@ -190,7 +195,7 @@ def _is_device(node: cst.BaseExpression) -> bool:
 
 
 def _is_text_argument(argument: cst.Arg) -> bool:
-    if argument.keyword and argument.keyword.value in GUARDS:
+    if argument.keyword and argument.keyword.value in IGNORED_ARGUMENTS:
         return True
     value = argument.value
     return isinstance(value, cst.FormattedString) or (
@@ -198,53 +203,57 @@ def _is_text_argument(argument: cst.Arg) -> bool:
     )
 
 
-def _one_string_change(node: cst.BaseString) -> Iterator[cst.BaseString]:
-    """Yield mutmut's first change of a string. Changes of case would test the same."""
+def _mutate_string_once(node: cst.BaseString) -> Iterator[cst.BaseString]:
+    """Yield only mutmut's first change of a string.
+
+    Its further changes are changes of case, which would test the same again.
+    """
     for changed in operator_string(node):
         yield changed
         return
 
 
 _OPERATORS = [
-    (kind, _one_string_change if operator is operator_string else operator)
+    (kind, _mutate_string_once if operator is operator_string else operator)
     for kind, operator in mutation_operators
 ]
 
 
-def _sign_of_literal(node: cst.CSTNode) -> bool:
-    """Return True for a changed sign of a literal, such as -1 to +1.
+def _is_literal_sign(node: cst.CSTNode) -> bool:
+    """Return True if ``node`` is the sign of an integer literal, such as -1.
 
-    In ``dim=-1`` both are the same axis of a matrix. Another mutant changes the number.
+    A mutant that changes the sign is not made: for a matrix, ``dim=-1`` and ``dim=1`` are the same.
+    Another mutant changes the number.
     """
     return isinstance(node, cst.UnaryOperation) and isinstance(node.expression, cst.Integer)
 
 
-def _all_mutants(source: str, module: str) -> Iterator[Mutant]:
-    wrapper = MetadataWrapper(cst.parse_module(source))
+def _iter_mutants(source: str, module: str) -> Iterator[Mutant]:
+    metadata_wrapper = MetadataWrapper(cst.parse_module(source))
     ignored = IgnoredCode(set(), set(), set())
     visitor = _Visitor(_OPERATORS, ignored)
-    tree = wrapper.visit(visitor)
-    positions = wrapper.resolve(PositionProvider)
-    parents = wrapper.resolve(ParentNodeProvider)
+    tree = metadata_wrapper.visit(visitor)
+    positions = metadata_wrapper.resolve(PositionProvider)
+    parents = metadata_wrapper.resolve(ParentNodeProvider)
     for mutation in visitor.mutations:
         if _changes_only_text(mutation.original_node, mutation.mutated_node):
             continue
-        if _sign_of_literal(mutation.original_node):
+        if _is_literal_sign(mutation.original_node):
             continue
         statement = _find_statement(mutation.original_node, parents)
         first_line = positions[statement].start.line
-        last_line = _last_line(mutation.original_node, statement, positions, parents)
+        last_line = _find_last_line(mutation.original_node, statement, positions, parents)
         changed_tree = tree.deep_replace(mutation.original_node, mutation.mutated_node)
-        changed = cst.ensure_type(changed_tree, cst.Module).code
-        old_text, new_text = _find_changed_lines(source, changed)
+        changed_source = cst.ensure_type(changed_tree, cst.Module).code
+        old_text, new_text = _find_changed_lines(source, changed_source)
         yield Mutant(
             module=module,
-            function=_qualified_name(statement, parents),
+            function=_get_qualified_name(statement, parents),
             lines=(first_line, last_line),
             before=old_text,
             after=new_text,
             context=_read_context(source, statement, positions, parents),
-            source=changed,
+            source=changed_source,
         )
 
 
@@ -254,10 +263,10 @@ def _find_statement(node: cst.CSTNode, parents) -> cst.CSTNode:
     return node
 
 
-def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
+def _find_last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) -> int:
     """Return the last line of ``statement``.
 
-    For a compound statement, such as ``if``, return that of its part that contains ``node``.
+    For a compound statement, such as ``if``, return the last line of its clause with ``node``.
     """
     if not isinstance(statement, cst.BaseCompoundStatement) or node is statement:
         return positions[statement].end.line
@@ -267,23 +276,26 @@ def _last_line(node: cst.CSTNode, statement: cst.CSTNode, positions, parents) ->
 
 
 def _find_enclosing(node: cst.CSTNode, parents) -> list[cst.FunctionDef | cst.ClassDef]:
-    """Return the functions and classes around ``node``, innermost first, itself included."""
-    around = []
+    """Return the functions and classes that contain ``node``, innermost first.
+
+    If ``node`` is a function or class, it is the first item.
+    """
+    definitions = []
     while not isinstance(node, cst.Module):
         if isinstance(node, cst.FunctionDef | cst.ClassDef):
-            around.append(node)
+            definitions.append(node)
         node = parents[node]
-    return around
+    return definitions
 
 
-def _qualified_name(node: cst.CSTNode, parents) -> str:
+def _get_qualified_name(node: cst.CSTNode, parents) -> str:
     return ".".join(reversed([item.name.value for item in _find_enclosing(node, parents)]))
 
 
 def _read_context(source: str, node: cst.CSTNode, positions, parents) -> str:
     """Return the text of the outermost function around ``node``.
 
-    It is part of the key, so a result stays valid until the function changes.
+    The text is a part of ``Mutant.stable_key``, so a result is valid until the function changes.
     """
     functions = [f for f in _find_enclosing(node, parents) if isinstance(f, cst.FunctionDef)]
     if not functions:

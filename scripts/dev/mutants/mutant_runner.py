@@ -18,15 +18,25 @@ from importlib.machinery import SourceFileLoader
 
 import pytest
 
-from scripts.dev.mutants.forks import ForkJob, ForkResult, run_jobs, run_one, silence_output
+from scripts.dev.mutants.forks import ForkJob, ForkResult, run_jobs, run_one_job, silence_output
 from scripts.dev.mutants.generate import Mutant, find_changed_code, list_inner_code
 from scripts.dev.mutants.targets import LIBRARIES, ROOT, Target
 
-TRACE_DEADLINE = 1800
-MARGIN_S = (
+TRACE_DEADLINE_S = 1800
+DEADLINE_MARGIN_S = (
     20  # seconds added to ten times the duration of the tests, as other work shares the cores
 )
-PYTEST = ["-q", "-s", "-x", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-p", "no:xdist"]
+PYTEST_OPTIONS = [
+    "-q",
+    "-s",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:terminalreporter",
+    "-p",
+    "no:xdist",
+]
 
 
 @dataclass
@@ -54,11 +64,11 @@ class Trace:
         return sorted(tests, key=lambda test: self.seconds[test])
 
     def compute_deadline(self, tests: Iterable[str]) -> float:
-        """Return the seconds after which a mutant counts as endless."""
-        return MARGIN_S + 10 * sum(self.seconds[test] for test in tests)
+        """Return the deadline in seconds after which a mutant is killed."""
+        return DEADLINE_MARGIN_S + 10 * sum(self.seconds[test] for test in tests)
 
 
-Outcome = tuple[str, str]  # killed or survived, and the test that failed
+Outcome = tuple[str, str]  # "killed" or "survived", and the id of the failed test
 FunctionKey = tuple[str, str, int]
 
 
@@ -88,90 +98,93 @@ class CollectedTests(_FailureRecorder):
             raise session.Interrupted("errors while the tests were collected")
         self.items = {item.nodeid: item for item in session.items}
         gc.collect()
-        self.functions = _index_functions()  # before the freeze, which hides objects
-        gc.freeze()  # garbage collection in the children does not copy the shared pages
+        self.functions = _index_functions()  # before gc.freeze, which hides objects from gc
+        gc.freeze()  # so that garbage collection in the children does not copy shared pages
         self._run_session(self)
         return True
 
-    def run(self, nodeid: str, following: str | None = None) -> bool:
-        """Run one test in this process. Return True if it and all tests before it passed."""
+    def run(self, nodeid: str, next_test: str | None = None) -> bool:
+        """Run the test ``nodeid`` in this process; ``next_test`` is the test that follows.
+
+        Return True if this test and all earlier tests passed.
+        """
         item = self.items[nodeid]
-        next_item = self.items[following] if following else None
+        next_item = self.items[next_test] if next_test else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
         return not self.failures
 
 
 def collect_tests(target: Target, run_session: "Callable[[CollectedTests], None]") -> None:
     """Collect the tests of ``target`` in this process and call ``run_session`` with them."""
-    arguments = [*PYTEST, *target.test_paths()]
-    if target.deselected:
-        arguments += ["-k", " and ".join(f"not {name}" for name in target.deselected)]
+    arguments = [*PYTEST_OPTIONS, *target.list_test_paths()]
+    if target.deselected_tests:
+        arguments += ["-k", " and ".join(f"not {name}" for name in target.deselected_tests)]
     pytest.main(arguments, plugins=[CollectedTests(run_session)])
 
 
-def trace_tests(warm: CollectedTests, modules: Sequence[str]) -> Trace:
+def trace_tests(collected_tests: CollectedTests, modules: Sequence[str]) -> Trace:
     """Run every test once in a child process, and record the lines of ``modules`` that it runs."""
     paths = {str(ROOT / module): module for module in modules}
-    return run_one("the trace", lambda: _run_traced(warm, paths), TRACE_DEADLINE)
+    return run_one_job("the trace", lambda: _run_traced(collected_tests, paths), TRACE_DEADLINE_S)
 
 
-def _run_traced(warm: CollectedTests, paths: dict[str, str]) -> Trace:
+def _run_traced(collected_tests: CollectedTests, paths: dict[str, str]) -> Trace:
     silence_output()
-    result = Trace()
-    names = list(warm.items)
+    trace = Trace()
+    names = list(collected_tests.items)
     for name, next_name in zip(names, [*names[1:], None], strict=True):
         lines: dict[str, set[int]] = defaultdict(set)
         tracer = _make_tracer(paths, lines)
         start_time = time.monotonic()
         threading.settrace(tracer)
         sys.settrace(tracer)
-        passed = warm.run(name, next_name)
+        has_passed = collected_tests.run(name, next_name)
         sys.settrace(None)
         threading.settrace(None)  # pyright: ignore[reportArgumentType]  None is how it is undone
-        result.seconds[name] = time.monotonic() - start_time
-        result.lines[name] = dict(lines)
-        if not passed:
-            result.failed.append(name)
-            warm.failures.clear()
-    return result
+        trace.seconds[name] = time.monotonic() - start_time
+        trace.lines[name] = dict(lines)
+        if not has_passed:
+            trace.failed.append(name)
+            collected_tests.failures.clear()
+    return trace
 
 
 def _make_tracer(paths: dict[str, str], lines: dict[str, set[int]]):
-    def on_line(frame: types.FrameType, event: str, _argument: object):
+    def trace_line(frame: types.FrameType, event: str, _argument: object):
         if event == "line":
             lines[paths[frame.f_code.co_filename]].add(frame.f_lineno)
-        return on_line
+        return trace_line
 
-    def on_call(frame: types.FrameType, _event: str, _argument: object):
+    def trace_call(frame: types.FrameType, _event: str, _argument: object):
         module = paths.get(frame.f_code.co_filename)
         if module is None:
             return None
         lines[module].add(frame.f_lineno)
-        return on_line
+        return trace_line
 
-    return on_call
+    return trace_call
 
 
 def run_function_mutants(
-    warm: CollectedTests, mutants: Sequence[Mutant], traced: Trace, workers: int
+    collected_tests: CollectedTests, mutants: Sequence[Mutant], trace: Trace, workers: int
 ) -> Iterator[ForkResult[Outcome]]:
     """Run the mutants of functions, each in a child of this process."""
 
     def run_tests(mutant: Mutant, tests: list[str]) -> Outcome:
         silence_output()
-        if not swap_code(mutant, warm.functions):
+        if not swap_code(mutant, collected_tests.functions):
             return ("broken", "no function of this process has the code to replace")
         for test in tests:
-            if not warm.run(test):
+            if not collected_tests.run(test):
                 return ("killed", test)
         return ("survived", "")
 
-    return _run_mutants(mutants, traced, workers, run_tests)
+    return _run_mutants(mutants, trace, workers, run_tests)
 
 
 def _run_mutants(
     mutants: Sequence[Mutant],
-    traced: Trace,
+    trace: Trace,
     workers: int,
     run_tests: Callable[[Mutant, list[str]], Outcome],
     start_s: float = 0.0,
@@ -180,8 +193,8 @@ def _run_mutants(
 
     def make_jobs() -> Iterator[ForkJob[Outcome]]:
         for mutant in mutants:
-            tests = traced.select_tests(mutant)
-            deadline = start_s + traced.compute_deadline(tests)
+            tests = trace.select_tests(mutant)
+            deadline = start_s + trace.compute_deadline(tests)
             yield ForkJob(mutant.stable_key, partial(run_tests, mutant, tests), deadline)
 
     return run_jobs(make_jobs(), workers)
@@ -201,44 +214,51 @@ def _function_key(code: types.CodeType) -> FunctionKey:
 
 
 def swap_code(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionType]]) -> int:
-    """Replace the code of the changed functions by that of ``mutant``. Return their number."""
+    """Replace the code of the changed functions by the code of ``mutant``.
+
+    Return the number of replaced functions.
+    """
     path = ROOT / mutant.module
     original = compile(path.read_text(), str(path), "exec")
     changed = compile(mutant.source, str(path), "exec")
-    swapped = 0
+    num_swapped = 0
     for old_function_code, new_function_code in find_changed_code(original, changed):
         for old_code, new_code in _pair_code(old_function_code, new_function_code):
             for function in functions.get(_function_key(old_code), ()):
                 function.__code__ = new_code
-                swapped += 1
-    return swapped
+                num_swapped += 1
+    return num_swapped
 
 
 def _pair_code(
     old: types.CodeType, new: types.CodeType
 ) -> Iterator[tuple[types.CodeType, types.CodeType]]:
-    """Yield the pair, and the pairs of inner functions if both sides have equally many."""
+    """Yield the pair of code objects, and the pairs of the functions inside them.
+
+    A pair is skipped if the free variables differ. Inner functions are skipped if their numbers
+    differ.
+    """
     if old.co_freevars == new.co_freevars:
         yield old, new
-    inside_old = list_inner_code(old)
-    inside_new = list_inner_code(new)
-    if len(inside_old) == len(inside_new):
-        for inner_old, inner_new in zip(inside_old, inside_new, strict=True):
-            yield from _pair_code(inner_old, inner_new)
+    inner_old_code = list_inner_code(old)
+    inner_new_code = list_inner_code(new)
+    if len(inner_old_code) == len(inner_new_code):
+        for old_code, new_code in zip(inner_old_code, inner_new_code, strict=True):
+            yield from _pair_code(old_code, new_code)
 
 
 def run_import_mutants(
-    mutants: Sequence[Mutant], traced: Trace, workers: int
+    mutants: Sequence[Mutant], trace: Trace, workers: int
 ) -> Iterator[ForkResult[Outcome]]:
     """Run the mutants of code that runs at import, in children without imported packages."""
-    return _run_mutants(mutants, traced, workers, _run_import_tests, start_s=60.0)
+    return _run_mutants(mutants, trace, workers, _run_import_tests, start_s=60.0)
 
 
 def _run_import_tests(mutant: Mutant, tests: list[str]) -> Outcome:
     silence_output()
     _import_mutant(mutant)
     recorder = _FailureRecorder()
-    code = pytest.main([*PYTEST, *tests], plugins=[recorder])
+    code = pytest.main([*PYTEST_OPTIONS, *tests], plugins=[recorder])
     if code == pytest.ExitCode.OK:
         return ("survived", "")
     return ("killed", recorder.failures[0] if recorder.failures else "import")
@@ -247,22 +267,22 @@ def _run_import_tests(mutant: Mutant, tests: list[str]) -> Outcome:
 def _import_mutant(mutant: Mutant) -> None:
     """Patch the source loader so that imports of the module in this process load the mutant.
 
-    The loader is patched because import hooks (shape checks) use it too.
+    The loader is patched because the import hooks of the shape checks use it too.
     """
-    changed = str(ROOT / mutant.module)
-    get_data = SourceFileLoader.get_data
-    path_stats = SourceFileLoader.path_stats
+    mutant_path = str(ROOT / mutant.module)
+    original_get_data = SourceFileLoader.get_data
+    original_path_stats = SourceFileLoader.path_stats
 
-    def get_changed(self: SourceFileLoader, path: str) -> bytes:
-        return mutant.source.encode() if path == changed else get_data(self, path)
+    def get_mutant_source(self: SourceFileLoader, path: str) -> bytes:
+        return mutant.source.encode() if path == mutant_path else original_get_data(self, path)
 
-    def no_stats(self: SourceFileLoader, path: str) -> Mapping[str, float]:
-        if path == changed:
+    def refuse_compiled_file(self: SourceFileLoader, path: str) -> Mapping[str, float]:
+        if path == mutant_path:
             raise OSError(f"the compiled file of {path} must not be used: its source is changed")
-        return path_stats(self, path)
+        return original_path_stats(self, path)
 
-    SourceFileLoader.get_data = get_changed
-    SourceFileLoader.path_stats = no_stats
+    SourceFileLoader.get_data = get_mutant_source
+    SourceFileLoader.path_stats = refuse_compiled_file
 
 
 def prepare() -> None:

@@ -11,7 +11,7 @@ from scripts.dev.mutants.generate import Mutant
 from scripts.dev.mutants.targets import ROOT, Target
 
 FOLDER = ROOT / ".mutants"
-REASONS = Path(__file__).with_name("reasons.toml")
+REASONS_PATH = Path(__file__).with_name("reasons.toml")
 PAGE = Path(__file__).with_name("results.md")
 
 
@@ -31,7 +31,7 @@ class MutantResult:
 
 
 class Results:
-    """File of all results with one JSON line each. The last line of a mutant is valid."""
+    """File with one JSON line per result. If a mutant has several lines, the last one is used."""
 
     def __init__(self, path: Path = FOLDER / "results.jsonl") -> None:
         path.parent.mkdir(exist_ok=True)
@@ -53,13 +53,13 @@ class Results:
         return self._results_by_key.get(mutant.stable_key)
 
     def select_pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
-        """Return mutants without a valid result, and survivors whose tests have changed since."""
+        """Return the mutants to run: without a valid result, or survivors of changed tests."""
         pending_mutants = []
         for mutant in mutants:
             result = self.get(mutant)
-            outdated = result is not None and result.tests_hash != tests_hash
+            is_outdated = result is not None and result.tests_hash != tests_hash
             fate = None if result is None else result.fate
-            if fate in (None, "broken") or (fate == "survived" and outdated):
+            if fate in (None, "broken") or (fate == "survived" and is_outdated):
                 pending_mutants.append(mutant)
         return pending_mutants
 
@@ -67,7 +67,7 @@ class Results:
 def hash_tests(target: Target) -> str:
     """Return a hash of ``target``, its test files and the test helpers."""
     digest = hashlib.sha256(repr(target).encode())
-    for relative_path in (*target.test_paths(), "tests/helpers"):
+    for relative_path in (*target.list_test_paths(), "tests/helpers"):
         path = ROOT / relative_path
         files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         for file in files:
@@ -79,7 +79,7 @@ def hash_tests(target: Target) -> str:
 class Reason:
     """Reason why some survivors of a function are accepted.
 
-    ``changes`` are written as on the page: ``before -> after``.
+    ``changes`` have the form of ``format_change``: ``before -> after``.
     """
 
     module: str
@@ -88,7 +88,7 @@ class Reason:
     reason: str
 
 
-def read_reasons(path: Path = REASONS) -> list[Reason]:
+def read_reasons(path: Path = REASONS_PATH) -> list[Reason]:
     """Return the reasons in ``path``, or an empty list if the file does not exist."""
     if not path.exists():
         return []
@@ -97,7 +97,7 @@ def read_reasons(path: Path = REASONS) -> list[Reason]:
 
 
 def format_change(mutant: Mutant) -> str:
-    """Return the change as ``before -> after``, with a few equal words around it."""
+    """Return the change as ``before -> after``, with a few unchanged words around it."""
     before = mutant.before
     after = mutant.after
     prefix_len = 0
@@ -108,19 +108,22 @@ def format_change(mutant: Mutant) -> str:
     while suffix_len < max_suffix and before[-1 - suffix_len] == after[-1 - suffix_len]:
         suffix_len += 1
     context_start = before.rfind(" ", 0, max(0, prefix_len - 24)) + 1
-    right_before = _word_end(before, len(before) - suffix_len + 16)
-    right_after = right_before - len(before) + len(after)
-    return f"{before[context_start:right_before]} -> {after[context_start:right_after]}"
+    context_end_before = _find_word_end(before, len(before) - suffix_len + 16)
+    context_end_after = context_end_before - len(before) + len(after)
+    return f"{before[context_start:context_end_before]} -> {after[context_start:context_end_after]}"
 
 
-def _word_end(text: str, position: int) -> int:
+def _find_word_end(text: str, position: int) -> int:
     space = text.find(" ", min(position, len(text)))
     return len(text) if space < 0 else space
 
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """Numbers of mutants of one module: all, killed, and without a result; and its survivors."""
+    """Table row of a module: numbers of all, killed and untested mutants, and its survivors.
+
+    ``unknown`` is the number of mutants without a result.
+    """
 
     module: str
     mutants: int
@@ -144,7 +147,7 @@ def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> Mod
 
 
 def has_reason(mutant: Mutant, reasons: Iterable[Reason]) -> bool:
-    """Return True if a reason is recorded why the survivor ``mutant`` is accepted."""
+    """Return True if ``reasons`` has a reason to accept the survivor ``mutant``."""
     function = mutant.function.partition("#")[0] or "module"
     change = format_change(mutant)
     return any(
@@ -174,20 +177,20 @@ def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
     """Return the text of the page."""
     lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
     for row in rows:
-        lines.append(_table_line(f"`{row.module}`", [row]))
-    lines.append(_table_line("**all**", rows))
-    unexplained = [
+        lines.append(_format_table_line(f"`{row.module}`", [row]))
+    lines.append(_format_table_line("**all**", rows))
+    unexplained_survivors = [
         mutant for row in rows for mutant in row.survivors if not has_reason(mutant, reasons)
     ]
-    if unexplained:
+    if unexplained_survivors:
         lines += ["", "## Survivors without a reason", ""]
-    for mutant in unexplained:
+    for mutant in unexplained_survivors:
         function = mutant.function or "module"
         lines.append(f"- {mutant.module}, `{function}`: `{format_change(mutant)}`")
     return "\n".join(lines) + "\n"
 
 
-def _table_line(name: str, rows: Sequence[ModuleRow]) -> str:
+def _format_table_line(name: str, rows: Sequence[ModuleRow]) -> str:
     mutants = sum(row.mutants for row in rows)
     killed = sum(row.killed for row in rows)
     survivors = sum(len(row.survivors) for row in rows)

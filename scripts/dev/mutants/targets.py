@@ -5,10 +5,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Modules without anything to mutate. They contain only names and annotations.
-NAMES_ONLY = {"__init__.py", "shapes.py"}
+# Files that are not mutated, because they contain only names and annotations.
+UNMUTATED_FILES = {"__init__.py", "shapes.py"}
 
-# Imported once, before anything is forked. None of them may start threads or import the packages.
+# Libraries that are imported before the first fork. They must not start threads or import packages
+# of this repository.
 LIBRARIES = (
     "beartype",
     "hypothesis",
@@ -30,14 +31,14 @@ class Target:
     name: str
     modules: tuple[str, ...]
     tests: tuple[str, ...]
-    deselected: tuple[str, ...] = ()
+    deselected_tests: tuple[str, ...] = ()
 
     def list_modules(self) -> list[Path]:
         """Return the paths of the modules that exist, sorted."""
         module_paths = {path for pattern in self.modules for path in ROOT.glob(pattern)}
-        return sorted(path for path in module_paths if path.name not in NAMES_ONLY)
+        return sorted(path for path in module_paths if path.name not in UNMUTATED_FILES)
 
-    def test_paths(self) -> list[str]:
+    def list_test_paths(self) -> list[str]:
         """Return the test files and folders that exist, relative to the checkout."""
         return [test for test in self.tests if (ROOT / test).exists()]
 
@@ -77,8 +78,8 @@ TARGETS = (
     ),
     Target(
         "seams",
-        # rlvcr/report_sections.py is not mutated: it holds labels and colours. A test that repeats
-        # a label tests nothing.
+        # rlvcr/report_sections.py is not mutated: it contains labels and colours, and a test that
+        # repeats a label tests nothing.
         ("rlvcr/records.py", "rlvcr/settings.py"),
         (
             "tests/unit/rlvcr/test_records.py",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent_system.environments.env_package.relay.doors import Door, needed_level
+from agent_system.environments.env_package.relay.doors import Door, compute_needed_level
 from experiments.level_matrix import (
     MatrixEnvironment,
     SampledStep,
     collect_expert_states,
-    half_width,
+    compute_half_width,
     main,
     measure_levels,
 )
@@ -44,7 +44,7 @@ class OptimalPolicy:
         turns = []
         for prompt, level in zip(prompts, levels, strict=True):
             door = Door.parse(prompt)
-            required = needed_level(door.hops, HOPS)
+            required = compute_needed_level(door.hops, HOPS)
             chosen_level = level or required
             wrong = next(candidate for candidate in door.all_places if candidate != door.goal_place)
             action = door.goal_place if chosen_level >= required else wrong
@@ -57,7 +57,7 @@ def test_optimal_policy_gets_the_optimal_matrix():
     matrix = measure_levels(environment, OptimalPolicy(), list_tasks(environment), noise=0.0)
     assert [line["situation"] for line in matrix["situations"]] == [f"+{k}" for k in range(8)]
     for arrows, line in enumerate(matrix["situations"]):
-        required = needed_level(arrows, HOPS)
+        required = compute_needed_level(arrows, HOPS)
         assert line["needed"] == required and line["states"] > 30
         assert line["accuracy"] == [float(level >= required) for level in LEVELS]
         assert line["chosen"] == [line["states"] * (level == required) for level in LEVELS]
@@ -104,8 +104,8 @@ def test_mutual_information_by_hand():
 
 
 def test_interval_half_width_by_hand():
-    assert half_width(0.5, 100) == pytest.approx(0.098)
-    assert half_width(1.0, 7) == 0.0
+    assert compute_half_width(0.5, 100) == pytest.approx(0.098)
+    assert compute_half_width(1.0, 7) == 0.0
 
 
 def test_policy_is_measured_at_every_forced_level(tmp_path, capsys):

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from experiments import sweep
-from experiments.sweep_report import format_sweep_report, value_of
+from experiments.sweep_report import format_sweep_report, get_value
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
@@ -178,7 +178,7 @@ def test_single_measurement_has_no_value_before_training():
 
 
 def test_tokens_are_counted_per_turn():
-    assert value_of(make_result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
+    assert get_value(make_result("a", 0, 1.0, 40.0, length=4.0), "tokens per step") == 10.0
 
 
 def test_report_without_results_says_so():

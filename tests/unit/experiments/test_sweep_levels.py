@@ -8,7 +8,7 @@ import pytest
 
 from experiments import sweep, sweep_levels
 from experiments.sweep import RunFailed
-from experiments.sweep_levels import SUCCESS, format_levels_table, levels_path, main
+from experiments.sweep_levels import SUCCESS, format_levels_table, get_levels_path, main
 from tests.helpers.refusals import mentions
 from verl.utils.checkpoint import CheckpointManager
 
@@ -96,7 +96,7 @@ def test_existing_policy_is_not_trained_again(plan, commands, monkeypatch):
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "copo_s1")
     CheckpointManager(run.run_directory / "checkpoints").save(4, lambda directory: None, {})
     assert main([str(plan), "--arms", "copo", "--seed", "1"]) == 0
-    assert runs == [] and levels_path(run).exists()
+    assert runs == [] and get_levels_path(run).exists()
 
 
 def test_policy_that_differs_from_the_result_is_not_measured(plan, commands, monkeypatch):
@@ -104,7 +104,7 @@ def test_policy_that_differs_from_the_result_is_not_measured(plan, commands, mon
     run = next(run for run in sweep.read_plan(plan)[1] if run.name == "grpo_s1")
     with pytest.raises(RunFailed, check=mentions("0.5", "0.75")):
         sweep_levels.measure_run(run, 0, "relay")
-    assert commands == [] and not levels_path(run).exists()
+    assert commands == [] and not get_levels_path(run).exists()
 
 
 def test_runs_without_a_result_are_named(plan):

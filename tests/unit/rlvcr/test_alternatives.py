@@ -9,8 +9,8 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from rlvcr.alternatives import THOUGHT_STOPS, AlternativeSampler, AlternativeSettings
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import method_settings
-from tests.helpers.play import make_config, make_world, walking_policy
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import make_config, make_world, walking_policy
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
@@ -78,7 +78,7 @@ def test_draws_depend_on_seed_trajectory_turn_and_level(tokenizer, codec):
     """The seeds are derived from names, so the run's seed gives the same turns, levels and
     thoughts.
     """
-    settings = AlternativeSettings(which="one", step_fraction=0.5, seed=3)
+    settings = AlternativeSettings(levels_per_turn="one", step_fraction=0.5, seed=3)
     seed = derive_seed(3, "thought", "t", 0, 4)
     _, engine = sample_thoughts(tokenizer, codec, level=3, settings=settings, levels=[4])
     assert engine.seeds == [seed]
@@ -93,7 +93,7 @@ def test_draws_depend_on_seed_trajectory_turn_and_level(tokenizer, codec):
 
 
 def test_alternative_settings_are_read_from_the_config():
-    rlvcr = method_settings(make_config().algorithm)
+    rlvcr = get_method_settings(make_config().algorithm)
     rlvcr.alternatives = "one"
     rlvcr.expand = "mixed_groups"
     rlvcr.step_fraction = 0.25
@@ -101,8 +101,8 @@ def test_alternative_settings_are_read_from_the_config():
     rlvcr.max_alternative_tokens = 30
     actual = AlternativeSettings.from_config(rlvcr, 5, 40)
     assert actual == AlternativeSettings(
-        which="one",
-        expand="mixed_groups",
+        levels_per_turn="one",
+        expanded_turns="mixed_groups",
         step_fraction=0.25,
         max_tokens=30,
         action_blind=False,
@@ -190,11 +190,15 @@ def draw_levels(codec, tokenizer, settings, text=None, count=400):
 
 
 def test_one_alternative_is_drawn_uniformly_and_repeatably(tokenizer, codec):
-    drawn = draw_levels(codec, tokenizer, AlternativeSettings(which="one", seed=3))
+    drawn = draw_levels(codec, tokenizer, AlternativeSettings(levels_per_turn="one", seed=3))
     counts = Counter(drawn)
     assert set(counts) == {(1,), (3,), (4,)} and min(counts.values()) > 90
-    assert drawn == draw_levels(codec, tokenizer, AlternativeSettings(which="one", seed=3))
-    assert drawn != draw_levels(codec, tokenizer, AlternativeSettings(which="one", seed=4))
+    assert drawn == draw_levels(
+        codec, tokenizer, AlternativeSettings(levels_per_turn="one", seed=3)
+    )
+    assert drawn != draw_levels(
+        codec, tokenizer, AlternativeSettings(levels_per_turn="one", seed=4)
+    )
 
 
 def test_step_fraction_draws_turns(tokenizer, codec):
@@ -228,9 +232,9 @@ def test_prompt_holds_the_action_only_if_action_blind_is_false(tokenizer, codec)
 
 def rlvcr_config(**rlvcr):
     config = make_config(levels=True, n=2)
-    method_settings(config.algorithm).enable = True
+    get_method_settings(config.algorithm).enable = True
     for key, value in rlvcr.items():
-        setattr(method_settings(config.algorithm), key, value)
+        setattr(get_method_settings(config.algorithm), key, value)
     return config
 
 
@@ -238,7 +242,9 @@ def collect(tokenizer, config, script=None, groups=2):
     group, envs, (engine,) = make_world(tokenizer, config, script)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        settings = RolloutSettings.from_config(config, envs.package, is_train=True, thinking=True)
+        settings = RolloutSettings.from_config(
+            config, envs.package, is_train=True, samples_alternatives=True
+        )
         return collector._generate_batch(
             envs.gen_batch(1, groups), group, settings
         ).trajectories, engine
@@ -290,5 +296,9 @@ def test_mixed_groups_get_alternatives(tokenizer, mixed):
 
 def test_default_settings_sample_all_levels_in_all_turns():
     settings = AlternativeSettings()
-    assert (settings.which, settings.expand, settings.step_fraction) == ("all", "all", 1.0)
+    assert (settings.levels_per_turn, settings.expanded_turns, settings.step_fraction) == (
+        "all",
+        "all",
+        1.0,
+    )
     assert (settings.max_tokens, settings.action_blind, settings.seed) == (64, True, 0)

@@ -477,7 +477,7 @@ def test_collapse_detector_warns_after_patience_updates(caplog):
         assert watch.update([1, 2, 3]) == [4]
     assert len(caplog.records) == 1
     assert watch.update([1, 2, 4]) == []
-    assert watch.unseen == {1: 0, 2: 0, 3: 1, 4: 0}
+    assert watch.steps_since_sampled == {1: 0, 2: 0, 3: 1, 4: 0}
 
 
 def test_collapse_detector_resumes_its_counts():

@@ -17,8 +17,8 @@ from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
-from tests.helpers.play import make_config
-from tests.helpers.thinking_plays import score_rows
+from tests.helpers.number_line_world import make_config
+from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import SegmentScore
 from verl.trainer.ppo.credit import compute_advantage
@@ -205,7 +205,7 @@ def row_turn(row: int, s: dict[str, Any]) -> RowTurn:
     choice = LevelChoice(CHOSEN[row], 1, (3, end))
     parsed = ParsedTurn(
         CHOSEN[row], (1, 2), (3, end), (end + 1, end + 3), (end + 1, end + 4),
-        "own", "go", "strict", None, end_span=(end, end + 1), choice=choice,
+        "own", "go", "strict", None, thought_end_span=(end, end + 1), choice=choice,
     )  # fmt: skip
     if row == CUT:
         parsed = ParsedTurn(

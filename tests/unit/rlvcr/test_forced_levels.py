@@ -15,10 +15,10 @@ from agent_system.multi_turn_rollout.trajectory import RolloutSpec
 from agent_system.multi_turn_rollout.trajectory_generator import TrajectoryGenerator
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from rlvcr.settings import method_settings
-from tests.helpers.play import make_world
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import make_world
 from tests.helpers.policy_rows import actor_of, policy_config
-from tests.helpers.thinking_plays import (
+from tests.helpers.thinking_trajectories import (
     Reference,
     collect,
     real_tokens,
@@ -167,7 +167,7 @@ def test_forced_levels_do_not_count_in_level_metrics(tokenizer, scorer):
     assert [metrics[f"rlvcr/level_share_{level}"] for level in (1, 2, 3, 4)] == [0.0] * 4
     levels = Counter(record.level for _, record in steps_of(data))
     assert set(levels) == {1, 2, 3, 4}
-    method_settings(config.algorithm).collapse_patience = 1
+    get_method_settings(config.algorithm).collapse_patience = 1
     data = collect(tokenizer, scorer, config, forcing_script(), groups=3)
     assert data.meta_info["metrics"]["rlvcr/levels_unseen"] == 4.0
 
@@ -176,7 +176,7 @@ def test_levels_are_drawn_uniformly_and_repeatably():
     codec = SimpleNamespace(prefix_ids={level: [level] for level in (1, 2, 3, 4)})
 
     def draw(seed, epsilon=0.2):
-        settings = SimpleNamespace(seed=seed, level_rule=LevelRule.force_uniformly(epsilon))
+        settings = SimpleNamespace(seed=seed, level_rule=LevelRule.from_uniform_share(epsilon))
         context: Any = SimpleNamespace(settings=settings, codec=codec)
         generators = [
             TrajectoryGenerator(context, RolloutSpec(i, {}, "u", f"u/{i}", i, 0))
@@ -225,8 +225,11 @@ def test_validation_forces_no_level(tokenizer):
 
     _, envs, _ = make_world(tokenizer, config)
     validation = RolloutSettings.from_config(config, envs.package, is_train=False)
-    training = RolloutSettings.from_config(config, envs.package, is_train=True, thinking=True)
-    assert validation.level_rule == FREE_RULE and not validation.level_rule.may_force
+    training = RolloutSettings.from_config(
+        config, envs.package, is_train=True, samples_alternatives=True
+    )
+    assert validation.level_rule == FREE_RULE and not validation.level_rule.can_force_level
     assert (
-        training.level_rule == LevelRule((0.25, 0.25, 0.25, 0.25)) and training.level_rule.may_force
+        training.level_rule == LevelRule((0.25, 0.25, 0.25, 0.25))
+        and training.level_rule.can_force_level
     )

@@ -5,13 +5,16 @@ engine.
 import pytest
 
 from agent_system.environments.env_package.alfworld.package import PACKAGE as ALFWORLD
-from agent_system.environments.env_package.number_line.package import LEVEL_TEXTS, LEVELS
+from agent_system.environments.env_package.number_line.package import (
+    LEVEL_TEXTS,
+    LEVELS_ANSWER_FORMAT,
+)
 from agent_system.environments.env_package.number_line.package import PACKAGE as NUMBER_LINE
 from agent_system.environments.prompts import shows_level_prompts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
-from rlvcr.settings import method_settings
-from tests.helpers.play import make_world
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import load_config
@@ -35,8 +38,10 @@ def first_prompt(overrides, is_train):
     group, envs, (engine,) = make_world(tokenizer, config)
     collector = TrajectoryCollector(config, tokenizer)
     try:
-        thinking = is_train and method_settings(config.algorithm).enable
-        settings = RolloutSettings.from_config(config, envs.package, is_train, thinking=thinking)
+        thinking = is_train and get_method_settings(config.algorithm).enable
+        settings = RolloutSettings.from_config(
+            config, envs.package, is_train, samples_alternatives=thinking
+        )
         collector._generate_batch(envs.gen_batch(1, 1), group, settings)
     finally:
         collector.close()
@@ -47,7 +52,7 @@ def first_prompt(overrides, is_train):
 @pytest.mark.parametrize("is_train", [True, False])
 def test_level_text_from_the_command_line_is_in_the_prompt(history, is_train):
     prompt = first_prompt([*OVERRIDES, f"env.history={history}"], is_train)
-    expected = LEVELS.format(
+    expected = LEVELS_ANSWER_FORMAT.format(
         LEVEL_TEXTS[1], "say {where} the mug is.", LEVEL_TEXTS[3], "plan for a desk."
     )
     assert prompt.count(expected) == 1
@@ -55,7 +60,9 @@ def test_level_text_from_the_command_line_is_in_the_prompt(history, is_train):
 
 
 def test_default_level_texts_are_in_the_prompt():
-    assert LEVELS.format(*LEVEL_TEXTS.values()) in first_prompt(OVERRIDES[:-2], is_train=True)
+    assert LEVELS_ANSWER_FORMAT.format(*LEVEL_TEXTS.values()) in first_prompt(
+        OVERRIDES[:-2], is_train=True
+    )
 
 
 def test_prompt_without_levels_has_no_level_texts():

@@ -161,9 +161,10 @@ def test_contexts_hold_no_begin_of_text_token():
     assert with_begin_token.decode(with_begin_token.encode("a")) == "<|im_end|>a"
     level_codec = LevelCodec(with_begin_token)
     assert with_begin_token.decode(level_codec.prefix_ids[3]) == "<level>3</level><think>"
-    assert with_begin_token.decode(level_codec.close_ids) == "</think><action>"
+    assert with_begin_token.decode(level_codec.closing_ids) == "</think><action>"
     assert (
-        with_begin_token.decode(level_codec.empty_ids) == "<level>1</level><think></think><action>"
+        with_begin_token.decode(level_codec.empty_thought_ids)
+        == "<level>1</level><think></think><action>"
     )
 
 
@@ -265,13 +266,13 @@ def test_spans_of_a_well_formed_turn(kind, end):
 def test_credit_includes_the_end_of_the_thought_on_request(kind, thought):
     ids = encode(kind, f"<level>3</level><think>{thought}</think><action>look</action>")
     turn = codec(kind).parse_turn(ids)
-    first, last = require(turn.end_span)
+    first, last = require(turn.thought_end_span)
     assert last == first + 1
     begin, end = require(turn.thought_span)
     # A token may hold the end of the thought and the start of the tag.
     assert first in (end - 1, end)
     assert "</" in decode_span(kind, ids, (first, last))
-    assert turn.credit_spans(2, with_end=True) == [
+    assert turn.credit_spans(2, includes_thought_end=True) == [
         tuple(position + 2 for position in require(turn.level_span)),
         (min(begin, first) + 2, last + 2),
     ]
@@ -279,7 +280,7 @@ def test_credit_includes_the_end_of_the_thought_on_request(kind, thought):
 
 def test_unclosed_thought_has_no_end_span():
     turn = codec("tags").parse_turn(encode("tags", "<level>3</level><think>a<action>b</action>"))
-    assert (turn.end_span, turn.credit_spans(0, with_end=True)) == (None, [])
+    assert (turn.thought_end_span, turn.credit_spans(0, includes_thought_end=True)) == (None, [])
 
 
 def test_spans_exclude_tags_where_tags_are_tokens():
@@ -299,7 +300,7 @@ def test_turn_is_parsed_in_the_sampled_tokens(kind):
     turn = codec(kind).parse_turn(single)
     assert (turn.level_span, turn.failure) == ((7, 8), None)
     assert turn.thought_span == (TURN.index("I see"), TURN.index("</think>"))
-    assert turn.end_span == (TURN.index("</think>"), TURN.index("</think>") + 1)
+    assert turn.thought_end_span == (TURN.index("</think>"), TURN.index("</think>") + 1)
     assert turn.action_span == (TURN.index("go"), TURN.index("</action>"))
     assert turn.score_span == (TURN.index("go"), TURN.index("</action>") + 1)
 
@@ -652,7 +653,9 @@ def smollm2():
 
 def test_a_real_tokenizer_with_tags_of_several_tokens(smollm2):
     level_codec = LevelCodec(smollm2)
-    assert smollm2.decode(level_codec.empty_ids) == "<level>1</level><think></think><action>"
+    assert (
+        smollm2.decode(level_codec.empty_thought_ids) == "<level>1</level><think></think><action>"
+    )
     ids = smollm2.encode(TURN + "<|im_end|>", add_special_tokens=False)
     turn = level_codec.parse_turn(ids)
     assert (turn.level, turn.failure) == (3, None)

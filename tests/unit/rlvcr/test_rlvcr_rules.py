@@ -14,7 +14,7 @@ from rlvcr.core_rlvcr import (
 )
 
 MODES = ("mean_norm", "mean_std_norm")
-COMBINES = ("additive", "gated", "success", "reweight")
+COMBINE_RULES = ("additive", "gated", "success", "reweight")
 
 
 def turn_advantage(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
@@ -70,7 +70,7 @@ def test_rule_02_fewer_than_two_valid_contexts_give_zero(mode):
     )
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", COMBINE_RULES)
 def test_rule_03_unparsed_turn_gets_no_thinking_advantage(combine):
     assert turn_advantage([-1.0, -2.0, -3.0, -4.0], -1) == 0.0
     assert (
@@ -89,7 +89,7 @@ def test_rule_04_empty_thought_is_compared_like_any_other():
     )
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", COMBINE_RULES)
 @pytest.mark.parametrize("mode", MODES)
 def test_rule_06_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
     result = estimate([3.0], ["a"], ["t"], torch.zeros(1, 2), mode=mode, combine=combine)
@@ -98,7 +98,7 @@ def test_rule_06_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
     assert credited.isfinite().all()
 
 
-@pytest.mark.parametrize("combine", COMBINES)
+@pytest.mark.parametrize("combine", COMBINE_RULES)
 @pytest.mark.parametrize("mode", MODES)
 def test_rule_12_padding_order_and_splits_keep_advantages(mode, combine):
     generator = torch.Generator().manual_seed(0)

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from agent_system.environments.manager import GroupMismatch
 from agent_system.environments.pool.environment_pool import PoolSession
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from tests.helpers.policy_rows import actor_of
-from tests.helpers.thinking_plays import (
+from tests.helpers.thinking_trajectories import (
     ACTIONS,
     STEPS,
     Reference,
@@ -351,7 +351,7 @@ def test_rule_08_row_scores_the_same_in_any_packing(
     check(actor_of(policy, ppo_micro_batch_size_per_gpu=3), [rows[1::2], rows[::2]])
     check(actor_of(policy, use_dynamic_bsz=True, ppo_max_token_len_per_gpu=700), [rows])
     for block in (1, 10_000):
-        monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
+        monkeypatch.setattr(branch_attention, "MIN_BLOCK_QUERIES", block)
         check(scorer.worker, [rows])
 
 
@@ -473,7 +473,7 @@ def test_rule_13_forced_tags_are_not_scored_or_counted(history, scored_rows, sco
         assert [tokenizer.decode(ids) for ids in scored_ids] == [record.action + "</action>"] * 4
     # Rows are the same without alternatives, because alternative thoughts are not trained on.
     config = thinking_config(history)
-    method_settings(config.algorithm).enable, config.algorithm.adv_estimator = False, "grpo"
+    get_method_settings(config.algorithm).enable, config.algorithm.adv_estimator = False, "grpo"
     plain = collect(tokenizer, None, config)
     for key in ("input_ids", "attention_mask", "responses", "response_mask", "step_ids"):
         assert plain.batch[key].equal(data.batch[key]), key

@@ -20,9 +20,9 @@ from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
-from rlvcr.settings import method_settings
-from tests.helpers.play import make_config
-from tests.helpers.thinking_plays import score_rows
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import make_config
+from tests.helpers.thinking_trajectories import score_rows
 from verl.protocol import DataProto, object_array
 from verl.records import Choice, SegmentScore
 from verl.utils.seeds import derive_seed
@@ -119,7 +119,7 @@ def settings(**rlvcr: object) -> Any:
         "thinking_diversity_w": 0.5,
     }
     for key, value in (defaults | rlvcr).items():
-        setattr(method_settings(config.algorithm), key, value)
+        setattr(get_method_settings(config.algorithm), key, value)
     return config
 
 
@@ -238,7 +238,7 @@ def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
 
     def reverse(credit: Any, _table: object, won: torch.Tensor, seed: int) -> Any:
         calls.append((won.tolist(), seed))
-        return scoring._Credit(*(values.flip(0) for values in credit[:3]))
+        return scoring._ThinkingCredit(*(values.flip(0) for values in credit[:3]))
 
     monkeypatch.setattr(scoring, "_permute_credit", reverse)
     data = score_rows(rows(), row_turns(), Actor(), settings(permute=True), CODEC)
@@ -257,7 +257,7 @@ def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
 def test_credit_end_credits_the_token_that_ends_the_thought(credit_end, credited):
     turns = row_turns()
     turn = turns[0][0]
-    turns[0][0] = replace(turn, parsed=replace(turn.parsed, end_span=(5, 6)))
+    turns[0][0] = replace(turn, parsed=replace(turn.parsed, thought_end_span=(5, 6)))
     data = score_rows(rows(), turns, Actor(), settings(credit_end=credit_end), CODEC)
     first = data.batch["thinking_level_entropies"][0]
     # Row 0 has a prompt of 3 tokens, so its turn begins with the response.
@@ -391,7 +391,7 @@ def test_metrics_are_created_if_missing():
 def test_level_entropy_bonus_needs_no_credit():
     data = rows()
     before = set(data.tensor_keys())
-    add_level_entropy_bonus(data, row_turns(), method_settings(settings().algorithm), CODEC)
+    add_level_entropy_bonus(data, row_turns(), get_method_settings(settings().algorithm), CODEC)
     assert set(data.tensor_keys()) - before == {"choice_mask"}
     assert torch.equal(data.batch["choice_mask"], place((0, [1], 1), (2, [1, 10], 1)).long())
     assert data.meta_info["choice"] == Choice((21, 22, 23, 24), 0.5, name="level")
@@ -399,5 +399,7 @@ def test_level_entropy_bonus_needs_no_credit():
 
 @pytest.mark.parametrize(("share", "warned"), [(0.05, False), (0.0501, True), (None, False)])
 def test_dropped_share_above_5_percent_is_warned_of(caplog, share, warned):
-    scoring._warn_about_dropped({} if share is None else {scoring.DROPPED_LENGTH_METRIC: share})
+    scoring._warn_about_dropped_thoughts(
+        {} if share is None else {scoring.DROPPED_LENGTH_METRIC: share}
+    )
     assert bool(caplog.records) is warned

@@ -9,7 +9,12 @@ import torch
 
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ForcedThought, ParsedTurn, ParseFailure
-from rlvcr.score_table import RowTurn, build_queries, build_score_table, compute_scoring_metrics
+from rlvcr.score_table import (
+    RowTurn,
+    build_score_requests,
+    build_score_table,
+    compute_scoring_metrics,
+)
 from verl.records import Branch, SegmentScore, Span
 
 
@@ -41,8 +46,8 @@ def test_forced_tokens_have_no_credit(forced, spans):
 
 @pytest.mark.parametrize(("forced", "spans"), [(0, [(11, 12), (13, 16)]), (3, [(13, 16)])])
 def test_credit_includes_the_end_of_the_thought_on_request(forced, spans):
-    turn = RowTurn(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)), num_forced=forced)
-    assert turn.credit_spans(10, with_end=True) == spans
+    turn = RowTurn(0, 0, TOKENS, replace(parsed(), thought_end_span=(5, 6)), num_forced=forced)
+    assert turn.credit_spans(10, includes_thought_end=True) == spans
 
 
 def test_thoughts_by_level_hold_the_original_and_alternatives():
@@ -55,7 +60,7 @@ def test_thoughts_by_level_hold_the_original_and_alternatives():
 
 def test_turn_is_scored_in_its_row_and_after_each_alternative():
     turn = RowTurn(4, 20, TOKENS, parsed(), TurnAlternatives([ONE, TWO]))
-    branches, spans = build_queries([[], [RowTurn(3, 5, TOKENS, UNPARSED), turn]])
+    branches, spans = build_score_requests([[], [RowTurn(3, 5, TOKENS, UNPARSED), turn]])
     assert list(spans) == [[], [Span(26, 29, step=4, label=3)]]
     assert list(branches) == [
         [],
@@ -130,6 +135,6 @@ def test_metrics_of_a_batch_without_parsed_turns():
 
 
 def test_credit_ends_with_the_thought_by_default():
-    turn = RowTurn(0, 0, TOKENS, replace(parsed(), end_span=(5, 6)))
+    turn = RowTurn(0, 0, TOKENS, replace(parsed(), thought_end_span=(5, 6)))
     assert turn.credit_spans(10) == [(11, 12), (13, 15)]
     assert turn.executed_credit is None

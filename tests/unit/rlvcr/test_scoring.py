@@ -11,10 +11,10 @@ from rlvcr import scoring
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.core_rlvcr import compute_thinking_advantage
 from rlvcr.levels import LevelCodec
-from rlvcr.scoring import RowTurn, ScoredTurns, build_queries, build_score_table
-from rlvcr.settings import method_settings
+from rlvcr.scoring import RowTurn, ScoredTurns, build_score_requests, build_score_table
+from rlvcr.settings import get_method_settings
 from tests.helpers.naive_scorer import NaiveScorer
-from tests.helpers.play import make_config, make_world, walk
+from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.names import History
 from verl.records import SegmentScore, Span
@@ -39,10 +39,10 @@ def collect(
 ):
     config = make_config(history=history, levels=True, n=2, max_steps=max_steps)
     config.algorithm.adv_estimator = "rlvcr"
-    method_settings(config.algorithm).enable = True
-    method_settings(config.algorithm).thinking_diversity_w = 0.5
+    get_method_settings(config.algorithm).enable = True
+    get_method_settings(config.algorithm).thinking_diversity_w = 0.5
     for key, value in rlvcr.items():
-        setattr(method_settings(config.algorithm), key, value)
+        setattr(get_method_settings(config.algorithm), key, value)
     group, envs, _ = make_world(tokenizer, config, script, score=scorer)
     collector = TrajectoryCollector(config, tokenizer)
     try:
@@ -262,7 +262,7 @@ def test_permuted_credit_stays_among_equal_outcomes():
         level_log_probs=torch.zeros(4, 4),
     )
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    credit = scoring._Credit(values, values * 10, values * 100)
+    credit = scoring._ThinkingCredit(values, values * 10, values * 100)
     won = torch.tensor([True, True, False, False])
     orders = {
         tuple(scoring._permute_credit(credit, table, won, seed).advantage.tolist())
@@ -291,7 +291,7 @@ def test_permuted_credit_stays_among_equal_outcomes():
 
 @pytest.mark.parametrize(("share", "warned"), [(0.06, True), (0.04, False)])
 def test_many_dropped_thoughts_are_warned_of(caplog, share, warned):
-    scoring._warn_about_dropped({"rlvcr/dropped_length": share})
+    scoring._warn_about_dropped_thoughts({"rlvcr/dropped_length": share})
     messages = [record.getMessage() for record in caplog.records]
     assert bool(messages) == warned
     assert all("max_alternative_tokens" in message for message in messages)
@@ -494,11 +494,11 @@ def test_turn_without_alternatives_is_scored_by_a_span_alone(tokenizer):
     parsed = codec.parse_turn(ids)
     turn = RowTurn(4, 10, ids, parsed)
     thought = RowTurn(5, 30, ids, parsed, TurnAlternatives([codec.build_empty_thought()]))
-    branches, spans = build_queries([[turn], [thought], []])
+    branches, spans = build_score_requests([[turn], [thought], []])
     assert [len(b) for b in branches] == [0, 1, 0] and [len(s) for s in spans] == [1, 1, 0]
     _, (first, last) = parsed.level_and_score_span
     assert spans[0][0] == Span(10 + first, 10 + last, step=4, label=2)
-    assert branches[1][0].token_ids == [*codec.empty_ids, *ids[first:last]]
+    assert branches[1][0].token_ids == [*codec.empty_thought_ids, *ids[first:last]]
 
 
 def test_score_table_has_a_column_per_level(tokenizer):

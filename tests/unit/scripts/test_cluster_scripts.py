@@ -287,9 +287,9 @@ def test_ray_job_passes_variables_and_named_data(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("ALFWORLD_DATA", "/games")
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    plain = ray_job.runtime_env_of(["trainer.seed=3"], [])
+    plain = ray_job.build_runtime_env(["trainer.seed=3"], [])
     assert plain["env_vars"] == {"ALFWORLD_DATA": "/games"} and "data" in plain["excludes"]
-    named = ray_job.runtime_env_of(["data.train_files=[data/a.jsonl]"], ["WANDB_API_KEY"])
+    named = ray_job.build_runtime_env(["data.train_files=[data/a.jsonl]"], ["WANDB_API_KEY"])
     assert named["env_vars"]["WANDB_API_KEY"] == "secret" and "data" not in named["excludes"]
     with pytest.raises(SystemExit):
         ray_job.main(["quickstart", "--env", "NOT_SET_ANYWHERE"])

@@ -38,7 +38,7 @@ def test_config_has_no_quantization_settings():
             "eos_token_id": 7,
         }
     )
-    plain = conversion.dequantized_config(source, FakeTokenizer())
+    plain = conversion.make_dequantized_config(source, FakeTokenizer())
     assert "quantization_config" not in plain.to_dict() and plain.to_dict()["dtype"] == "bfloat16"
     assert (plain.bos_token_id, plain.eos_token_id, plain.pad_token_id) == (1, 2, 2)
     assert hasattr(source, "quantization_config") and plain.hidden_size == 64

@@ -8,9 +8,9 @@ import yaml
 
 from scripts import export_plays, reverify
 from tests.helpers.refusals import mentions
+from tests.helpers.solvability import follow_script, play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from tests.helpers.winning import plan, play_episodes
-from verl.record.rollout_log import rollout_lines
+from verl.record.rollout_log import format_rollout_lines
 from verl.utils import jsonl
 
 SLIPPERY = {"size": 4, "train_maps": 8, "val_maps": 4, "slippery": True}
@@ -20,7 +20,7 @@ def store_trajectories(path, env_name, history, split="train", **section):
     """Write a run directory with trajectories of ``env_name``, as a run does."""
 
     def wander(task):
-        return plan(itertools.cycle(["right", "down", "fly"]))
+        return follow_script(itertools.cycle(["right", "down", "fly"]))
 
     data = play_episodes(
         env_name,
@@ -35,7 +35,9 @@ def store_trajectories(path, env_name, history, split="train", **section):
     (path / "rollouts").mkdir(exist_ok=True)
     env = {"env_name": env_name, env_name: None, "kwargs": section, "max_steps": 8, "seed": 0}
     (path / "config.yaml").write_text(yaml.safe_dump({"env": env}))
-    lines = [json.loads(jsonl.dumps(line)) for line in rollout_lines(data, make_tiny_tokenizer())]
+    lines = [
+        json.loads(jsonl.dumps(line)) for line in format_rollout_lines(data, make_tiny_tokenizer())
+    ]
     write_lines(path, lines)
     return lines
 
@@ -61,11 +63,11 @@ def test_replayed_trajectories_are_equal_with_slipping(tmp_path, history, capsys
 
 def test_validation_trajectories_use_the_validation_seeds():
     row = {"uid": "panel-lake/3", "task_id": "lake/3"}
-    assert reverify.seed_of(row, 0) == reverify.seed_of(row, 9) != 0
+    assert reverify.derive_environment_seed(row, 0) == reverify.derive_environment_seed(row, 9) != 0
     train = {"uid": "train-4-0-1", "task_id": "lake/3"}
-    assert reverify.seed_of(train, 0) != reverify.seed_of(train, 9)
+    assert reverify.derive_environment_seed(train, 0) != reverify.derive_environment_seed(train, 9)
     with pytest.raises(ValueError, check=mentions("'my group'")):
-        reverify.seed_of({"uid": "my group"}, 0)
+        reverify.derive_environment_seed({"uid": "my group"}, 0)
 
 
 def test_changes_are_named_and_failed_trajectories_skipped(run, tmp_path, capsys):

@@ -17,7 +17,7 @@ from rich.console import Console
 import rlvcr.report_sections
 from rlvcr.records import ThinkingTurnRecord
 from tests.helpers.fake_run import fake_run
-from tests.helpers.page import index_of, plays_of
+from tests.helpers.report_data import index_of, plays_of
 from verl import report_sections as sections
 from verl.protocol import DataProto
 from verl.record.console import build_metric_table, format_figures

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 
 from verl.config.checks.no_effect import trains_on_files
-from verl.config.derive import trajectories_per_step, uses_file_tasks
+from verl.config.derive import count_trajectories_per_step, uses_file_tasks
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.rollout import RolloutConfig, ValSamplingConfig
 from verl.config.settings import value_at_path
 
-PREFIX = "actor_rollout_ref.rollout.val_kwargs"
-WITHOUT_EFFECT = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
-SAMPLED = f"{PREFIX}.do_sample=true {PREFIX}.temperature=1.0"
+VAL_SAMPLING_KEY = "actor_rollout_ref.rollout.val_kwargs"
+KEYS_IGNORED_BY_GREEDY = ("temperature", "top_p", "top_k")  # keys that greedy validation ignores
+RANDOM_SAMPLING_FIX = f"{VAL_SAMPLING_KEY}.do_sample=true {VAL_SAMPLING_KEY}.temperature=1.0"
 
 
 def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -19,15 +19,16 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     data = cfg.data
     rollout = cfg.actor_rollout_ref.rollout
     actor = cfg.actor_rollout_ref.actor
-    row = data.max_prompt_length + data.max_response_length
-    if rollout.max_model_len < row:
+    row_length = data.max_prompt_length + data.max_response_length
+    if rollout.max_model_len < row_length:
         key = "actor_rollout_ref.rollout.max_model_len"
-        lengths = f"data.max_prompt_length + data.max_response_length = {row} tokens"
+        lengths = f"data.max_prompt_length + data.max_response_length = {row_length} tokens"
         why = f"the engine must hold a whole row, {lengths}"
         fix = "raise it or set it to null, or lower the two lengths"
-        yield build_problem(cfg, key, why, f"{row} or more, or null", fix)
-    # The default is data.max_response_length. That is right for env.history=window, where a
-    # response is one turn. It is too large for append, where a response is the whole trajectory.
+        yield build_problem(cfg, key, why, f"{row_length} or more, or null", fix)
+    # The default of env.max_turn_tokens is data.max_response_length. The default is right for
+    # env.history=window, where a response is one turn. The default is too large for
+    # env.history=append, where a response is the whole trajectory.
     if cfg.env.max_turn_tokens > data.max_response_length:
         why = "a turn must fit into the response"
         allowed = f"data.max_response_length ({data.max_response_length}) or less"
@@ -45,19 +46,21 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"less than {data.max_response_length}"
         fix = "set it to the longest turn, in tokens"
         yield build_problem(cfg, "env.max_turn_tokens", why, allowed, fix)
-    is_prompt_whole = not rollout.enable_chunked_prefill
-    if is_prompt_whole and rollout.max_num_batched_tokens < rollout.max_model_len:
+    needs_whole_prompt = not rollout.enable_chunked_prefill
+    if needs_whole_prompt and rollout.max_num_batched_tokens < rollout.max_model_len:
         key = "actor_rollout_ref.rollout.max_num_batched_tokens"
         fix = "raise it, or enable_chunked_prefill=true"
         why = "a whole prompt must fit into an engine step"
         yield build_problem(cfg, key, why, f"{rollout.max_model_len} or more", fix)
     prefix = "actor_rollout_ref.actor"
     # A row is never split over micro-batches, so the longest row must fit into one.
-    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row:
+    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < row_length:
         lengths = "(data.max_prompt_length + data.max_response_length)"
-        why = f"the longest row has {row} tokens {lengths}"
-        fix = f"{prefix}.ppo_max_token_len_per_gpu={row}, or shorter rows"
-        yield build_problem(cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row} or more", fix)
+        why = f"the longest row has {row_length} tokens {lengths}"
+        fix = f"{prefix}.ppo_max_token_len_per_gpu={row_length}, or shorter rows"
+        yield build_problem(
+            cfg, f"{prefix}.ppo_max_token_len_per_gpu", why, f"{row_length} or more", fix
+        )
     if not actor.use_dynamic_bsz and actor.ppo_micro_batch_size_per_gpu is None:
         fix = f"set a number, or {prefix}.use_dynamic_bsz=true"
         key = f"{prefix}.ppo_micro_batch_size_per_gpu"
@@ -67,33 +70,42 @@ def check_lengths(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 def check_batches(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check that mini-batches divide the batch and have a trajectory for every rank."""
     actor = cfg.actor_rollout_ref.actor
-    tasks = cfg.data.train_batch_size
-    trajectories = trajectories_per_step(cfg)
-    ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
+    num_tasks = cfg.data.train_batch_size
+    num_trajectories = count_trajectories_per_step(cfg)
+    num_ranks = cfg.trainer.n_gpus_per_node * cfg.trainer.nnodes
     prefix = "actor_rollout_ref.actor"
     # True if the number of mini-batches was derived from ppo_mini_batch_size. The message then
     # names ppo_mini_batch_size, which is the key that the user set.
-    by_size = actor.ppo_mini_batches == max(1, tasks // actor.ppo_mini_batch_size)
-    if by_size and tasks > actor.ppo_mini_batch_size and tasks % actor.ppo_mini_batch_size:
-        allowed = f"a divisor of data.train_batch_size ({tasks}), or any larger number"
+    is_count_derived_from_size = actor.ppo_mini_batches == max(
+        1, num_tasks // actor.ppo_mini_batch_size
+    )
+    if (
+        is_count_derived_from_size
+        and num_tasks > actor.ppo_mini_batch_size
+        and num_tasks % actor.ppo_mini_batch_size
+    ):
+        allowed = f"a divisor of data.train_batch_size ({num_tasks}), or any larger number"
         fix = "choose a divisor, or set the number of optimizer steps with ppo_mini_batches"
         key = f"{prefix}.ppo_mini_batch_size"
         yield build_problem(cfg, key, "does not divide the batch", allowed, fix)
-    elif trajectories % actor.ppo_mini_batches:
-        why = f"does not divide the {trajectories} trajectories of a training step"
-        allowed = f"a divisor of data.train_batch_size * env.rollout.n ({trajectories})"
+    elif num_trajectories % actor.ppo_mini_batches:
+        why = f"does not divide the {num_trajectories} trajectories of a training step"
+        allowed = f"a divisor of data.train_batch_size * env.rollout.n ({num_trajectories})"
         yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, "choose a divisor")
     # A rank without a trajectory would have no work and wait for the others.
-    elif trajectories // actor.ppo_mini_batches < ranks:
-        size = trajectories // actor.ppo_mini_batches
-        why = f"a mini-batch has {size} trajectories for {ranks} ranks"
+    elif num_trajectories // actor.ppo_mini_batches < num_ranks:
+        mini_batch_size = num_trajectories // actor.ppo_mini_batches
+        why = f"a mini-batch has {mini_batch_size} trajectories for {num_ranks} ranks"
         fix = "fewer mini-batches or ranks, or a larger data.train_batch_size"
-        allowed = f"{max(1, trajectories // ranks)} or fewer"
+        allowed = f"{max(1, num_trajectories // num_ranks)} or fewer"
         yield build_problem(cfg, f"{prefix}.ppo_mini_batches", why, allowed, fix)
 
 
 def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that training samples from all tokens of the vocabulary, and check the group size."""
+    """Check the sampling of training rollouts, and the group size.
+
+    Training must sample at random, from all tokens of the vocabulary.
+    """
     rollout = cfg.actor_rollout_ref.rollout
     prefix = "actor_rollout_ref.rollout"
     if (rollout.temperature == 0 or not rollout.do_sample) and not cfg.trainer.val_only:
@@ -102,76 +114,83 @@ def check_sampling(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         why = "greedy trajectories of a task are all equal"
         yield build_problem(cfg, key, why, "sampling in training", fix)
     for section_path in (prefix, f"{prefix}.val_kwargs"):
-        trained = section_path == prefix and not cfg.trainer.val_only
-        yield from _truncation_problems(cfg, section_path, trained)
+        is_trained_on = section_path == prefix and not cfg.trainer.val_only
+        yield from _check_truncation(cfg, section_path, is_trained_on)
     if rollout.name == "hf" and rollout.engine_kwargs:
         why = "the engine hf accepts no arguments"
         yield build_problem(cfg, f"{prefix}.engine_kwargs", why, "{}", f"{prefix}.name=vllm")
-    yield from _group_size_problems(cfg)
+    yield from _check_group_size(cfg)
 
 
-def _group_size_problems(cfg: PPOConfig) -> Problems:
+def _check_group_size(cfg: PPOConfig) -> Problems:
     """Refuse a ``rollout.n`` that is ignored because ``env.rollout.n`` sets the group size.
 
     If the tasks are rows of files, ``rollout.n`` is the group size.
     """
     key = "actor_rollout_ref.rollout.n"
     n = cfg.actor_rollout_ref.rollout.n
-    group = cfg.env.rollout.n
-    if n == 1 or (uses_file_tasks(cfg) and n == group):
+    group_size = cfg.env.rollout.n
+    if n == 1 or (uses_file_tasks(cfg) and n == group_size):
         return
     if uses_file_tasks(cfg):
-        why = f"env.rollout.n={group} is another group size"
+        why = f"env.rollout.n={group_size} is another group size"
         yield build_problem(cfg, key, why, "one group size", "do not set env.rollout.n")
-    # If files are refused, the fix must not suggest keys of an environment.
+    # _check_unused_data_files refuses data files of a job with an environment. A suggestion to set
+    # env.rollout.n would contradict its message.
     elif not trains_on_files(cfg):
         fix = f"env.rollout.n={n} {key}=1"
         yield build_problem(cfg, key, "an environment's group size is env.rollout.n", "1", fix)
 
 
-def _truncation_problems(cfg: PPOConfig, where: str, is_trained_on: bool) -> Problems:
-    """Check that ``top_p`` and ``top_k`` keep a token, and all tokens if ``is_trained_on``."""
-    all_token_values = {"top_p": 1.0, "top_k": -1}
-    for name, all_tokens in all_token_values.items():
-        key = f"{where}.{name}"
+def _check_truncation(cfg: PPOConfig, section_path: str, is_trained_on: bool) -> Problems:
+    """Check that ``top_p`` and ``top_k`` allow at least one token.
+
+    With ``is_trained_on`` they must allow all tokens of the vocabulary.
+    """
+    untruncated_values = {"top_p": 1.0, "top_k": -1}
+    for name, untruncated_value in untruncated_values.items():
+        key = f"{section_path}.{name}"
         value = value_at_path(cfg, key)
-        if value == all_tokens:
+        if value == untruncated_value:
             continue
-        fix = f"{key}={all_tokens}"
-        # Log-probs would differ by up to ln(1/top_p) nats per token, without a correction.
+        fix = f"{key}={untruncated_value}"
+        # The engine would sample from the truncated distribution, and the trainer would score with
+        # the full one. Log-probs would differ by up to ln(1/top_p) nats per token.
         if is_trained_on:
             why = "tokens sampled from a truncated distribution would be scored with the full one"
             fix += f" (val_kwargs.{name} truncates in validation)"
-            yield build_problem(cfg, key, why, f"{all_tokens} (all tokens)", fix)
+            yield build_problem(cfg, key, why, f"{untruncated_value} (all tokens)", fix)
         elif value == 0:
             allowed = "more than 0, at most 1" if name == "top_p" else "-1 (all) or 1 and more"
             yield build_problem(cfg, key, "excludes every token", allowed, fix)
 
 
 def check_repeated_validation(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Refuse several greedy trajectories of a validation task: pass@k would be one number."""
+    """Refuse several greedy trajectories per validation task: pass@k would be equal for all k."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    if sampling.n > 1 and (key := greedy_key(sampling)):
+    if sampling.n > 1 and (key := find_greedy_override(sampling)):
         why = f"validation is greedy ({key}), so all trajectories of a task are equal"
-        yield build_problem(cfg, f"{PREFIX}.n", why, "1 in greedy validation", SAMPLED)
+        yield build_problem(
+            cfg, f"{VAL_SAMPLING_KEY}.n", why, "1 in greedy validation", RANDOM_SAMPLING_FIX
+        )
 
 
-def greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
+def iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
     """Yield a note for each sampling key of validation that is set and has no effect."""
     sampling = cfg.actor_rollout_ref.rollout.val_kwargs
-    key = greedy_key(sampling)
+    key = find_greedy_override(sampling)
     if key is None:
         return
-    fields = ValSamplingConfig.model_fields
-    for name in WITHOUT_EFFECT:
+    val_sampling_fields = ValSamplingConfig.model_fields
+    for name in KEYS_IGNORED_BY_GREEDY:
         value = getattr(sampling, name)
-        if value != fields[name].default and not key.startswith(name):
+        if value != val_sampling_fields[name].default and not key.startswith(name):
             why = f"has no effect, because validation is greedy ({key})"
-            yield f"{PREFIX}.{name}={value} {why}: {SAMPLED}"
+            yield f"{VAL_SAMPLING_KEY}.{name}={value} {why}: {RANDOM_SAMPLING_FIX}"
 
 
-def greedy_key(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
-    """Return the ``key=value`` that makes ``sampling`` greedy; None if it draws random tokens."""
+def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
+    """Return the ``key=value`` that makes ``sampling`` greedy; None if tokens are sampled."""
     if not sampling.do_sample:
         return "do_sample=false"
     if sampling.temperature == 0:

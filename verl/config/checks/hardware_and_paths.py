@@ -1,90 +1,93 @@
-"""Checks of devices, Ray, directories and files, and of the environment."""
+"""Checks of devices, Ray resources, run directories, checkpoints, trackers and RL environments."""
 
 import os
 from pathlib import Path
 
 from verl.config.derive import (
-    declared_tasks,
-    engine_count,
-    engine_gpus_by_node,
+    choose_vllm_transfer_backend,
+    count_declared_tasks,
+    count_engine_gpus_by_node,
+    count_engines,
+    count_known_train_tasks,
     engines_have_separate_gpus,
-    known_tasks,
-    vllm_transfer_backend,
 )
 from verl.config.plugins import env_section
-from verl.config.problems import CheckContext, Problems, build_problem, unknown_name_problem
+from verl.config.problems import CheckContext, Problems, build_problem, build_unknown_name_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean
-from verl.config.settings.reading import from_text, read_section
+from verl.config.settings.reading import convert_text_values, read_section
 from verl.names import CHECKPOINT_MANIFEST, TRACKERS
 
 
 def check_devices(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that ranks and engines fit the devices."""
     trainer = cfg.trainer
-    ranks = trainer.n_gpus_per_node * trainer.nnodes
+    num_ranks = trainer.n_gpus_per_node * trainer.nnodes
     # A cluster that the run joins may have GPUs although this machine has none.
     cluster_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if ctx.device == "cuda":
-        yield from engine_problems(cfg)
+        yield from check_engine_devices(cfg)
     elif cluster_address and trainer.device == "auto":
-        yield from _parallel_problems(cfg)
+        yield from _check_tensor_parallel(cfg)
     else:
-        yield from cpu_problems(cfg)
-    yield from _sequence_parallel_problems(cfg)
+        yield from check_cpu_settings(cfg)
+    yield from _check_sequence_parallel(cfg)
     for section_path in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic.model"):
         key = f"{section_path}.fsdp_config.fsdp_size"
-        size = value_at_path(cfg, key)
-        # fsdp_size ranks hold one copy of the parameters, so it must divide the number of ranks.
-        if size != -1 and (size < 1 or ranks % size):
-            why = f"does not divide the {ranks} ranks"
+        fsdp_size = value_at_path(cfg, key)
+        # fsdp_size ranks hold one copy of the parameters. So it must divide the number of ranks.
+        if fsdp_size != -1 and (fsdp_size < 1 or num_ranks % fsdp_size):
+            why = f"does not divide the {num_ranks} ranks"
             yield build_problem(cfg, key, why, "-1 or a divisor of the ranks", f"{key}=-1")
 
 
-def engine_problems(cfg: PPOConfig) -> Problems:
+def check_engine_devices(cfg: PPOConfig) -> Problems:
     """Check that the engines fit on the GPUs of the training ranks or on separate GPUs."""
-    yield from _parallel_problems(cfg)
-    yield from _transfer_problems(cfg, "cuda")
+    yield from _check_tensor_parallel(cfg)
+    yield from _check_weight_transfer(cfg, "cuda")
     key = "actor_rollout_ref.rollout.num_workers"
-    devices = sum(engine_gpus_by_node(cfg))
+    num_devices = sum(count_engine_gpus_by_node(cfg))
     gpus_per_engine = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size
-    engines = engine_count(cfg, "cuda")
-    if engines * gpus_per_engine > devices:
-        max_engines = devices // gpus_per_engine
-        of = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
-        why = f"{engines} engines{of} on {devices} devices, and a device can hold one engine"
+    num_engines = count_engines(cfg, "cuda")
+    if num_engines * gpus_per_engine > num_devices:
+        max_engines = num_devices // gpus_per_engine
+        devices_per_engine_text = f" of {gpus_per_engine} devices" if gpus_per_engine > 1 else ""
+        why = (
+            f"{num_engines} engines{devices_per_engine_text} on {num_devices} devices, "
+            "and a device can hold one engine"
+        )
         fix = f"{key}={max_engines}, or more devices" if max_engines else "more devices"
         yield build_problem(cfg, key, why, f"{max_engines} or fewer", fix)
 
 
-def cpu_problems(cfg: PPOConfig) -> Problems:
+def check_cpu_settings(cfg: PPOConfig) -> Problems:
     """Refuse settings that need GPUs in a run on CPU."""
     for key in ("actor_rollout_ref.model.attn_implementation", "critic.model.attn_implementation"):
         if value_at_path(cfg, key) == "flex":
             why = "FlexAttention has no gradient on a CPU"
             yield build_problem(cfg, key, why, "sdpa without a GPU", f"{key}=sdpa")
-    yield from _transfer_problems(cfg, "cpu")
+    yield from _check_weight_transfer(cfg, "cpu")
 
 
-def _sequence_parallel_problems(cfg: PPOConfig) -> Problems:
+def _check_sequence_parallel(cfg: PPOConfig) -> Problems:
     """Check sequence parallelism: its ranks must be on one node, without torch.compile."""
-    ranks = cfg.trainer.n_gpus_per_node
+    num_ranks = cfg.trainer.n_gpus_per_node
     for section_path in ("actor_rollout_ref.actor", "critic"):
         key = f"{section_path}.ulysses_sequence_parallel_size"
-        size = value_at_path(cfg, key)
-        if ranks % size:
-            why = f"does not divide the {ranks} ranks of a node, which compute a row together"
-            yield build_problem(cfg, key, why, f"divisors of {ranks}", f"{key}=1")
+        sequence_parallel_size = value_at_path(cfg, key)
+        if num_ranks % sequence_parallel_size:
+            why = f"does not divide the {num_ranks} ranks of a node, which compute a row together"
+            yield build_problem(cfg, key, why, f"divisors of {num_ranks}", f"{key}=1")
     actor = cfg.actor_rollout_ref.actor
     if actor.ulysses_sequence_parallel_size > 1 and actor.use_torch_compile:
-        compiled = "actor_rollout_ref.actor.use_torch_compile"
+        compile_key = "actor_rollout_ref.actor.use_torch_compile"
         why = "layers in which ranks exchange activations are not compiled"
-        fix = f"{compiled}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
-        yield build_problem(cfg, compiled, why, "false", fix)
+        fix = f"{compile_key}=false, or actor_rollout_ref.actor.ulysses_sequence_parallel_size=1"
+        yield build_problem(cfg, compile_key, why, "false", fix)
 
 
-def _parallel_problems(cfg: PPOConfig) -> Problems:
+def _check_tensor_parallel(cfg: PPOConfig) -> Problems:
     rollout = cfg.actor_rollout_ref.rollout
     key = "actor_rollout_ref.rollout.n_gpus_per_node"
     if rollout.n_gpus_per_node and not rollout.nnodes:
@@ -95,24 +98,24 @@ def _parallel_problems(cfg: PPOConfig) -> Problems:
     gpus_per_engine = rollout.tensor_model_parallel_size
     if gpus_per_engine == 1:
         return
-    devices = engine_gpus_by_node(cfg)[0]
+    num_devices = count_engine_gpus_by_node(cfg)[0]
     if rollout.name == "hf":
         fix = f"{key}=1, or actor_rollout_ref.rollout.name=vllm"
         yield build_problem(cfg, key, "the hf engine uses one device", "1", fix)
-    elif devices % gpus_per_engine:
-        why = f"a node has {devices} devices, and all devices of an engine are on one node"
-        yield build_problem(cfg, key, why, f"a divisor of {devices}", f"{key}=1")
+    elif num_devices % gpus_per_engine:
+        why = f"a node has {num_devices} devices, and all devices of an engine are on one node"
+        yield build_problem(cfg, key, why, f"a divisor of {num_devices}", f"{key}=1")
     elif rollout.name == "vllm" and rollout.weight_transfer == "store":
         transfer_key = "actor_rollout_ref.rollout.weight_transfer"
         why = f"an engine of {gpus_per_engine} devices gets its weights by a transport of vLLM"
-        allowed = ", ".join(["auto", *_gpu_transfers(cfg)])
+        allowed = ", ".join(["auto", *_list_gpu_transfers(cfg)])
         yield build_problem(cfg, transfer_key, why, allowed, f"{transfer_key}=auto, or {key}=1")
 
 
-def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
+def _check_weight_transfer(cfg: PPOConfig, device: str) -> Problems:
     key = "actor_rollout_ref.rollout.weight_transfer"
-    transfer = value_at_path(cfg, key)
-    if transfer in ("auto", "store"):
+    weight_transfer = value_at_path(cfg, key)
+    if weight_transfer in ("auto", "store"):
         return
     name = cfg.actor_rollout_ref.rollout.name
     has_separate_gpus = engines_have_separate_gpus(cfg, device)
@@ -120,27 +123,29 @@ def _transfer_problems(cfg: PPOConfig, device: str) -> Problems:
         why = "it sends weights from GPU to GPU, and trainer.device is cpu"
     elif name != "vllm":
         why = f"only vLLM supports it, and the engine is {name}"
-    elif transfer == "ipc" and has_separate_gpus:
+    elif weight_transfer == "ipc" and has_separate_gpus:
         why = "engines have separate GPUs (actor_rollout_ref.rollout.nnodes)"
-    elif transfer == "nccl" and not has_separate_gpus:
+    elif weight_transfer == "nccl" and not has_separate_gpus:
         why = (
             "NCCL does not allow two processes on a GPU, and engines share those of ranks "
             "(rollout.nnodes=0)"
         )
     else:
         return
-    possible = _gpu_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
-    yield build_problem(cfg, key, why, ", ".join(["auto", *possible]), f"{key}=auto")
+    supported_transfers = (
+        _list_gpu_transfers(cfg) if device == "cuda" and name == "vllm" else ["store"]
+    )
+    yield build_problem(cfg, key, why, ", ".join(["auto", *supported_transfers]), f"{key}=auto")
 
 
-def _gpu_transfers(cfg: PPOConfig) -> list[str]:
+def _list_gpu_transfers(cfg: PPOConfig) -> list[str]:
     """Return the values of ``weight_transfer`` that vLLM supports on the GPUs of its engines."""
     has_one_gpu = cfg.actor_rollout_ref.rollout.tensor_model_parallel_size == 1
-    return [vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
+    return [choose_vllm_transfer_backend(cfg), *(["store"] if has_one_gpu else [])]
 
 
 def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Refuse resources for a Ray cluster that the run does not start."""
+    """Refuse ``ray_init`` resources if the run joins a running Ray cluster, which has its own."""
     if cfg.ray_init.address is None:
         return
     for name in ("num_cpus", "num_gpus", "object_store_gb"):
@@ -151,9 +156,9 @@ def check_ray(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 
 
 def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
-    """Check the checkpoint, the names, the trackers and the reward file of a run."""
-    yield from _checkpoint_problems(cfg, ctx)
-    yield from _name_problems(cfg)
+    """Check the checkpoint to resume from, the run's names, its trackers and its reward file."""
+    yield from _check_resume_checkpoint(cfg, ctx)
+    yield from _check_run_names(cfg)
     for name in cfg.trainer.logger:
         if name not in TRACKERS:
             fix = did_you_mean(name, TRACKERS).removeprefix("; ") or "choose one of those"
@@ -167,8 +172,8 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
             yield build_problem(cfg, key, "no such file", "a Python file", fix, "missing_file")
 
 
-def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
-    """Check that project and experiment name form a directory below ``runs/``."""
+def _check_run_names(cfg: PPOConfig | SFTConfig) -> Problems:
+    """Check that project name and experiment name form the path of a directory below ``runs/``."""
     for name in ("project_name", "experiment_name", "default_local_dir"):
         key = f"trainer.{name}"
         value = str(value_at_path(cfg, key))
@@ -182,7 +187,7 @@ def _name_problems(cfg: PPOConfig | SFTConfig) -> Problems:
             yield build_problem(cfg, key, why, "a name, or names with / between them", fix)
 
 
-def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
+def _check_resume_checkpoint(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     trainer = cfg.trainer
     key = "trainer.resume_from_path"
     allowed = "the directory of a checkpoint, .../global_step_N"
@@ -199,8 +204,12 @@ def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Probl
     elif not (directory / CHECKPOINT_MANIFEST).is_file():
         manifests = directory.glob(f"**/{CHECKPOINT_MANIFEST}")
         checkpoints = sorted(manifest.parent for manifest in manifests)
-        newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
-        fix = f"{key}={newest}" if newest else "name a directory global_step_N of a run"
+        newest_checkpoint = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
+        fix = (
+            f"{key}={newest_checkpoint}"
+            if newest_checkpoint
+            else "name a directory global_step_N of a run"
+        )
         why = f"it is not a checkpoint: there is no {CHECKPOINT_MANIFEST} in it"
         yield build_problem(cfg, key, why, allowed, fix, "no_checkpoint")
 
@@ -208,24 +217,28 @@ def _checkpoint_problems(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Probl
 def check_env(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     """Check that the environment exists and has enough tasks for a batch and for validation."""
     env = cfg.env
-    known_envs = ctx.names.environments
-    if known_envs is not None and env.name not in known_envs and ":" not in env.env_name:
-        yield unknown_name_problem(cfg, "env.env_name", env.env_name, known_envs)
+    registered_envs = ctx.names.environments
+    if registered_envs is not None and env.name not in registered_envs and ":" not in env.env_name:
+        yield build_unknown_name_problem(cfg, "env.env_name", env.env_name, registered_envs)
     section = env_section(env.name)
     if section is not None:
-        reading = read_section(section, from_text(env.kwargs, section), "env.kwargs")
-        yield from reading.problems.values()
+        read_result = read_section(section, convert_text_values(env.kwargs, section), "env.kwargs")
+        yield from read_result.problems.values()
     for key in ("env.reset_timeout_s", "env.step_timeout_s"):
         if value_at_path(cfg, key) <= 0:
             yield build_problem(cfg, key, "every call would time out", "more than 0", f"{key}=30")
-    held_out = declared_tasks(env, "val")
-    if held_out is not None and env.val_tasks is not None and env.val_tasks > held_out:
-        why = f"only {held_out} tasks are held out"
+    num_val_tasks = count_declared_tasks(env, "val")
+    if num_val_tasks is not None and env.val_tasks is not None and env.val_tasks > num_val_tasks:
+        why = f"only {num_val_tasks} tasks are held out"
         fix = f"a smaller validation set, or more tasks (env.{env.name})"
-        yield build_problem(cfg, "env.val_tasks", why, f"at most {held_out}", fix)
-    tasks = known_tasks(env)
-    if isinstance(cfg, PPOConfig) and tasks is not None and cfg.data.train_batch_size > tasks:
-        why = f"there are {tasks} training tasks, and a batch contains a task only once"
+        yield build_problem(cfg, "env.val_tasks", why, f"at most {num_val_tasks}", fix)
+    num_train_tasks = count_known_train_tasks(env)
+    if (
+        isinstance(cfg, PPOConfig)
+        and num_train_tasks is not None
+        and cfg.data.train_batch_size > num_train_tasks
+    ):
+        why = f"there are {num_train_tasks} training tasks, and a batch contains a task only once"
         fix = f"a smaller batch, or more tasks (env.train_tasks, env.{env.name})"
         allowed = "at most the number of training tasks"
         yield build_problem(cfg, "data.train_batch_size", why, allowed, fix)

@@ -5,60 +5,72 @@ from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig
 from verl.config.settings import value_at_path
 
-ACTOR = "actor_rollout_ref.actor"
+ACTOR_SECTION = "actor_rollout_ref.actor"
 
 
 def check_losses(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
     """Check clip ranges, optimisers and contents of checkpoints."""
     actor = cfg.actor_rollout_ref.actor
-    # The ratio is clipped at 1 - clip_ratio_low. It is positive, so a bound <= 0 never applies.
+    # The lower clip bound is 1 - clip_ratio_low. Ratios are positive, so a bound <= 0 never clips.
     if actor.clip_ratio_low >= 1:
         why = "the ratio is never negative"
-        yield build_problem(cfg, f"{ACTOR}.clip_ratio_low", why, "less than 1", "0.2 is usual")
-    # The schema allows 1. With it, tokens with a negative advantage and a ratio above 1 would have
-    # no gradient.
+        yield build_problem(
+            cfg, f"{ACTOR_SECTION}.clip_ratio_low", why, "less than 1", "0.2 is usual"
+        )
+    # The schema allows clip_ratio_c=1. With this value, tokens that have a negative advantage and a
+    # ratio above 1 would have no gradient.
     if actor.clip_ratio_c <= 1:
         why = "dual clip needs a bound above 1"
-        yield build_problem(cfg, f"{ACTOR}.clip_ratio_c", why, "more than 1", "3.0 is usual")
-    yield from _loss_problems(cfg)
-    for section in (ACTOR, "critic"):
+        yield build_problem(
+            cfg, f"{ACTOR_SECTION}.clip_ratio_c", why, "more than 1", "3.0 is usual"
+        )
+    yield from _check_policy_loss(cfg)
+    for section in (ACTOR_SECTION, "critic"):
         key = f"{section}.optim.betas"
         if len(value_at_path(cfg, key)) != 2:
             fix = f"{key}=[0.9,0.999]"
             yield build_problem(cfg, key, "AdamW has two betas", "a list of two", fix)
         key = f"{section}.checkpoint.contents"
-        contents = value_at_path(cfg, key)
+        checkpoint_contents = value_at_path(cfg, key)
         fix = f"{key}=[model,optimizer,extra]"
-        if "model" not in contents:
+        if "model" not in checkpoint_contents:
             why = "a run could not be resumed"
             yield build_problem(cfg, key, why, "a list with model in it", fix)
-        elif section == "critic" and "hf_model" in contents:
+        elif section == "critic" and "hf_model" in checkpoint_contents:
             why = "a value model cannot be saved in Hugging Face format"
             yield build_problem(cfg, key, why, "model, optimizer, extra", fix)
 
 
 def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
-    """Check that the log-probs of trainer and rollout engine exist, which a correction compares."""
+    """Check that the run has the log-probs that a rollout correction compares.
+
+    These are the old log-probs of the trainer and the rollout log-probs of the engine.
+    """
     correction = cfg.algorithm.rollout_correction
-    bypass = "algorithm.rollout_correction.bypass_mode"
-    no_log_probs = "tokenised text has no rollout log-probs (env.allow_retokenized)"
+    bypass_key = "algorithm.rollout_correction.bypass_mode"
+    missing_log_probs_reason = "tokenised text has no rollout log-probs (env.allow_retokenized)"
     for name in ("rollout_is", "rollout_rs"):
         key = f"algorithm.rollout_correction.{name}"
         if value_at_path(cfg, key) is None:
             continue
         if correction.bypass_mode:
             why = "bypass_mode=true computes no old log-probs to compare with"
-            yield build_problem(cfg, key, why, "null", f"{key}=null, or {bypass}=false")
+            yield build_problem(cfg, key, why, "null", f"{key}=null, or {bypass_key}=false")
         elif cfg.env.allow_retokenized:
             fix = f"{key}=null, or env.allow_retokenized=false"
-            yield build_problem(cfg, key, no_log_probs, "null", fix)
+            yield build_problem(cfg, key, missing_log_probs_reason, "null", fix)
     if correction.bypass_mode and cfg.env.allow_retokenized:
-        yield build_problem(cfg, bypass, no_log_probs, "false", f"{bypass}=false")
+        yield build_problem(
+            cfg, bypass_key, missing_log_probs_reason, "false", f"{bypass_key}=false"
+        )
 
 
 def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that overlapped (off-policy) rollouts are corrected, and keys of partial rollouts."""
-    yield from _partial_rollout_problems(cfg)
+    """Check that a rollout correction is set if rollouts overlap with training (off-policy).
+
+    Also check the keys of partial rollouts.
+    """
+    yield from _check_partial_rollouts(cfg)
     if cfg.trainer.rollout_overlap == "off":
         return
     key = "trainer.rollout_overlap"
@@ -79,7 +91,7 @@ def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         yield build_problem(cfg, name, why, "token, sequence", f"{name}=token, or {key}=off")
 
 
-def _partial_rollout_problems(cfg: PPOConfig) -> Problems:
+def _check_partial_rollouts(cfg: PPOConfig) -> Problems:
     key = "env.rollout.carry_over"
     if not cfg.env.rollout.carry_over:
         return
@@ -111,23 +123,23 @@ def check_gdpo(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
         allowed = f"a list of {len(keys)}, or []"
         fix = "one weight for each of gdpo_reward_keys"
         yield build_problem(cfg, "algorithm.gdpo_reward_weights", why, allowed, fix)
-    # GDPO sums the rewards of gdpo_reward_keys and would silently ignore these.
-    for key in ("algorithm.use_kl_in_reward", f"{ACTOR}.use_invalid_action_penalty"):
+    # GDPO sums the rewards of gdpo_reward_keys. It would silently ignore penalties of these keys.
+    for key in ("algorithm.use_kl_in_reward", f"{ACTOR_SECTION}.use_invalid_action_penalty"):
         if value_at_path(cfg, key):
             why = "gdpo reads only the rewards of gdpo_reward_keys"
             yield build_problem(cfg, key, why, "false", f"{key}=false")
 
 
-def _loss_problems(cfg: PPOConfig) -> Problems:
+def _check_policy_loss(cfg: PPOConfig) -> Problems:
     """Check the keys that are parameters of the configured policy loss."""
-    loss = cfg.actor_rollout_ref.actor.policy_loss
+    loss_config = cfg.actor_rollout_ref.actor.policy_loss
     for name in ("tau_pos", "tau_neg"):
-        key = f"{ACTOR}.{name}"
-        if loss.loss_mode == "sapo" and value_at_path(cfg, key) == 0:
+        key = f"{ACTOR_SECTION}.{name}"
+        if loss_config.loss_mode == "sapo" and value_at_path(cfg, key) == 0:
             yield build_problem(cfg, key, "sapo divides by it", "more than 0", f"{key}=1.0")
-    if loss.loss_mode == "clip_cov" and loss.clip_cov_lb > loss.clip_cov_ub:
-        key = f"{ACTOR}.policy_loss.clip_cov_lb"
+    if loss_config.loss_mode == "clip_cov" and loss_config.clip_cov_lb > loss_config.clip_cov_ub:
+        key = f"{ACTOR_SECTION}.policy_loss.clip_cov_lb"
         why = "the lower bound of the covariance is above the upper bound"
-        allowed = f"clip_cov_ub ({loss.clip_cov_ub:g}) or less"
-        fix = f"{key}=1.0 {ACTOR}.policy_loss.clip_cov_ub=5.0"
+        allowed = f"clip_cov_ub ({loss_config.clip_cov_ub:g}) or less"
+        fix = f"{key}=1.0 {ACTOR_SECTION}.policy_loss.clip_cov_ub=5.0"
         yield build_problem(cfg, key, why, allowed, fix)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from verl.config.cold_start import cold_start_config
+from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
-from verl.config.derive import post_rollout_reward_key
+from verl.config.derive import find_post_rollout_reward_key
 from verl.config.problems import CheckContext, Problems, build_problem
 from verl.config.registered_names import estimator_uses_greedy_baseline
 from verl.config.schema import PPOConfig, SFTConfig
@@ -18,38 +18,45 @@ from verl.config.settings import ConfigError, value_at_path
 from verl.config.settings.hints import nearest_name
 from verl.names import ESTIMATORS, AdvantageEstimator
 
-POLICY = "actor_rollout_ref.model.path"
+POLICY_PATH_KEY = "actor_rollout_ref.model.path"
 COLD_START_FIX = "train one there with a cold start: cold_start.enable=true"
-ALLOWED = "a directory in Hugging Face format, or a hub name"
-CHECKSUMS = "SHA256SUMS"  # file of a policy shipped with the package, for `sha256sum --check`
+ALLOWED_MODELS = "a directory in Hugging Face format, or a hub name"
+CHECKSUMS_FILE = "SHA256SUMS"  # file of a policy shipped with the package, for `sha256sum --check`
 
 
 def is_local(path: str) -> bool:
-    """Return True if ``path`` can only be a directory. A hub name is owner/name@revision."""
+    """Return True if ``path`` is not a possible name of a hub model (owner/name@revision)."""
     return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
 
 def check_directory(
     cfg: PPOConfig | SFTConfig, key: str, ctx: CheckContext, is_created_by_cold_start: bool = False
 ) -> Problems:
-    """Check that ``key`` names a model directory, which a cold start may create, or a hub name."""
+    """Check that ``key`` names a valid model directory or a possible hub name.
+
+    With ``is_created_by_cold_start`` the directory may be missing.
+    """
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
-    altered_file = _altered_file(directory)
+    altered_file = _find_altered_file(directory)
     if altered_file:
-        why = f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS}"
+        why = (
+            f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS_FILE}"
+        )
         fix = "restore the file: install the package again, or `git checkout` it"
-        if key == POLICY:
+        if key == POLICY_PATH_KEY:
             fix += f"; or train a new policy: {key}=data/models/NEW cold_start.enable=true"
-        yield build_problem(cfg, key, why, f"the files that {CHECKSUMS} names", fix, "altered_file")
+        yield build_problem(
+            cfg, key, why, f"the files that {CHECKSUMS_FILE} names", fix, "altered_file"
+        )
     elif directory.is_dir():
         fix = "name the directory that holds the model"
         if is_created_by_cold_start:
             fix = "remove it, so that the cold start trains a policy there"
-        for code, why in _missing_model_file(directory):
-            yield build_problem(cfg, key, why, ALLOWED, fix, code)
+        for problem_code, why in _find_missing_model_file(directory):
+            yield build_problem(cfg, key, why, ALLOWED_MODELS, fix, problem_code)
     elif is_created_by_cold_start and not is_local(path):
         # A relative path that looks like a hub name: later jobs in this working directory would
         # load the trained policy instead of the model on the hub.
@@ -58,32 +65,33 @@ def check_directory(
         fix = f"cold_start.enable=false to train the hub's model, or {key}=./{path}"
         yield build_problem(cfg, key, why, allowed, fix)
     elif is_local(path) and not is_created_by_cold_start:
-        fix = fix_for_missing(cfg, key)
-        yield build_problem(cfg, key, "no such directory", ALLOWED, fix, "missing_directory")
+        fix = suggest_fix_for_missing_model(cfg, key)
+        yield build_problem(cfg, key, "no such directory", ALLOWED_MODELS, fix, "missing_directory")
 
 
-def fix_for_missing(cfg: PPOConfig | SFTConfig, key: str) -> str:
+def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
     """Return the fix for a model that is neither on this machine nor provided by the hub."""
     path = str(value_at_path(cfg, key))
     if is_local(path):
         fixes = [_suggest_sibling(Path(path)) or "correct the path"]
-        # Only a config whose cold start trains this policy can create it.
-        if key == POLICY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
+        # Suggest a cold start only if the config names one for this policy.
+        if key == POLICY_PATH_KEY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(COLD_START_FIX)
         return "; or ".join(fixes)
     # Imported here, because the import is slow and a valid config does not need it.
     from huggingface_hub.constants import is_offline_mode
 
-    directory = f"for a directory, write ./{path}"
+    directory_hint = f"for a directory, write ./{path}"
     if is_offline_mode():
         name, _, revision = path.partition("@")
         command = f"hf download {name}" + (f" --revision {revision}" if revision else "")
-        return f"HF_HUB_OFFLINE=0, or `{command}` on a machine with access to the hub; {directory}"
-    return f"correct the name, or set HF_TOKEN of an account with access; {directory}"
+        fix = f"HF_HUB_OFFLINE=0, or `{command}` on a machine with access to the hub"
+        return f"{fix}; {directory_hint}"
+    return f"correct the name, or set HF_TOKEN of an account with access; {directory_hint}"
 
 
-def _missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
-    """Yield code and reason of the first file that the directory lacks, if any."""
+def _find_missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
+    """Yield error code and reason for the first file that a model directory lacks, if any."""
     if not any(directory.iterdir()):
         yield "empty_directory", "the directory is empty"
     elif not (directory / "config.json").is_file():
@@ -92,14 +100,14 @@ def _missing_model_file(directory: Path) -> Iterator[tuple[str, str]]:
         yield "missing_weights", "there are no weights in it (*.safetensors)"
 
 
-def _altered_file(directory: Path) -> str:
+def _find_altered_file(directory: Path) -> str:
     """Return the first file whose SHA-256 differs from the checksums of ``directory``, or "".
 
     Only the policies that are shipped with the package must have checksums.
     """
-    checksums = directory / CHECKSUMS
+    checksums = directory / CHECKSUMS_FILE
     if not checksums.is_file():
-        return CHECKSUMS if directory.parent == POLICIES_DIR else ""
+        return CHECKSUMS_FILE if directory.parent == POLICIES_DIR else ""
     for line in checksums.read_text(encoding="utf-8", errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         if not (directory / name).is_file():
@@ -111,7 +119,7 @@ def _altered_file(directory: Path) -> str:
 
 
 def _suggest_sibling(directory: Path) -> str:
-    """Return a suggestion of a directory with a similar name in the same place, or ""."""
+    """Return a suggestion: a directory with a similar name in the same parent directory, or ""."""
     if not directory.parent.is_dir():
         return ""
     siblings = [entry.name for entry in directory.parent.iterdir() if entry.is_dir()]
@@ -135,11 +143,15 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     # Check the cold start here. Otherwise its mistakes are reported only after the tasks were
     # created.
     if cfg.cold_start.enable and path is not None:
-        yield from _cold_start_problems(cfg, ctx)
+        yield from _check_cold_start(cfg, ctx)
 
 
 def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that a reward model is enabled, named and read by the estimator, or not set at all."""
+    """Check the keys of the reward model.
+
+    If it is enabled, it needs a path, and the estimator must read its scores. If it is disabled,
+    its keys must not be set.
+    """
     section = cfg.reward_model
     key = "reward_model.model.path"
     if not section.enable:
@@ -164,13 +176,13 @@ def check_reward_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
         yield build_problem(cfg, key, why, allowed, fix, "unscored_by_model")
 
 
-def _cold_start_problems(cfg: PPOConfig, ctx: CheckContext) -> Problems:
+def _check_cold_start(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     try:
-        sft = cold_start_config(cfg)
+        sft_config = build_cold_start_config(cfg)
     except ConfigError as error:
         yield from (f"cold start: {message}" for message in error.problems)
     else:
-        yield from (f"cold start: {message}" for message in check_sft(sft, ctx))
+        yield from (f"cold start: {message}" for message in check_sft(sft_config, ctx))
 
 
 def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
@@ -187,11 +199,11 @@ def check_estimator(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
             fix = "env.rollout.n=8, or register_adv_est(..., compares_group=False)"
         why = f"{name} compares the trajectories of one task"
         yield build_problem(cfg, "env.rollout.n", why, "2 or more", fix)
-    reward_key = post_rollout_reward_key(cfg)
+    reward_key = find_post_rollout_reward_key(cfg)
     if cfg.algorithm.filter_groups.enable and reward_key:
         why = f"groups are filtered by rewards of environments, before {reward_key} scores them"
-        filtered = "algorithm.filter_groups.enable"
-        yield build_problem(cfg, filtered, why, "false", f"{filtered}=false")
+        filter_key = "algorithm.filter_groups.enable"
+        yield build_problem(cfg, filter_key, why, "false", f"{filter_key}=false")
     # The returns in a group of one trajectory cannot differ, so every group would be dropped.
     if cfg.algorithm.filter_groups.enable and n < 2:
         why = "filter_groups.enable keeps groups whose returns differ"
@@ -206,7 +218,7 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
     data = cfg.data
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:
-        yield from _new_policy_problems(cfg)
+        yield from _check_new_policy(cfg)
     if cfg.trainer.nnodes > 1:
         why = "a supervised run uses the devices of one machine"
         yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")
@@ -215,23 +227,25 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
         key = "data.max_token_len_per_gpu"
         yield build_problem(cfg, key, "the longest row must fit", allowed, "raise it")
     for key in ("data.train_files", "data.val_files") if ctx.check_files else ():
-        missing = [name for name in value_at_path(cfg, key) if not Path(name).is_file()]
-        if missing:
-            why = f"no such file: {', '.join(missing)}"
+        missing_files = [name for name in value_at_path(cfg, key) if not Path(name).is_file()]
+        if missing_files:
+            why = f"no such file: {', '.join(missing_files)}"
             yield build_problem(cfg, key, why, "existing files", "correct the paths")
 
 
-def _new_policy_problems(cfg: SFTConfig) -> Problems:
-    new = cfg.model.new
-    if new.head_dim is None and new.hidden_size % new.num_attention_heads:
+def _check_new_policy(cfg: SFTConfig) -> Problems:
+    new_policy = cfg.model.new
+    if new_policy.head_dim is None and new_policy.hidden_size % new_policy.num_attention_heads:
         key, why = "model.new.num_attention_heads", "hidden_size is not a multiple of it"
         yield build_problem(cfg, key, why, "a divisor of model.new.hidden_size", "choose one")
     # Grouped-query attention: every key/value head has the same number of query heads.
-    if new.num_attention_heads % new.num_key_value_heads:
+    if new_policy.num_attention_heads % new_policy.num_key_value_heads:
         key, why = "model.new.num_key_value_heads", "num_attention_heads is not a multiple of it"
         allowed = "a divisor of model.new.num_attention_heads"
         yield build_problem(cfg, key, why, allowed, "choose one")
-    if cfg.data.max_length > new.max_position_embeddings:
+    if cfg.data.max_length > new_policy.max_position_embeddings:
         why = "rows must fit the policy's context"
-        allowed = f"model.new.max_position_embeddings ({new.max_position_embeddings}) or less"
+        allowed = (
+            f"model.new.max_position_embeddings ({new_policy.max_position_embeddings}) or less"
+        )
         yield build_problem(cfg, "data.max_length", why, allowed, "lower it")

@@ -12,7 +12,7 @@ from verl.config.schema.sft import SFTConfig
 from verl.config.schema.trainer import ColdStartConfig, RayInitConfig, TrainerConfig
 from verl.config.settings import Section
 
-__all__ = ["PPOConfig", "SFTConfig"]  # the sections are in the modules
+__all__ = ["PPOConfig", "SFTConfig"]  # import section classes from the modules of this package
 
 
 class PPOConfig(Section):

@@ -17,11 +17,11 @@ from verl.config.settings import (
 )
 from verl.names import LossAggMode, Strategy, TrainDtype
 
-WHOLE_ON_EACH = Unused("every rank holds the whole reward model", VERL)
-SCORED_BY_ROWS = Unused(
+UNUSED_REWARD_MODEL_SHARDING = Unused("every rank holds the whole reward model", VERL)
+UNUSED_REWARD_MODEL_TOKEN_BATCHES = Unused(
     "it scores reward_model.micro_batch_size_per_gpu conversations at once", VERL
 )
-REWARD_MODEL_TEMPLATE = Unused(
+UNUSED_REWARD_MODEL_TOKENIZER = Unused(
     "conversations come as messages, which the reward model's own tokenizer renders", VERL
 )
 
@@ -71,25 +71,25 @@ class CriticConfig(Section):
     """contents of a checkpoint"""
 
 
-class RewardShards(Section):
+class UnusedRewardShardingConfig(Section):
     """Keys of ``reward_model.model.fsdp_config``, all without effect."""
 
-    param_offload: Annotated[bool, WHOLE_ON_EACH] = False
+    param_offload: Annotated[bool, UNUSED_REWARD_MODEL_SHARDING] = False
     """keep parameters in host memory between passes"""
-    reshard_after_forward: Annotated[bool, WHOLE_ON_EACH] = True
+    reshard_after_forward: Annotated[bool, UNUSED_REWARD_MODEL_SHARDING] = True
     """free gathered parameters between passes"""
-    fsdp_size: Annotated[int, WHOLE_ON_EACH] = -1
+    fsdp_size: Annotated[int, UNUSED_REWARD_MODEL_SHARDING] = -1
     """ranks that share one copy of the parameters"""
 
 
 class RewardNetworkConfig(Section):
     """Reward model network: a transformers model for sequence classification with one label."""
 
-    input_tokenizer: Annotated[str | None, REWARD_MODEL_TEMPLATE] = None
+    input_tokenizer: Annotated[str | None, UNUSED_REWARD_MODEL_TOKENIZER] = None
     """the policy's tokenizer"""
     use_remove_padding: Annotated[bool, Unused("rows are padded on the right", VERL)] = False
     """compute without padding tokens"""
-    fsdp_config: RewardShards = RewardShards()
+    fsdp_config: UnusedRewardShardingConfig = UnusedRewardShardingConfig()
     """sharding of the model"""
     path: str | None = None
     """directory (or hub name) of the reward model"""
@@ -100,11 +100,11 @@ class RewardNetworkConfig(Section):
 class RewardModelConfig(Section):
     """Reward model, reward manager and weights of rewards."""
 
-    strategy: Annotated[Strategy, WHOLE_ON_EACH] = "fsdp2"
+    strategy: Annotated[Strategy, UNUSED_REWARD_MODEL_SHARDING] = "fsdp2"
     """sharding of the model"""
-    use_dynamic_bsz: Annotated[bool | None, SCORED_BY_ROWS] = None
+    use_dynamic_bsz: Annotated[bool | None, UNUSED_REWARD_MODEL_TOKEN_BATCHES] = None
     """form micro-batches by tokens"""
-    forward_max_token_len_per_gpu: Annotated[int | None, SCORED_BY_ROWS] = None
+    forward_max_token_len_per_gpu: Annotated[int | None, UNUSED_REWARD_MODEL_TOKEN_BATCHES] = None
     """tokens per forward pass"""
     launch_reward_fn_async: Annotated[bool, Unused("rewards are immediate", VERL)] = False
     """score trajectories concurrently with other work"""

@@ -15,7 +15,7 @@ class CustomClass(Section):
 
 
 class DataConfig(Section):
-    """Batch sizes are counted in tasks (prompts), lengths in tokens.
+    """Files of prompts, batch sizes in tasks (prompts), and lengths in tokens.
 
     If ``data.train_files`` names files, every row is a task of one turn. The config then must not
     name an environment.

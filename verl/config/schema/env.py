@@ -18,7 +18,9 @@ from verl.config.settings import (
 )
 from verl.names import History
 
-ENVS_IN_POOL = Unused("environments run in a pool of processes (env.num_workers)", VERL_AGENT)
+UNUSED_ENV_RESOURCES = Unused(
+    "environments run in a pool of processes (env.num_workers)", VERL_AGENT
+)
 
 
 class EnvRollout(Section):
@@ -37,9 +39,9 @@ class EnvRollout(Section):
 class EnvResources(Section):
     """``env.resources_per_worker``: Ray resources per environment worker."""
 
-    num_cpus: Annotated[NonNegative, ENVS_IN_POOL] = 0.1
+    num_cpus: Annotated[NonNegative, UNUSED_ENV_RESOURCES] = 0.1
     """CPUs per environment worker"""
-    num_gpus: Annotated[NonNegative, ENVS_IN_POOL] = 0.0
+    num_gpus: Annotated[NonNegative, UNUSED_ENV_RESOURCES] = 0.0
     """GPUs per environment worker"""
 
 
@@ -94,7 +96,7 @@ class EnvConfig(OpenSection):
 
     @property
     def name(self) -> str:
-        """Return the name of the environment's section: ``env_name`` without its variant."""
+        """Return the name of the environment's section: ``env_name`` up to the slash."""
         return self.env_name.split("/", 1)[0]
 
     @property

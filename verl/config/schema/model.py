@@ -19,13 +19,13 @@ from verl.config.settings import (
 )
 from verl.names import PackedAttention
 
-PACKED = Unused("rows are always packed", VERL)
+UNUSED_PADDING_REMOVAL = Unused("rows are always packed", VERL)
 
 
 class ModelConfig(Section):
     """Path and loading of the policy, and LoRA."""
 
-    use_remove_padding: Annotated[bool, PACKED] = False
+    use_remove_padding: Annotated[bool, UNUSED_PADDING_REMOVAL] = False
     """compute without padding tokens"""
     use_liger: Annotated[bool, Unused("no Liger kernels are used", VERL)] = False
     """Liger kernels"""
@@ -71,10 +71,10 @@ class FSDPConfig(Section):
 class OptimConfig(Section):
     """Parameters of AdamW and of its learning-rate schedule."""
 
-    # Far above useful values: larger ones overflow float32 in the update.
+    # The bound is far above useful values. Larger values overflow float32 in the update.
     lr: Annotated[float, Ge(0), Le(1e6)] = 1e-06
     """peak learning rate"""
-    # A list, because YAML has no tuples; check_losses checks that there are two.
+    # The type is a list, because YAML has no tuples. check_losses checks that it has two values.
     betas: list[float] = [0.9, 0.999]
     """decay rates of the two moments"""
     eps: NonNegative = 1e-08
@@ -117,7 +117,7 @@ class CriticModelConfig(Section):
         ),
     ] = None
     """tokenizer of the value model"""
-    use_remove_padding: Annotated[bool, PACKED] = False
+    use_remove_padding: Annotated[bool, UNUSED_PADDING_REMOVAL] = False
     """compute without padding tokens"""
     path: str | None = None
     """model whose weights initialise the value model; null: actor_rollout_ref.model.path"""

@@ -35,7 +35,7 @@ class ValSamplingConfig(Section):
     """probability mass of the tokens to sample from in validation; 1: all"""
     n: PositiveInt = 1
     """trajectories per validation task"""
-    # Greedy, so that two validations of one policy can be compared.
+    # Validation is greedy by default, so that two validations of one policy can be compared.
     do_sample: bool = False
     """sample in validation; false means greedy at any temperature"""
 

@@ -19,7 +19,7 @@ from verl.names import Device, ResumeMode, RolloutOverlap
 Seconds = Annotated[float, Gt(0)]
 
 
-def _false_to_off(value: object) -> object:
+def _replace_false_by_off(value: object) -> object:
     # YAML reads a bare off as false.
     return "off" if value is False else value
 
@@ -76,12 +76,12 @@ class TrainerConfig(Section):
     stall_timeout_s: Seconds | None = 7200.0
     """seconds without progress after which the stacks of all processes are written and the run
     ends; it should exceed the deadlines of single calls, which are one hour at most; null: never"""
-    rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_false_to_off)] = "off"
+    rollout_overlap: Annotated[RolloutOverlap, BeforeValidator(_replace_false_by_off)] = "off"
     """one_step: generate the next batch while the policy is updated, with the weights from before
     the update (one-step off-policy); algorithm.rollout_correction corrects the difference"""
     balance_batch: bool = True
     """assign rows to devices so that each has a similar number of tokens"""
-    # An interpolation, so that a run with another experiment name has another directory.
+    # The default is an interpolation, so that each experiment name has its own directory.
     default_local_dir: str = "runs/${trainer.project_name}/${trainer.experiment_name}"
     """the run directory"""
     rollout_data_dir: str | None = None
@@ -123,7 +123,7 @@ class ColdStartConfig(Section):
 
     enable: bool = False
     """train the policy first if it is missing"""
-    # If a config sets this name, messages about a missing policy suggest a cold start.
+    # If this key is set, error messages about a missing policy suggest a cold start.
     config_name: str | None = None
     """config of main_sft that trains it; null: quickstart_sft"""
     overrides: list[str] = []

@@ -6,7 +6,7 @@ and reports every mistake.
 """
 
 from verl.config.settings.errors import ConfigError, MissingKey, Problem, Refusal
-from verl.config.settings.keys import Key, keys_of, section_key, value_at_path
+from verl.config.settings.keys import Key, keys_of, make_section_key, value_at_path
 from verl.config.settings.reading import read_section, read_section_or_raise
 from verl.config.settings.section import (
     NULL,
@@ -48,8 +48,8 @@ __all__ = [
     "Share",
     "Unused",
     "keys_of",
+    "make_section_key",
     "read_section",
     "read_section_or_raise",
-    "section_key",
     "value_at_path",
 ]

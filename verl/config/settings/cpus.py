@@ -1,10 +1,13 @@
-"""Number of CPUs of this process."""
+"""Number of CPUs that this process may use."""
 
 import os
 
 
 def available_cpus() -> int:
-    """Return the number of CPUs of this process; in a container fewer than the machine has."""
+    """Return the number of CPUs that this process may use.
+
+    In a container it can be lower than the number of CPUs of the machine.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -8,7 +8,8 @@ from verl.config.settings.secret_values import mask_text
 class Problem(str):
     """Message about one mistake: ``key=value: why; allowed: ...; fix: ...``.
 
-    ``code`` names the mistake where its key can have several, as ``unknown_key``, ``out_of_range``.
+    ``code`` names the kind of mistake, such as ``unknown_key`` or ``out_of_range``. It is empty if
+    the key can have only one kind of mistake.
     """
 
     code: str
@@ -26,11 +27,11 @@ class Problem(str):
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run. ``problems`` holds one message per mistake."""
+    """Error raised for an invalid configuration. ``problems`` has one message per mistake."""
 
     def __init__(self, problems: str | Iterable[str]):
-        each = [problems] if isinstance(problems, str) else problems
-        self.problems = [Problem(problem) for problem in each]
+        problem_list = [problems] if isinstance(problems, str) else problems
+        self.problems = [Problem(problem) for problem in problem_list]
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
@@ -38,7 +39,7 @@ class ConfigError(ValueError):
 
 
 class Refusal(ValueError):
-    """Error that a validator of a section raises if the value of ``key`` is not allowed."""
+    """Error that a section's validator raises if the value of ``key`` is not allowed."""
 
     def __init__(self, key: str, why: str, allowed: str, fix: str):
         self.key = key
@@ -47,4 +48,4 @@ class Refusal(ValueError):
 
 
 class MissingKey(AttributeError):
-    """Error for access to a key that has no value, because it was refused or is not declared."""
+    """Error raised on access to a key without value: it was refused, or is not declared."""

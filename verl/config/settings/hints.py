@@ -8,32 +8,33 @@ from difflib import SequenceMatcher
 from verl.config.settings.errors import Problem
 from verl.config.settings.keys import Key
 
-# Pattern (``fnmatch``) of a path or of ``path=value`` in another project -> the equivalent setting
-# here. The first match counts. ``verl.trainer.launch.extensions`` fills it.
+# Map from settings of other projects to the equivalent settings here. A key is an ``fnmatch``
+# pattern of a path or of ``path=value``. The first matching pattern counts.
+# ``verl.trainer.launch.extensions`` fills this dictionary.
 EQUIVALENT_SETTINGS: dict[str, str] = {}
 
 
-def nearest_name(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the name in ``known`` that is most similar to ``name``.
+def nearest_name(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Return the name in ``valid_names`` that is most similar to ``name``.
 
     None if no similarity reaches ``cutoff`` (0: anything matches, 1: only an equal name). Among
     equally similar names, one with the same letters in another order is preferred, then one with
     the same first letter.
     """
-    names = list(known)
-    matches = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
+    names = list(valid_names)
+    similar_names = difflib.get_close_matches(name, names, n=len(names) or 1, cutoff=cutoff)
     matcher = SequenceMatcher(b=name)
 
     def rank_candidate(candidate: str) -> tuple[float, bool, bool]:
         matcher.set_seq1(candidate)
         return matcher.ratio(), sorted(candidate) == sorted(name), candidate[:1] == name[:1]
 
-    return max(matches, key=rank_candidate, default=None)
+    return max(similar_names, key=rank_candidate, default=None)
 
 
-def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(name: str, valid_names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return ``"; did you mean 'right'?"``, or the empty string if no name is similar."""
-    match = nearest_name(name, known, cutoff)
+    match = nearest_name(name, valid_names, cutoff)
     return f"; did you mean {match!r}?" if match else ""
 
 
@@ -49,54 +50,55 @@ def find_containing_key(path: str, keys: Mapping[str, Key]) -> Key | None:
     return None
 
 
-def child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
+def list_child_names(path: str, keys: Mapping[str, Key]) -> list[str]:
     """Return the names directly below section ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
     names = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
     return [name for name in names if "." not in name]
 
 
-def nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
+def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
     """Return the declared key most similar to the unknown key ``path``, or None.
 
-    Candidates in this order: a similar name in the same section, in any section, a similar path.
+    Search in this order: a similar name in the same section, a similar name in any section, a
+    similar path.
     """
     section, _, name = path.rpartition(".")
-    # The same section first: a typing error is more likely than a wrong section.
-    sibling = nearest_name(name, child_names(section, keys), cutoff=0.75)
+    # Search the same section first: a typing error is more likely than a wrong section.
+    sibling = nearest_name(name, list_child_names(section, keys), cutoff=0.75)
     if sibling:
         return f"{section}.{sibling}" if section else sibling
     names = {key.rpartition(".")[2] for key in keys}
-    similar = nearest_name(name, sorted(names), cutoff=0.75)
-    if similar:
-        candidates = [key for key in keys if key.rpartition(".")[2] == similar]
+    similar_name = nearest_name(name, sorted(names), cutoff=0.75)
+    if similar_name:
+        candidates = [key for key in keys if key.rpartition(".")[2] == similar_name]
         if not section:
             return candidates[0]
         return max(candidates, key=lambda key: SequenceMatcher(None, key, path).ratio())
-    # In an existing section all paths are similar, so the most similar path is a random guess.
-    if child_names(section, keys):
+    # All paths of an existing section are similar, so the most similar one would be a random guess.
+    if list_child_names(section, keys):
         return None
     return nearest_name(path, keys, cutoff=0.8)
 
 
-def equivalent_setting(path: str) -> str | None:
+def find_equivalent_setting(path: str) -> str | None:
     """Return the setting equivalent to ``path`` (or ``path=value``) of another project, or None."""
-    matches = (
+    similar_names = (
         text for pattern, text in EQUIVALENT_SETTINGS.items() if fnmatch.fnmatchcase(path, pattern)
     )
-    return next(matches, None)
+    return next(similar_names, None)
 
 
-def unknown_key_problem(path: str, value: object, keys: Mapping[str, Key]) -> Problem:
+def build_unknown_key_problem(path: str, value: object, keys: Mapping[str, Key]) -> Problem:
     """Return the message for a key that does not exist."""
     section = path.rpartition(".")[0]
-    while section and not child_names(section, keys):
+    while section and not list_child_names(section, keys):
         section = section.rpartition(".")[0]
-    equivalent = equivalent_setting(path)
-    similar_key = None if equivalent else nearest_key(path, keys)
+    equivalent_text = find_equivalent_setting(path)
+    similar_key = None if equivalent_text else find_nearest_key(path, keys)
     hint = f"; did you mean {similar_key}?" if similar_key else ""
-    fix = equivalent or (f"{similar_key}={value}" if similar_key else "leave it out")
+    fix = equivalent_text or (f"{similar_key}={value}" if similar_key else "leave it out")
     section_text = section or "the top level"
-    names = ", ".join(child_names(section, keys))
+    names = ", ".join(list_child_names(section, keys))
     text = f"{path}={value!r}: unknown key{hint}; allowed in {section_text}: {names}; fix: {fix}"
     return Problem(text, "unknown_key")

@@ -1,7 +1,7 @@
 """Conversion of plain values to a section, with a message for each wrong key.
 
-Wrong keys are unknown ones, those of a wrong type and those out of bounds. ``read_section`` also
-returns the section without them, so that checks of the other keys still run.
+A key is wrong if it is unknown, has a wrong type, or is out of bounds. ``read_section`` also
+returns the section without wrong keys, so that checks of the other keys still run.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from verl.config.settings.errors import ConfigError, Problem, Refusal
-from verl.config.settings.hints import nearest_name, unknown_key_problem
-from verl.config.settings.keys import Key, ValueType, direct_keys, keys_of
+from verl.config.settings.hints import build_unknown_key_problem, nearest_name
+from verl.config.settings.keys import Key, ValueType, collect_direct_keys, keys_of
 from verl.config.settings.section import Section
 
-S = TypeVar("S", bound=Section)
-OUT_OF_BOUNDS = (
+SectionT = TypeVar("SectionT", bound=Section)
+OUT_OF_BOUNDS_ERROR_TYPES = (
     "greater_than",
     "less_than",
     "literal_error",
@@ -26,22 +26,24 @@ OUT_OF_BOUNDS = (
     "too_short",
     "finite_number",
 )
-TRUE = ("true", "yes", "on", "y", "t", "1")
-FALSE = ("false", "no", "off", "n", "f", "0")
+TRUE_WORDS = ("true", "yes", "on", "y", "t", "1")
+FALSE_WORDS = ("false", "no", "off", "n", "f", "0")
 
 
 @dataclass
-class ReadResult(Generic[S]):
+class ReadResult(Generic[SectionT]):
     """Result of ``read_section``: a section without the refused keys, and a message for each.
 
     ``section`` is None if the values cannot be read even without the refused keys.
     """
 
-    section: S | None = None
+    section: SectionT | None = None
     problems: dict[str, str] = field(default_factory=dict)  # path of a key -> message
 
 
-def read_section_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: str = "") -> S:
+def read_section_or_raise(
+    cls: type[SectionT], values: Mapping[str, Any] | None, path: str = ""
+) -> SectionT:
     """Return an instance of ``cls``; raise ``ConfigError`` that names every wrong key."""
     reading = read_section(cls, values or {}, path)
     if reading.problems or reading.section is None:
@@ -49,31 +51,37 @@ def read_section_or_raise(cls: type[S], values: Mapping[str, Any] | None, path: 
     return reading.section
 
 
-def read_section(cls: type[S], values: Mapping[str, Any], path: str = "") -> ReadResult[S]:
-    """Read ``values`` as the section at dotted ``path`` (empty: the root)."""
+def read_section(
+    cls: type[SectionT], values: Mapping[str, Any], path: str = ""
+) -> ReadResult[SectionT]:
+    """Convert ``values`` to the section ``cls`` at the dotted ``path`` (empty: the root)."""
     prefix = f"{path}." if path else ""
-    result: ReadResult[S] = ReadResult()
-    remaining = with_tuples(values, cls)
-    refused: list[Key] = []
+    result: ReadResult[SectionT] = ReadResult()
+    remaining_values = convert_lists_to_tuples(values, cls)
+    refused_keys: list[Key] = []
     # Validate again without the refused keys, so that checks of the other keys can run.
     while True:
         try:
-            result.section = cls.model_validate(remaining)
+            result.section = cls.model_validate(remaining_values)
             break
         except ValidationError as error:
             mistakes = [
-                _Mistake.from_details(details, cls, prefix, remaining) for details in error.errors()
+                _Mistake.from_details(details, cls, prefix, remaining_values)
+                for details in error.errors()
             ]
         for mistake in mistakes:
             result.problems.setdefault(mistake.path, mistake.describe_mistake(cls, prefix))
-            refused += [mistake.key] if mistake.key else []
-        accepted: dict[str, Any] = remaining
+            refused_keys += [mistake.key] if mistake.key else []
+        accepted_values: dict[str, Any] = remaining_values
         for mistake in mistakes:
-            accepted = _without_key(accepted, mistake.path.removeprefix(prefix).split("."))
-        if accepted == remaining:  # default values are refused, which cannot be removed
+            accepted_values = _without_key(
+                accepted_values, mistake.path.removeprefix(prefix).split(".")
+            )
+        # If no value was removed, a default value is invalid. Defaults cannot be removed.
+        if accepted_values == remaining_values:
             return result
-        remaining = accepted
-    for key in refused:
+        remaining_values = accepted_values
+    for key in refused_keys:
         # Reading a refused key must raise MissingKey and not return the default.
         _delete_key(result.section, key.path.removeprefix(prefix))
     return result
@@ -90,7 +98,7 @@ class _Mistake:
     def from_details(
         cls, details: ErrorDetails, section: type[Section], prefix: str, values: Mapping[str, Any]
     ) -> "_Mistake":
-        """Return the mistake that ``details`` of pydantic describe.
+        """Return the mistake that the error ``details`` of pydantic describe.
 
         The location in ``details`` can also name an item in the value of a key. The path of the
         mistake does not include that item.
@@ -103,25 +111,26 @@ class _Mistake:
         value: Any = values
         while current_section is not None and location:
             name = str(location.pop(0))
-            key = direct_keys(
+            key = collect_direct_keys(
                 current_section, prefix + "".join(f"{parent_name}." for parent_name in path_names)
             ).get(name)
             path_names.append(name)
-            # A path can continue below a plain value, where there is no further value.
+            # An invalid path can continue below a plain value. There it has no value (None).
             value = value.get(name) if isinstance(value, Mapping) else None
             current_section = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:
             value = key.default_value
         return cls(prefix + ".".join(path_names), value, key, details)
 
-    def describe_mistake(self, root: type[Section], prefix: str) -> Problem:
+    def describe_mistake(self, root_section: type[Section], prefix: str) -> Problem:
         """Return the message with key, value, reason, allowed values and fix.
 
-        An unknown key is compared with the keys of ``root``, whose paths start with ``prefix``.
+        An unknown key is compared with the keys of ``root_section``. Their paths start with
+        ``prefix``.
         """
         key = self.key
         if key is None:
-            return unknown_key_problem(self.path, self.value, keys_of(root, prefix))
+            return build_unknown_key_problem(self.path, self.value, keys_of(root_section, prefix))
         setting = f"{self.path}={_format_value(self.value)}"
         if key.is_section:
             fix = f"set its keys: {self.path}.KEY=..."
@@ -131,10 +140,10 @@ class _Mistake:
             return Problem(f"{setting}: {error.reason}")
         if isinstance(error, ValueError):
             return Problem(f"{setting}: {error}")
-        is_out = self.details["type"].startswith(OUT_OF_BOUNDS)
-        why = "not allowed" if is_out else "wrong type"
+        is_out_of_bounds = self.details["type"].startswith(OUT_OF_BOUNDS_ERROR_TYPES)
+        why = "not allowed" if is_out_of_bounds else "wrong type"
         text = f"{setting}: {why}; allowed: {key.describe_allowed()}; fix: {self._suggest_fix(key)}"
-        return Problem(text, "out_of_range" if is_out else "wrong_type")
+        return Problem(text, "out_of_range" if is_out_of_bounds else "wrong_type")
 
     def _suggest_fix(self, key: Key) -> str:
         choices = key.value_type.choices
@@ -150,12 +159,12 @@ def _format_value(value: object) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
-def _without_key(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+def _without_key(values: Mapping[str, Any], path_names: list[str]) -> dict[str, Any]:
     remaining_values: dict[str, Any] = dict(values)
-    name = parts[0]
+    name = path_names[0]
     nested_values = remaining_values.get(name)
-    if len(parts) > 1 and isinstance(nested_values, Mapping):
-        remaining_values[name] = _without_key(nested_values, parts[1:])
+    if len(path_names) > 1 and isinstance(nested_values, Mapping):
+        remaining_values[name] = _without_key(nested_values, path_names[1:])
     else:
         remaining_values.pop(name, None)
     return remaining_values
@@ -163,8 +172,8 @@ def _without_key(values: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
 
 def _delete_key(section: Section, path: str) -> None:
     """Delete the key at ``path`` from ``section``, so that reading it raises ``MissingKey``."""
-    *parents, name = path.split(".")
-    for parent in parents:
+    *parent_names, name = path.split(".")
+    for parent in parent_names:
         section = getattr(section, parent)
     vars(section).pop(name, None)
 
@@ -172,20 +181,20 @@ def _delete_key(section: Section, path: str) -> None:
 # ---- conversion of values from files and command lines --------------------------------------
 
 
-def with_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
+def convert_lists_to_tuples(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     """Return ``values`` with lists as tuples where ``cls`` has tuples, which YAML and JSON lack."""
-    converted = dict(values)
+    converted_values = dict(values)
     for name, value, key in _iterate_known_keys(values, cls):
         if key.section is not None:
-            converted[name] = (
-                with_tuples(value, key.section) if isinstance(value, Mapping) else value
+            converted_values[name] = (
+                convert_lists_to_tuples(value, key.section) if isinstance(value, Mapping) else value
             )
-        elif isinstance(value, list) and key.value_type.items is tuple:
-            converted[name] = tuple(value)
-    return converted
+        elif isinstance(value, list) and key.value_type.container_type is tuple:
+            converted_values[name] = tuple(value)
+    return converted_values
 
 
-def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
+def convert_text_values(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
     """Return ``values`` converted to the types of ``cls``, for values of files and command lines.
 
     For a list, ``console`` becomes ``["console"]``. For an optional text, ``false`` becomes None.
@@ -197,40 +206,40 @@ def from_text(values: Mapping[str, Any], cls: type[Section]) -> dict[str, Any]:
         if key.section is None:
             converted_values[name] = _convert_value(value, key.value_type)
         elif isinstance(value, Mapping):
-            converted_values[name] = from_text(value, key.section)
+            converted_values[name] = convert_text_values(value, key.section)
     return converted_values
 
 
 def _iterate_known_keys(
     values: Mapping[str, Any], cls: type[Section]
 ) -> Iterator[tuple[str, Any, Key]]:
-    keys = direct_keys(cls)
+    keys = collect_direct_keys(cls)
     for name, value in values.items():
         key = keys.get(str(name))
         if key is not None:
             yield str(name), value, key
 
 
-def _convert_value(value: object, shape: ValueType) -> Any:
-    if shape.allows_any_key:
+def _convert_value(value: object, value_type: ValueType) -> Any:
+    if value_type.allows_any_key:
         if isinstance(value, Mapping):
             return {str(name): item for name, item in value.items()}
         return value
-    if shape.is_list:
+    if value_type.is_list:
         items = [value] if isinstance(value, str) else value
         return (
             [_as_text(item) for item in items]
-            if isinstance(items, list) and shape.is_text
+            if isinstance(items, list) and value_type.is_text
             else items
         )
-    if value is False and shape.is_optional and shape.is_text:
+    if value is False and value_type.is_optional and value_type.is_text:
         return None
-    if shape.is_text:
+    if value_type.is_text:
         return _as_text(value)
     if isinstance(value, str):
-        return _parse_text(value, shape.type_name.removesuffix(" | None"))
+        return _parse_text(value, value_type.type_name.removesuffix(" | None"))
     # type() and not isinstance(), because bool is a subclass of int.
-    if type(value) is int and value in (0, 1) and shape.type_name.startswith("bool"):
+    if type(value) is int and value in (0, 1) and value_type.type_name.startswith("bool"):
         return bool(value)
     return value
 
@@ -239,11 +248,13 @@ def _as_text(value: object) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _parse_text(text: str, kind: str) -> Any:
+def _parse_text(text: str, type_name: str) -> Any:
     lower_text = text.strip().lower()
-    if kind == "bool" and lower_text in TRUE + FALSE:
-        return lower_text in TRUE
+    if type_name == "bool" and lower_text in TRUE_WORDS + FALSE_WORDS:
+        return lower_text in TRUE_WORDS
     try:
-        return {"int": int, "float": float}.get(kind, str)(lower_text if kind != "str" else text)
+        return {"int": int, "float": float}.get(type_name, str)(
+            lower_text if type_name != "str" else text
+        )
     except ValueError:
         return text

@@ -5,16 +5,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
-_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET_NAME_PARTS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
-_SECRET_NAME_PARTS |= {"credentials", "apikey"}
-_KEYS = {"api", "access", "private", "secret", "auth", "account", "service", "encryption"}
-_SPECIAL_TOKENS = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
-_IN_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
-_PAIR = re.compile(r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3""")
-_MIN_HIDDEN = 8  # minimum characters of a masked value: a shorter one may be an ordinary word
-_hidden: set[str] = set()
-_ENVIRONMENTS = ("runtime_env", "env_vars", "mcp_servers")
+_NAME_WORD_PATTERN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
+_SECRET_WORDS |= {"credentials", "apikey"}
+_SECRET_KEY_PREFIXES = {
+    "api",
+    "access",
+    "private",
+    "secret",
+    "auth",
+    "account",
+    "service",
+    "encryption",
+}
+_SPECIAL_TOKEN_NAMES = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
+_URL_PASSWORD_PATTERN = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+_KEY_VALUE_PATTERN = re.compile(
+    r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3"""
+)
+_MIN_MASKED_LENGTH = (
+    8  # minimum characters of a masked value: a shorter one may be an ordinary word
+)
+_registered_secrets: set[str] = set()
+_KEYS_WITH_ENVIRONMENT_VARIABLES = ("runtime_env", "env_vars", "mcp_servers")
 
 
 def is_secret_name(name: str) -> bool:
@@ -22,17 +35,17 @@ def is_secret_name(name: str) -> bool:
 
     Examples: API_KEY, hf_token, dbPassword; not prompt_key, tokenizer, max_tokens or pad_token.
     """
-    name_words = [name_word.lower() for name_word in _PART.findall(name)]
-    if not name_words or _SECRET_NAME_PARTS & set(name_words):
+    name_words = [name_word.lower() for name_word in _NAME_WORD_PATTERN.findall(name)]
+    if not name_words or _SECRET_WORDS & set(name_words):
         return bool(name_words)
     preceding_word = name_words[-2] if len(name_words) > 1 else ""
     if name_words[-1] == "token":
-        return preceding_word not in _SPECIAL_TOKENS
+        return preceding_word not in _SPECIAL_TOKEN_NAMES
     # Names of environment variables are upper-case, names of data columns are not.
-    return "key" in name_words and (preceding_word in _KEYS or name.isupper())
+    return "key" in name_words and (preceding_word in _SECRET_KEY_PREFIXES or name.isupper())
 
 
-def mask_secrets(value: Any, secret: bool = False) -> Any:
+def mask_secrets(value: Any, is_secret: bool = False) -> Any:
     """Return ``value`` with its secrets masked.
 
     Masked are texts under secret names, environment variables of processes, and passwords in URLs.
@@ -41,51 +54,60 @@ def mask_secrets(value: Any, secret: bool = False) -> Any:
     if isinstance(value, Mapping):
         return {
             name: mask_secrets(
-                item, secret or is_secret_name(str(name)) or _is_environment(name, value)
+                item,
+                is_secret or is_secret_name(str(name)) or _holds_environment_variables(name, value),
             )
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [mask_secrets(item, secret) for item in value]
+        return [mask_secrets(item, is_secret) for item in value]
     if isinstance(value, str):
-        if secret and value and not value.startswith("${"):
+        if is_secret and value and not value.startswith("${"):
             return MASK
-        return _IN_URL.sub(rf"\1:{MASK}@", value)
+        return _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", value)
     return value
 
 
-def _is_environment(name: object, siblings: Mapping[Any, Any]) -> bool:
-    """Return True if ``name``, next to the keys ``siblings``, holds environment variables."""
+def _holds_environment_variables(name: object, siblings: Mapping[Any, Any]) -> bool:
+    """Return True if the key ``name`` holds environment variables.
+
+    ``siblings`` is the dictionary that contains the key.
+    """
     return name == "env_vars" or (name == "env" and "command" in siblings)
 
 
-def mask_arguments(words: Sequence[str]) -> list[str]:
+def mask_arguments(arguments: Sequence[str]) -> list[str]:
     """Return the arguments of a command line with their secrets masked."""
-    return [_mask_argument(str(word)) for word in words]
+    return [_mask_argument(str(argument)) for argument in arguments]
 
 
-def _mask_argument(word: str) -> str:
-    key, equals, value = word.partition("=")
-    if equals and any(key_name in _ENVIRONMENTS for key_name in key.lstrip("+").split(".")):
-        return word if value.startswith("${") else f"{key}={MASK}"
-    return mask_text(word)
+def _mask_argument(argument: str) -> str:
+    key, separator, value = argument.partition("=")
+    if separator and any(
+        key_name in _KEYS_WITH_ENVIRONMENT_VARIABLES for key_name in key.lstrip("+").split(".")
+    ):
+        return argument if value.startswith("${") else f"{key}={MASK}"
+    return mask_text(argument)
 
 
 def register_secrets(values: Mapping[str, Any]) -> None:
-    """Make ``mask_text`` mask the secrets in ``values``: errors quote them without their names."""
-    _hidden.update(_iterate_secrets(values))
+    """Make ``mask_text`` mask the secrets in ``values`` in every text.
+
+    Error messages can quote a secret without its name, so ``mask_text`` must know the secret.
+    """
+    _registered_secrets.update(_iterate_secrets(values))
 
 
-def _iterate_secrets(value: Any, secret: bool = False) -> Iterator[str]:
+def _iterate_secrets(value: Any, is_secret: bool = False) -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _iterate_secrets(item, secret or is_secret_name(str(name)))
+            yield from _iterate_secrets(item, is_secret or is_secret_name(str(name)))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _iterate_secrets(item, secret)
-    # The path of a file with a secret, or a reference to a variable, is not itself secret.
-    elif isinstance(value, str) and secret and not value.startswith(("/", "${", "~")):
-        yield from [value] if len(value) >= _MIN_HIDDEN else []
+            yield from _iterate_secrets(item, is_secret)
+    # The path of a file that contains a secret is not secret. A reference to a variable is neither.
+    elif isinstance(value, str) and is_secret and not value.startswith(("/", "${", "~")):
+        yield from [value] if len(value) >= _MIN_MASKED_LENGTH else []
 
 
 def mask_text(text: str) -> str:
@@ -95,7 +117,7 @@ def mask_text(text: str) -> str:
         is_unmasked = not is_secret_name(match[2]) or match[4].startswith("$")
         return match[0] if is_unmasked else f"{match[1]}{MASK}"
 
-    text = _PAIR.sub(mask_pair, _IN_URL.sub(rf"\1:{MASK}@", text))
-    for value in sorted(_hidden, key=len, reverse=True):
+    text = _KEY_VALUE_PATTERN.sub(mask_pair, _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", text))
+    for value in sorted(_registered_secrets, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text

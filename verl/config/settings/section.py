@@ -40,8 +40,8 @@ else:
         Example: ``Derived[int]``. A loaded config always holds a value.
         """
 
-        def __class_getitem__(cls, kind: object) -> object:
-            return Optional[kind]  # noqa: UP045  kind may be any type expression
+        def __class_getitem__(cls, value_type: object) -> object:
+            return Optional[value_type]  # noqa: UP045  kind may be any type expression
 
 
 class Section(BaseModel):
@@ -73,17 +73,17 @@ class Section(BaseModel):
         return copied_section
 
     def __eq__(self, other: object) -> bool:
-        """Compare the values; a frozen copy equals its source."""
+        """Return True if types and values are equal. A frozen copy equals its source."""
         if not isinstance(other, Section) or type(self) is not type(other):
             return NotImplemented
-        same_extra_values = self.__pydantic_extra__ == other.__pydantic_extra__
-        return same_extra_values and vars(self) == vars(other)
+        has_same_extra_values = self.__pydantic_extra__ == other.__pydantic_extra__
+        return has_same_extra_values and vars(self) == vars(other)
 
-    def _set_frozen(self, frozen: bool) -> None:
+    def _set_frozen(self, is_frozen: bool) -> None:
         for value in (*vars(self).values(), *(self.__pydantic_extra__ or {}).values()):
             if isinstance(value, Section):
-                value._set_frozen(frozen)
-        self._is_frozen = frozen
+                value._set_frozen(is_frozen)
+        self._is_frozen = is_frozen
 
     if not TYPE_CHECKING:  # hidden from type checkers, so that they report undeclared names
 
@@ -127,10 +127,10 @@ class GpuOnly:
 
 @dataclass(frozen=True, slots=True)
 class RunsCode:
-    """Annotation of a key whose value names code to run (file, module, command), or permits it.
+    """Annotation of a key whose value names code (file, module, command) or permits to run code.
 
-    With ``only_import_paths`` only an import path (MODULE:NAME, FILE.py:NAME) is code, not a plain
-    name.
+    With ``only_import_paths`` a value is code only if it is an import path (MODULE:NAME or
+    FILE.py:NAME). A plain name is a registered name and not code.
     """
 
     only_import_paths: bool = False
@@ -143,15 +143,15 @@ class RunsCode:
 class EnvSection(Section):
     """Settings of one environment, and properties of it that other sections depend on."""
 
-    # Dotted path of a key outside of ``env`` -> key of this section to which its value is copied.
-    # For environments whose tasks are the rows of ``data.train_files`` and ``data.val_files``.
+    # Map from the dotted path of a key outside of ``env`` to the key of this section that gets its
+    # value. It is empty unless tasks are the rows of ``data.train_files`` and ``data.val_files``.
     data_keys: ClassVar[Mapping[str, str]] = {}
-    # True if the environment can drop tasks with too long prompts, or truncate these. Its package
-    # then has a function ``task_text``.
-    fits_prompts: ClassVar[bool] = False
+    # True if the environment can drop tasks with too long prompts, or truncate prompts. The package
+    # of such an environment has a function ``task_text``.
+    can_fit_prompts: ClassVar[bool] = False
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of tasks of ``split``; None if only the package knows it."""
+        """Return the number of tasks of ``split``; None if the settings do not determine it."""
         del split
         return None
 
@@ -173,6 +173,6 @@ class OpenSection(Section):
             raise MissingKey(f"{type(self).__name__} has no {name!r}")
         return sections[name]
 
-    if TYPE_CHECKING:  # pydantic allows assignment to undeclared names; declare that here
+    if TYPE_CHECKING:  # tell type checkers that assignment to undeclared names is allowed
 
         def __setattr__(self, name: str, value: Any) -> None: ...

@@ -3,11 +3,6 @@
 ``python -m verl.record.report RUN_DIR`` writes it.
 """
 
-from verl.record.report.page import (
-    refresh_report,
-    render_report,
-    write_comparison,
-    write_report,
-)
+from verl.record.report.page import render_report, write_comparison, write_report
 
-__all__ = ["refresh_report", "render_report", "write_comparison", "write_report"]
+__all__ = ["render_report", "write_comparison", "write_report"]

@@ -17,41 +17,53 @@ from verl.report_sections import PlacedEntry, Plot, Scatter
 # ---- scales, ticks and number formats -----------------------------------------------------------
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` round numbers, from at or below ``low`` to at or above ``high``."""
+def compute_linear_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about ``count`` evenly spaced round numbers that cover [low, high].
+
+    0.3 to 9 with 5 ticks: 0, 2.5, 5, 7.5, 10
+    """
     if high <= low:
         margin = abs(low) * 0.1  # a single value gets a margin above and below
         low, high = (low - margin, low + margin) if margin else (0.0, 1.0)
     min_distance = (high - low) / max(1, count - 1)
-    power = 10.0 ** math.floor(math.log10(min_distance))
+    power_of_ten = 10.0 ** math.floor(math.log10(min_distance))
     # Tick distances are 1, 2, 2.5 or 5 times a power of ten. 0.999 tolerates rounding errors.
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= min_distance * 0.999)
+    tick_distance = next(
+        multiplier * power_of_ten
+        for multiplier in (1, 2, 2.5, 5, 10)
+        if multiplier * power_of_ten >= min_distance * 0.999
+    )
     # 0.3 / 0.1 is 2.9999999999999996: the tolerance keeps that tick.
-    first_multiple = math.floor(low / step + 1e-9)
-    last_multiple = math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first_multiple, last_multiple + 1)]
+    first_multiple = math.floor(low / tick_distance + 1e-9)
+    last_multiple = math.ceil(high / tick_distance - 1e-9)
+    return [round(i * tick_distance, 12) for i in range(first_multiple, last_multiple + 1)]
 
 
-def log_ticks(low: float, high: float) -> list[float]:
-    """Return about six powers of ten or fewer that cover [low, high]."""
-    first_power = math.floor(math.log10(low) + 1e-9)
+def compute_log_ticks(low: float, high: float) -> list[float]:
+    """Return evenly spaced powers of ten, about six at most, that cover [low, high]."""
+    first_exponent = math.floor(math.log10(low) + 1e-9)
     # At least one decade: otherwise the axis would have no length.
-    last_power = max(math.ceil(math.log10(high) - 1e-9), first_power + 1)
-    stride = max(1, math.ceil((last_power - first_power) / 5))
-    return [10.0**power for power in range(first_power, last_power + stride, stride)]
+    last_exponent = max(math.ceil(math.log10(high) - 1e-9), first_exponent + 1)
+    exponent_step = max(1, math.ceil((last_exponent - first_exponent) / 5))
+    return [
+        10.0**exponent
+        for exponent in range(first_exponent, last_exponent + exponent_step, exponent_step)
+    ]
 
 
-def step_ticks(low: int, high: int, count: int = 7) -> list[float]:
+def compute_step_ticks(low: int, high: int, count: int = 7) -> list[float]:
     """Return integer ticks inside [low, high] for an axis of training steps."""
     ticks = [
-        t for t in nice_ticks(low, max(high, low + 1), count) if low <= t <= high and t == int(t)
+        tick
+        for tick in compute_linear_ticks(low, max(high, low + 1), count)
+        if low <= tick <= high and tick == int(tick)
     ]
     return ticks or [float(low)]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Linear or logarithmic map from values to pixels."""
+    """Linear or logarithmic map of the values [low, high] to the pixels [start, end]."""
 
     low: float
     high: float
@@ -60,25 +72,25 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        low_end = self.low
-        high_end = self.high
+        low = self.low
+        high = self.high
         if self.log:
-            value = math.log10(max(value, low_end))  # values below the axis are drawn on it
-            low_end = math.log10(low_end)
-            high_end = math.log10(high_end)
-        axis_fraction = (value - low_end) / (high_end - low_end) if high_end > low_end else 0.5
+            value = math.log10(max(value, low))  # a value below the axis range is drawn at its end
+            low = math.log10(low)
+            high = math.log10(high)
+        axis_fraction = (value - low) / (high - low) if high > low else 0.5
         return round(self.start + axis_fraction * (self.end - self.start), 2)
 
 
 def format_number(value: float) -> str:
     """Format a number briefly, for example 12,345, 12.3, 0.012 or 1.2e-7."""
-    size = abs(value)
+    magnitude = abs(value)
     if value == 0:
         return "0"
-    if size >= 10_000_000 or size < 1e-3:
+    if magnitude >= 10_000_000 or magnitude < 1e-3:
         # Python writes exponents with at least two digits.
         return f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
-    if size >= 1000:
+    if magnitude >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
@@ -92,13 +104,14 @@ FORMATS: dict[str, Callable[[float], str]] = {
 
 # ---- charts ------------------------------------------------------------------------------------
 
-MAX_POINTS = 400  # drawn per series
+MAX_POINTS = 400  # maximum number of points drawn per series
 LEFT, RIGHT, TOP, BOTTOM = 60, 14, 10, 38  # margins, pixels
-PADDING = 0.04  # margin on both sides of the points, as a share of their range
-LABEL_LEFT_FROM = 0.88  # share of the axis from which labels are drawn left of their points
+PADDING_SHARE = 0.04  # margin on both sides of the points, as a share of their range
+# Position on the x axis, as a share of its length, after which labels are drawn left of points.
+LABEL_LEFT_FROM = 0.88
 
 
-# Fields of Series that have one value per point, or are None.
+# Fields of Series with one value per point. Optional ones may be None.
 POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")
 
 
@@ -106,10 +119,11 @@ POINT_COLUMNS = ("xs", "ys", "low", "high", "left", "right", "labels")
 class Series:
     """One curve of a chart: values ``ys`` over ``xs`` (training steps, or another metric).
 
-    ``color`` is a colour name of the style sheet. ``low`` and ``high`` are an interval of the
-    values, drawn as whiskers or as a ``band``. ``left`` and ``right`` are an interval of ``xs``.
-    ``labels`` are drawn next to the points. ``trajectory_kind`` (``train`` or ``val``) names the
-    trajectories that a click on a point opens.
+    ``color`` is a colour name of the style sheet. ``low`` and ``high`` bound an interval around
+    each value of ``ys``, drawn as an error bar or, with ``band``, as a shaded area. ``left``
+    and ``right`` bound an interval around each value of ``xs``. ``labels`` are drawn
+    next to the points. A click on a point opens the trajectories of its step; ``trajectory_kind``
+    says which ones (``train`` or ``val``).
     """
 
     name: str
@@ -119,7 +133,7 @@ class Series:
     low: list[float] | None = None
     high: list[float] | None = None
     markers: bool = False
-    faint: bool = False  # raw values of a smoothed line; not in the legend
+    faint: bool = False  # True for the raw values of a smoothed line, which the legend omits
     labels: list[str] | None = None
     trajectory_kind: str = "train"
     band: bool = False
@@ -127,17 +141,17 @@ class Series:
     right: list[float] | None = None
 
     def limit_points(self) -> "Series":
-        """Keep every n-th point and the last one: at most about ``MAX_POINTS`` in total."""
-        # Round up: rounding down would keep up to twice as many points.
+        """Return a series with every n-th point and the last one, about ``MAX_POINTS`` at most."""
+        # Round up. Rounding down would allow up to twice as many points as MAX_POINTS.
         stride = -(-len(self.xs) // MAX_POINTS)
         if stride <= 1:
             return self
-        keep = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
+        kept_indices = sorted({*range(0, len(self.xs), stride), len(self.xs) - 1})
         columns = {name: getattr(self, name) for name in POINT_COLUMNS}
         return replace(
             self,
             **{
-                name: [values[i] for i in keep]
+                name: [values[i] for i in kept_indices]
                 for name, values in columns.items()
                 if values is not None
             },
@@ -148,8 +162,9 @@ class Series:
 class Chart(PlacedEntry):
     """One chart of the page.
 
-    ``kind`` is line, stacked or points (whose x axis is another metric, ``x_label``). ``form`` is
-    the number format of the values (see ``FORMATS``).
+    ``kind`` is ``line``, ``stacked`` (areas on top of each other) or ``points``. The x axis of
+    ``points`` shows the metric that ``x_label`` names; other charts show training steps. ``form``
+    is the number format of the values, a key of ``FORMATS``.
     """
 
     title: str
@@ -165,29 +180,40 @@ class Chart(PlacedEntry):
     placed_after: str | None = None
 
     @classmethod
-    def from_plan(cls, plan: Plot | Scatter, series: list[Series], **values: Any) -> "Chart":
-        """Return the chart that ``plan`` declares; ``values`` are fields that ``plan`` lacks."""
-        names = {field.name for field in fields(cls)} & {field.name for field in fields(plan)}
-        return cls(series=series, **{name: getattr(plan, name) for name in names}, **values)
+    def from_declaration(
+        cls, declaration: Plot | Scatter, series: list[Series], **chart_fields: Any
+    ) -> "Chart":
+        """Return the declared chart with the curves ``series``.
+
+        ``chart_fields`` are further fields of the chart that the declaration does not have.
+        """
+        names = {field.name for field in fields(cls)}
+        names &= {field.name for field in fields(declaration)}
+        declared_fields = {name: getattr(declaration, name) for name in names}
+        return cls(series=series, **declared_fields, **chart_fields)
 
     @property
     def legend_series(self) -> list[Series]:
-        """Return the series that the legend names; none if there is only one."""
-        # Series with labels at their points need no legend.
+        """Return the series that the legend lists. A legend with one series is omitted."""
+        # Series whose points have labels need no legend.
         named_series = [series for series in self.series if not series.faint and not series.labels]
         return named_series if len(named_series) > 1 else []
 
 
 def smooth_values(values: list[float], weight: float = 0.7) -> list[float]:
-    """Return the exponential moving average, corrected for the bias of its zero start."""
-    result = []
-    total = 0.0
-    norm = 0.0  # average of a series of ones: dividing by it removes the bias
+    """Return the exponential moving average, with Adam's correction of the start at zero.
+
+    values 1, 3 with weight 0.7: 1, 2.18
+    """
+    averages = []
+    weighted_sum = 0.0
+    # The same average of a series of ones. Dividing by it removes the bias towards zero.
+    sum_of_weights = 0.0
     for value in values:
-        total = weight * total + (1 - weight) * value
-        norm = weight * norm + (1 - weight)
-        result.append(total / norm)
-    return result
+        weighted_sum = weight * weighted_sum + (1 - weight) * value
+        sum_of_weights = weight * sum_of_weights + (1 - weight)
+        averages.append(weighted_sum / sum_of_weights)
+    return averages
 
 
 def draw_svg(chart: Chart) -> Markup:
@@ -195,14 +221,14 @@ def draw_svg(chart: Chart) -> Markup:
     series = [s.limit_points() for s in chart.series if s.xs]
     layers = _stack_series(series) if chart.kind == "stacked" else series
     x, y, x_ticks, y_ticks = _make_scales(chart, layers)
-    tags = [*_draw_y_axis(chart, x, y, y_ticks), *_draw_x_axis(chart, x, x_ticks)]
+    elements = [*_draw_y_axis(chart, x, y, y_ticks), *_draw_x_axis(chart, x, x_ticks)]
     if chart.kind == "stacked":
-        for layer in reversed(layers):  # the first one lies on top
-            tags += _draw_area(layer, x, y)
+        for layer in reversed(layers):  # lower areas are drawn last, over upper ones
+            elements += _draw_area(layer, x, y)
     else:
         for layer in layers:
-            tags += _draw_line(layer, x, y)
-    hover = {
+            elements += _draw_line(layer, x, y)
+    hover_data = {
         "axis": chart.x_label if chart.kind == "points" else "step",
         "left": x.start,
         "right": x.end,
@@ -219,39 +245,42 @@ def draw_svg(chart: Chart) -> Markup:
     label = escape(f"{chart.title}: {chart.y_label} by {chart.x_label}")
     return Markup(
         f'<svg viewBox="0 0 {chart.width} {chart.height}" aria-label="{label}" '
-        f'data-hover="{escape(json.dumps(hover, separators=(",", ":")))}">{"".join(tags)}</svg>'
+        f'data-hover="{escape(json.dumps(hover_data, separators=(",", ":")))}">'
+        f"{''.join(elements)}</svg>"
     )
 
 
 def _hover_values(series: Series, form: str) -> dict[str, Any]:
-    """Return the values of a series that the page's script shows at the cursor."""
-    show = FORMATS[form]
-    ranges = None
+    """Return the texts of a series that the page's script shows at the cursor."""
+    format_value = FORMATS[form]
+    interval_texts = None
     if series.low is not None and series.high is not None:
-        ranges = [
-            f"{show(low)} to {show(high)}"
+        interval_texts = [
+            f"{format_value(low)} to {format_value(high)}"
             for low, high in zip(series.low, series.high, strict=True)
         ]
-    # Formatted here, because the page's script would otherwise have to repeat the formats.
-    values = [show(value) for value in series.ys]
+    # Format the values here: the page's script does not know the formats.
+    values = [format_value(value) for value in series.ys]
     texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
-    return texts | {"range": ranges, "plays": series.trajectory_kind}
+    return texts | {"range": interval_texts, "plays": series.trajectory_kind}
 
 
 def _stack_series(series: list[Series]) -> list[Series]:
-    """Return the layers of a stacked chart.
+    """Return the areas of a stacked chart, one per series, in order from bottom to top.
 
-    ``ys`` are running sums over the series, ``low`` is the sum of the series below.
+    ``low`` of an area is the sum of the series below it, ``ys`` is this sum plus its own values.
     """
     xs = sorted({x for s in series for x in s.xs})
-    columns = [dict(zip(s.xs, s.ys, strict=True)) for s in series]
-    sums = [list(accumulate(column.get(x, 0.0) for column in columns)) for x in xs]
+    values_by_step = [dict(zip(s.xs, s.ys, strict=True)) for s in series]
+    running_sums = [
+        list(accumulate(step_values.get(x, 0.0) for step_values in values_by_step)) for x in xs
+    ]
     layers = []
     for index, s in enumerate(series):
-        upper_sums = [total[index] for total in sums]
-        lower_sums = [total[index - 1] if index else 0.0 for total in sums]
-        # All series get the same steps. A part that was not measured counts as 0.
-        s.ys = [columns[index].get(x, 0.0) for x in xs]
+        upper_sums = [sums[index] for sums in running_sums]
+        lower_sums = [sums[index - 1] if index else 0.0 for sums in running_sums]
+        # Give all series the same steps. A value that was not measured at a step counts as 0.
+        s.ys = [values_by_step[index].get(x, 0.0) for x in xs]
         s.xs = xs
         layers.append(Series(s.name, xs, upper_sums, s.color, low=lower_sums))
     return layers
@@ -260,11 +289,11 @@ def _stack_series(series: list[Series]) -> list[Series]:
 def _make_scales(
     chart: Chart, layers: list[Series]
 ) -> tuple[Scale, Scale, list[float], list[float]]:
-    """Return the x scale, the y scale, and the ticks of each."""
+    """Return the x scale, the y scale, the x ticks and the y ticks."""
     values: list[float] = []
     steps: list[float] = []
     for layer in layers:
-        # Include the intervals: their whiskers must stay inside the chart.
+        # Include the interval bounds: error bars must stay inside the chart.
         values += [*layer.ys, *(layer.low or []), *(layer.high or [])]
         steps += [*layer.xs, *(layer.left or []), *(layer.right or [])]
     values = values or [0.0, 1.0]
@@ -272,62 +301,64 @@ def _make_scales(
     y_low = min(values) if chart.y_range[0] is None else chart.y_range[0]
     y_high = max(values) if chart.y_range[1] is None else chart.y_range[1]
     if chart.log:
-        positive = [v for v in values if v > 0] or [1.0]
-        ticks = log_ticks(min(positive), max(positive))
+        positive_values = [v for v in values if v > 0] or [1.0]
+        ticks = compute_log_ticks(min(positive_values), max(positive_values))
     else:
-        ticks = nice_ticks(y_low, y_high, max(3, chart.height // 48))
+        ticks = compute_linear_ticks(y_low, y_high, max(3, chart.height // 48))
     if chart.y_range[1] is not None:
-        # Drop ticks above a given bound, for example 120% for a share of at most 1.
+        # Drop ticks above the declared maximum, for example 120% for a share of at most 1.
         ticks = [tick for tick in ticks if tick <= y_high + 1e-9]
     right_edge = chart.width - RIGHT
     if chart.kind == "points":
-        # Ticks with padding at both ends, not below 0 if no value is negative.
-        first, last = min(steps), max(steps)
-        padding = PADDING * (last - first)
-        first, last = max(first - padding, min(first, 0.0)), last + padding
-        x_ticks = nice_ticks(first, last, max(4, chart.width // 120))
+        # Pad the range at both ends. Do not go below 0 if no value is negative.
+        x_low, x_high = min(steps), max(steps)
+        padding = PADDING_SHARE * (x_high - x_low)
+        x_low, x_high = max(x_low - padding, min(x_low, 0.0)), x_high + padding
+        x_ticks = compute_linear_ticks(x_low, x_high, max(4, chart.width // 120))
         x = Scale(x_ticks[0], x_ticks[-1], LEFT, right_edge)
     else:
-        # A single step also needs an axis with a length.
+        # With a single step, end the axis one step later: an axis needs a length.
         x = Scale(min(steps), max(max(steps), min(steps) + 1), LEFT, right_edge)
-        x_ticks = step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
-    # Values can exceed the last tick, because ticks above the bound were removed.
-    highest = ticks[-1] if chart.log else max(ticks[-1], y_high)
-    y = Scale(ticks[0], highest, chart.height - BOTTOM, TOP, chart.log)
+        x_ticks = compute_step_ticks(int(x.low), int(x.high), max(5, chart.width // 90))
+    # Values can exceed the last tick if ticks above the maximum were dropped.
+    y_top = ticks[-1] if chart.log else max(ticks[-1], y_high)
+    y = Scale(ticks[0], y_top, chart.height - BOTTOM, TOP, chart.log)
     return x, y, x_ticks, ticks
 
 
 def _draw_y_axis(chart: Chart, x: Scale, y: Scale, ticks: list[float]) -> list[str]:
     """Draw a grid line and a value for every y tick, and the label of the axis."""
     center_y = (TOP + chart.height - BOTTOM) / 2
-    tags = []
+    elements = []
     for tick in ticks:
-        css = "zero" if tick == 0 and ticks[0] < 0 else "grid"
-        attrs = f'x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"'
-        tags.append(f'<line class="{css}" {attrs}/>')
+        css_class = "zero" if tick == 0 and ticks[0] < 0 else "grid"
+        attributes = f'x1="{x.start}" x2="{x.end}" y1="{y(tick)}" y2="{y(tick)}"'
+        elements.append(f'<line class="{css_class}" {attributes}/>')
         text = escape(FORMATS[chart.form](tick))
-        attrs = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
-        tags.append(f'<text class="tick" {attrs}>{text}</text>')
-    attrs = f'x="11" y="{center_y}" transform="rotate(-90 11 {center_y})"'
-    tags.append(f'<text class="label" {attrs} text-anchor="middle">{escape(chart.y_label)}</text>')
-    return tags
+        attributes = f'x="{x.start - 7}" y="{y(tick) + 3.5}" text-anchor="end"'
+        elements.append(f'<text class="tick" {attributes}>{text}</text>')
+    attributes = f'x="11" y="{center_y}" transform="rotate(-90 11 {center_y})"'
+    elements.append(
+        f'<text class="label" {attributes} text-anchor="middle">{escape(chart.y_label)}</text>'
+    )
+    return elements
 
 
 def _draw_x_axis(chart: Chart, x: Scale, ticks: list[float]) -> list[str]:
     """Draw the x axis with its ticks and its label."""
     axis_y = chart.height - BOTTOM
-    show = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
-    tags = []
+    format_tick = FORMATS["number"] if chart.kind == "points" else "{:.0f}".format
+    elements = []
     for tick in ticks:
-        attrs = f'x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"'
-        tags.append(f'<line class="mark" {attrs}/>')
-        attrs = f'x="{x(tick)}" y="{axis_y + 16}" text-anchor="middle"'
-        tags.append(f'<text class="tick" {attrs}>{show(tick)}</text>')
-    tags.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{axis_y}" y2="{axis_y}"/>')
-    center = (x.start + x.end) / 2
-    attrs = f'x="{center}" y="{chart.height - 5}" text-anchor="middle"'
-    tags.append(f'<text class="label" {attrs}>{escape(chart.x_label)}</text>')
-    return tags
+        attributes = f'x1="{x(tick)}" x2="{x(tick)}" y1="{axis_y}" y2="{axis_y + 4}"'
+        elements.append(f'<line class="mark" {attributes}/>')
+        attributes = f'x="{x(tick)}" y="{axis_y + 16}" text-anchor="middle"'
+        elements.append(f'<text class="tick" {attributes}>{format_tick(tick)}</text>')
+    elements.append(f'<line class="axis" x1="{x.start}" x2="{x.end}" y1="{axis_y}" y2="{axis_y}"/>')
+    center_x = (x.start + x.end) / 2
+    attributes = f'x="{center_x}" y="{chart.height - 5}" text-anchor="middle"'
+    elements.append(f'<text class="label" {attributes}>{escape(chart.x_label)}</text>')
+    return elements
 
 
 def _svg_path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
@@ -335,46 +366,52 @@ def _svg_path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> s
 
 
 def _draw_line(series: Series, x: Scale, y: Scale) -> list[str]:
-    tags = []
+    elements = []
     color = f"c-{series.color}"
     if series.low is not None and series.high is not None and series.band:
         upper_path = _svg_path(series.xs, series.high, x, y)
         lower_path = _svg_path(series.xs[::-1], series.low[::-1], x, y)
-        tags.append(f'<path class="band {color}" d="M{upper_path}L{lower_path}Z"/>')
+        elements.append(f'<path class="band {color}" d="M{upper_path}L{lower_path}Z"/>')
     else:
-        whiskers = _whisker_paths(series, x, y)
-        tags += [f'<path class="whisker {color}" d="{whisker}"/>' for whisker in whiskers]
-    css = "faint" if series.faint else "line"
-    tags.append(f'<path class="{css} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>')
+        error_bars = _whisker_paths(series, x, y)
+        elements += [f'<path class="whisker {color}" d="{error_bar}"/>' for error_bar in error_bars]
+    css_class = "faint" if series.faint else "line"
+    elements.append(
+        f'<path class="{css_class} {color}" d="M{_svg_path(series.xs, series.ys, x, y)}"/>'
+    )
     if series.markers or len(series.xs) == 1:
         for step, value in zip(series.xs, series.ys, strict=True):
-            tags.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
+            elements.append(f'<circle class="dot {color}" cx="{x(step)}" cy="{y(value)}" r="3.6"/>')
     for step, value, label in zip(series.xs, series.ys, series.labels or (), strict=False):
-        at = x(step)
-        is_label_left = at > x.start + LABEL_LEFT_FROM * (x.end - x.start)
-        x_attrs = f'x="{at - 8}" text-anchor="end"' if is_label_left else f'x="{at + 8}"'
-        attrs = f'{x_attrs} y="{y(value) - 6}"'
-        tags.append(f'<text class="tick" {attrs}>{escape(label)}</text>')
-    return tags
+        point_x = x(step)
+        is_label_left = point_x > x.start + LABEL_LEFT_FROM * (x.end - x.start)
+        x_attributes = (
+            f'x="{point_x - 8}" text-anchor="end"' if is_label_left else f'x="{point_x + 8}"'
+        )
+        attributes = f'{x_attributes} y="{y(value) - 6}"'
+        elements.append(f'<text class="tick" {attributes}>{escape(label)}</text>')
+    return elements
 
 
 def _whisker_paths(series: Series, x: Scale, y: Scale) -> Iterator[str]:
     """Yield SVG paths of the vertical error bars, then of the horizontal ones."""
     for step, low, high in zip(series.xs, series.low or (), series.high or (), strict=False):
-        at, low_y, high_y = x(step), y(low), y(high)
-        yield f"M{at} {low_y}V{high_y}M{at - 4} {low_y}h8M{at - 4} {high_y}h8"
+        point_x, low_y, high_y = x(step), y(low), y(high)
+        yield f"M{point_x} {low_y}V{high_y}M{point_x - 4} {low_y}h8M{point_x - 4} {high_y}h8"
     for value, left, right in zip(series.ys, series.left or (), series.right or (), strict=False):
-        at, left_x, right_x = y(value), x(left), x(right)
-        yield f"M{left_x} {at}H{right_x}M{left_x} {at - 4}v8M{right_x} {at - 4}v8"
+        point_y, left_x, right_x = y(value), x(left), x(right)
+        yield f"M{left_x} {point_y}H{right_x}M{left_x} {point_y - 4}v8M{right_x} {point_y - 4}v8"
 
 
 def _draw_area(layer: Series, x: Scale, y: Scale) -> list[str]:
     lower_values = layer.low or [0.0] * len(layer.xs)
-    if len(layer.xs) == 1:  # one step: a bar across the chart
+    if len(layer.xs) == 1:  # draw a single step as a bar across the chart
         low_y = y(lower_values[0])
         high_y = y(layer.ys[0])
-        size = f'x="{x.start}" width="{x.end - x.start}" y="{high_y}" height="{low_y - high_y}"'
-        return [f'<rect class="area c-{layer.color}" {size}/>']
+        rectangle = (
+            f'x="{x.start}" width="{x.end - x.start}" y="{high_y}" height="{low_y - high_y}"'
+        )
+        return [f'<rect class="area c-{layer.color}" {rectangle}/>']
     upper_path = _svg_path(layer.xs, layer.ys, x, y)
     lower_path = _svg_path(layer.xs[::-1], lower_values[::-1], x, y)
     return [f'<path class="area c-{layer.color}" d="M{upper_path}L{lower_path}Z"/>']

@@ -22,118 +22,162 @@ from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
 RESAMPLES = 1000  # bootstrap samples of the runs of an arm, for each point of a curve
-MOST_KEYS = 2  # maximum number of settings in the name of an arm
-# Keys that may differ within an arm, in addition to seeds.
-NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
+MAX_NAME_SETTINGS = 2  # maximum number of settings in the name of an arm
+# Config keys, in addition to seeds, that may differ between the runs of an arm.
+NAME_KEYS = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
 Arms = Mapping[str, Sequence[RunData]]
 
 
 def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
-    """Group ``runs`` by the settings in which they differ, which name the arm.
+    """Group runs with equal settings into arms. Return a dict name of the arm -> runs.
 
-    If they are more than ``MOST_KEYS``, the common part of the directory names is the name.
+    The name lists the settings in which the arms differ. If these are more than
+    ``MAX_NAME_SETTINGS``, the name is the common prefix of the directory names.
     """
-    settings = [_arm_settings(run) for run in runs]
-    keys = sorted({key for of_run in settings for key in of_run})
-    differing = [key for key in keys if len({of_run.get(key) for of_run in settings}) > 1]
-    grouped: dict[tuple[Any, ...], list[RunData]] = {}
-    for run, of_run in zip(runs, settings, strict=True):
-        grouped.setdefault(tuple(of_run.get(key) for key in differing), []).append(run)
-    named: dict[str, list[RunData]] = {}
-    for values, members in grouped.items():
-        pairs = [f"{key.rpartition('.')[2]}={v}" for key, v in zip(differing, values, strict=True)]
-        name = ", ".join(pairs) if 0 < len(pairs) <= MOST_KEYS else _shared_name(members)
+    settings_of_runs = [_select_arm_settings(run) for run in runs]
+    keys = sorted({key for run_settings in settings_of_runs for key in run_settings})
+    differing_keys = [
+        key for key in keys if len({run_settings.get(key) for run_settings in settings_of_runs}) > 1
+    ]
+    runs_by_values: dict[tuple[Any, ...], list[RunData]] = {}
+    for run, run_settings in zip(runs, settings_of_runs, strict=True):
+        runs_by_values.setdefault(
+            tuple(run_settings.get(key) for key in differing_keys), []
+        ).append(run)
+    runs_by_name: dict[str, list[RunData]] = {}
+    for values, members in runs_by_values.items():
+        pairs = [
+            f"{key.rpartition('.')[2]}={v}" for key, v in zip(differing_keys, values, strict=True)
+        ]
+        name = (
+            ", ".join(pairs) if 0 < len(pairs) <= MAX_NAME_SETTINGS else _find_common_name(members)
+        )
         # The directories of two arms may have the same common prefix.
-        named[name if name not in named else f"{name} ({len(named) + 1})"] = members
-    return named
+        runs_by_name[name if name not in runs_by_name else f"{name} ({len(runs_by_name) + 1})"] = (
+            members
+        )
+    return runs_by_name
 
 
-def _arm_settings(run: RunData) -> dict[str, Any]:
-    flat = flatten_config(run.config)
-    return {k: v for k, v in flat.items() if "seed" not in k.split(".")[-1] and k not in NAMES}
+def _select_arm_settings(run: RunData) -> dict[str, Any]:
+    values_by_path = flatten_config(run.config)
+    return {
+        key: value
+        for key, value in values_by_path.items()
+        if "seed" not in key.split(".")[-1] and key not in NAME_KEYS
+    }
 
 
-def _shared_name(runs: Sequence[RunData]) -> str:
+def _find_common_name(runs: Sequence[RunData]) -> str:
     names = [run.directory.path.name for run in runs]
     if len(names) == 1:
         return names[0]
-    prefix = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    # Remove the common beginning of suffixes such as _s1 and _s2.
-    return re.sub(r"[_.-](seed|s)?$", "", "".join(letters[0] for letters in prefix)) or names[0]
+    prefix = takewhile(
+        lambda letters_at_position: len(set(letters_at_position)) == 1, zip(*names, strict=False)
+    )
+    # If the names end in _s1 and _s2, the common prefix ends in "_s": remove this ending.
+    return (
+        re.sub(
+            r"[_.-](seed|s)?$",
+            "",
+            "".join(letters_at_position[0] for letters_at_position in prefix),
+        )
+        or names[0]
+    )
 
 
 def build_settings_table(groups: Arms) -> NumberTable:
     """Return the table of the settings in which the arms differ."""
-    settings = [_arm_settings(runs[0]) for runs in groups.values()]
-    keys = sorted({key for of_arm in settings for key in of_arm})
-    rows = [[key, *(str(of_arm.get(key, "")) for of_arm in settings)] for key in keys]
-    differing = [row for row in rows if len(set(row[1:])) > 1]
-    return NumberTable("Settings that differ", ["setting", *groups], differing)
+    settings_of_arms = [_select_arm_settings(runs[0]) for runs in groups.values()]
+    keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
+    rows = [
+        [key, *(str(arm_settings.get(key, "")) for arm_settings in settings_of_arms)]
+        for key in keys
+    ]
+    differing_rows = [row for row in rows if len(set(row[1:])) > 1]
+    return NumberTable("Settings that differ", ["setting", *groups], differing_rows)
 
 
-def comparison_sections(groups: Arms) -> list[DrawnSection]:
+def draw_comparison_sections(groups: Arms) -> list[DrawnSection]:
     """Return the sections with the curves and tables of ``groups``."""
-    added = [section for contribution in load_contributions() for section in contribution.sections]
-    built_in = read_built_in_sections()
-    effort = built_in["effort"]
-    # A chart of each curve: with several curves the arms could not be distinguished.
+    contributed_sections = [
+        section for contribution in load_contributions() for section in contribution.sections
+    ]
+    built_in_sections = read_built_in_sections()
+    effort_section = built_in_sections["effort"]
+    # Make one chart per curve. In a chart with several curves, readers could not tell arms apart.
     effort_plots = tuple(
         replace(plot, title=f"{plot.title}, {curve.name}", curves=(curve,))
-        for plot in effort.plots
+        for plot in effort_section.plots
         if isinstance(plot, Plot)
         for curve in plot.curves
         if isinstance(curve, Curve)
     )
-    plans = [
-        built_in["compared_success"],
-        replace(effort, plots=effort_plots, columns=2),
-        built_in["optimisation"],
-        *added,
+    declarations = [
+        built_in_sections["compared_success"],
+        replace(effort_section, plots=effort_plots, columns=2),
+        built_in_sections["optimisation"],
+        *contributed_sections,
     ]
-    sections = [_draw_section(groups, plan) for plan in plans]
+    sections = [_draw_section(groups, declaration) for declaration in declarations]
     sections[0].tables = [build_value_table(groups), build_settings_table(groups)]
     return [section for section in sections if section.charts or section.tables]
 
 
-def _draw_section(groups: Arms, plan: ReportSection) -> DrawnSection:
-    # Only charts of one metric, because with several the arms could not be distinguished.
-    plots = [plot for plot in plan.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
+def _draw_section(groups: Arms, declaration: ReportSection) -> DrawnSection:
+    # Draw only plots of one metric. With several metrics, readers could not tell arms apart.
+    plots = [plot for plot in declaration.plots if isinstance(plot, Plot) and len(plot.curves) == 1]
     charts = [chart for chart in (draw_arms(groups, plot) for plot in plots) if chart.series]
-    return DrawnSection(plan.title, plan.lead, charts, plan.columns)
+    return DrawnSection(declaration.title, declaration.lead, charts, declaration.columns)
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """Draw the first metric of ``plot`` with one curve per arm that has logged it."""
+    """Draw the first metric of ``plot`` with one curve per arm. Skip arms without this metric."""
     curve = plot.curves[0]
-    series = []
+    arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
     for (name, runs), color in zip(groups.items(), cycle(ARM_COLORS), strict=False):
-        line = arm_series(name, runs, curve, color) if isinstance(curve, Curve) else None
-        if line is not None and line.xs:
-            series.append(line)
-    return Chart.from_plan(replace(plot, kind="line", log=False), series)
+        arm_curve = (
+            compute_arm_curve(name, runs, curve, color) if isinstance(curve, Curve) else None
+        )
+        if arm_curve is not None and arm_curve.xs:
+            arm_curves.append(arm_curve)
+    return Chart.from_declaration(replace(plot, kind="line", log=False), arm_curves)
 
 
-def arm_series(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
-    """Return mean and interval of a metric over ``runs``, at the steps that all of them logged."""
-    values = []
+def compute_arm_curve(name: str, runs: Sequence[RunData], curve: Curve, color: str) -> Series:
+    """Return the mean of a metric over ``runs`` with its interval, as a curve of a chart.
+
+    The curve has only the steps at which all runs logged the metric.
+    """
+    values_of_runs = []
     for run in runs:
         xs, ys = run.metric_points(curve.metric)
-        values.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
-    steps = sorted(set.intersection(*(set(of_run) for of_run in values)))
-    at_steps = [[of_run[step] for of_run in values] for step in steps]
+        values_of_runs.append(dict(zip(xs, smooth_values(ys) if curve.smooth else ys, strict=True)))
+    steps = sorted(set.intersection(*(set(values_by_step) for values_by_step in values_of_runs)))
+    values_of_steps = [
+        [values_by_step[step] for values_by_step in values_of_runs] for step in steps
+    ]
     label = f"{name}, {len(runs)} seeds" if len(runs) > 1 else name
-    line = Series(label, steps, [fmean(each) for each in at_steps], color, markers=curve.markers)
+    arm_curve = Series(
+        label,
+        steps,
+        [fmean(step_values) for step_values in values_of_steps],
+        color,
+        markers=curve.markers,
+    )
     if len(runs) > 1:
-        bounds = [bootstrap_interval(each, resamples=RESAMPLES) for each in at_steps]
-        line.low = [low for low, _ in bounds]
-        line.high = [high for _, high in bounds]
-        line.band = True
-    return line
+        bounds = [
+            bootstrap_interval(step_values, resamples=RESAMPLES) for step_values in values_of_steps
+        ]
+        arm_curve.low = [low for low, _ in bounds]
+        arm_curve.high = [high for _, high in bounds]
+        arm_curve.band = True
+    return arm_curve
 
 
-COLUMNS = (
+VALUE_COLUMNS = (
     ("held-out before", "val/success_rate", 0, "percent"),
     ("held-out after", "val/success_rate", -1, "percent"),
     ("tokens / episode before", "val/tokens_per_episode", 0, "number"),
@@ -143,43 +187,50 @@ COLUMNS = (
 
 
 def build_value_table(groups: Arms) -> NumberTable:
-    """Return the table of metrics before and after training, per arm (mean, interval) and run."""
-    head = ["arm", "seeds", *(title for title, _, _, _ in COLUMNS)]
+    """Return the table of metrics before and after training.
+
+    It has a line with mean and interval per arm, followed by a line per run of the arm.
+    """
+    head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []
     for name, runs in groups.items():
-        lines.append([name, str(len(runs)), *_value_cells(runs)])
+        lines.append([name, str(len(runs)), *_format_value_cells(runs)])
         if len(runs) > 1:
             seeds = [str(run.config_value("trainer.seed", "")) for run in runs]
-            of_runs = zip(runs, seeds, strict=True)
+            runs_and_seeds = zip(runs, seeds, strict=True)
             lines += [
-                [f"· {run.directory.path.name}", s, *_value_cells([run])] for run, s in of_runs
+                [f"· {run.directory.path.name}", seed, *_format_value_cells([run])]
+                for run, seed in runs_and_seeds
             ]
     return NumberTable("Before and after", head, lines)
 
 
-def _value_cells(runs: Sequence[RunData]) -> list[str]:
-    return [_value_cell(runs, metric, index, form) for _, metric, index, form in COLUMNS]
+def _format_value_cells(runs: Sequence[RunData]) -> list[str]:
+    return [
+        _format_value_cell(runs, metric, index, form) for _, metric, index, form in VALUE_COLUMNS
+    ]
 
 
-def _value_cell(runs: Sequence[RunData], metric: str, place: int, form: str) -> str:
-    """Format the mean over ``runs`` of the value at index ``place``, with its interval.
+def _format_value_cell(runs: Sequence[RunData], metric: str, value_index: int, form: str) -> str:
+    """Format the mean over ``runs`` of a logged value of ``metric``, with its interval.
 
-    ``place`` 0 is the value before training, -1 the last one. Empty if a run lacks it.
+    ``value_index`` 0 is the value before training, -1 the last value. Returns "" if a run has no
+    such value.
     """
-    points = [run.metric_points(metric) for run in runs]
-    if not all(values for _, values in points):
+    points_of_runs = [run.metric_points(metric) for run in runs]
+    if not all(values for _, values in points_of_runs):
         return ""
-    if place == 0 and any(steps[0] != 0 for steps, _ in points):
+    if value_index == 0 and any(steps[0] != 0 for steps, _ in points_of_runs):
         return ""
-    run_values = [values[place] for _, values in points]
-    show = FORMATS[form]
-    if len(run_values) == 1:
-        return show(run_values[0])
-    low, high = bootstrap_interval(run_values)
-    return f"{show(fmean(run_values))} ({show(low)} to {show(high)})"
+    values_of_runs = [values[value_index] for _, values in points_of_runs]
+    format_value = FORMATS[form]
+    if len(values_of_runs) == 1:
+        return format_value(values_of_runs[0])
+    low, high = bootstrap_interval(values_of_runs)
+    return f"{format_value(fmean(values_of_runs))} ({format_value(low)} to {format_value(high)})"
 
 
-def comparison_path(run_dirs: Sequence[str | Path]) -> Path:
-    """Return the default path of a comparison: in the nearest common folder of the runs."""
+def get_comparison_path(run_dirs: Sequence[str | Path]) -> Path:
+    """Return the default path of the page: ``comparison.html`` in the runs' common folder."""
     folders = [Path(run_dir).absolute() for run_dir in run_dirs]
     return Path(os.path.commonpath(folders)) / "comparison.html"

@@ -1,4 +1,4 @@
-"""Charts and key figures of a report: those of the framework and those that other packages add.
+"""Charts and key figures of a report: built-in ones and those that other packages contribute.
 
 A chart without logged metrics is omitted.
 """
@@ -43,7 +43,7 @@ def read_built_in_sections() -> dict[str, ReportSection]:
 
 @dataclass
 class NumberTable:
-    """Table whose cells are texts. The first cell of a line is the name of the line."""
+    """Table with text cells: column titles ``head``, and ``lines`` that begin with their name."""
 
     title: str
     head: list[str]
@@ -52,7 +52,11 @@ class NumberTable:
 
 @dataclass
 class DrawnSection(PlacedEntry):
-    """Section of the report: heading, charts (``columns`` in a row) and tables below them."""
+    """Section of the report: title, sentence ``lead``, charts, and tables below the charts.
+
+    ``columns`` is the number of charts per row. The section follows the one titled
+    ``placed_after``.
+    """
 
     title: str
     lead: str
@@ -62,34 +66,43 @@ class DrawnSection(PlacedEntry):
     tables: list[NumberTable] = field(default_factory=list)
 
 
-def draw_section(run: RunData, plan: ReportSection) -> DrawnSection:
-    """Draw the section ``plan`` with the metrics of ``run``."""
+def draw_section(run: RunData, declaration: ReportSection) -> DrawnSection:
+    """Draw the section ``declaration`` with the metrics of ``run``."""
     charts = [
         draw_scatter(run, plot) if isinstance(plot, Scatter) else draw_plot(run, plot)
-        for plot in plan.plots
+        for plot in declaration.plots
     ]
-    tables = [draw_table(run, table) for table in plan.tables]
-    with_lines = [table for table in tables if table.lines]
-    return DrawnSection(plan.title, plan.lead, charts, plan.columns, plan.placed_after, with_lines)
+    tables = [draw_table(run, table) for table in declaration.tables]
+    filled_tables = [table for table in tables if table.lines]
+    return DrawnSection(
+        declaration.title,
+        declaration.lead,
+        charts,
+        declaration.columns,
+        declaration.placed_after,
+        filled_tables,
+    )
 
 
 def draw_table(run: RunData, table: MetricTable) -> NumberTable:
     """Fill ``table`` with the last values of its metrics in ``run``."""
     values = run.last_values(f"{table.prefix}/")
-    head = [table.head, *(column.title for column in table.columns)]
+    column_titles = [table.head, *(column.title for column in table.columns)]
     lines = [table.line_cells(values, name) for name in table.line_names(values)]
-    return NumberTable(table.title, head, lines)
+    return NumberTable(table.title, column_titles, lines)
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw ``scatter``: one point per table line, at the last values of its metrics in ``run``."""
+    """Draw a point per line of ``scatter.table``, at the last values of its metrics in ``run``."""
     values = run.last_values(f"{scatter.table.prefix}/")
-    points = [_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)]
-    return Chart.from_plan(scatter, points, kind="points")
+    points = [
+        _make_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)
+    ]
+    return Chart.from_declaration(scatter, points, kind="points")
 
 
-def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
-    """Return the labelled point of one table line. It has no position if x or y was not logged."""
+def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
+    """Return the labelled point of the table line ``name``. It is empty if x or y is missing."""
     line = f"{scatter.table.prefix}/{name}"
     point_label = name.replace("_", " ")
     point = Series(
@@ -113,50 +126,52 @@ def _scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> 
 
 def draw_plot(run: RunData, plot: Plot) -> Chart:
     """Draw ``plot`` with the metrics of ``run``."""
-    series = [curve_line for curve in plot.curves for curve_line in _curve_series(run, curve)]
+    series = [
+        curve_series for curve in plot.curves for curve_series in _make_curve_series(run, curve)
+    ]
     if plot.log:
-        for line in series:
-            # A logarithmic axis cannot show the other points.
-            pairs = [(x, y) for x, y in zip(line.xs, line.ys, strict=True) if y > 0]
-            line.xs, line.ys = [x for x, _ in pairs], [y for _, y in pairs]
-    return Chart.from_plan(plot, series)
+        for curve_series in series:
+            # Drop values that are not positive: a logarithmic axis cannot show them.
+            pairs = [(x, y) for x, y in zip(curve_series.xs, curve_series.ys, strict=True) if y > 0]
+            curve_series.xs, curve_series.ys = [x for x, _ in pairs], [y for _, y in pairs]
+    return Chart.from_declaration(plot, series)
 
 
-def _curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
+def _make_curve_series(run: RunData, curve: Curve | CurveFamily) -> list[Series]:
     if isinstance(curve, CurveFamily):
         metrics = [name for name in run.metric_names if name.startswith(curve.prefix)]
         return [
-            # Colours repeat after NUM_TIME_COLORS. Neighbours still differ.
+            # Colours repeat after NUM_TIME_COLORS curves. Adjacent curves still differ in colour.
             Series(
                 name.removeprefix(curve.prefix),
                 *run.metric_points(name),
-                time_color(index),
-                trajectory_kind=trajectory_kind_of(name),
+                get_time_color(index),
+                trajectory_kind=get_trajectory_kind(name),
             )
             for index, name in enumerate(metrics)
         ]
     xs, ys = run.metric_points(curve.metric)
     if curve.smooth:
         ys = smooth_values(ys)
-    kind = trajectory_kind_of(curve.metric)
+    kind = get_trajectory_kind(curve.metric)
     return [Series(curve.name, xs, ys, curve.color, markers=curve.markers, trajectory_kind=kind)]
 
 
-def trajectory_kind_of(metric: str) -> str:
+def get_trajectory_kind(metric: str) -> str:
     """Return ``val`` if ``metric`` is computed from validation trajectories, else ``train``."""
     return "val" if metric.startswith("val/") else "train"
 
 
-def time_color(index: int) -> str:
+def get_time_color(index: int) -> str:
     """Return the colour name of curve ``index``. Colours repeat after ``NUM_TIME_COLORS``."""
     return f"time-{index % NUM_TIME_COLORS}"
 
 
 # ---- sections of the report --------------------------------------------------------------------
 
-# val/<data source>/success_rate. Metric names with more parts are not of a data source.
-SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
-WIDE = 1120  # pixels of a chart that fills a row
+# Matches val/<data source>/success_rate, but no metric with more slashes.
+SOURCE_RATE_METRIC = re.compile(r"val/[^/]+/success_rate")
+FULL_WIDTH = 1120  # pixels of a chart that fills a row
 SOURCE_COLORS = ("accent", "second", "ramp-3", "ramp-4", "ramp-2", "ramp-1")
 
 LARGE_MISMATCH = 2e-2  # mean difference of engine and trainer probabilities that is shown as bad
@@ -179,143 +194,163 @@ TIME_PARTS = (  # in the order of a training step
 )
 
 
-def report_sections(run: RunData) -> list[DrawnSection]:
+def draw_report_sections(run: RunData) -> list[DrawnSection]:
     """Return all sections with at least one chart or table."""
-    added = load_contributions()
-    plans = read_built_in_sections()
-    built_in = [
-        success_section(run),
-        effort_section(run),
-        draw_section(run, plans["optimisation"]),
-        time_section(run, added),
-        draw_section(run, plans["health"]),
+    contributions = load_contributions()
+    declarations = read_built_in_sections()
+    built_in_sections = [
+        draw_success_section(run),
+        draw_effort_section(run),
+        draw_section(run, declarations["optimisation"]),
+        draw_time_section(run, contributions),
+        draw_section(run, declarations["health"]),
     ]
-    declared = [draw_section(run, plan) for contribution in added for plan in contribution.sections]
-    arranged = insert_entries(built_in, declared)
-    for section in arranged:
-        plots = [plot for other in added for title, plot in other.plots if title == section.title]
+    contributed_sections = [
+        draw_section(run, declaration)
+        for contribution in contributions
+        for declaration in contribution.sections
+    ]
+    ordered_sections = insert_entries(built_in_sections, contributed_sections)
+    for section in ordered_sections:
+        plots = [
+            plot
+            for contribution in contributions
+            for title, plot in contribution.plots
+            if title == section.title
+        ]
         charts = insert_entries(section.charts, [draw_plot(run, plot) for plot in plots])
-        section.charts = _drop_empty(charts)
-    return [section for section in arranged if section.charts or section.tables]
+        section.charts = _drop_empty_charts(charts)
+    return [section for section in ordered_sections if section.charts or section.tables]
 
 
-def _drop_empty(charts: Sequence[Chart]) -> list[Chart]:
+def _drop_empty_charts(charts: Sequence[Chart]) -> list[Chart]:
     """Remove series without points, and charts without series."""
     for chart in charts:
         chart.series = [series for series in chart.series if series.xs]
     return [chart for chart in charts if chart.series]
 
 
-def success_section(run: RunData) -> DrawnSection:
+def draw_success_section(run: RunData) -> DrawnSection:
     """Return the section with success rates on held-out tasks (with intervals) and in training."""
     section = draw_section(run, read_built_in_sections()["success"])
-    charts = [_success_chart(run)]
-    sources = [name for name in run.metric_names if SOURCE_RATE.fullmatch(name)]
-    # A single data source is the whole validation set, which the first chart shows.
+    charts = [_draw_success_chart(run)]
+    sources = [name for name in run.metric_names if SOURCE_RATE_METRIC.fullmatch(name)]
+    # With a single data source, the first chart already shows its success rate.
     if len(sources) > 1:
-        charts.append(_source_chart(run, sources))
-    section.charts = [*charts, *section.charts, _tokens_chart(run)]
+        charts.append(_draw_source_chart(run, sources))
+    section.charts = [*charts, *section.charts, _draw_tokens_chart(run)]
     return section
 
 
-def _success_chart(run: RunData) -> Chart:
+def _draw_success_chart(run: RunData) -> Chart:
     xs, ys = run.metric_points("val/success_rate")
     bounds = [run.success_interval(x) for x in xs]
     name = "held-out tasks, 95% bootstrap interval"
-    held_out = Series(name, xs, ys, "accent", markers=True, trajectory_kind="val")
-    held_out.low = [low for low, _ in bounds]
-    held_out.high = [high for _, high in bounds]
-    raw_line = Series(
+    held_out_curve = Series(name, xs, ys, "accent", markers=True, trajectory_kind="val")
+    held_out_curve.low = [low for low, _ in bounds]
+    held_out_curve.high = [high for _, high in bounds]
+    raw_curve = Series(
         "training tasks", *run.metric_points("episode/success_rate"), "second", faint=True
     )
-    smooth = Series("training tasks, smoothed", raw_line.xs, smooth_values(raw_line.ys), "second")
-    highest = max([*raw_line.ys, *held_out.high, 0.0])
+    smoothed_curve = Series(
+        "training tasks, smoothed", raw_curve.xs, smooth_values(raw_curve.ys), "second"
+    )
+    max_rate = max([*raw_curve.ys, *held_out_curve.high, 0.0])
     return Chart(
         "Success rate",
         "share of successes",
         # In drawing order: the most important series is on top.
-        [raw_line, smooth, held_out],
+        [raw_curve, smoothed_curve, held_out_curve],
         form="percent",
-        width=WIDE,
+        width=FULL_WIDTH,
         height=330,
         # Above 75% the axis ends at 100%. Below, it ends at the highest value.
-        y_range=(0.0, 1.0 if highest > 0.75 else None),
+        y_range=(0.0, 1.0 if max_rate > 0.75 else None),
     )
 
 
-def _tokens_chart(run: RunData) -> Chart:
-    """Draw held-out success against tokens per episode; empty with a single validation."""
-    costs = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
+def _draw_tokens_chart(run: RunData) -> Chart:
+    """Draw held-out success against tokens per episode, one point per validation.
+
+    The chart is empty if there is only one validation.
+    """
+    tokens_by_step = dict(zip(*run.metric_points("val/tokens_per_episode"), strict=True))
     steps, rates = run.metric_points("val/success_rate")
-    pairs = [(step, rate) for step, rate in zip(steps, rates, strict=True) if step in costs]
-    path = Series("held-out tasks", [], [], "accent", markers=True)
+    pairs = [
+        (step, rate) for step, rate in zip(steps, rates, strict=True) if step in tokens_by_step
+    ]
+    points = Series("held-out tasks", [], [], "accent", markers=True)
     if len(pairs) > 1:
-        path.xs = [round(costs[step], 2) for step, _ in pairs]
-        path.ys = [rate for _, rate in pairs]
+        points.xs = [round(tokens_by_step[step], 2) for step, _ in pairs]
+        points.ys = [rate for _, rate in pairs]
         bounds = [run.success_interval(step) for step, _ in pairs]
-        path.low = [low for low, _ in bounds]
-        path.high = [high for _, high in bounds]
+        points.low = [low for low, _ in bounds]
+        points.high = [high for _, high in bounds]
         # Label only the first and the last point: labels of all points would overlap.
         end_steps = (pairs[0][0], pairs[-1][0])
-        path.labels = [f"step {step}" if step in end_steps else "" for step, _ in pairs]
+        points.labels = [f"step {step}" if step in end_steps else "" for step, _ in pairs]
     return Chart(
         "Success against tokens",
         "share of successes",
-        [path],
+        [points],
         kind="points",
         x_label="sampled tokens per episode",
         form="percent",
-        width=WIDE,
+        width=FULL_WIDTH,
         height=260,
     )
 
 
-def _source_chart(run: RunData, sources: Sequence[str]) -> Chart:
-    lines = []
-    # Only as many sources as colours: two lines of one colour could not be distinguished.
+def _draw_source_chart(run: RunData, sources: Sequence[str]) -> Chart:
+    curves = []
+    # Draw at most as many sources as there are colours, so that each has a different colour.
     for metric, color in zip(sources, SOURCE_COLORS, strict=False):
         source = metric.split("/")[1]
-        lines.append(
+        curves.append(
             Series(source, *run.metric_points(metric), color, markers=True, trajectory_kind="val")
         )
     title = "Held-out success by task type"
-    return Chart(title, "share of successes", lines, form="percent", width=WIDE, height=260)
+    return Chart(title, "share of successes", curves, form="percent", width=FULL_WIDTH, height=260)
 
 
-def effort_section(run: RunData) -> DrawnSection:
+def draw_effort_section(run: RunData) -> DrawnSection:
     """Return the section with charts of tokens and turns per episode."""
     section = draw_section(run, read_built_in_sections()["effort"])
     tokens_xs, tokens_ys = run.metric_points("rollout/tokens_per_episode")
-    lengths = dict(zip(*run.metric_points("episode/length"), strict=True))
-    step_tokens = [(x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if lengths.get(x)]
-    xs = [x for x, _ in step_tokens]
-    per_step = Series("tokens", xs, [y / lengths[x] for x, y in step_tokens], "second")
+    length_by_step = dict(zip(*run.metric_points("episode/length"), strict=True))
+    steps_and_tokens = [
+        (x, y) for x, y in zip(tokens_xs, tokens_ys, strict=True) if length_by_step.get(x)
+    ]
+    xs = [x for x, _ in steps_and_tokens]
+    tokens_per_turn = Series(
+        "tokens", xs, [y / length_by_step[x] for x, y in steps_and_tokens], "second"
+    )
     title = "Sampled tokens per step"
-    chart = Chart(title, "tokens", [per_step], y_range=(0.0, None), width=352, height=200)
+    chart = Chart(title, "tokens", [tokens_per_turn], y_range=(0.0, None), width=352, height=200)
     section.charts.insert(1, chart)
     return section
 
 
-def time_parts(run: RunData, added: Sequence[Contribution]) -> list[TimePart]:
-    """Return the parts that add up to the time of a step.
+def select_time_parts(run: RunData, contributions: Sequence[Contribution]) -> list[TimePart]:
+    """Return the logged parts that add up to the time of a training step.
 
-    The rollout counts as one part only if its own parts were not measured.
+    The rollout is replaced by its parts (generation, environments, ...) if these were logged.
     """
-    known_parts = insert_entries(
-        TIME_PARTS, [part for contribution in added for part in contribution.time_parts]
+    declared_parts = insert_entries(
+        TIME_PARTS, [part for contribution in contributions for part in contribution.time_parts]
     )
-    logged = [part for part in known_parts if part.metric in run.metric_names]
-    if any(part.metric == "timing_s/gen_engine" for part in logged):
-        return [part for part in logged if part.metric != ROLLOUT_TIME]
-    return [part for part in logged if part.within is None]
+    logged_parts = [part for part in declared_parts if part.metric in run.metric_names]
+    if any(part.metric == "timing_s/gen_engine" for part in logged_parts):
+        return [part for part in logged_parts if part.metric != ROLLOUT_TIME]
+    return [part for part in logged_parts if part.within is None]
 
 
-def time_section(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
+def draw_time_section(run: RunData, contributions: Sequence[Contribution]) -> DrawnSection:
     """Return the section with charts of seconds per step (by part) and of throughput."""
     section = draw_section(run, read_built_in_sections()["time"])
     layers = [
-        Series(part.label, *run.metric_points(part.metric), time_color(index))
-        for index, part in enumerate(time_parts(run, added))
+        Series(part.label, *run.metric_points(part.metric), get_time_color(index))
+        for index, part in enumerate(select_time_parts(run, contributions))
     ]
     chart = Chart("Time per step", "seconds", layers, "stacked", form="seconds")
     chart.y_range = (0.0, None)
@@ -328,7 +363,7 @@ def time_section(run: RunData, added: Sequence[Contribution]) -> DrawnSection:
 
 @dataclass
 class Card:
-    """One key figure of the report: label, value and a note below it."""
+    """One key figure at the top of the report: label, value and a note below the value."""
 
     label: str
     value: str
@@ -336,11 +371,13 @@ class Card:
     tone: str = ""  # good | bad
 
 
-def key_figure_cards(run: RunData) -> list[Card]:
-    """Return the key figures whose metrics ``run`` has logged."""
-    added = [figure for contribution in load_contributions() for figure in contribution.key_figures]
-    cards = _success_cards(run)
-    for figure in insert_entries(KEY_FIGURES, added):
+def make_key_figure_cards(run: RunData) -> list[Card]:
+    """Return a card for each key figure whose metrics ``run`` has logged."""
+    contributed_figures = [
+        figure for contribution in load_contributions() for figure in contribution.key_figures
+    ]
+    cards = _make_success_cards(run)
+    for figure in insert_entries(KEY_FIGURES, contributed_figures):
         first_value = run.first_value(figure.metric)
         last_mean = run.last_mean(figure.metric, 3)
         if first_value is not None and last_mean is not None:
@@ -358,24 +395,24 @@ def key_figure_cards(run: RunData) -> list[Card]:
     return cards
 
 
-def _success_cards(run: RunData) -> list[Card]:
+def _make_success_cards(run: RunData) -> list[Card]:
     xs, ys = run.metric_points("val/success_rate")
     if not xs:
-        # A step has few tasks. Its success rate alone is too noisy for a key figure.
+        # Average 5 steps: the success rate of one step is too noisy, because it has few tasks.
         mean_success_rate = run.last_mean("episode/success_rate", 5)
         if mean_success_rate is None:
             return []
         return [Card("train success", f"{mean_success_rate:.1%}", "mean of the last 5 steps")]
     low, high = run.success_interval(xs[-1])
     note = f"95% interval {low:.1%} to {high:.1%}, step {xs[-1]}"
-    result = [Card("held-out success", f"{ys[-1]:.1%}", note)]
+    cards = [Card("held-out success", f"{ys[-1]:.1%}", note)]
     if len(xs) > 1:
         first_low, first_high = run.success_interval(xs[0])
-        gain = 100 * (ys[-1] - ys[0])
+        gain_points = 100 * (ys[-1] - ys[0])
         note = f"from {ys[0]:.1%} ({first_low:.1%} to {first_high:.1%}) at step {xs[0]}"
-        tone = "good" if gain > 0 else "bad"
-        result.append(Card("gain over the start", f"{gain:+.1f} pts", note, tone))
-    return result
+        tone = "good" if gain_points > 0 else "bad"
+        cards.append(Card("gain over the start", f"{gain_points:+.1f} pts", note, tone))
+    return cards
 
 
 def format_duration(seconds: float) -> str:

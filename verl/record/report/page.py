@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,23 +13,26 @@ from markupsafe import Markup
 
 from verl.record.config_values import flatten_config
 from verl.record.report.charts import draw_svg, format_number
-from verl.record.report.comparison import comparison_path, comparison_sections, group_into_arms
-from verl.record.report.figures import format_duration, key_figure_cards, report_sections
+from verl.record.report.comparison import (
+    draw_comparison_sections,
+    get_comparison_path,
+    group_into_arms,
+)
+from verl.record.report.figures import draw_report_sections, format_duration, make_key_figure_cards
 from verl.record.report.run_data import RunData, load_run
 from verl.record.report.trajectory_chunks import (
     Chunk,
     build_index,
     compress_json,
     encode_base64,
+    list_rollout_files,
     pack_file,
-    rollout_files,
     select_within_budget,
 )
 from verl.utils import jsonl
 from verl.utils.files import write_page
 
-logger = logging.getLogger(__name__)
-HERE = Path(__file__).parent / "web"
+WEB_FOLDER = Path(__file__).parent / "web"
 STYLES = ("style.css", "plays.css")
 SCRIPTS = (
     "codec.js",
@@ -56,80 +58,73 @@ def write_report(run_dir: str | Path) -> Path:
     return run.directory.report_path
 
 
-def refresh_report(run_dir: str | Path) -> Path | None:
-    """Write the report during training. A failure is logged and does not end the run."""
-    try:
-        return write_report(run_dir)
-    except Exception:  # any error: a report must not end training
-        logger.warning("the report of %s could not be written", run_dir, exc_info=True)
-        return None
-
-
 def write_comparison(run_dirs: Sequence[str | Path], path: Path | None = None) -> Path:
-    """Write a page that compares several runs to ``path`` and return the path.
+    """Write a page that compares several runs to ``path``, and return the path.
 
-    The default is ``comparison.html`` in their nearest common folder. Raises ``FileNotFoundError``
-    for a directory without a run, and ``ConfigError`` if ``path`` is a file that is not such a
-    page.
+    Without ``path`` it is ``comparison.html`` in the runs' nearest common folder. Raises
+    ``FileNotFoundError`` for a directory that is not a run directory. Raises ``ConfigError`` if
+    ``path`` is a file that was not written by this function.
     """
     runs = [load_run(run_dir) for run_dir in run_dirs]
-    path = path or comparison_path(run_dirs)
+    path = path or get_comparison_path(run_dirs)
     write_page(path, render_comparison(runs), "--out")
     return path
 
 
 def render_report(run: RunData) -> str:
-    """Return the report as self-contained HTML: it loads no file, script or font from elsewhere."""
-    chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
+    """Return the report as self-contained HTML, which loads no other file, script or font."""
+    chunks = [pack_file(file) for file in select_within_budget(list_rollout_files(run.directory))]
     texts = [(chunk.summary["name"], encode_base64(chunk.packed)) for chunk in chunks]
-    return _render_template("page.html.j2", **_page_values(run, chunks), chunks=texts)
+    return _render_template("page.html.j2", **_collect_page_values(run, chunks), chunks=texts)
 
 
 def render_live(run: RunData, stamp: str) -> str:
-    """Return the page for a server that sends trajectories on request.
+    """Return the HTML of the report for ``LiveServer``, which sends trajectories on request.
 
-    The page polls for a newer ``stamp``, which changes with the files of the run.
+    The page asks the server for its current stamp and reloads if it differs from ``stamp``.
     """
-    chunks = [pack_file(file) for file in select_within_budget(rollout_files(run.directory))]
-    return _render_template("page.html.j2", **_page_values(run, chunks), chunks=[], stamp=stamp)
+    chunks = [pack_file(file) for file in select_within_budget(list_rollout_files(run.directory))]
+    return _render_template(
+        "page.html.j2", **_collect_page_values(run, chunks), chunks=[], stamp=stamp
+    )
 
 
-def _page_values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    head = _page_head(run)
+def _collect_page_values(run: RunData, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    head = _describe_run(run)
     return {
         "title": f"{head['project']} / {head['experiment']}",
         "head": head,
-        "cards": key_figure_cards(run),
-        "sections": report_sections(run),
+        "cards": make_key_figure_cards(run),
+        "sections": draw_report_sections(run),
         "index": encode_base64(compress_json(build_index(chunks))),
         "settings": list(flatten_config(run.config).items()),
-        "facts": _fact_rows(run.facts),
-        "table": _metric_rows(run),
+        "facts": _make_fact_rows(run.facts),
+        "table": _make_metric_rows(run),
     }
 
 
 def render_comparison(runs: Sequence[RunData]) -> str:
-    """Return the HTML text that compares ``runs``: their curves, without trajectories."""
+    """Return the HTML page with the curves and tables of several runs, without trajectories."""
     groups = group_into_arms(runs)
-    title, sections = " against ".join(groups), comparison_sections(groups)
+    title, sections = " against ".join(groups), draw_comparison_sections(groups)
     return _render_template("comparison.html.j2", title=title, groups=groups, sections=sections)
 
 
 def _render_template(template: str, stamp: str = "", **values: object) -> str:
     script = _join_files(SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    # Only this script may run, whatever text a trajectory contains.
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    # Allow only this script: text of a trajectory must not be executed.
+    security_policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     if stamp:
-        policy += "; connect-src 'self'"
+        security_policy += "; connect-src 'self'"
     values |= {
         "style": Markup(_join_files(STYLES)),
         "script": Markup(script),
-        "policy": policy,
+        "policy": security_policy,
         "stamp": stamp,
         "written": time.strftime("%Y-%m-%d %H:%M"),
     }
-    loader = FileSystemLoader(HERE)
+    loader = FileSystemLoader(WEB_FOLDER)
     # Names of tasks, settings and metrics are untrusted text and must not become markup.
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(draw=draw_svg)
@@ -137,44 +132,48 @@ def _render_template(template: str, stamp: str = "", **values: object) -> str:
 
 
 def _join_files(names: Sequence[str]) -> str:
-    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
+    return "\n".join((WEB_FOLDER / name).read_text(encoding="utf-8") for name in names)
 
 
-def _page_head(run: RunData) -> dict[str, Any]:
+def _describe_run(run: RunData) -> dict[str, Any]:
     steps = [line["step"] for line in run.metrics]
     times = [line["time"] for line in run.metrics if "time" in line]
     last_step = steps[-1] if steps else 0
-    total = run.config_value("trainer.total_training_steps")
+    total_steps = run.config_value("trainer.total_training_steps")
     return {
         "project": run.config_value("trainer.project_name") or run.directory.path.parent.name,
         "experiment": run.config_value("trainer.experiment_name") or run.directory.path.name,
-        "progress": f"step {last_step} of {total}" if total else f"step {last_step}",
-        "finished": bool(total) and last_step >= total,
-        # Wall-clock time: it includes pauses between two starts of a run.
+        "progress": f"step {last_step} of {total_steps}" if total_steps else f"step {last_step}",
+        "finished": bool(total_steps) and last_step >= total_steps,
+        # This is wall-clock time, including pauses between two starts of the run.
         "elapsed": format_duration(times[-1] - times[0]) if len(times) > 1 else "",
-        "tags": _run_tags(run),
+        "tags": _make_run_tags(run),
     }
 
 
-def _run_tags(run: RunData) -> list[str]:
-    group = run.config_value("env.rollout.n")
-    batch = run.config_value("data.train_batch_size")
+def _make_run_tags(run: RunData) -> list[str]:
+    group_size = run.config_value("env.rollout.n")
+    batch_size = run.config_value("data.train_batch_size")
     seed = run.config_value("trainer.seed")
     tags = [
         run.config_value("env.env_name"),
         run.config_value("algorithm.adv_estimator"),
         run.config_value("actor_rollout_ref.model.path"),
-        f"{batch} tasks \N{MULTIPLICATION SIGN} {group} episodes" if batch and group else None,
+        f"{batch_size} tasks \N{MULTIPLICATION SIGN} {group_size} episodes"
+        if batch_size and group_size
+        else None,
         f"seed {seed}" if seed is not None else None,
         f"stand-in: {run.facts['stand_in']}" if run.facts.get("stand_in") else None,
     ]
     return [str(tag) for tag in tags if tag]
 
 
-def _fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    special = ("starts", "command")
-    known_facts = {k: value for k, value in facts.items() if k not in special and value is not None}
-    rows = flatten_config(known_facts)
+def _make_fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    separate_keys = ("starts", "command")
+    other_facts = {
+        key: value for key, value in facts.items() if key not in separate_keys and value is not None
+    }
+    rows = flatten_config(other_facts)
     if "command" in facts:
         rows["command"] = " ".join(map(str, facts["command"]))
     if len(facts.get("starts", [])) > 1:
@@ -182,8 +181,8 @@ def _fact_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(key, str(value)) for key, value in rows.items()]
 
 
-def _metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
-    """Return name, first value, last value and number of values of every metric."""
+def _make_metric_rows(run: RunData) -> list[tuple[str, str, str, str]]:
+    """Return (name, first value, last value, number of values) of every metric."""
     rows = []
     for name in run.metric_names:
         _, values = run.metric_points(name)

@@ -15,7 +15,7 @@ from verl.record.run_dir import RunDirectory
 from verl.record.tracking import read_metrics
 
 logger = logging.getLogger(__name__)
-Points = tuple[list[int], list[float]]  # steps and values
+Points = tuple[list[int], list[float]]  # training steps, and the values of a metric at these steps
 
 
 @dataclass
@@ -33,24 +33,25 @@ class RunData:
         return sorted({key for line in self.metrics for key in line} - {"step", "time"})
 
     def metric_points(self, name: str) -> Points:
-        """Return the steps at which a metric was logged as a number, and its values there."""
+        """Return the steps at which a metric was logged as a number, and its value at each step."""
         return self._points_by_metric.get(name, ([], []))
 
     @functools.cached_property
     def _points_by_metric(self) -> dict[str, Points]:
-        # One pass for all names: the page needs about a hundred of them.
-        columns: dict[str, Points] = {}
+        # Read all metrics in one pass: a page needs about a hundred of them.
+        points_by_metric: dict[str, Points] = {}
         for line in self.metrics:
             for name, value in line.items():
                 if _is_number(value):
-                    steps, values = columns.setdefault(name, ([], []))
+                    steps, values = points_by_metric.setdefault(name, ([], []))
                     steps.append(line["step"])
                     values.append(float(value))
-        return columns
+        return points_by_metric
 
     @functools.cached_property
     def _validation_lines(self) -> dict[int, dict[str, Any]]:
-        # Reversed, because the dict keeps the last of two lines for a step, and the first counts.
+        # If two lines have the same step, use the first one. The dict keeps the last entry per
+        # step, so the lines are reversed.
         lines = reversed(self.metrics)
         return {line["step"]: line for line in lines if "val/success_rate" in line}
 
@@ -65,16 +66,23 @@ class RunData:
         return values[0] if values else None
 
     def last_values(self, prefix: str) -> dict[str, float]:
-        """Return the metrics whose names begin with ``prefix``, from the last step that has one."""
+        """Return name -> value of all metrics that begin with ``prefix``.
+
+        The values are those of the last step at which such a metric was logged.
+        """
         for line in reversed(self.metrics):
-            chosen = {name: value for name, value in line.items() if name.startswith(prefix)}
-            numbers = {name: float(value) for name, value in chosen.items() if _is_number(value)}
+            matching_values = {
+                name: value for name, value in line.items() if name.startswith(prefix)
+            }
+            numbers = {
+                name: float(value) for name, value in matching_values.items() if _is_number(value)
+            }
             if numbers:
                 return numbers
         return {}
 
     def config_value(self, path: str, default: Any = None) -> Any:
-        """Return a configuration value by its dotted path."""
+        """Return the configuration value at the dotted ``path``, or ``default`` if it is absent."""
         value = self.config
         for key in path.split("."):
             if not isinstance(value, dict) or key not in value:
@@ -83,9 +91,9 @@ class RunData:
         return value
 
     def success_interval(self, step: int) -> tuple[float, float]:
-        """Return the 95% bootstrap interval of the success rate of the validation at ``step``.
+        """Return the logged 95% bootstrap interval (low, high) of the validation at ``step``.
 
-        Without a logged interval both ends are the rate itself.
+        It is the interval of the success rate. Without a logged interval, both bounds are the rate.
         """
         line = self._validation_lines[step]
         rate = line["val/success_rate"]
@@ -93,14 +101,17 @@ class RunData:
 
 
 def _is_number(value: object) -> bool:
-    # In Python a bool is an int. It would be drawn as 0 or 1.
+    # Exclude booleans, which are integers in Python: a chart would show them as 0 or 1.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return not math.isnan(value)
 
 
 def load_run(run_dir: str | Path) -> RunData:
-    """Read a run directory. Raises ``FileNotFoundError`` if it holds no file of a run."""
+    """Read a run directory.
+
+    Raises ``FileNotFoundError`` if it has neither ``metrics.jsonl`` nor ``config.yaml``.
+    """
     directory = RunDirectory(run_dir)
     metrics = read_metrics(run_dir)
     if not metrics and not directory.config_path.exists():
@@ -115,10 +126,10 @@ def load_run(run_dir: str | Path) -> RunData:
 def _read_mapping(path: Path, parse: Callable[[str], Any]) -> dict[str, Any]:
     """Return the mapping in ``path``, or an empty one if the file is missing or unreadable."""
     try:
-        values = parse(path.read_text(encoding="utf-8"))
+        mapping = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         logger.warning("%s cannot be read and is ignored: %s", path, error)
         return {}
-    return values if isinstance(values, dict) else {}
+    return mapping if isinstance(mapping, dict) else {}

@@ -1,11 +1,12 @@
-"""HTTP server for the report of a running job. It reads the run directory again as it changes.
+"""HTTP server for the report of a running job. It renders the page when the run's files change.
 
     GET /KEY/            the page, without trajectories
-    GET /KEY/stamp       a text that changes with the run's files
-    GET /KEY/plays/NAME  the compressed trajectories of one file of the page's index
+    GET /KEY/stamp       a text that changes when the run's files change
+    GET /KEY/plays/NAME  the compressed trajectories of the rollout file NAME
 
-The server writes no files. It looks up requested names in a list and never uses them as file paths.
-KEY is random. It protects the data, because other users of the machine can reach this port too.
+The server writes no files. It looks up NAME in the list of rollout files and never uses it as a
+path. KEY is a random text. It protects the data from other users of the machine, who can also
+connect to the port.
 """
 
 import logging
@@ -19,45 +20,46 @@ from urllib.parse import unquote, urlsplit
 
 from verl.record.report.page import render_live
 from verl.record.report.run_data import load_run
-from verl.record.report.trajectory_chunks import pack_file, rollout_files, select_within_budget
+from verl.record.report.trajectory_chunks import list_rollout_files, pack_file, select_within_budget
 from verl.utils.proxies import is_loopback
 
 logger = logging.getLogger(__name__)
 PORT = 8400
-WAIT_S = 30.0  # seconds after which a connection without data is closed
-MOST_THREADS = 64  # requests that are answered at the same time; others wait
+IDLE_TIMEOUT_S = 30.0  # seconds after which a connection without data is closed
+MAX_THREADS = 64  # maximum number of requests that are answered at the same time; others wait
 
 
 class LiveRun:
     """Report page and trajectories of a run directory whose files still change."""
 
     def __init__(self, run_dir: str | Path) -> None:
-        self._directory = load_run(run_dir).directory  # raises FileNotFoundError
+        self._directory = load_run(run_dir).directory  # raises if run_dir is not a run directory
         self._lock = threading.Lock()
-        self._rendered = ("", b"")  # stamp and page
+        self._last_render = ("", b"")  # stamp of the last rendered page, and this page
 
-    def state_stamp(self) -> str:
-        """Return a text that changes when metrics or trajectories change."""
-        paths = [file.path for file in rollout_files(self._directory)]
-        existing = [path for path in [self._directory.metrics_path, *paths] if path.exists()]
-        states = [path.stat() for path in existing]
-        newest = max((state.st_mtime_ns for state in states), default=0)
-        return f"{len(states)}-{sum(state.st_size for state in states)}-{newest}"
+    def compute_stamp(self) -> str:
+        """Return a text that changes when a metrics file or rollout file changes."""
+        paths = [file.path for file in list_rollout_files(self._directory)]
+        existing_paths = [path for path in [self._directory.metrics_path, *paths] if path.exists()]
+        file_states = [path.stat() for path in existing_paths]
+        newest_time_ns = max((file_state.st_mtime_ns for file_state in file_states), default=0)
+        total_bytes = sum(file_state.st_size for file_state in file_states)
+        return f"{len(file_states)}-{total_bytes}-{newest_time_ns}"
 
     def render_page(self) -> bytes:
-        """Return the page as HTML. It is rendered once for each state of the run."""
+        """Return the page as HTML. Render it only if the run's files have changed."""
         with self._lock:
-            # Take the stamp before reading: later writes then count as a new state.
-            stamp = self.state_stamp()
-            if self._rendered[0] != stamp:
+            # Compute the stamp before reading the files: a write in between then changes the stamp.
+            stamp = self.compute_stamp()
+            if self._last_render[0] != stamp:
                 html = render_live(load_run(self._directory.path), stamp)
-                self._rendered = (stamp, html.encode())
-            return self._rendered[1]
+                self._last_render = (stamp, html.encode())
+            return self._last_render[1]
 
-    def packed_trajectories(self, name: str) -> bytes | None:
-        """Return the compressed trajectories of file ``name`` of the index; None if unknown."""
+    def pack_trajectories(self, name: str) -> bytes | None:
+        """Return the compressed trajectories of the rollout file ``name``; None if unknown."""
         with self._lock:
-            for file in select_within_budget(rollout_files(self._directory)):
+            for file in select_within_budget(list_rollout_files(self._directory)):
                 if file.name == name:
                     return pack_file(file).packed
         return None
@@ -70,10 +72,10 @@ class LiveServer(ThreadingHTTPServer):
     request_queue_size = 1024  # connections that wait to be accepted
 
     def __init__(self, run_dir: str | Path, host: str = "127.0.0.1", port: int = PORT) -> None:
-        self.live = LiveRun(run_dir)
-        self._free_threads = threading.BoundedSemaphore(MOST_THREADS)
+        self.live_run = LiveRun(run_dir)
+        self._free_threads = threading.BoundedSemaphore(MAX_THREADS)
         super().__init__((host, port), RequestHandler)
-        self.local = is_loopback(host)
+        self.is_local = is_loopback(host)
         self.key = secrets.token_urlsafe(16)
 
     @property
@@ -83,12 +85,12 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{host!s}:{port}/{self.key}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread as soon as one of ``MOST_THREADS`` is free."""
+        """Answer the request in a new thread. Wait while ``MAX_THREADS`` threads are running."""
         self._free_threads.acquire()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer the request and release the thread for the next one."""
+        """Answer the request, then allow another request to start a thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -98,45 +100,49 @@ class LiveServer(ThreadingHTTPServer):
 class RequestHandler(BaseHTTPRequestHandler):
     """Handler of one HTTP request to a ``LiveServer``."""
 
-    timeout = WAIT_S
+    timeout = IDLE_TIMEOUT_S
     server: LiveServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
-        """Send the page, the stamp or trajectories; 403 for a foreign host, 404 for other paths."""
-        # DNS rebinding: a page of another site could point its own name to this machine.
-        if self.server.local and not is_loopback(self.requested_host()):
+        """Send the page, the stamp or trajectories.
+
+        Sends status 404 for another path or a wrong key. If the server is local, sends 403 for a
+        request whose Host header does not name this machine.
+        """
+        # The Host check prevents DNS rebinding, where another site's name points to this machine.
+        if self.server.is_local and not is_loopback(self.get_requested_host()):
             self.send_answer(HTTPStatus.FORBIDDEN, "text/plain", b"ask for localhost\n")
             return
-        key, slash, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
+        key, separator, path = unquote(urlsplit(self.path).path).removeprefix("/").partition("/")
         is_key_valid = secrets.compare_digest(key.encode(), self.server.key.encode())
-        content = self.find_content(path) if is_key_valid and slash else None
+        content = self.find_content(path) if is_key_valid and separator else None
         content_type, body = content or ("text/plain", b"no such page\n")
         self.send_answer(HTTPStatus.OK if content else HTTPStatus.NOT_FOUND, content_type, body)
 
     do_HEAD = do_GET  # send_answer() omits the body
 
     def find_content(self, path: str) -> tuple[str, bytes] | None:
-        """Return media type and content of ``path`` below the key; None if there is none."""
-        live = self.server.live
+        """Return media type and content of the URL path after ``/KEY/``; None if it is unknown."""
+        live_run = self.server.live_run
         if path == "":
-            return "text/html", live.render_page()
+            return "text/html", live_run.render_page()
         if path == "stamp":
-            return "text/plain", live.state_stamp().encode()
+            return "text/plain", live_run.compute_stamp().encode()
         folder, _, name = path.partition("/")
-        packed = live.packed_trajectories(name) if folder == "plays" else None
+        packed = live_run.pack_trajectories(name) if folder == "plays" else None
         return None if packed is None else ("application/gzip", packed)
 
-    def requested_host(self) -> str:
-        """Return the host name of the request's Host header; empty without one."""
+    def get_requested_host(self) -> str:
+        """Return the host name in the request's Host header; "" if there is none."""
         try:
             return urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        except ValueError:  # an unclosed bracket
+        except ValueError:  # an IPv6 address with an unclosed bracket
             return ""
 
-    def send_answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+    def send_answer(self, status: HTTPStatus, media_type: str, body: bytes) -> None:
         """Send ``body`` with headers that forbid caching and use by other sites."""
         self.send_response(status)
-        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Type", f"{media_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -146,5 +152,5 @@ class RequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log requests for debugging only: the page sends one every two seconds."""
+        """Log a request for debugging only, because the page sends one every two seconds."""
         logger.debug(format, *args)

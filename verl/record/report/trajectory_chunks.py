@@ -27,14 +27,16 @@ from verl.report_sections import (
 )
 from verl.utils import jsonl
 
-BUDGET = 80_000_000  # bytes of rollout files in one page; compressed they are about 1/15 of that
-LARGEST = 24_000_000  # maximum number of bytes that are read of one file
-DIGITS = 4  # decimal places of token values
-KEPT = ("step", "observation", "action", "reward", "advantage")
+# Maximum size of all rollout files of one page, bytes. Compressed they take about 1/15 of it.
+MAX_PAGE_BYTES = 80_000_000
+MAX_FILE_BYTES = 24_000_000  # maximum number of bytes that are read of one file
+TOKEN_VALUE_DIGITS = 4  # decimal places of token values
+COPIED_STEP_KEYS = ("step", "observation", "action", "reward", "advantage")
 KINDS = ("train", "val", "audit")
-AUDIT = "audit"  # folder in the run directory with the trajectories of main_audit
-TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]  # by traj_uid and turn number
-# For each alternative of a turn (its number): returns of trajectories that continued with it.
+AUDIT_FOLDER = "audit"  # folder in the run directory with the trajectories of main_audit
+# (traj_uid, turn number) -> entry of the turn in the token file
+TokenValues = Mapping[tuple[str, int], Mapping[str, Any]]
+# number of an alternative of a turn -> returns of the trajectories that continued with it
 ReturnsByAlternative = Mapping[int, Sequence[float]]
 MEAN_RETURN_HINT = "mean return of the trajectories that continued from this turn with it"
 MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETURN_HINT, best=True)
@@ -42,9 +44,10 @@ MEAN_RETURN = NumberColumn("mean_return", "executed return", "{:.2f}", MEAN_RETU
 
 @dataclass(frozen=True)
 class RolloutFile:
-    """A rollout file of ``kind`` ``train``, ``val`` or ``audit``.
+    """Path of a rollout file with its ``kind``: ``train``, ``val`` or ``audit``.
 
-    ``tokens`` is the path of the file with entropies and masks of its tokens, which may be missing.
+    ``tokens`` is the path of the token file (entropies and masks) of the same step. It is None for
+    validations, and the file may not exist.
     """
 
     path: Path
@@ -59,27 +62,34 @@ class RolloutFile:
 
     @property
     def bytes_read(self) -> int:
-        """Return the number of bytes that the report reads: the file size, at most ``LARGEST``."""
-        return min(self.path.stat().st_size, LARGEST)
+        """Return the number of bytes that are read: the file size, at most ``MAX_FILE_BYTES``."""
+        return min(self.path.stat().st_size, MAX_FILE_BYTES)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Index entry and compressed trajectories of a rollout file."""
+    """Index entry ``summary`` and compressed trajectories ``packed`` of a rollout file."""
 
     summary: dict[str, Any]
     packed: bytes
 
 
-def rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run and its audit by step, training before validation."""
+def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
+    """Return all rollout files of a run and its audit, ordered by step.
+
+    Within a step the order is training, validation, audit.
+    """
     files = []
     for kind in KINDS:
-        run = RunDirectory(directory.path / AUDIT) if kind == AUDIT else directory
-        is_val = kind == "val"
-        for step in run.rollout_steps(is_val):
-            tokens = None if is_val else run.token_path(step)
-            files.append(RolloutFile(run.rollout_path(step, is_val), kind, step, tokens))
+        run_directory = (
+            RunDirectory(directory.path / AUDIT_FOLDER) if kind == AUDIT_FOLDER else directory
+        )
+        is_validation = kind == "val"
+        for step in run_directory.rollout_steps(is_validation):
+            tokens = None if is_validation else run_directory.token_path(step)
+            files.append(
+                RolloutFile(run_directory.rollout_path(step, is_validation), kind, step, tokens)
+            )
     return sorted(files, key=_sort_key)
 
 
@@ -87,53 +97,65 @@ def _sort_key(file: RolloutFile) -> tuple[int, int]:
     return file.step, KINDS.index(file.kind)
 
 
-def select_within_budget(files: Sequence[RolloutFile], budget: int = BUDGET) -> list[RolloutFile]:
-    """Return all ``files``, or a selection with at most ``budget`` bytes.
+def select_within_budget(
+    files: Sequence[RolloutFile], budget: int = MAX_PAGE_BYTES
+) -> list[RolloutFile]:
+    """Return all ``files`` if they have at most ``budget`` bytes, otherwise a selection.
 
-    It has the last file of each kind and every n-th file, with n = 2, 4, 8, ...
+    The selection has every n-th file and the last file of each kind. n is the smallest of 2, 4,
+    8, ... with which the selection has at most ``budget`` bytes.
     """
     selected_files = list(files)
     stride = 1
     while sum(file.bytes_read for file in selected_files) > budget and stride < len(files):
         stride *= 2
-        selected_files = [file for kind in KINDS for file in _every_nth(files, kind, stride)]
+        selected_files = [file for kind in KINDS for file in _select_every_nth(files, kind, stride)]
     return sorted(selected_files, key=_sort_key)
 
 
-def _every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
-    of_kind = [file for file in files if file.kind == kind]
-    # Count from the first file: as a run grows, the selected files stay the same and are cached.
-    return [file for n, file in enumerate(of_kind) if n % stride == 0 or n == len(of_kind) - 1]
+def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> list[RolloutFile]:
+    files_of_kind = [file for file in files if file.kind == kind]
+    # Count from the first file. Then the same files are selected (and cached) when a run continues.
+    return [
+        file
+        for index, file in enumerate(files_of_kind)
+        if index % stride == 0 or index == len(files_of_kind) - 1
+    ]
 
 
 def pack_file(file: RolloutFile) -> Chunk:
-    """Return summary and compressed trajectories of ``file``. Cached until the file changes."""
+    """Return the chunk of ``file``. It is cached until the file changes."""
     status = file.path.stat()
-    return _pack_cached(file, tuple(step_views()), status.st_size, status.st_mtime_ns)
+    return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=1024)
-def _pack_cached(file: RolloutFile, views: tuple[StepView, ...], size: int, _time: int) -> Chunk:
-    rows = read_trajectories(file.path, LARGEST)
+def _pack_cached(
+    file: RolloutFile, views: tuple[StepView, ...], size: int, _modified_ns: int
+) -> Chunk:
+    rows = read_trajectories(file.path, MAX_FILE_BYTES)
     tokens = _read_tokens(file.tokens) if file.tokens else {}
     run_dir = file.path.parent.parent
-    declared = [view.alternatives for view in views if view.alternatives is not None]
-    outcomes = {view.key: view.outcomes(run_dir) for view in declared if view.outcomes is not None}
+    alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
+    outcomes = {
+        view.key: view.outcomes(run_dir) for view in alternatives_views if view.outcomes is not None
+    }
     step_extras = StepExtras(views, tokens, outcomes)
-    trajectories = [_trajectory_entry(row, step_extras) for row in rows]
-    summary = _summarise_rows(rows, file) | {"whole": size <= LARGEST}
-    returned_to = {name for of_view in outcomes.values() for name, _ in of_view}
-    if returned_to:
-        summary["audited"] = [int(entry["name"] in returned_to) for entry in trajectories]
+    trajectories = [_make_trajectory_entry(row, step_extras) for row in rows]
+    summary = _summarise_rows(rows, file) | {"whole": size <= MAX_FILE_BYTES}
+    audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
+    if audited_names:
+        summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
     return Chunk(summary, compress_json({"plays": trajectories}))
 
 
 @dataclass(frozen=True)
 class StepExtras:
-    """Data about turns in addition to their records.
+    """Data that the page shows with turns, in addition to their records in the rollout file.
 
-    ``outcomes`` maps the record key of alternatives (for example ``contexts``) to the returns of
-    trajectories that continued with one of them.
+    ``views`` declare which record keys are shown. ``tokens`` are the values of the token file.
+    ``outcomes`` maps a record key with alternatives (for example ``contexts``) to the returns of
+    trajectories that continued with one of the alternatives.
     """
 
     views: Sequence[StepView]
@@ -144,7 +166,7 @@ class StepExtras:
 def _read_tokens(path: Path) -> TokenValues:
     return {
         (str(line["traj_uid"]), step["step"]): step
-        for line in jsonl.read(path, LARGEST)
+        for line in jsonl.read(path, MAX_FILE_BYTES)
         for step in line["steps"]
     }
 
@@ -152,19 +174,19 @@ def _read_tokens(path: Path) -> TokenValues:
 def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[str, Any]:
     groups: dict[str, int] = {}
     tasks = []
-    numbers = []
+    group_numbers = []
     for row in rows:
         uid = str(row.get("uid"))
         if uid not in groups:
             groups[uid] = len(groups)
             tasks.append(str(row.get("task_id")))
-        numbers.append(groups[uid])
+        group_numbers.append(groups[uid])
     return {
         "name": file.name,
         "kind": file.kind,
         "step": file.step,
         "tasks": tasks,
-        "group": numbers,
+        "group": group_numbers,
         "won": [int(bool(row.get("won"))) for row in rows],
         "return": [_round_value(row.get("return")) for row in rows],
         "turns": [len(row["steps"]) for row in rows],
@@ -173,20 +195,24 @@ def _summarise_rows(rows: Sequence[dict[str, Any]], file: RolloutFile) -> dict[s
     }
 
 
-def _trajectory_entry(row: Mapping[str, Any], step_extras: StepExtras) -> dict[str, Any]:
+def _make_trajectory_entry(row: Mapping[str, Any], step_extras: StepExtras) -> dict[str, Any]:
     name = str(row.get("traj_uid"))
-    steps = [_step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]]
+    steps = [
+        _make_step_entry(step, (name, step.get("step", 0)), step_extras) for step in row["steps"]
+    ]
     aborted = bool(row.get("aborted"))
     return {"name": name, "prompt": row.get("prompt", ""), "aborted": aborted, "steps": steps}
 
 
-def _step_entry(
-    step: Mapping[str, Any], place: tuple[str, int], step_extras: StepExtras
+def _make_step_entry(
+    step: Mapping[str, Any], turn_key: tuple[str, int], step_extras: StepExtras
 ) -> dict[str, Any]:
-    entry = {key: step[key] for key in KEPT if step.get(key) is not None}
-    of_step = {key: outcomes.get(place, {}) for key, outcomes in step_extras.outcomes.items()}
-    entry |= extra_step_fields(step, step_extras.views, of_step)
-    entry |= _token_overlays(step, step_extras.tokens.get(place, {}))
+    entry = {key: step[key] for key in COPIED_STEP_KEYS if step.get(key) is not None}
+    outcomes_of_turn = {
+        key: outcomes.get(turn_key, {}) for key, outcomes in step_extras.outcomes.items()
+    }
+    entry |= collect_step_fields(step, step_extras.views, outcomes_of_turn)
+    entry |= _make_token_overlays(step, step_extras.tokens.get(turn_key, {}))
     if not step.get("is_action_valid", True):
         entry["invalid"] = True
     if step.get("stop_reason") == "length":
@@ -194,34 +220,39 @@ def _step_entry(
     return entry
 
 
-def _token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tokens of a turn with the values by which the page colours them.
+def _make_token_overlays(step: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tokens of a turn, and for each token the values by which the page colours it.
 
-    Without token texts, return the text of the turn. ``values`` is its entry in the token file.
+    Returns the reply as one text if the turn has no token texts. ``values`` is the entry of the
+    turn in the token file.
     """
-    state = {"state": values["state"]} if "state" in values else {}
-    pairs = step.get("token_credit") or []
-    if not pairs:
-        return state | {"response": step.get("response", "")}
-    credit = [_round_value(value) for _, value in pairs]
+    state_field = {"state": values["state"]} if "state" in values else {}
+    texts_and_advantages = step.get("token_credit") or []
+    if not texts_and_advantages:
+        return state_field | {"response": step.get("response", "")}
+    advantages = [_round_value(value) for _, value in texts_and_advantages]
     mask = values.get("mask", [])
-    # Only sampled tokens have advantages. A damaged token file may not match the rollout file.
-    if sum(mask) != len(credit):
-        return state | {"tokens": [text for text, _ in pairs], "overlays": {"advantage": credit}}
-    remaining_credit = iter(credit)
-    overlays = {"advantage": [next(remaining_credit) if sampled else None for sampled in mask]}
-    # Coarser than the file: colours need few digits, and more would double the size of the page.
+    # The rollout file has an advantage per sampled token. The token file marks sampled tokens in
+    # its mask. If it is damaged, the two numbers of tokens can differ.
+    if sum(mask) != len(advantages):
+        return state_field | {
+            "tokens": [text for text, _ in texts_and_advantages],
+            "overlays": {"advantage": advantages},
+        }
+    next_advantages = iter(advantages)
+    overlays = {"advantage": [next(next_advantages) if sampled else None for sampled in mask]}
+    # Round more than the file does: colours need few digits, and the page becomes half as large.
     if "entropy" in values:
         overlays["entropy"] = [round(value or 0.0, 2) for value in values["entropy"]]
     if "gap" in values:
         overlays["gap"] = [gap and float(f"{gap:.1g}") for gap in values["gap"]]
     overlays["mask"] = values.get("weight", mask)
-    return state | {"tokens": values["tokens"], "overlays": overlays}
+    return state_field | {"tokens": values["tokens"], "overlays": overlays}
 
 
 def _round_value(value: float | None) -> float:
-    # null in the file stands for a value that was not finite
-    return round(value or 0.0, DIGITS)
+    # The file has null in place of NaN and infinite values.
+    return round(value or 0.0, TOKEN_VALUE_DIGITS)
 
 
 def compress_json(value: object) -> bytes:
@@ -231,7 +262,7 @@ def compress_json(value: object) -> bytes:
 
 
 def encode_base64(data: bytes) -> str:
-    """Return ``data`` as base64 text for an element of the page."""
+    """Return ``data`` as base64 text, which can be embedded in HTML."""
     return base64.b64encode(data).decode("ascii")
 
 
@@ -239,62 +270,68 @@ def build_index(chunks: Sequence[Chunk]) -> dict[str, Any]:
     """Return the index of all trajectories, which the page reads when it opens."""
     return {
         "files": [chunk.summary for chunk in chunks],
-        "lead": " ".join(view.lead for view in step_views() if view.lead),
+        "lead": " ".join(view.lead for view in list_step_views() if view.lead),
     }
 
 
 # ---- views of turns, and trajectories of rollout files ------------------------------------------
 
 
-def step_views() -> list[StepView]:
-    """Return the declarations of turn fields to show, from methods and environments."""
-    declared = [contribution.steps for contribution in load_contributions()]
-    return [view for view in declared if view is not None]
+def list_step_views() -> list[StepView]:
+    """Return the turn views that methods and environments contribute to the report."""
+    step_views = [contribution.steps for contribution in load_contributions()]
+    return [view for view in step_views if view is not None]
 
 
-def extra_step_fields(
+def collect_step_fields(
     step: Mapping[str, Any],
     views: Sequence[StepView],
     outcomes: Mapping[str, ReturnsByAlternative],
 ) -> dict[str, Any]:
-    """Return the non-empty fields that ``views`` declare for a turn, as texts.
+    """Return what ``views`` add to the display of the turn ``step``; empty fields are omitted.
 
-    They are ``badges``, ``flags`` and ``tables`` of alternatives. ``outcomes`` has the returns of
-    the trajectories that continued with each alternative, by the key of the alternatives in the
-    record.
+    The fields are ``badges``, ``flags`` and ``tables`` (of alternatives). ``outcomes`` maps the
+    record key of alternatives to the returns of trajectories that continued with each alternative.
     """
     badges = [step[view.badge] for view in views if view.badge and step.get(view.badge)]
     flags = [step[flag_key] for view in views for flag_key in view.flags if step.get(flag_key)]
-    declared = [view.alternatives for view in views if view.alternatives is not None]
-    present_views = [view for view in declared if step.get(view.key)]
-    tables = [_alternatives_table(step, view, outcomes.get(view.key, {})) for view in present_views]
+    alternatives_views = [view.alternatives for view in views if view.alternatives is not None]
+    views_with_values = [view for view in alternatives_views if step.get(view.key)]
+    tables = [
+        _build_alternatives_table(step, view, outcomes.get(view.key, {}))
+        for view in views_with_values
+    ]
     fields = {"badges": badges, "flags": flags, "tables": tables}
     return {key: value for key, value in fields.items() if value}
 
 
-def _alternatives_table(
-    step: Mapping[str, Any], view: AlternativesView, returns_of: ReturnsByAlternative
+def _build_alternatives_table(
+    step: Mapping[str, Any], view: AlternativesView, returns_by_alternative: ReturnsByAlternative
 ) -> dict[str, Any]:
-    entries = sorted(step[view.key], key=lambda entry: entry[view.badge])
+    alternatives = sorted(step[view.key], key=lambda alternative: alternative[view.badge])
     titles = [(column.title, column.hint) for column in view.columns]
-    columns = [_column_cells(entries, column) for column in view.columns]
-    if returns_of:
-        count = max(map(len, returns_of.values()))
+    columns = [_format_column(alternatives, column) for column in view.columns]
+    if returns_by_alternative:
+        count = max(map(len, returns_by_alternative.values()))
         titles.append((f"{MEAN_RETURN.title}, n = {count}", MEAN_RETURN.hint))
-        of_entries = [returns_of.get(entry[view.badge]) for entry in entries]
-        means = [{MEAN_RETURN.key: fmean(returns)} if returns else {} for returns in of_entries]
-        columns.append(_column_cells(means, MEAN_RETURN))
+        returns_of_entries = [
+            returns_by_alternative.get(alternative[view.badge]) for alternative in alternatives
+        ]
+        means = [
+            {MEAN_RETURN.key: fmean(returns)} if returns else {} for returns in returns_of_entries
+        ]
+        columns.append(_format_column(means, MEAN_RETURN))
     lines = [
         {
-            "number": entry[view.badge],
-            "text": entry[view.text],
-            "chosen": bool(entry[view.chosen]),
+            "number": alternative[view.badge],
+            "text": alternative[view.text],
+            "chosen": bool(alternative[view.chosen]),
             "cells": [column[index] for column in columns],
         }
-        for index, entry in enumerate(entries)
+        for index, alternative in enumerate(alternatives)
     ]
-    key, sentence = view.note
-    note = sentence.format(step[key]) if step.get(key) is not None else ""
+    note_key, note_template = view.note
+    note = note_template.format(step[note_key]) if step.get(note_key) is not None else ""
     return {
         "heads": [view.badge, view.text, *(title for title, _ in titles)],
         "hints": ["", "", *(hint for _, hint in titles)],
@@ -303,14 +340,14 @@ def _alternatives_table(
     }
 
 
-def _column_cells(
+def _format_column(
     entries: Sequence[dict[str, Any]], column: NumberColumn
 ) -> list[tuple[str, bool]]:
-    """Return for each entry the formatted number, and True if it is the largest of the column."""
+    """Return (text, is highlighted) per entry. The largest number is highlighted if it is best."""
     values = [entry.get(column.key) for entry in entries]
-    known_values = [value for value in values if value is not None]
-    # If all numbers are equal, none is marked.
-    best_value = max(known_values) if column.best and len(set(known_values)) > 1 else None
+    present_values = [value for value in values if value is not None]
+    # If all numbers are equal, no number is highlighted.
+    best_value = max(present_values) if column.best and len(set(present_values)) > 1 else None
     cells = []
     for value in values:
         text = "" if value is None else column.form.format(value)
@@ -318,35 +355,39 @@ def _column_cells(
     return cells
 
 
-def read_trajectories(path: Path, most: int | None = None) -> list[dict[str, Any]]:
+def read_trajectories(path: Path, max_characters: int | None = None) -> list[dict[str, Any]]:
     """Read the trajectories of a rollout file. Merge rows of the same ``traj_uid``.
 
-    Only the first ``most`` characters are read, and trajectories incomplete there are skipped.
+    Only the first ``max_characters`` are read. A trajectory whose turns are not all within them is
+    skipped.
     """
     merged_rows: dict[str, dict[str, Any]] = {}
-    for count, line in enumerate(jsonl.read(path, most)):
+    for count, line in enumerate(jsonl.read(path, max_characters)):
         name = str(line.get("traj_uid", count))
         merged_rows.setdefault(name, {**line, "steps": []})["steps"] += line.get("steps") or []
     for trajectory in merged_rows.values():
         trajectory["steps"].sort(key=lambda step: step.get("step", 0))
-    if most is None or path.stat().st_size <= most:
+    if max_characters is None or path.stat().st_size <= max_characters:
         return list(merged_rows.values())
     return [row for row in merged_rows.values() if len(row["steps"]) >= row.get("length", 0)]
 
 
 def pick_success_and_failure(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a short successful and a short failed trajectory, of one group if possible."""
+    """Return a short successful and a short unsuccessful trajectory, of one group if possible."""
     groups = defaultdict(list)
     for row in sorted(rows, key=lambda row: len(row["steps"])):
         groups[row.get("uid")].append(row)
     for members in groups.values():
         if len({bool(row.get("won")) for row in members}) == 2:
-            return first_of_each_outcome(members)
-    return first_of_each_outcome(rows)
+            return pick_first_of_each_outcome(members)
+    return pick_first_of_each_outcome(rows)
 
 
-def first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the first successful and the first failed trajectory that has turns."""
+def pick_first_of_each_outcome(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first successful and the first unsuccessful trajectory.
+
+    Trajectories without turns, or ended by an error, are skipped.
+    """
     complete_rows = [row for row in rows if row["steps"] and not row.get("aborted")]
     successes = [row for row in complete_rows if row.get("won")]
     failures = [row for row in complete_rows if not row.get("won")]

@@ -35,28 +35,32 @@ from verl.protocol import DataProto, pad_dataproto_to_divisor, unpad_dataproto
 
 # Key of meta_info: number of padding rows at the end of the shard.
 PADDING_ROWS = "padding_rows"
-# Key of meta_info: number of rows of each rank, in rank order. Absent: equal numbers.
+# Key of meta_info: number of rows of each rank, in rank order. Without it all shares are equal.
 ROWS_PER_RANK = "rows_per_rank"
 _REGISTRATION_ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
-Collect = Callable[[list[Any]], Any]  # results in rank order -> what the caller receives
-Plan = tuple[list[Call], Collect]
+Collect = Callable[[list[Any]], Any]  # list of the ranks' results -> result of the group call
+Plan = tuple[list[Call], Collect]  # see plan_calls
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Dispatch(Enum):
-    """Dispatch mode: the arguments of each rank; see the module docstring."""
+    """Dispatch mode: it determines the arguments of each rank (see the module docstring)."""
 
     ONE_TO_ALL = auto()
     DP_COMPUTE_PROTO = auto()
-    RANK_ZERO = auto()  # this mode and the two below are kept for workers written for verl
+    # The following modes are kept for workers written for verl.
+    RANK_ZERO = auto()
     ALL_TO_ALL = auto()
     DP_COMPUTE = auto()
 
 
 class Execute(Enum):
-    """Ranks that run the call. Kept for verl workers, which use it for methods of rank 0."""
+    """Ranks that run a registered method: all ranks, or rank 0 only.
+
+    It is kept for workers written for verl.
+    """
 
     ALL = auto()
     RANK_ZERO = auto()
@@ -104,9 +108,10 @@ def register(
 
 
 def collect_registered_methods(worker_cls: type) -> dict[str, Registration]:
-    """Return the registrations of a class's group methods by name, including inherited ones.
+    """Return a dict method name -> registration of the registered methods of ``worker_cls``.
 
-    An override without ``register`` keeps the registration of the method that it overrides.
+    Inherited methods are included. A method without ``register`` that overrides a registered one
+    has the registration of the overridden method.
     """
     return {
         name: getattr(member, _REGISTRATION_ATTRIBUTE)
@@ -119,28 +124,28 @@ def collect_registered_methods(worker_cls: type) -> dict[str, Registration]:
 def plan_calls(
     registration: Registration, world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
-    """Return the calls of ranks 0, 1, ... and the function that combines their results.
+    """Return the arguments for each rank, and the function that combines the ranks' results.
 
-    The list has one call if only rank 0 executes. Raises ``ValueError`` if the arguments cannot be
-    dispatched to ``world_size`` ranks.
+    The list has one entry if only rank 0 executes the method. Raises ``ValueError`` if the
+    arguments cannot be dispatched to ``world_size`` ranks.
     """
     mode = registration.dispatch_mode
     if mode is Dispatch.DP_COMPUTE_PROTO:
         return _plan_dp_compute_proto(world_size, args, kwargs)
-    named = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
-    # DP_COMPUTE accepts tuples too. ALL_TO_ALL splits lists only, as in verl.
+    values_by_name = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+    # DP_COMPUTE splits lists and tuples. ALL_TO_ALL splits only lists, as in verl.
     entry_types = (list, tuple) if mode is Dispatch.DP_COMPUTE else list
-    whole_names = [
+    indivisible_names = [
         name
-        for name, value in named.items()
+        for name, value in values_by_name.items()
         if not isinstance(value, entry_types) or len(value) != world_size
     ]
-    if mode is Dispatch.DP_COMPUTE and whole_names:
+    if mode is Dispatch.DP_COMPUTE and indivisible_names:
         raise ValueError(
             f"DP_COMPUTE needs lists with one entry for each of {world_size} ranks; "
-            f"these arguments are not: {whole_names}"
+            f"these arguments are not: {indivisible_names}"
         )
-    if mode in (Dispatch.DP_COMPUTE, Dispatch.ALL_TO_ALL) and not whole_names:
+    if mode in (Dispatch.DP_COMPUTE, Dispatch.ALL_TO_ALL) and not indivisible_names:
         calls = _split_by_rank(world_size, args, kwargs)
     else:
         calls = [(args, kwargs)] * world_size
@@ -160,64 +165,73 @@ def _split_by_rank(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _plan_dp_compute_proto(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    tables = [v for v in (*args, *kwargs.values()) if isinstance(v, DataProto)]
-    # A DataProto without columns has no rows to split. Every rank gets its meta_info.
-    sizes = {len(table) for table in tables if table.keys()}
-    if not tables or len(sizes) > 1:
-        problem = f"tables of {sorted(sizes)} rows" if tables else "no DataProto"
+    tables = [value for value in (*args, *kwargs.values()) if isinstance(value, DataProto)]
+    # Skip tables without columns: they have no rows to split, and every rank gets their meta_info.
+    row_counts = {len(table) for table in tables if table.keys()}
+    if not tables or len(row_counts) > 1:
+        problem = f"tables of {sorted(row_counts)} rows" if tables else "no DataProto"
         raise ValueError(
             f"DP_COMPUTE_PROTO needs DataProto arguments, all with the same number of rows; "
             f"the arguments have {problem}"
         )
-    size = sizes.pop() if sizes else 0
-    counts = _read_rows_per_rank(tables, size, world_size)
-    sharded_args = [_split_value(v, world_size, counts) for v in args]
-    sharded_kwargs = {k: _split_value(v, world_size, counts) for k, v in kwargs.items()}
+    num_rows = row_counts.pop() if row_counts else 0
+    rows_per_rank = _read_rows_per_rank(tables, num_rows, world_size)
+    sharded_args = [_split_argument(value, world_size, rows_per_rank) for value in args]
+    sharded_kwargs = {
+        k: _split_argument(value, world_size, rows_per_rank) for k, value in kwargs.items()
+    }
     calls = _split_by_rank(world_size, tuple(sharded_args), sharded_kwargs)
-    if counts is not None:
-        return calls, partial(_join_by_counts, counts=counts)
-    return calls, partial(_join_padded, size=size, padding=-size % world_size)
+    if rows_per_rank is not None:
+        return calls, partial(_join_without_empty_ranks, rows_per_rank=rows_per_rank)
+    return calls, partial(_join_without_padding, num_rows=num_rows, padding=-num_rows % world_size)
 
 
-def _read_rows_per_rank(tables: list[DataProto], size: int, world_size: int) -> list[int] | None:
+def _read_rows_per_rank(
+    tables: list[DataProto], num_rows: int, world_size: int
+) -> list[int] | None:
     """Return the row count of each rank if an argument has ``rows_per_rank``, else None."""
-    given_counts = [
+    counts_of_tables = [
         table.meta_info[ROWS_PER_RANK] for table in tables if ROWS_PER_RANK in table.meta_info
     ]
-    if not given_counts:
+    if not counts_of_tables:
         return None
-    counts = list(given_counts[0])
-    if any(list(table_counts) != counts for table_counts in given_counts[1:]):
-        raise ValueError(f"the tables of one call have different {ROWS_PER_RANK}: {given_counts}")
-    if len(counts) != world_size or sum(counts) != size or min(counts) < 0:
+    counts = list(counts_of_tables[0])
+    if any(list(table_counts) != counts for table_counts in counts_of_tables[1:]):
         raise ValueError(
-            f"{ROWS_PER_RANK}={counts} does not split {size} rows over {world_size} ranks; "
-            f"allowed: {world_size} counts of at least 0 with the sum {size}"
+            f"the tables of one call have different {ROWS_PER_RANK}: {counts_of_tables}"
+        )
+    if len(counts) != world_size or sum(counts) != num_rows or min(counts) < 0:
+        raise ValueError(
+            f"{ROWS_PER_RANK}={counts} does not split {num_rows} rows over {world_size} ranks; "
+            f"allowed: {world_size} counts of at least 0 with the sum {num_rows}"
         )
     return counts
 
 
-def _split_value(value: object, world_size: int, counts: list[int] | None) -> list[Any]:
+def _split_argument(value: object, world_size: int, rows_per_rank: list[int] | None) -> list[Any]:
     if not isinstance(value, DataProto):
         return [value] * world_size
-    if counts is not None and value.keys():
-        return _split_by_counts(value, counts)
-    # Pad with copied rows: a rank without rows could not join the collectives. The number of
-    # padding rows of each shard is stored below.
-    padded, padding = pad_dataproto_to_divisor(value, world_size)
-    rows = len(padded) // world_size
-    shards = padded.chunk(world_size)
+    if rows_per_rank is not None and value.keys():
+        return _split_by_counts(value, rows_per_rank)
+    # Pad with copied rows: a rank without rows could not take part in collective operations.
+    padded_table, padding = pad_dataproto_to_divisor(value, world_size)
+    rows_per_shard = len(padded_table) // world_size
+    shards = padded_table.chunk(world_size)
     for rank, shard in enumerate(shards):
-        later_rows = (world_size - 1 - rank) * rows  # rows of the ranks after this one
-        shard.meta_info[PADDING_ROWS] = int(np.clip(padding - later_rows, 0, rows))
+        rows_of_later_ranks = (
+            world_size - 1 - rank
+        ) * rows_per_shard  # rows of the ranks after this one
+        shard.meta_info[PADDING_ROWS] = int(
+            np.clip(padding - rows_of_later_ranks, 0, rows_per_shard)
+        )
     return shards
 
 
-def _split_by_counts(table: DataProto, counts: list[int]) -> list[DataProto]:
+def _split_by_counts(table: DataProto, rows_per_rank: list[int]) -> list[DataProto]:
     shards: list[DataProto] = []
     start = 0
-    for count in counts:
-        # Copy a row for a rank without rows: otherwise it could not join the collectives.
+    for count in rows_per_rank:
+        # Give a rank without rows a copy of the first row: it must take part in collectives.
         shard = table[start : start + count] if count else table[:1]
         shard.meta_info.pop(ROWS_PER_RANK, None)
         shard.meta_info[PADDING_ROWS] = int(not count)
@@ -226,33 +240,42 @@ def _split_by_counts(table: DataProto, counts: list[int]) -> list[DataProto]:
     return shards
 
 
-def _join_by_counts(answers: list[Any], counts: list[int]) -> Any:
-    """Return the rows of ``answers`` without those of the ranks that have no rows."""
-    if not all(isinstance(answer, DataProto) for answer in answers):
-        return answers
-    if all(answer.keys() for answer in answers):
-        for answer, count in zip(answers, counts, strict=True):
-            if len(answer) != max(1, count):
+def _join_without_empty_ranks(results: list[Any], rows_per_rank: list[int]) -> Any:
+    """Concatenate the ranks' ``results`` without the padding rows of ranks whose count is 0.
+
+    Results that are not all ``DataProto`` are returned as a list.
+    """
+    if not all(isinstance(result, DataProto) for result in results):
+        return results
+    if all(result.keys() for result in results):
+        for result, count in zip(results, rows_per_rank, strict=True):
+            if len(result) != max(1, count):
                 raise ValueError(
-                    f"a worker returned {len(answer)} rows for a shard of {count} rows"
+                    f"a worker returned {len(result)} rows for a shard of {count} rows"
                 )
-        with_rows = [answer for answer, count in zip(answers, counts, strict=True) if count]
-        answers = with_rows or answers[:1]
-    return _join_tables(answers)
+        results_with_rows = [
+            result for result, count in zip(results, rows_per_rank, strict=True) if count
+        ]
+        results = results_with_rows or results[:1]
+    return _join_tables(results)
 
 
-def _join_padded(answers: list[Any], size: int, padding: int) -> Any:
-    """Return the rows of ``answers`` without the last ``padding`` rows."""
-    if not all(isinstance(answer, DataProto) for answer in answers):
-        return answers
-    joined_table = _join_tables(answers)
-    # A result with meta_info only has no padding rows to remove.
+def _join_without_padding(results: list[Any], num_rows: int, padding: int) -> Any:
+    """Concatenate the ranks' ``results`` and remove the last ``padding`` rows.
+
+    Results that are not all ``DataProto`` are returned as a list.
+    """
+    if not all(isinstance(result, DataProto) for result in results):
+        return results
+    joined_table = _join_tables(results)
+    # A table that has only meta_info has no padding rows to remove.
     if not padding or not joined_table.keys():
         return joined_table
-    if len(joined_table) != size + padding:
+    if len(joined_table) != num_rows + padding:
         raise ValueError(
-            f"{size} rows were padded with {padding} rows to split them evenly, but the workers "
-            f"returned {len(joined_table)} rows in total, so the padding rows cannot be removed"
+            f"{num_rows} rows were padded with {padding} rows to split them evenly, but the "
+            f"workers returned {len(joined_table)} rows in total, so the padding rows cannot be "
+            "removed"
         )
     return unpad_dataproto(joined_table, padding)
 

@@ -1,6 +1,6 @@
 """Worker, the base class of one rank, and WorkerGroup, which calls methods on all ranks.
 
-Subclasses of WorkerGroup start the workers. The messages of errors name worker, rank and method.
+Subclasses of WorkerGroup start the workers. Error messages name worker, rank and method.
 """
 
 import functools
@@ -21,54 +21,54 @@ from verl.single_controller.base.decorator import (
     register,
 )
 
-# File descriptor of the listening socket for the rendezvous, in rank 0's process. WorkerHost sets
-# it and repeats the name, because that module must not import this one.
-LISTEN_FD = "VERL_MASTER_LISTEN_FD"
+# Environment variable of rank 0 with the file descriptor of the rendezvous socket. WorkerHost sets
+# it. Its module defines the same constant, because it must not import this module.
+LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 
 
 class WorkerError(RuntimeError):
-    """A call on a group of workers could not be completed."""
+    """Error: a call on a group of workers could not be completed."""
 
 
 class WorkerTimeoutError(WorkerError, TimeoutError):
-    """One or more workers did not answer before the deadline; they may still be running."""
+    """Error: one or more workers did not answer before the deadline; they may still be running."""
 
 
 class WorkerDiedError(WorkerError):
-    """The process of a worker has ended."""
+    """Error: the process of a worker has ended."""
 
 
 class Worker:
     """One rank of a group.
 
     The environment variables ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``,
-    ``MASTER_ADDR`` and ``MASTER_PORT`` are set before the constructor runs. Outside of a group, the
-    worker is a group of one.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are set before the constructor runs. A worker that is
+    constructed outside of a group has rank 0 and world size 1.
     """
 
     @property
     def rank(self) -> int:
-        """Number of this worker in the group, from 0."""
+        """Return the index of this worker in the group, from 0."""
         return int(os.environ.get("RANK", "0"))
 
     @property
     def world_size(self) -> int:
-        """Number of workers in the group."""
+        """Return the number of workers in the group."""
         return int(os.environ.get("WORLD_SIZE", "1"))
 
     @property
     def local_rank(self) -> int:
-        """Number of this worker among the group's workers on the same node, from 0."""
+        """Return the index of this worker among the group's workers on the same node, from 0."""
         return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
     def device(self) -> Any:
-        """The ``torch.device`` of this rank: its CUDA device if it has one, else the CPU."""
+        """Return the ``torch.device`` of this rank: its CUDA device if it has one, else the CPU."""
         import torch
 
         if not torch.cuda.is_available() or torch.cuda.device_count() == 0:
             return torch.device("cpu")
-        # A Ray actor usually sees only its assigned device, as number 0.
+        # A Ray actor usually sees only the device assigned to it, as device 0.
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -86,9 +86,9 @@ class Worker:
         device = self.device
         backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         if dist.is_initialized():
-            # Compare the configurations: "gloo" and "cpu:gloo,cuda:gloo" are the same.
-            requested = dist.Backend(backend)
-            requested_config = dist.BackendConfig(requested)  # pyright: ignore[reportArgumentType]  a Backend
+            # Compare backend configurations, not names: "gloo" equals "cpu:gloo,cuda:gloo".
+            requested_backend = dist.Backend(backend)
+            requested_config = dist.BackendConfig(requested_backend)  # pyright: ignore[reportArgumentType]  a Backend
             if dist.get_backend_config() != str(requested_config):
                 raise RuntimeError(
                     "the process group of this process has the backend "
@@ -108,48 +108,54 @@ class Worker:
 
         address = os.environ.get("MASTER_ADDR", "127.0.0.1")
         port = int(os.environ.get("MASTER_PORT", "0"))
-        listen_fd = os.environ.pop(LISTEN_FD, None) if self.rank == 0 else None
+        listen_fd = os.environ.pop(LISTEN_FD_VARIABLE, None) if self.rank == 0 else None
         return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  torch documents it
             address,
             port,
             world_size=self.world_size,
             is_master=self.rank == 0,
             timeout=timeout,
-            # The socket was bound before its port was announced, so no other process has the port.
+            # Use the socket that is already bound, so that no other process can take the port.
             master_listen_fd=int(listen_fd) if listen_fd is not None else None,
         )
 
     def close(self) -> None:
-        """Release resources. Override it: it is called once before a regular shutdown."""
+        """Release resources. Subclasses may override this method.
+
+        It is called once by ``WorkerGroup.shutdown``, but not by ``WorkerGroup.kill``.
+        """
 
 
 class GroupFuture:
-    """Result of a non-blocking group call.
+    """Future of the result of a group call.
 
-    It may be passed to another group call in place of the value. ``wait(timeout_s)`` must return
-    the ranks' results in rank order or raise.
+    It can be passed as an argument to another group call, which waits for the result and uses it.
+    The function ``wait(timeout_s)`` must return the list of the ranks' results, or raise an error.
     """
 
     def __init__(
         self, wait: Callable[[float], list[Any]], collect: Collect, timeout_s: float
     ) -> None:
-        self._wait = wait
+        self._wait_for_results = wait
         self._collect = collect
         self._timeout_s = timeout_s
         self._value: Any = None
-        self._ready = False
+        self._is_ready = False
 
     def get(self, timeout_s: float | None = None) -> Any:
-        """Return the value of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""
-        if not self._ready:
-            answers = self._wait(self._timeout_s if timeout_s is None else timeout_s)
-            self._value = self._collect(answers)
-            self._ready = True
+        """Return the result of the call. Wait at most ``timeout_s`` (None: the call's timeout)."""
+        if not self._is_ready:
+            results = self._wait_for_results(self._timeout_s if timeout_s is None else timeout_s)
+            self._value = self._collect(results)
+            self._is_ready = True
         return self._value
 
 
 class WorkerGroup(ABC):
-    """Group of workers. It has each registered method of ``worker_cls``, called on the ranks."""
+    """Group of workers of class ``worker_cls``.
+
+    It has a method for each registered method of ``worker_cls``, which calls it on the ranks.
+    """
 
     def __init__(self, worker_cls: type, world_size: int, name: str, call_timeout_s: float) -> None:
         self.worker_cls = worker_cls
@@ -157,46 +163,52 @@ class WorkerGroup(ABC):
         self.call_timeout_s = call_timeout_s
         self._world_size = world_size
         self._methods = collect_registered_methods(worker_cls)
-        conflicting = [method for method in self._methods if hasattr(type(self), method)]
-        if conflicting:
+        conflicting_methods = [method for method in self._methods if hasattr(type(self), method)]
+        if conflicting_methods:
             raise ValueError(
-                f"{worker_cls.__name__}: the registered methods {conflicting} have names of "
-                "WorkerGroup methods; fix: rename the methods of the worker"
+                f"{worker_cls.__name__}: the registered methods {conflicting_methods} have names "
+                "of WorkerGroup methods; fix: rename the methods of the worker"
             )
         for method, registration in self._methods.items():
             setattr(self, method, self._make_group_method(method, registration))
 
     @property
     def world_size(self) -> int:
-        """Number of workers in the group."""
+        """Return the number of workers in the group."""
         return self._world_size
 
     def __getattr__(self, name: str) -> Any:
-        # Python calls this only for names that are neither attributes nor registered methods.
-        # Use vars(): _methods may be missing while a group is constructed or unpickled.
+        # Python calls __getattr__ only for a name that is neither attribute nor registered method.
+        # Use vars(): ``self._methods`` would recurse while a group is constructed or unpickled.
         hint = did_you_mean(name, vars(self).get("_methods", {}))
-        worker = vars(self).get("worker_cls")
-        of_worker = f" of {worker.__name__}" if worker else ""
+        worker_cls = vars(self).get("worker_cls")
+        class_text = f" of {worker_cls.__name__}" if worker_cls else ""
         raise AttributeError(
-            f"a group{of_worker} has no attribute or registered method {name!r}{hint}"
+            f"a group{class_text} has no attribute or registered method {name!r}{hint}"
         )
 
     def submit(self, method: str, *args: object, **kwargs: object) -> GroupFuture:
         """Start the registered ``method`` and return a future, also for a blocking method."""
         if method not in self._methods:
-            getattr(self, method)  # raises with the nearest match
+            getattr(self, method)  # raises AttributeError with a similar name if it is unknown
             raise AttributeError(
                 f"{method!r} is not a registered method of {self.worker_cls.__name__}"
             )
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Return the results of any ``method`` on every rank. Kept for scripts written for verl."""
+        """Call ``method`` on every rank and return the results. It need not be registered.
+
+        This function is kept for scripts written for verl.
+        """
         calls = [_resolve_futures(args, kwargs)] * self.world_size
         return self._start_calls(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Return the result of any ``method`` on rank 0. Kept for scripts written for verl."""
+        """Call ``method`` on rank 0 and return the result. It need not be registered.
+
+        This function is kept for scripts written for verl.
+        """
         calls = [_resolve_futures(args, kwargs)]
         return self._start_calls(method, calls, list, self.call_timeout_s).get()[0]
 
@@ -222,7 +234,7 @@ class WorkerGroup(ABC):
     def _start_calls(
         self, method: str, calls: list[Call], collect: Collect, timeout_s: float
     ) -> GroupFuture:
-        """Start ``calls[i]`` of ``method`` on rank i and return the future of their results."""
+        """Start ``method`` on rank i with the arguments ``calls[i]``. Return the future result."""
 
     @abstractmethod
     def shutdown(self, timeout_s: float = 10.0) -> None:
@@ -240,9 +252,11 @@ class WorkerGroup(ABC):
 
 
 def _resolve_futures(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-    """Replace every ``GroupFuture`` among the arguments by its value, waiting for it."""
+    """Wait for every ``GroupFuture`` among the arguments and replace it by its result."""
 
-    def resolve_value(v: object) -> object:
-        return v.get() if isinstance(v, GroupFuture) else v
+    def resolve_value(value: object) -> object:
+        return value.get() if isinstance(value, GroupFuture) else value
 
-    return tuple(resolve_value(v) for v in args), {k: resolve_value(v) for k, v in kwargs.items()}
+    return tuple(resolve_value(value) for value in args), {
+        k: resolve_value(value) for k, value in kwargs.items()
+    }

@@ -1,4 +1,4 @@
-"""Waiting for Ray results with a deadline, and with errors that name the actor and the call."""
+"""Functions that wait for Ray results with a deadline. Their errors name the actor and the call."""
 
 import logging
 import time
@@ -24,65 +24,73 @@ from verl.utils.waits import waiting_for
 
 logger = logging.getLogger(__name__)
 
-# Time to wait for failures of other ranks after one rank fails. A rank that loses its peer in a
-# collective often fails before Ray notices that the peer's process has ended, which is the cause.
-_CAUSE_GRACE_S = 5.0
-# Time to wait for further results after the first one. ray.wait checks all pending references, so
-# one call per result would be quadratic in the number of ranks.
-_FURTHER_RESULTS_S = 0.05
+# Seconds to wait for failures of other ranks after one rank fails. If a process dies, the other
+# ranks of its collective often fail before Ray reports the death, which is the root cause.
+_ROOT_CAUSE_WAIT_S = 5.0
+# Seconds to wait for further results after the first one. ray.wait checks all pending references,
+# so a call of ray.wait per result would take quadratic time in the number of ranks.
+_FURTHER_RESULTS_WAIT_S = 0.05
 
 
 def ray_get(ref: ray.ObjectRef, timeout_s: float, label: str) -> Any:
-    """Return the value of one reference; ``label`` names it in errors."""
+    """Return the value of the Ray reference ``ref``. Error messages contain ``label``.
+
+    Raises the same errors as ``gather_results``.
+    """
     return gather_results([ref], timeout_s, [label])[0]
 
 
 def gather_results(refs: Sequence[Any], timeout_s: float, labels: Sequence[str]) -> list[Any]:
     """Return the values of ``refs`` in order, or raise the first failure as soon as it occurs.
 
-    Raises ``WorkerTimeoutError`` with the labels that are pending after ``timeout_s`` seconds, and
-    ``WorkerDiedError`` if a process has ended. An exception of the remote method is raised with a
-    note that names the label.
+    ``labels`` name the references in errors. Raises ``WorkerTimeoutError`` if results are missing
+    after ``timeout_s`` seconds, and ``WorkerDiedError`` if a process has ended. An exception of the
+    remote method is raised with a note that contains the label.
     """
     deadline = time.monotonic() + timeout_s
-    label_of = dict(zip(refs, labels, strict=True))
+    label_by_ref = dict(zip(refs, labels, strict=True))
     values: dict[Any, Any] = {}
-    pending = list(label_of)
+    pending_refs = list(label_by_ref)
     with waiting_for(labels) as pending_labels:
-        while pending:
-            ready_refs, pending = _wait_for_some(pending, max(0.0, deadline - time.monotonic()))
-            pending_labels[:] = [label_of[ref] for ref in pending]
-            if not ready_refs:
+        while pending_refs:
+            finished_refs, pending_refs = _wait_for_some(
+                pending_refs, max(0.0, deadline - time.monotonic())
+            )
+            pending_labels[:] = [label_by_ref[ref] for ref in pending_refs]
+            if not finished_refs:
                 raise WorkerTimeoutError(
                     f"no answer after {timeout_s:g} s from: {', '.join(pending_labels)}"
                 )
-            _fetch_or_raise(ready_refs, pending, label_of, deadline, values)
+            _fetch_or_raise(finished_refs, pending_refs, label_by_ref, deadline, values)
     return [values[ref] for ref in refs]
 
 
 def _fetch_or_raise(
-    ready: list[Any],
-    pending: list[Any],
-    label_of: dict[Any, str],
+    finished_refs: list[Any],
+    pending_refs: list[Any],
+    label_by_ref: dict[Any, str],
     deadline: float,
     values: dict[Any, Any],
 ) -> None:
     """Put the values of the finished references into ``values``, or raise the first error."""
-    for ref in ready:
-        error = _fetch_value(ref, label_of[ref], max(0.0, deadline - time.monotonic()), values)
+    for ref in finished_refs:
+        error = _fetch_value(ref, label_by_ref[ref], max(0.0, deadline - time.monotonic()), values)
         if error is not None:
-            raise _find_root_cause(error, pending, label_of)
+            raise _find_root_cause(error, pending_refs, label_by_ref)
 
 
-def _wait_for_some(pending: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
-    """Wait for at least one of ``pending`` or ``timeout_s``; return (finished, not finished)."""
-    first_ready, unfinished = ray.wait(pending, num_returns=1, timeout=timeout_s)
-    if not first_ready or not unfinished:
-        return first_ready, unfinished
-    more_ready, unfinished = ray.wait(
-        unfinished, num_returns=len(unfinished), timeout=_FURTHER_RESULTS_S
+def _wait_for_some(pending_refs: list[Any], timeout_s: float) -> tuple[list[Any], list[Any]]:
+    """Wait until a reference of ``pending_refs`` is finished, but at most ``timeout_s``.
+
+    Returns the finished references and the others.
+    """
+    first_finished, unfinished_refs = ray.wait(pending_refs, num_returns=1, timeout=timeout_s)
+    if not first_finished or not unfinished_refs:
+        return first_finished, unfinished_refs
+    further_finished, unfinished_refs = ray.wait(
+        unfinished_refs, num_returns=len(unfinished_refs), timeout=_FURTHER_RESULTS_WAIT_S
     )
-    return [*first_ready, *more_ready], unfinished
+    return [*first_finished, *further_finished], unfinished_refs
 
 
 def _fetch_value(
@@ -90,7 +98,7 @@ def _fetch_value(
 ) -> Exception | None:
     """Put the value of a finished reference into ``values``, or return its error."""
     try:
-        # The value exists. Allow 5 s for its transfer even if the deadline has passed.
+        # The value has been computed. Allow 5 s for its transfer even if the deadline has passed.
         values[ref] = ray.get(ref, timeout=max(5.0, timeout_s))
     except GetTimeoutError:
         return WorkerTimeoutError(
@@ -110,11 +118,15 @@ def _fetch_value(
     return None
 
 
-def _find_root_cause(error: Exception, pending: list[Any], label_of: dict[Any, str]) -> Exception:
-    if isinstance(error, WorkerDiedError) or not pending:
+def _find_root_cause(
+    error: Exception, pending_refs: list[Any], label_by_ref: dict[Any, str]
+) -> Exception:
+    if isinstance(error, WorkerDiedError) or not pending_refs:
         return error
-    ready_refs, _ = ray.wait(pending, num_returns=len(pending), timeout=_CAUSE_GRACE_S)
-    other_errors = [_fetch_value(ref, label_of[ref], 0.0, {}) for ref in ready_refs]
+    finished_refs, _ = ray.wait(
+        pending_refs, num_returns=len(pending_refs), timeout=_ROOT_CAUSE_WAIT_S
+    )
+    other_errors = [_fetch_value(ref, label_by_ref[ref], 0.0, {}) for ref in finished_refs]
     return next((cause for cause in other_errors if isinstance(cause, WorkerDiedError)), error)
 
 

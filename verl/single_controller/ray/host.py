@@ -14,14 +14,15 @@ from typing import Any
 from verl.utils.logging import setup_logging
 from verl.utils.stacks import answer_with_stacks
 
-LISTEN_FD = "VERL_MASTER_LISTEN_FD"
+LISTEN_FD_VARIABLE = "VERL_MASTER_LISTEN_FD"
 
 
 class WorkerHost:
-    """Process of one rank. Calls come in this order: ``prepare``, ``start`` per role, ``call``.
+    """Process of one rank, which has one worker per role.
 
-    Coroutine methods of all calls run on the same event loop, so they can share a session or a
-    lock. The loop does not run between calls.
+    The group calls ``prepare`` first, then ``start`` for each role, then ``call``. Coroutine
+    methods of all calls run on the same event loop, so they can share a session or a lock. The loop
+    does not run between calls.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class WorkerHost:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def describe_location(self) -> dict[str, Any]:
-        """Return ``node_id``, ``ip`` and ``pid`` of this process."""
+        """Return a dict with ``node_id``, ``ip`` and ``pid`` of this process."""
         import ray
 
         context = ray.get_runtime_context()
@@ -40,21 +41,21 @@ class WorkerHost:
         }
 
     def open_rendezvous_socket(self) -> tuple[str, int]:
-        """Bind the rendezvous socket to this node's address and keep it; return (address, port)."""
+        """Open the rendezvous socket at this node's address and return (address, port)."""
         import ray
 
         address = ray.util.get_node_ip_address()
-        # Keep it open until rank 0 uses it. Another process could take a port that is not bound.
+        # Keep the socket open until rank 0 uses it: another process could take a port that is free.
         listener = socket.create_server((address, 0), backlog=512)
         port = listener.getsockname()[1]
-        os.environ[LISTEN_FD] = str(listener.detach())
+        os.environ[LISTEN_FD_VARIABLE] = str(listener.detach())
         return address, port
 
     def prepare(self, env: dict[str, str], import_path: list[str]) -> None:
         """Set environment variables and ``sys.path``, before the workers' modules are imported."""
         os.environ.update(env)
-        # Append, so that the packages of this process keep their precedence.
-        sys.path.extend(entry for entry in import_path if entry not in sys.path)
+        # Append the paths, so that packages already on sys.path have precedence.
+        sys.path.extend(path for path in import_path if path not in sys.path)
 
     def start(self, role: str, worker_cls: type, args: tuple, kwargs: dict[str, Any]) -> None:
         """Construct the worker of ``role`` in this process."""
@@ -73,7 +74,7 @@ class WorkerHost:
         return self._loop.run_until_complete(result)
 
     def close(self) -> None:
-        """Close the workers and destroy the process group, if there is one."""
+        """Close the workers, and destroy the ``torch.distributed`` process group if it exists."""
         for worker in self._workers.values():
             if hasattr(worker, "close"):
                 self._await_result(worker.close())

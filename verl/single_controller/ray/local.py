@@ -26,13 +26,17 @@ from typing import Any
 
 from verl.config.settings.errors import ConfigError
 from verl.utils.interrupt import keep_sigterm_handler
+from verl.utils.processes import ARENAS_VARIABLE
 from verl.utils.stacks import STACKS_DIR
 
-LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-OBJECT_STORE_GB = 1.0
-# Always in /tmp, not in TMPDIR: the path of a socket below it is limited to 107 characters.
+LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+OBJECT_STORE_GB = 1.0  # default size of Ray's object store
+# The directory is in /tmp and not in TMPDIR, because the path of a socket in it is limited to 107
+# characters.
 PRIVATE_DIRECTORY = Path(f"/tmp/verl-{os.getuid()}")
-KEPT_SESSIONS = 3
+KEPT_SESSIONS = 3  # number of ended Ray sessions whose directories are not removed
+# Environment variables that workers on other nodes get from this process.
+FORWARDED_VARIABLES = (STACKS_DIR, ARENAS_VARIABLE)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     is_local = not address or address == "local"
     if is_local:
         _prefer_loopback()
-    import ray  # after the environment variable is set, which Ray reads at import
+    import ray  # imported here: _prefer_loopback sets a variable that Ray reads at import
 
     if ray.is_initialized():
         return _collect_facts(ray, started=False)
@@ -62,34 +66,35 @@ def init_ray(ray_init_cfg: object = None, **overrides: object) -> dict[str, Any]
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Ray's default keeps a record of 3 kB of each call, up to 100,000 calls, for its dashboard.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # Ray logs the token file at every start. It is in the returned facts.
+    # Ray would log the path of the token file at every start. The returned dict contains it.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     _protect_token(create=is_local)
     ray_arguments = {"logging_level": logging.WARNING, "log_to_driver": options["log_to_driver"]}
     runtime_env = dict(options["runtime_env"] or {})
-    if not is_local and STACKS_DIR in os.environ:
+    if not is_local:
         # Workers on other nodes do not inherit the environment of this process.
-        stacks_env = {STACKS_DIR: os.environ[STACKS_DIR]}
-        runtime_env["env_vars"] = {**stacks_env, **runtime_env.get("env_vars", {})}
+        forwarded = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ}
+        if forwarded:
+            runtime_env["env_vars"] = forwarded | runtime_env.get("env_vars", {})
     if runtime_env:
         ray_arguments["runtime_env"] = runtime_env
     if is_local:
-        refusal = explain_directory_refusal()
-        if refusal:
-            raise ConfigError(refusal)
+        error_message = explain_directory_refusal()
+        if error_message:
+            raise ConfigError(error_message)
         PRIVATE_DIRECTORY.mkdir(mode=0o700, exist_ok=True)
         PRIVATE_DIRECTORY.chmod(0o700)
-        sessions = PRIVATE_DIRECTORY / "ray"
-        remove_stale_sessions(sessions)
+        sessions_directory = PRIVATE_DIRECTORY / "ray"
+        remove_stale_sessions(sessions_directory)
         ray_arguments |= {
             "num_cpus": options["num_cpus"],
             "num_gpus": options["num_gpus"],
             "object_store_memory": int(options["object_store_gb"] * 1e9),
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            "_temp_dir": str(sessions),
+            "_temp_dir": str(sessions_directory),
         }
-    with keep_sigterm_handler():  # Ray's handler would drain the node for up to 30 s first
+    with keep_sigterm_handler():  # Ray's SIGTERM handler would delay the exit by up to 30 s
         ray.init(address="local" if is_local else address, **ray_arguments)
     _protect_token(create=False)
     facts = _collect_facts(ray, started=is_local)
@@ -107,25 +112,25 @@ def _read_options(cfg: object, overrides: Mapping[str, object]) -> dict[str, Any
         "log_to_driver": False,
         "runtime_env": None,
     }
-    unknown = sorted(set(overrides) - set(options))
-    if unknown:
-        raise TypeError(f"init_ray: unknown options {unknown}; allowed: {sorted(options)}")
+    unknown_options = sorted(set(overrides) - set(options))
+    if unknown_options:
+        raise TypeError(f"init_ray: unknown options {unknown_options}; allowed: {sorted(options)}")
     for name in options:
-        configured = cfg.get(name) if isinstance(cfg, Mapping) else getattr(cfg, name, None)
-        value = overrides.get(name, configured)
+        config_value = cfg.get(name) if isinstance(cfg, Mapping) else getattr(cfg, name, None)
+        value = overrides.get(name, config_value)
         options[name] = options[name] if value is None else value
     return options
 
 
 def _prefer_loopback() -> None:
-    os.environ[LOOPBACK_SWITCH] = "0"
-    constants = sys.modules.get("ray._private.ray_constants")
-    if constants is not None:  # Ray was imported before the environment variable was set
-        setattr(constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  a module has no such field
+    os.environ[LOOPBACK_VARIABLE] = "0"
+    ray_constants = sys.modules.get("ray._private.ray_constants")
+    if ray_constants is not None:  # Ray was imported before the environment variable was set
+        setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # noqa: B010  for the type checker
 
 
 def explain_directory_refusal() -> str:
-    """Return why ``PRIVATE_DIRECTORY`` cannot hold Ray's session directories; empty if it can."""
+    """Return an error message if ``PRIVATE_DIRECTORY`` cannot hold Ray's sessions, else ""."""
     try:
         status = PRIVATE_DIRECTORY.lstat()
     except FileNotFoundError:
@@ -141,25 +146,26 @@ def explain_directory_refusal() -> str:
 
 def remove_stale_sessions(directory: Path) -> None:
     """Remove the sessions of Ray instances that have ended, except the newest ``KEPT_SESSIONS``."""
-    ended = [
+    ended_sessions = [
         path
         for path in sorted(directory.glob("session_*_*"))
         if not path.is_symlink() and path.stat().st_uid == os.getuid() and not _is_running(path)
     ]
-    # Sorting by name is sorting by age: the names begin with the start time.
-    for path in ended[:-KEPT_SESSIONS]:
+    # The names begin with the start time, so the paths are sorted by age.
+    for path in ended_sessions[:-KEPT_SESSIONS]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_running(session: Path) -> bool:
-    """Return true if the process that started ``session`` exists, or its Ray may be running."""
-    pid = session.name.rpartition("_")[2]
+def _is_running(session_directory: Path) -> bool:
+    """Return True unless it is certain that the Ray instance of ``session_directory`` has ended."""
+    pid = session_directory.name.rpartition("_")[2]
     if not pid.isdecimal() or Path(f"/proc/{pid}").exists():
         return True
-    # The process may run in another container that shares this directory: try its socket.
+    # The process may run in another container that shares this directory. Then its Ray socket
+    # accepts connections.
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as connection:
         try:
-            connection.connect(str(session / "sockets" / "raylet"))
+            connection.connect(str(session_directory / "sockets" / "raylet"))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
@@ -169,8 +175,8 @@ def _is_running(session: Path) -> bool:
 
 def find_token_path() -> Path | None:
     """Return the path of Ray's token file; None if the token is in the environment or not used."""
-    other_mode = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
-    if other_mode or os.environ.get("RAY_AUTH_TOKEN"):
+    is_token_mode_off = os.environ.get("RAY_AUTH_MODE", "token").lower() != "token"
+    if is_token_mode_off or os.environ.get("RAY_AUTH_TOKEN"):
         return None
     return Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
 
@@ -192,7 +198,7 @@ def _protect_token(create: bool) -> None:
 
 
 def _write_token(path: Path) -> None:
-    # Write a temporary file, then link it: a run that starts now reads a complete token or none.
+    # Write a temporary file and link it to ``path``, so that no process reads an incomplete token.
     temporary_path = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:

@@ -1,6 +1,6 @@
-"""Nodes of a Ray cluster: detection of lost ones, and the stacks of processes on the others.
+"""Nodes of a Ray cluster: detection of lost nodes, and collection of stacks from other nodes.
 
-The loss of a node causes errors of many kinds in its processes, which do not name the node.
+If a node is lost, calls fail with errors of many kinds, which do not name the node.
 """
 
 import contextlib
@@ -18,43 +18,50 @@ from verl.utils.stacks import RemoteStacks, collect_local_stacks
 
 # Ids of the nodes that were already dead when add_lost_nodes_to_errors was entered. They are not
 # reported, because Ray lists all former nodes.
-_dead_before: set[str] = set()
+_nodes_dead_before_run: set[str] = set()
 DETECTION_TIMEOUT_S = 30.0  # Ray declares a node dead after several failed health checks
 POLL_S = 1.0
-STACKS_TIMEOUT_S = 30.0  # time for a node to start the collecting task and return its result
+STACKS_TIMEOUT_S = 30.0  # maximum time in which a node collects and returns its stacks
 
 
 def format_node_name(node: Mapping[str, Any]) -> str:
-    """Return the name of a node of ``ray.nodes()`` for messages: host name and short id."""
+    """Return the name of ``node``, an entry of ``ray.nodes()``: host name and short id."""
     return f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
 
 
 def is_lost(node: Mapping[str, Any]) -> bool:
-    """Return true if this node of ``ray.nodes()`` died since ``add_lost_nodes_to_errors`` began."""
-    return not node["Alive"] and node["NodeID"] not in _dead_before
+    """Return True if ``node``, an entry of ``ray.nodes()``, has died during this run.
+
+    The run begins when ``add_lost_nodes_to_errors`` is entered.
+    """
+    return not node["Alive"] and node["NodeID"] not in _nodes_dead_before_run
 
 
 def find_lost_nodes(within_s: float = DETECTION_TIMEOUT_S) -> list[str]:
-    """Return the names of the lost nodes; wait for the first one if several nodes are alive."""
+    """Return the names of the lost nodes.
+
+    If there is none yet, wait up to ``within_s`` seconds, because Ray detects a loss late. Do not
+    wait if only the driver's node is alive.
+    """
     deadline = time.monotonic() + within_s
     while True:
         nodes = ray.nodes()
-        lost = [node for node in nodes if is_lost(node)]
-        alive = sum(node["Alive"] for node in nodes)
-        if lost or alive < 2 or time.monotonic() > deadline:
-            return [format_node_name(node) for node in lost]
+        lost_nodes = [node for node in nodes if is_lost(node)]
+        num_alive = sum(node["Alive"] for node in nodes)
+        if lost_nodes or num_alive < 2 or time.monotonic() > deadline:
+            return [format_node_name(node) for node in lost_nodes]
         time.sleep(POLL_S)
 
 
 @contextlib.contextmanager
 def add_lost_nodes_to_errors() -> Iterator[None]:
-    """Add a note about each lost node to Ray and worker errors raised in the ``with`` block."""
-    _dead_before.clear()
-    _dead_before.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
+    """Add a note for each lost node to a Ray or worker error that the ``with`` block raises."""
+    _nodes_dead_before_run.clear()
+    _nodes_dead_before_run.update(node["NodeID"] for node in ray.nodes() if not node["Alive"])
     try:
         yield
     except (WorkerError, RayError) as error:
-        # If Ray's control server is also down, raise the error without notes.
+        # If Ray's control server (GCS) does not answer either, raise the error without notes.
         with contextlib.suppress(RayError):
             for node in find_lost_nodes():
                 error.add_note(f"the node {node} of the cluster is gone")
@@ -62,27 +69,27 @@ def add_lost_nodes_to_errors() -> Iterator[None]:
 
 
 def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
-    """Collect the stacks of the run's processes on all nodes except the driver's.
+    """Collect the stacks of the run's processes on all nodes except the driver's node.
 
-    The result names the nodes that are lost or do not answer in time. ``folder`` must be the same
-    shared directory on all nodes.
+    The result also names the nodes that are lost or do not answer in time. ``folder`` is the
+    directory of the stack files; all nodes must share it.
     """
     if not ray.is_initialized():
         return RemoteStacks()
     driver_node = ray.get_runtime_context().get_node_id()
     stacks_task = ray.remote(num_cpus=0, max_retries=0)(collect_local_stacks)
     node_names = {}
-    silent = []
+    unanswered = []
     for node in ray.nodes():
         name = f"node {format_node_name(node)}"
         if is_lost(node):
-            silent.append(f"{name} is gone")
+            unanswered.append(f"{name} is gone")
         elif node["Alive"] and node["NodeID"] != driver_node:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ref = stacks_task.options(scheduling_strategy=strategy).remote(folder)
             node_names[ref] = name
     if not node_names:
-        return RemoteStacks(silent_nodes=tuple(silent))
+        return RemoteStacks(silent_nodes=tuple(unanswered))
     answered_refs, late_refs = ray.wait(
         list(node_names), num_returns=len(node_names), timeout=STACKS_TIMEOUT_S
     )
@@ -91,8 +98,8 @@ def collect_stacks_of_other_nodes(folder: Path) -> RemoteStacks:
         f"\n== {node_names[ref]}\nit did not answer within {STACKS_TIMEOUT_S:g} s\n"
         for ref in late_refs
     ]
-    silent += [f"{node_names[ref]} does not answer" for ref in late_refs]
-    return RemoteStacks("".join(sections), tuple(silent))
+    unanswered += [f"{node_names[ref]} does not answer" for ref in late_refs]
+    return RemoteStacks("".join(sections), tuple(unanswered))
 
 
 def _get_stacks(ref: ray.ObjectRef) -> str:

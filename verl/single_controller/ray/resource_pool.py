@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class RayResourcePool:
-    """Reservation of ``process_on_nodes[k]`` devices on the k-th node, in rank order.
+    """Reservation of ``process_on_nodes[k]`` devices on the k-th node; ranks are numbered by node.
 
-    A node is used for several entries only if there are fewer nodes than entries. ``use_gpu`` None
-    means that devices are GPUs if the cluster has any. A device has ``cpus_per_worker`` CPUs for
-    each of the ``max_colocate_count`` groups that may share the pool. Ray gives each of these
-    groups an equal fraction of the GPU. The reservation is made on first use. As a context manager,
-    the pool releases it at the end.
+    Two entries of ``process_on_nodes`` use the same node only if the cluster has fewer nodes than
+    entries. With ``use_gpu=None``, devices are GPUs if the cluster has any. Up to
+    ``max_colocate_count`` worker groups can share the pool. On each device, every group gets
+    ``cpus_per_worker`` CPUs and an equal fraction of the GPU. The reservation is made on first use.
+    A ``with`` block around the pool releases it at the end.
     """
 
     def __init__(
@@ -50,85 +50,91 @@ class RayResourcePool:
         self.cpus_per_worker = cpus_per_worker
         self.timeout_s = timeout_s
         self._use_gpu = use_gpu
-        self._groups: list[PlacementGroup] = []
+        self._placement_groups: list[PlacementGroup] = []
 
     @property
     def world_size(self) -> int:
-        """Number of devices, the sum of ``process_on_nodes``."""
+        """Return the number of devices, the sum of ``process_on_nodes``."""
         return sum(self.process_on_nodes)
 
     @property
     def use_gpu(self) -> bool:
-        """True if a device is a GPU."""
+        """Return True if the devices are GPUs, False if they are CPUs."""
         if self._use_gpu is None:
             self._use_gpu = ray.cluster_resources().get("GPU", 0) > 0
         return self._use_gpu
 
     def actor_resources(self) -> dict[str, float]:
-        """Return the Ray resource options of one rank of one group on this pool."""
+        """Return the Ray options ``num_cpus`` and ``num_gpus`` of one rank of a worker group."""
         gpus = 1.0 / self.max_colocate_count if self.use_gpu else 0
         return {"num_cpus": self.cpus_per_worker, "num_gpus": gpus}
 
     def reserve_slots(self) -> list[PlacementGroupSchedulingStrategy]:
-        """Return the strategy that starts an actor on each rank's device; reserve on first call.
+        """Reserve the devices on the first call. Return a scheduling strategy for each rank.
 
-        Raises ``WorkerTimeoutError`` with the requested and the free resources if the cluster does
-        not grant the reservation in ``timeout_s``.
+        An actor with the strategy of a rank starts on the device of this rank. Raises
+        ``WorkerTimeoutError`` if the cluster does not grant the reservation in ``timeout_s``.
         """
-        if not self._groups:
+        if not self._placement_groups:
             self._create_placement_groups()
         return [
             PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
-            for group, n in zip(self._groups, self.process_on_nodes, strict=True)
-            for i in range(n)
+            for group, num_devices in zip(
+                self._placement_groups, self.process_on_nodes, strict=True
+            )
+            for i in range(num_devices)
         ]
 
     def shared_actor_options(self, device: int) -> dict[str, Any]:
-        """Return the Ray options of an additional actor on ``device`` (without GPUs: any node)."""
+        """Return the Ray options of an actor that shares ``device`` with the pool's ranks.
+
+        ``device`` is the index of the device in the pool. Without GPUs the actor can run on any
+        node.
+        """
         if not self.use_gpu:
             return {"scheduling_strategy": "SPREAD", **self.actor_resources()}
         return {"scheduling_strategy": self.reserve_slots()[device], **self.actor_resources()}
 
     def query_device_ids(self) -> list[str]:
-        """Return the GPU id of every slot, as in ``CUDA_VISIBLE_DEVICES`` of its node.
+        """Return the GPU id of every device, as in ``CUDA_VISIBLE_DEVICES`` of its node.
 
-        Actors that use several GPUs need these ids. A Ray task on each slot reads its id. Raises
-        ``WorkerTimeoutError`` if no fraction of a slot's GPU is free for the task.
+        Actors that use several GPUs need these ids. A Ray task on each device reads the id. Raises
+        ``WorkerTimeoutError`` if other actors use a GPU completely, so that the task cannot start.
         """
-        resource_share = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
+        task_resources = {"num_cpus": 0, "num_gpus": self.actor_resources()["num_gpus"]}
         id_task = ray.remote(_get_device_id)
         refs = [
-            id_task.options(scheduling_strategy=strategy, **resource_share).remote()
+            id_task.options(scheduling_strategy=strategy, **task_resources).remote()
             for strategy in self.reserve_slots()
         ]
         labels = [f"{self.name_prefix}[device {index}]" for index in range(len(refs))]
         return gather_results(refs, self.timeout_s, labels)
 
     def _create_placement_groups(self) -> None:
-        # Groups share the GPU of a device, but each group needs separate CPUs.
+        # Worker groups share the GPU of a device, but each group needs its own CPUs.
         bundle: dict[str, float] = {"CPU": self.cpus_per_worker * self.max_colocate_count}
         if self.use_gpu:
             bundle["GPU"] = 1.0
         deadline = time.monotonic() + self.timeout_s
-        for k, count in enumerate(self.process_on_nodes):
-            # One placement group per node: STRICT_PACK applies within one group.
+        for node_index, count in enumerate(self.process_on_nodes):
+            # Create one placement group per node: STRICT_PACK puts a whole group on one node.
             group = placement_group(
                 [dict(bundle)] * count,
                 strategy="STRICT_PACK",
-                name=f"{self.name_prefix}_{k}",
-                # By default Ray prefers a node that already has ranks.
+                name=f"{self.name_prefix}_{node_index}",
+                # Ray would prefer a node that already has ranks of this pool.
                 _soft_target_node_id=self._find_unused_node(bundle, count),
             )
-            self._groups.append(group)
-            # Wait at least 0.1 s, also after the deadline: free resources are granted at once.
+            self._placement_groups.append(group)
+            # Wait at least 0.1 s, even after the deadline. This is enough if resources are free.
             if not group.wait(timeout_seconds=max(0.1, deadline - time.monotonic())):
                 available = ray.available_resources()
-                free = {key: available.get(key, 0.0) for key in ("CPU", "GPU")}
+                free_resources = {key: available.get(key, 0.0) for key in ("CPU", "GPU")}
                 self.shutdown()
                 raise WorkerTimeoutError(
                     f"resource pool {self.name_prefix!r}: {count} x {bundle} on one node not "
-                    f"granted in {self.timeout_s:g} s; free in the cluster: {free}; fix: request "
-                    "fewer devices, raise ray_init.num_cpus, or shut down groups that hold "
+                    f"granted in {self.timeout_s:g} s; free in the cluster: {free_resources}; fix: "
+                    "request fewer devices, raise ray_init.num_cpus, or shut down groups that hold "
                     "resources"
                 )
         logger.debug("resource pool %s: %s x %s", self.name_prefix, self.process_on_nodes, bundle)
@@ -136,31 +142,31 @@ class RayResourcePool:
     def _find_unused_node(self, bundle: dict[str, float], count: int) -> str | None:
         """Return the id of a node without ranks of this pool that can hold ``count`` bundles.
 
-        Nodes without any reservation come first, then nodes with more free resources. Returns None
-        if no node has enough resources.
+        A node without any reservation is preferred, then the node with most free resources.
+        Returns None if no node has enough resources.
         """
         node_ids_of_groups = [
-            placement_group_table(group)["bundles_to_node_id"] for group in self._groups
+            placement_group_table(group)["bundles_to_node_id"] for group in self._placement_groups
         ]
         used_node_ids = {node for node_ids in node_ids_of_groups for node in node_ids.values()}
-        reserved = _sum_reserved_resources()
-        capacity: dict[str, tuple[bool, float]] = {}
+        reserved_by_node = _sum_reserved_resources()
+        rating_by_node: dict[str, tuple[bool, float]] = {}
         for node in ray.nodes():
             free_amounts = Counter(node["Resources"] if node["Alive"] else {})
-            free_amounts.subtract(reserved.get(node["NodeID"], {}))
-            times = min(
+            free_amounts.subtract(reserved_by_node.get(node["NodeID"], {}))
+            capacity = min(
                 free_amounts[resource] / (amount * count) for resource, amount in bundle.items()
             )
-            # Tolerance for rounding, because CPU numbers may be fractions.
-            if times > 1 - 1e-6 and node["NodeID"] not in used_node_ids:
-                capacity[node["NodeID"]] = (node["NodeID"] not in reserved, times)
-        return max(capacity, key=capacity.__getitem__, default=None)
+            # 1e-6 tolerates rounding errors: numbers of CPUs can be fractions.
+            if capacity > 1 - 1e-6 and node["NodeID"] not in used_node_ids:
+                rating_by_node[node["NodeID"]] = (node["NodeID"] not in reserved_by_node, capacity)
+        return max(rating_by_node, key=rating_by_node.__getitem__, default=None)
 
     def shutdown(self) -> None:
-        """Release the reservation; Ray ends the workers that still use it."""
-        for group in self._groups:
+        """Release the reservation. Ray then kills the workers that still use it."""
+        for group in self._placement_groups:
             remove_placement_group(group)
-        self._groups = []
+        self._placement_groups = []
 
     def __enter__(self) -> "RayResourcePool":
         return self
@@ -170,13 +176,13 @@ class RayResourcePool:
 
 
 def _sum_reserved_resources() -> dict[str, Counter[str]]:
-    """Return the resources reserved by all placement groups of the cluster, by node id."""
-    reserved: dict[str, Counter[str]] = defaultdict(Counter)
+    """Return a dict node id -> resources that placement groups have reserved on this node."""
+    reserved_by_node: dict[str, Counter[str]] = defaultdict(Counter)
     for group in placement_group_table().values():
         if group["state"] == "CREATED":
             for bundle, node in group["bundles_to_node_id"].items():
-                reserved[node].update(group["bundles"][bundle])
-    return reserved
+                reserved_by_node[node].update(group["bundles"][bundle])
+    return reserved_by_node
 
 
 def _get_device_id() -> str:

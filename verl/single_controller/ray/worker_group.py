@@ -7,7 +7,7 @@
     group.init_model()                                    # on both ranks
     out = group.compute_log_prob(data)                    # rows split, results concatenated
 
-Several roles can share processes, and so a device context::
+Several roles can share processes, and thereby one CUDA context per device::
 
     both = create_colocated_worker_cls({"actor": RayClassWithInitArgs(ActorWorker, config),
                                         "ref": RayClassWithInitArgs(ActorWorker, config)})
@@ -33,13 +33,14 @@ from verl.single_controller.ray.resource_pool import RayResourcePool
 
 logger = logging.getLogger(__name__)
 
-SOLE_ROLE = ""
-_CHEAP_TYPES = (type(None), bool, int, float, str, ray.ObjectRef)  # cheap to send to each rank
+SOLE_ROLE = ""  # role of the worker in a process with only one worker
+# Types of arguments that are sent to each rank separately, because they are small.
+_SMALL_TYPES = (type(None), bool, int, float, str, ray.ObjectRef)
 
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """Worker class with the arguments of its constructor."""
+    """Worker class of a role, with the arguments of its constructor."""
 
     worker_cls: type
     args: tuple = ()
@@ -47,9 +48,10 @@ class RoleSpec:
 
 
 class RayClassWithInitArgs:
-    """Worker class (plain, or wrapped by ``ray.remote``) with the constructor arguments.
+    """Worker class ``cls`` with the arguments of its constructor.
 
-    ``env_vars`` are set in the process before the module of the class is imported there.
+    ``cls`` may be wrapped by ``ray.remote``. ``env_vars`` are set in the worker's process before it
+    imports the module of the class.
     """
 
     def __init__(
@@ -60,33 +62,38 @@ class RayClassWithInitArgs:
 
     @property
     def role_names(self) -> list[str]:
-        """Names of the roles whose workers share processes; empty for a single worker."""
+        """Return the names of the roles that share a process; empty for a plain worker class."""
         return [role for role in self.roles if role != SOLE_ROLE]
 
 
 def create_colocated_worker_cls(
     class_dict: Mapping[str, RayClassWithInitArgs],
 ) -> RayClassWithInitArgs:
-    """Return an actor class with one worker per role; see ``RayWorkerGroup.spawn``."""
+    """Combine worker classes, so that one process has a worker of each role.
+
+    ``class_dict`` maps role names to worker classes. ``RayWorkerGroup.spawn`` returns a group per
+    role.
+    """
     if not class_dict:
         raise ValueError("create_colocated_worker_cls: class_dict is empty; it needs a role")
     roles: dict[str, RoleSpec] = {}
     env_vars: dict[str, str] = {}
-    for role, spec in class_dict.items():
-        differing = [
-            key for key, value in spec.env_vars.items() if env_vars.get(key, value) != value
+    for role, worker_class in class_dict.items():
+        conflicting_variables = [
+            key for key, value in worker_class.env_vars.items() if env_vars.get(key, value) != value
         ]
-        # A process has one environment: the value of the last role would silently apply.
-        if differing:
+        # Roles of one process share its environment, so different values would be overwritten.
+        if conflicting_variables:
             raise ValueError(
-                f"role {role!r} sets the environment variables {differing} to other values than "
-                "the roles that share its process; fix: use equal values, or do not colocate it"
+                f"role {role!r} sets the environment variables {conflicting_variables} to other "
+                "values than the roles that share its process; fix: use equal values, or do not "
+                "colocate it"
             )
-        env_vars.update(spec.env_vars)
-        roles[role] = spec.roles[SOLE_ROLE]
-    colocated = RayClassWithInitArgs(next(iter(roles.values())).worker_cls, env_vars=env_vars)
-    colocated.roles = roles
-    return colocated
+        env_vars.update(worker_class.env_vars)
+        roles[role] = worker_class.roles[SOLE_ROLE]
+    colocated_class = RayClassWithInitArgs(next(iter(roles.values())).worker_cls, env_vars=env_vars)
+    colocated_class.roles = roles
+    return colocated_class
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -107,9 +114,9 @@ class RayWorkerGroup(WorkerGroup):
         start_timeout_s: float = 180.0,
     ) -> None:
         roles = ray_cls_with_init.roles
-        sole = roles.get(SOLE_ROLE)
-        name = name_prefix or (sole.worker_cls.__name__ if sole else "+".join(roles))
-        worker_cls = sole.worker_cls if sole else object
+        sole_spec = roles.get(SOLE_ROLE)
+        name = name_prefix or (sole_spec.worker_cls.__name__ if sole_spec else "+".join(roles))
+        worker_cls = sole_spec.worker_cls if sole_spec else object
         super().__init__(worker_cls, resource_pool.world_size, name, call_timeout_s)
         self._role = SOLE_ROLE
         self._roles = roles
@@ -121,7 +128,10 @@ class RayWorkerGroup(WorkerGroup):
             raise
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, "RayWorkerGroup"]:
-        """Return one group per role, named by the role, on the actors of this group."""
+        """Return a dict role -> worker group of this role, on the actors of this group.
+
+        ``prefix_set`` lists the roles.
+        """
         groups: dict[str, RayWorkerGroup] = {}
         for role in prefix_set:
             if role not in self._roles:
@@ -136,11 +146,11 @@ class RayWorkerGroup(WorkerGroup):
 
     @property
     def workers(self) -> list[Any]:
-        """Ray actor handles of the workers in rank order."""
+        """Return the Ray actor handles of the workers in rank order."""
         return list(self._actors)
 
     def call_for_refs(self, method: str, *args: object) -> list[Any]:
-        """Start ``method`` on every rank; return the references to its results."""
+        """Start ``method`` on every rank, and return the Ray references of the results."""
         return [actor.call.remote(self._role, method, *args) for actor in self._actors]
 
     def kill(self) -> None:
@@ -154,14 +164,14 @@ class RayWorkerGroup(WorkerGroup):
         if not self._actors:
             return
         try:
-            closing = [actor.close.remote() for actor in self._actors]
-            gather_results(closing, timeout_s, self._make_labels("close"))
+            close_refs = [actor.close.remote() for actor in self._actors]
+            gather_results(close_refs, timeout_s, self._make_labels("close"))
         except (WorkerError, RayError) as error:
             logger.warning("%s: closing the workers failed: %s", self.name, error)
         self.kill()
 
     def _start(self, pool: RayResourcePool, spec: RayClassWithInitArgs, timeout_s: float) -> None:
-        # Set the environment before the workers start: imports of a worker's module may read it.
+        # Set environment variables before the workers start: their modules may read them at import.
         actor_cls = ray.remote(WorkerHost)
         resources = pool.actor_resources()
         for strategy in pool.reserve_slots():
@@ -176,13 +186,13 @@ class RayWorkerGroup(WorkerGroup):
             timeout_s,
             f"{self.name}[rank 0].open_rendezvous_socket",
         )
-        envs = [
+        environments = [
             {**spec.env_vars, **env}
             for env in _make_rank_environments(self.placement, address, port)
         ]
         refs = [
             actor.prepare.remote(env, sys.path)
-            for actor, env in zip(self._actors, envs, strict=True)
+            for actor, env in zip(self._actors, environments, strict=True)
         ]
         gather_results(refs, timeout_s, self._make_labels("prepare"))
         for role, role_spec in spec.roles.items():
@@ -218,7 +228,7 @@ class RayWorkerGroup(WorkerGroup):
 def _unwrap_class(cls: object) -> type:
     if isinstance(cls, type):
         return cls
-    # ray.remote returns an object that keeps the wrapped class.
+    # A class wrapped by ray.remote has the original class in its metadata.
     metadata = getattr(cls, "__ray_metadata__", None)
     if metadata is None:
         raise TypeError(f"{cls!r} is not a class; allowed: a class, plain or from ray.remote")
@@ -229,28 +239,31 @@ def _make_rank_environments(
     placement: list[dict[str, Any]], address: str, port: int
 ) -> list[dict[str, str]]:
     """Return the ``torch.distributed`` environment variables of each rank, such as ``RANK``."""
-    on_node = Counter(location["node_id"] for location in placement)
-    placed_ranks: Counter = Counter()
-    sockets = make_loopback_environment(address)
+    num_ranks_by_node = Counter(location["node_id"] for location in placement)
+    local_ranks_by_node: Counter = Counter()
+    loopback_environment = make_loopback_environment(address)
     environments = []
-    for rank, place in enumerate(placement):
+    for rank, location in enumerate(placement):
         environments.append(
             {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(len(placement)),
-                "LOCAL_RANK": str(placed_ranks[place["node_id"]]),
-                "LOCAL_WORLD_SIZE": str(on_node[place["node_id"]]),
+                "LOCAL_RANK": str(local_ranks_by_node[location["node_id"]]),
+                "LOCAL_WORLD_SIZE": str(num_ranks_by_node[location["node_id"]]),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
-                **sockets,
+                **loopback_environment,
             }
         )
-        placed_ranks[place["node_id"]] += 1
+        local_ranks_by_node[location["node_id"]] += 1
     return environments
 
 
 def make_loopback_environment(address: str) -> dict[str, str]:
-    """Return the environment that limits collectives to loopback, if ``address`` is 127.*."""
+    """Return variables that limit Gloo and NCCL to the loopback interface.
+
+    Returns an empty dict if ``address`` does not begin with "127.".
+    """
     if not address.startswith("127."):
         return {}
     name = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
@@ -258,12 +271,15 @@ def make_loopback_environment(address: str) -> dict[str, str]:
 
 
 def _store_shared_arguments(calls: list[Call]) -> list[Call]:
-    """Replace arguments that several ranks get by object references: they are serialised once."""
+    """Put arguments that several ranks receive into Ray's object store.
+
+    They are replaced by object references, so that each is serialised only once.
+    """
     values = [
         value
         for args, kwargs in calls
         for value in (*args, *kwargs.values())
-        if not isinstance(value, _CHEAP_TYPES)
+        if not isinstance(value, _SMALL_TYPES)
     ]
     counts = Counter(map(id, values))
     refs: dict[int, ray.ObjectRef] = {}

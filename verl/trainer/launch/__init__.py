@@ -2,6 +2,6 @@
 ``agent_system`` and ``rlvcr``.
 
 ``ppo`` and ``sft`` create the objects of a run from the classes of all packages.
-``level_comparison`` does so for an evaluation. ``preflight`` checks a configuration before the run
-starts. ``extensions`` adds the keys and names of environments and methods.
+``level_comparison`` runs an evaluation. ``preflight`` checks a configuration before the run starts.
+``extensions`` adds the config keys and registered names of environments and methods.
 """

@@ -1,8 +1,8 @@
 """Construction of ``main_audit``, which compares credit rules with measured returns.
 
-RUN_DIR ─▶ its config and newest policy ─▶ trajectories with the credit of every rule (scores)
-    ─▶ from some of their turns: trajectories continued with every level or action
-    ─▶ comparison of their returns with the scores ─▶ RUN_DIR/audit
+RUN_DIR ─▶ config and newest policy ─▶ trajectories, with credit by every rule (scores)
+    ─▶ some of their turns, each continued to the end with every level or action
+    ─▶ comparison of the returns with the scores ─▶ RUN_DIR/audit
 """
 
 import logging
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl.config.run_code import TRUST_OVERRIDES, refuse_code_of_run
+from verl.config.run_code import TRUST_ARGUMENTS, refuse_code_of_run
 from verl.config.schema import PPOConfig
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.extensions import inspect_start
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
 # Estimate the advantage of all four levels in every turn. Trajectories are on-policy: no forced
 # levels, no permuted advantages, no omitted turns, no partial rollouts.
-SCORED_OVERRIDES = (
+AUDIT_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",
     "algorithm.rlvcr.expand=all",
@@ -35,7 +35,10 @@ SCORED_OVERRIDES = (
 
 
 def build_audit_args(args: Sequence[str]) -> list[str]:
-    """Return ``RUN_DIR [key=value ...]`` as a command line of ``main_ppo``; else ``ValueError``."""
+    """Return the ``main_ppo`` arguments for ``args`` of the form ``RUN_DIR [key=value ...]``.
+
+    Raises ``ValueError`` if RUN_DIR is not the directory of a run.
+    """
     if not args or args[0].startswith("-"):
         # Without a run directory only options such as --help apply.
         return list(args) or ["--help"]
@@ -45,19 +48,24 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
             f"RUN_DIR={args[0]!r}: there is no {CONFIG_FILE}; allowed: the directory of a run; "
             "fix: python -m verl.trainer.main_audit runs/PROJECT/EXPERIMENT [key=value ...]"
         )
-    # Imported when called: the import takes seconds.
+    # Import in the function, because the import takes seconds.
     from verl.utils.checkpoint import CheckpointManager
 
-    if not TRUST_OVERRIDES & set(args):
-        refuse_code_of_run(Path(CONFIG_FILE).stem, args[0], args[1:], PPOConfig, is_run=True)
+    if not TRUST_ARGUMENTS & set(args):
+        refuse_code_of_run(
+            Path(CONFIG_FILE).stem, args[0], args[1:], PPOConfig, is_run_directory=True
+        )
     # Load the newest checkpoint of the run, or else its initial policy.
-    newest = CheckpointManager(directory / "checkpoints").find_latest_valid()
+    newest_checkpoint = CheckpointManager(directory / "checkpoints").find_latest_valid()
     policy_overrides = ["trainer.resume_mode=disable"]
-    if newest is not None:
-        policy_overrides = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={newest}"]
+    if newest_checkpoint is not None:
+        policy_overrides = [
+            "trainer.resume_mode=resume_path",
+            f"trainer.resume_from_path={newest_checkpoint}",
+        ]
     return [
         *("--config-path", str(directory.resolve()), "--config-name", Path(CONFIG_FILE).stem),
-        *SCORED_OVERRIDES,
+        *AUDIT_OVERRIDES,
         "cold_start.enable=false",
         f"trainer.default_local_dir={directory / 'audit'}",
         *policy_overrides,
@@ -65,14 +73,17 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
     ]
 
 
-def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return the problems of ``inspect_start`` and of the audit's files, and facts for the plan."""
+def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
+    """Check environment, tokenizer, engine, and the trajectory and score files of an audit.
+
+    Return the problems found, and facts that the run plan prints.
+    """
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
     from rlvcr.levels import LEVELS
-    from rlvcr.settings import method_settings
+    from rlvcr.settings import get_method_settings
 
-    inspection = inspect_start(cfg, elsewhere)
+    inspection = inspect_start(cfg, ignores_local_devices)
     if inspection.problems:
         return inspection
     if get_package(cfg.env.env_name).runs_agent:
@@ -82,36 +93,39 @@ def inspect_audit(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
                 "turns cannot be replayed; allowed: environments that step by action"
             ]
         )
-    rlvcr = method_settings(cfg.algorithm)
+    rlvcr = get_method_settings(cfg.algorithm)
     try:
-        recorded, _ = read_audit_files(cfg)
+        recorded_trajectories, _ = read_audit_files(cfg)
     except (OSError, ValueError) as error:
         return Inspection([str(error)])
     has_levels = should_request_levels(cfg)
-    options = len(LEVELS) if has_levels else rlvcr.audit_actions
-    tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
-    tasks = min(tasks, inspection.facts.get("val_tasks") or tasks)
-    sampled = f"{tasks} validation tasks x {cfg.env.rollout.n} trajectories"
-    total = rlvcr.audit_points * options * rlvcr.audit_plays
-    audit = (
-        f"{f'{len(recorded)} recorded trajectories' if recorded else sampled}; from "
-        f"{rlvcr.audit_points} of their turns at most, {options} "
+    num_options = len(LEVELS) if has_levels else rlvcr.audit_actions
+    num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points)
+    num_tasks = min(num_tasks, inspection.facts.get("val_tasks") or num_tasks)
+    source_text = f"{num_tasks} validation tasks x {cfg.env.rollout.n} trajectories"
+    max_trajectories = rlvcr.audit_points * num_options * rlvcr.audit_plays
+    if recorded_trajectories:
+        source_text = f"{len(recorded_trajectories)} recorded trajectories"
+    audit_text = (
+        f"{source_text}; from "
+        f"{rlvcr.audit_points} of their turns at most, {num_options} "
         f"{'levels' if has_levels else 'actions'} x {rlvcr.audit_plays} trajectories "
-        f"= {total:,} at most"
+        f"= {max_trajectories:,} at most"
     )
-    return Inspection(inspection.problems, {**inspection.facts, "audit": audit})
+    return Inspection(inspection.problems, {**inspection.facts, "audit": audit_text})
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
-    """Return the recorded trajectories and external scores that ``cfg`` names; empty without files.
+    """Return the recorded trajectories and the external scores in the files that ``cfg`` names.
 
-    Raises ``ValueError`` with file and line, and ``OSError`` for a file that cannot be read.
+    Each is empty if ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid
+    line, and ``OSError`` for a file that cannot be read.
     """
-    from rlvcr.settings import method_settings
+    from rlvcr.settings import get_method_settings
     from verl.trainer.launch.audit_files import read_external_scores, read_recorded_trajectories
     from verl.trainer.launch.preflight_prompts import open_tasks
 
-    rlvcr = method_settings(cfg.algorithm)
+    rlvcr = get_method_settings(cfg.algorithm)
     external_scores = (
         {} if rlvcr.audit_scores_file is None else read_external_scores(rlvcr.audit_scores_file)
     )
@@ -123,9 +137,12 @@ def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], Externa
 
 
 def run_audit(cfg: PPOConfig) -> None:
-    """Run the comparison for the policy of ``cfg``. Heavy packages are imported only here."""
+    """Compare the credit of all estimators with measured returns, for the policy of ``cfg``.
+
+    Packages that are slow to import are imported only here.
+    """
     from rlvcr.research.audit import audit_scores
-    from rlvcr.settings import method_settings
+    from rlvcr.settings import get_method_settings
     from verl.trainer.launch.audit_credit import add_credits
     from verl.trainer.launch.audit_files import add_external_scores
     from verl.trainer.launch.audit_record import (
@@ -137,16 +154,16 @@ def run_audit(cfg: PPOConfig) -> None:
 
     if cfg.trainer.resume_mode == "disable":
         logger.warning("the run has no checkpoint: auditing its policy before training")
-    recorded, external_scores = read_audit_files(cfg)
+    recorded_trajectories, external_scores = read_audit_files(cfg)
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        rlvcr = method_settings(cfg.algorithm)
-        # At most the existing tasks, and at most one task per audited turn.
-        count = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
-        tasks = trainer.val_envs.gen_batch(1, count)
-        data, scored, points = run.collector.audit_loop(
-            tasks, trainer.workers, trainer.val_envs, recorded
+        rlvcr = get_method_settings(cfg.algorithm)
+        # The number of tasks is limited by the existing tasks and by the number of audited turns.
+        num_tasks = min(rlvcr.audit_tasks, rlvcr.audit_points, len(trainer.val_envs.task_list))
+        tasks = trainer.val_envs.gen_batch(1, num_tasks)
+        data, scored_rows, points = run.collector.audit_loop(
+            tasks, trainer.workers, trainer.val_envs, recorded_trajectories
         )
         num_failed = data.meta_info["metrics"]["audit/points_failed"]
         if num_failed:
@@ -156,14 +173,14 @@ def run_audit(cfg: PPOConfig) -> None:
                 num_failed + len(points),
             )
         trainer.journal.log_rollouts(trainer.global_step, data)
-        scored = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored))
-        points, skipped = add_credits(points, scored, cfg)
+        scored_rows = trainer.compute_rewards(trainer.compute_log_probs_and_values(scored_rows))
+        points, skip_reasons = add_credits(points, scored_rows, cfg)
         points = add_external_scores(points, external_scores)
-        for name, reason in skipped.items():
+        for name, reason in skip_reasons.items():
             logger.info("estimator %s is skipped: %s", name, reason)
         result = audit_scores(points)
-        # Write the file before the report, which shows it.
-        path = write_points(points, result, Path(cfg.trainer.default_local_dir), skipped)
+        # Write the file first, because the report reads it.
+        path = write_points(points, result, Path(cfg.trainer.default_local_dir), skip_reasons)
         metrics = compute_audit_metrics(result)
         metrics["audit/points_failed"] = num_failed
         trainer.journal.log_step(trainer.global_step, metrics)

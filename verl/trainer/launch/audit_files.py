@@ -25,19 +25,19 @@ ExternalScores = Mapping[tuple[str | int | None, ...], float]
 SCORES_KEY = "algorithm.rlvcr.audit_scores_file"
 
 
-class _Line(BaseModel):
-    """One line of a file. Fields of other names are ignored."""
+class _JsonLine(BaseModel):
+    """One JSON line of a file. Fields that are not declared are ignored."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _TrajectoryLine(_Line):
+class _TrajectoryJsonLine(_JsonLine):
     task_id: str
     seed: int
     actions: Annotated[list[str], MinLen(1)]
 
 
-class _ScoreLine(_Line):
+class _ScoreJsonLine(_JsonLine):
     step: int
     score: float
     traj_uid: str | None = None
@@ -45,7 +45,7 @@ class _ScoreLine(_Line):
     seed: int | None = None
 
 
-LineT = TypeVar("LineT", bound=_Line)
+LineT = TypeVar("LineT", bound=_JsonLine)
 
 
 def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[RecordedTrajectory]:
@@ -53,8 +53,8 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 
     Raises ``ValueError`` with file and line for an invalid line or an unknown task.
     """
-    recorded = []
-    for source, line in _read_lines(path, _TrajectoryLine):
+    recorded_trajectories = []
+    for source, line in _read_lines(path, _TrajectoryJsonLine):
         if line.task_id not in tasks:
             raise ValueError(
                 f"{source}: task_id={line.task_id!r} is not a task of the environment; allowed: "
@@ -62,16 +62,18 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
                 "settings of the environment"
             )
         task = tasks[line.task_id]
-        recorded.append(RecordedTrajectory(source, task, line.seed, tuple(line.actions)))
-    if not recorded:
+        recorded_trajectories.append(
+            RecordedTrajectory(source, task, line.seed, tuple(line.actions))
+        )
+    if not recorded_trajectories:
         raise ValueError(f"{path}: it has no trajectory; allowed: one JSON object per line")
-    return recorded
+    return recorded_trajectories
 
 
 def read_external_scores(path: str) -> ExternalScores:
     """Return the scores of the file ``path``. Raises ``ValueError`` with file and line."""
     scores: dict[tuple[str | int | None, ...], float] = {}
-    for source, line in _read_lines(path, _ScoreLine):
+    for source, line in _read_lines(path, _ScoreJsonLine):
         key = (line.task_id, line.seed, line.step)
         if line.traj_uid is not None:
             key = (line.traj_uid, line.step)
@@ -85,33 +87,35 @@ def read_external_scores(path: str) -> ExternalScores:
 
 
 def add_external_scores(points: Sequence[AuditPoint], scores: ExternalScores) -> list[AuditPoint]:
-    """Return ``points`` with the score ``external`` of the file; NaN at a point that it lacks."""
+    """Return ``points`` with the score ``external``; NaN for a point that ``scores`` lacks."""
     if not scores:
         return list(points)
-    values = []
+    turn_scores = []
     for point in points:
-        of_task = scores.get((point.task, point.seed, point.step), math.nan)
-        values.append(scores.get((point.traj_uid, point.step), of_task))
-    missing = sum(map(math.isnan, values))
-    if missing:
-        logger.warning("%s lacks the scores of %d of %d turns", SCORES_KEY, missing, len(points))
+        task_score = scores.get((point.task, point.seed, point.step), math.nan)
+        turn_scores.append(scores.get((point.traj_uid, point.step), task_score))
+    num_missing = sum(map(math.isnan, turn_scores))
+    if num_missing:
+        logger.warning(
+            "%s lacks the scores of %d of %d turns", SCORES_KEY, num_missing, len(points)
+        )
     return [
         replace(point, step_scores={**point.step_scores, "external": value})
-        for point, value in zip(points, values, strict=True)
+        for point, value in zip(points, turn_scores, strict=True)
     ]
 
 
-def _read_lines(path: str, kind: type[LineT]) -> Iterator[tuple[str, LineT]]:
-    """Yield the lines of a JSONL file, each with the text that names file and line."""
+def _read_lines(path: str, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
+    """Yield the parsed lines of a JSONL file, each after a text with file name and line number."""
     for number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
         source = f"{path}, line {number}"
         try:
             if text.strip():
-                yield source, kind.model_validate_json(text)
+                yield source, line_type.model_validate_json(text)
         except ValidationError as error:
-            (why, *_) = error.errors()
-            field = ".".join(map(str, why["loc"])) or "the line"
+            (detail, *_) = error.errors()
+            field = ".".join(map(str, detail["loc"])) or "the line"
             raise ValueError(
-                f"{source}: {field}: {why['msg']}; fix: write one JSON object with the fields "
-                f"{', '.join(kind.model_fields)}"
+                f"{source}: {field}: {detail['msg']}; fix: write one JSON object with the fields "
+                f"{', '.join(line_type.model_fields)}"
             ) from error

@@ -1,8 +1,8 @@
 """Results of ``main_audit``: metrics for report and console, and a file of all measured turns.
 
 A point is one turn of a trajectory that was continued with every thinking level, or with several
-actions. A score is the credit that a rule gives to a level or action. The effect of these is
-measured from the returns.
+actions. A score is the credit that a rule gives to a level or action. The effect of a level or
+action is measured from the returns of the continued trajectories.
 """
 
 import dataclasses
@@ -18,20 +18,22 @@ from verl.utils.files import atomic_write
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
-    """Return ``audit/*``: measured effects of the levels, and correlations of scores with them."""
+    """Return ``audit/*``: the measured effects of levels, and their correlations with scores."""
     metrics = {
         "audit/points": float(result.points),
         "audit/plays": float(result.plays),
         "audit/reliability": result.reliability,
     }
     for level, interval in enumerate(result.levels, start=1):
-        metrics |= _interval_metrics(f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect", interval)
+        metrics |= _name_interval_metrics(
+            f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect", interval
+        )
     for score in (result.second_audit, *result.scores):
-        line = f"{SCORE_AGREEMENT_TABLE.prefix}/{score.name}"
+        metric_prefix = f"{SCORE_AGREEMENT_TABLE.prefix}/{score.name}"
         for name in ("all_levels", "in_won", "in_lost", "chosen"):
             interval = getattr(score, name)
             if interval is not None:
-                metrics |= _interval_metrics(f"{line}/{name}", interval)
+                metrics |= _name_interval_metrics(f"{metric_prefix}/{name}", interval)
     # The correlation of a constant score is NaN, which the journal cannot store.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
@@ -40,16 +42,17 @@ def write_points(
     points: Sequence[AuditPoint],
     result: AuditResult,
     directory: Path,
-    skipped: Mapping[str, str] | None = None,
+    skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
     """Write all points (audited turns) with returns and scores as JSON below ``directory``.
 
-    ``skipped`` are the reasons why estimators were not compared. Return the path of the file.
+    ``skip_reasons`` are, by name, the reasons why estimators were not compared. Return the path of
+    the file.
     """
     path = directory / AUDIT_FILE
     content = {
         "audit": dataclasses.asdict(result),
-        "skipped": dict(skipped or {}),
+        "skipped": dict(skip_reasons or {}),
         "points": [dataclasses.asdict(point) for point in points],
     }
     with atomic_write(path) as file:
@@ -62,6 +65,6 @@ def print_audit_tables(metrics: dict[str, float]) -> None:
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
 
 
-def _interval_metrics(name: str, interval: Interval) -> dict[str, float]:
+def _name_interval_metrics(name: str, interval: Interval) -> dict[str, float]:
     value, low, high = interval
     return {name: value, f"{name}_low": low, f"{name}_high": high}

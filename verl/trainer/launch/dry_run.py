@@ -18,73 +18,73 @@ from verl.protocol import DataProto, object_array
 from verl.records import REWARD_PARTS, StepRecord
 from verl.trainer.cli import Inspection
 from verl.trainer.launch.preflight_model import find_tokenizer_directory
-from verl.trainer.launch.preflight_prompts import Counts, open_environment
+from verl.trainer.launch.preflight_prompts import TaskCounts, open_environment
 from verl.trainer.launch.preflight_weights import summarize_error
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.workers.policy_loss import PolicyLoss, compute_denominators
 from verl.workers.rows import Rows
 
-ROWS = 2
-PROMPT = 2
-RESPONSE = 4
-ESTIMATOR = "algorithm.adv_estimator"
-LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
-REWARD = "custom_reward_function.path"
+NUM_ROWS = 2
+PROMPT_LENGTH = 2
+RESPONSE_LENGTH = 4
+ESTIMATOR_KEY = "algorithm.adv_estimator"
+LOSS_KEY = "actor_rollout_ref.actor.policy_loss.loss_mode"
+REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
     """Return the problems of the dry run, and facts about the tasks."""
-    # With a tokenizer the earlier checks have opened the environment to measure prompts.
-    counts: Counts = {}
+    # If there is a tokenizer, inspect_start has opened the environment already, to measure prompts.
+    task_counts: TaskCounts = {}
     problems: list[str] = []
     if find_tokenizer_directory(cfg) is None:
-        problems += open_environment(cfg, counts)[1]
+        problems += open_environment(cfg, task_counts)[1]
     data = make_dummy_rows()
     if uses_file_tasks(cfg) and not problems:
         problems += _find_grader_problems(cfg, data)
     problems += _find_reward_problems(cfg, data)
     if not cfg.trainer.val_only:
         problems += _find_learning_problems(cfg, data)
-    return Inspection(problems, counts)
+    return Inspection(problems, task_counts)
 
 
 def make_dummy_rows() -> DataProto:
     """Return two trajectories of one task, with one turn and one row each. The first succeeds."""
-    ids = torch.arange(ROWS * (PROMPT + RESPONSE)).view(ROWS, -1)
-    sampled = torch.ones(ROWS, RESPONSE, dtype=torch.long)
+    ids = torch.arange(NUM_ROWS * (PROMPT_LENGTH + RESPONSE_LENGTH)).view(NUM_ROWS, -1)
+    response_mask = torch.ones(NUM_ROWS, RESPONSE_LENGTH, dtype=torch.long)
     attention = torch.ones_like(ids)
-    zeros = torch.zeros(ROWS, RESPONSE)
-    is_success = [True, False]
+    zeros = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
+    success_flags = [True, False]
     tensors = {
         "input_ids": ids,
-        "prompts": ids[:, :PROMPT],
-        "responses": ids[:, PROMPT:],
+        "prompts": ids[:, :PROMPT_LENGTH],
+        "responses": ids[:, PROMPT_LENGTH:],
         "attention_mask": attention,
         "position_ids": attention.cumsum(-1) - 1,
-        "response_mask": sampled,
-        "step_ids": torch.zeros_like(sampled),
-        "choice_mask": torch.zeros_like(sampled),
+        "response_mask": response_mask,
+        "step_ids": torch.zeros_like(response_mask),
+        "choice_mask": torch.zeros_like(response_mask),
         **{name: zeros.clone() for name in ("rollout_log_probs", "old_log_probs", "entropys")},
         **{name: zeros.clone() for name in ("ref_log_prob", "values")},
-        "reward_baselines": torch.zeros(ROWS),
+        "reward_baselines": torch.zeros(NUM_ROWS),
     }
     columns = {
-        "uid": ["task"] * ROWS,
+        "uid": ["task"] * NUM_ROWS,
         "traj_uid": ["first trajectory", "second trajectory"],
-        "data_source": ["made_up"] * ROWS,
-        "task_id": ["made-up-0"] * ROWS,
-        "anchor_obs": object_array([["a state"]] * ROWS),
-        "is_action_valid": object_array([[True]] * ROWS),
-        "step_rewards": object_array([[float(flag)] for flag in is_success]),
-        "step_index": object_array([[0]] * ROWS),
-        "episode_rewards": [float(flag) for flag in is_success],
-        "episode_lengths": [1] * ROWS,
-        "won": is_success,
-        "aborted": [False] * ROWS,
-        "truncated": [False] * ROWS,
-        "steps": object_array([[_make_turn(flag)] for flag in is_success]),
-        # Named reward parts, to which user-provided functions add theirs.
-        REWARD_PARTS: object_array([{} for _ in is_success]),
+        "data_source": ["made_up"] * NUM_ROWS,
+        "task_id": ["made-up-0"] * NUM_ROWS,
+        "anchor_obs": object_array([["a state"]] * NUM_ROWS),
+        "is_action_valid": object_array([[True]] * NUM_ROWS),
+        "step_rewards": object_array([[float(flag)] for flag in success_flags]),
+        "step_index": object_array([[0]] * NUM_ROWS),
+        "episode_rewards": [float(flag) for flag in success_flags],
+        "episode_lengths": [1] * NUM_ROWS,
+        "won": success_flags,
+        "aborted": [False] * NUM_ROWS,
+        "truncated": [False] * NUM_ROWS,
+        "steps": object_array([[_make_turn(flag)] for flag in success_flags]),
+        # User-provided reward functions add their named reward parts to these dictionaries.
+        REWARD_PARTS: object_array([{} for _ in success_flags]),
     }
     return DataProto.from_dict(tensors, columns, {"temperature": 1.0, "global_step": 1})
 
@@ -98,14 +98,14 @@ def _make_turn(is_success: bool) -> StepRecord:
         is_action_valid=True,
         reward=float(is_success),
         done=True,
-        num_tokens=RESPONSE,
+        num_tokens=RESPONSE_LENGTH,
         stop_reason="stop",
-        span=(PROMPT, PROMPT + RESPONSE),
+        span=(PROMPT_LENGTH, PROMPT_LENGTH + RESPONSE_LENGTH),
     )
 
 
 def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
-    """Yield a problem if grading an answer fails; store its reward parts in ``data``."""
+    """Yield a problem if grading a made-up answer fails; store its reward parts in ``data``."""
     settings = env_settings(cfg.env)
     package = get_package(cfg.env.env_name)
     first_task = package.tasks(settings, "val" if cfg.trainer.val_only else "train")[0]
@@ -113,9 +113,13 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     env.reset(first_task, 0)
     try:
         _, _, _, info = env.step("a made-up answer")
-        data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * ROWS)
+        data.non_tensor_batch[REWARD_PARTS] = object_array([info.get(REWARD_PARTS, {})] * NUM_ROWS)
     except Exception as error:  # may be user-provided code
-        key = REWARD if cfg.custom_reward_function.path else f"env.{cfg.env.name}.train_files"
+        key = (
+            REWARD_FUNCTION_KEY
+            if cfg.custom_reward_function.path
+            else f"env.{cfg.env.name}.train_files"
+        )
         why = f"a trial call on row {first_task['task_id']} failed: {summarize_error(error)}"
         yield build_problem(
             cfg, key, why, "a finite number for every answer", "correct the function"
@@ -126,11 +130,15 @@ def _find_grader_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 
 def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if the reward fails; add ``token_level_scores`` to ``data``."""
-    scores = torch.zeros(ROWS, RESPONSE)
+    scores = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:
         scores = load_reward_manager(cfg)(data)
     except Exception as error:  # user-provided code
-        key = REWARD if cfg.custom_reward_function.path else "reward_model.reward_manager"
+        key = (
+            REWARD_FUNCTION_KEY
+            if cfg.custom_reward_function.path
+            else "reward_model.reward_manager"
+        )
         why = f"a trial call on made-up rows failed: {summarize_error(error)}"
         allowed = "a finite number for every trajectory"
         yield build_problem(cfg, key, why, allowed, "correct the function")
@@ -141,36 +149,40 @@ def _find_reward_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
 def _find_learning_problems(cfg: PPOConfig, data: DataProto) -> Iterator[str]:
     """Yield a problem if the estimator or the policy loss fails on ``data``."""
     estimator = get_adv_estimator_fn(cfg.algorithm.adv_estimator)
-    # Columns that only a method adds to the batch have one number per token.
+    # The estimator may need columns that only a method adds. These have one number per token.
     for column in find_missing_inputs(estimator, {*data.batch.keys(), *data.non_tensor_batch}):
-        data.batch[column] = torch.zeros(ROWS, RESPONSE)
+        data.batch[column] = torch.zeros(NUM_ROWS, RESPONSE_LENGTH)
     try:
         advantages = compute_advantage(data, cfg).batch["advantages"]
     except Exception as error:  # may be user-provided code
-        yield _describe_failure(cfg, ESTIMATOR, error, "an estimator of [B, R] rewards")
+        yield _describe_failure(cfg, ESTIMATOR_KEY, error, "an estimator of [B, R] rewards")
         return
-    if advantages.shape != (ROWS, RESPONSE) or not advantages.isfinite().all():
+    if advantages.shape != (NUM_ROWS, RESPONSE_LENGTH) or not advantages.isfinite().all():
         why = f"on made-up rows its advantages are {advantages.tolist()}"
-        yield build_problem(cfg, ESTIMATOR, why, "finite numbers [B, R]", "correct the estimator")
+        yield build_problem(
+            cfg, ESTIMATOR_KEY, why, "finite numbers [B, R]", "correct the estimator"
+        )
         return
     try:
         loss = _compute_loss(cfg, data)
     except Exception as error:  # may be user-provided code
-        yield _describe_failure(cfg, LOSS, error, "a loss that is a number")
+        yield _describe_failure(cfg, LOSS_KEY, error, "a loss that is a number")
         return
     if not loss.isfinite():
         why = f"on made-up rows it is {loss.item()}"
-        yield build_problem(cfg, LOSS, why, "a finite number", "correct the loss or its settings")
+        yield build_problem(
+            cfg, LOSS_KEY, why, "a finite number", "correct the loss or its settings"
+        )
 
 
 def _compute_loss(cfg: PPOConfig, data: DataProto) -> torch.Tensor:
-    """Return the policy loss of ``data`` for new log-probs of -0.1."""
-    section = cfg.actor_rollout_ref.actor
-    index = list(range(ROWS))
-    denominators = compute_denominators(data, index, section.loss_agg_mode)
-    log_probs = torch.full((ROWS * RESPONSE,), -0.1, requires_grad=True)
-    scores = TokenScores(log_probs, torch.zeros(ROWS * RESPONSE))
-    loss, _ = PolicyLoss(section)(scores, Rows(data), data, index, denominators)
+    """Return the policy loss of ``data`` if all log-probs of the updated policy are -0.1."""
+    actor_config = cfg.actor_rollout_ref.actor
+    row_indices = list(range(NUM_ROWS))
+    denominators = compute_denominators(data, row_indices, actor_config.loss_agg_mode)
+    log_probs = torch.full((NUM_ROWS * RESPONSE_LENGTH,), -0.1, requires_grad=True)
+    scores = TokenScores(log_probs, torch.zeros(NUM_ROWS * RESPONSE_LENGTH))
+    loss, _ = PolicyLoss(actor_config)(scores, Rows(data), data, row_indices, denominators)
     loss.backward()
     return loss.detach()
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import yaml
@@ -25,11 +25,8 @@ from verl.models.policy import PolicyModel
 from verl.models.weights import UnusableWeights, find_non_finite
 from verl.utils.checkpoint import CheckpointError, verify_checkpoint
 from verl.utils.files import publish_directory, require_replaceable
-from verl.workers.actor import PREFIX
+from verl.workers.actor import LM_PREFIX
 from verl.workers.engine_state import has_engine_state, read_weights
-
-if TYPE_CHECKING:  # transformers takes seconds to import
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -50,21 +47,21 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
             that ``cfg.lora=adapters`` requires.
     """
     target = Path(cfg.target)
-    policy = find_policy(Path(cfg.checkpoint))
+    policy_directory = find_policy(Path(cfg.checkpoint))
     origin = find_origin(cfg)
-    _require_target(target, cfg, origin)
+    _check_target(target, cfg, origin)
     try:
-        lm = load_causal_lm(origin.path, **origin.options)
+        language_model = load_causal_lm(origin.path, **origin.options)
     except (UnusableWeights, UnsupportedTargets, FileNotFoundError) as error:
         fix = "fix: set model_path=DIR to the model from which the run started"
         raise ConfigError(f"model_path={origin.path!r}: {error}; {fix}") from error
     # Find tied parameters and LoRA scales before the weights of the checkpoint are loaded.
-    tied, scales = tied_names(lm), lora_scales(lm)
+    tied_parameters, adapter_scales = tied_names(language_model), lora_scales(language_model)
     try:
-        state = read_weights(policy)
+        state = read_weights(policy_directory)
     except ValueError as error:
         raise ConfigError(f"checkpoint={cfg.checkpoint!r}: {error}") from error
-    _require_fit(state, PolicyModel(lm), cfg)
+    _check_shapes_and_values(state, PolicyModel(language_model), cfg)
     with publish_directory(target, cfg.overwrite) as directory:
         if cfg.lora == "adapters":
             if not origin.options.get("lora_rank"):
@@ -72,24 +69,33 @@ def export_checkpoint(cfg: ExportConfig) -> Path:
                     "lora='adapters': the run trained all weights (lora_rank=0) and has no "
                     "adapters; allowed: merged; fix: set lora=merged"
                 )
-            save_adapters(lm, _convert_dtype(state, cfg), PREFIX, directory, origin.path)
+            save_adapters(
+                language_model, _convert_dtype(state, cfg), LM_PREFIX, directory, origin.path
+            )
         else:
             if cfg.dtype:
-                lm.config.dtype = getattr(torch, cfg.dtype)
-            weights = _convert_dtype(to_hf_names(state, PREFIX, scales, tied), cfg)
-            save_hf(lm, weights, directory, origin.path)
+                language_model.config.dtype = getattr(torch, cfg.dtype)
+            weights = _convert_dtype(
+                to_hf_names(state, LM_PREFIX, adapter_scales, tied_parameters), cfg
+            )
+            save_hf(language_model, weights, directory, origin.path)
     sys.stdout.write(f"{target}\n")
     return target
 
 
-def _require_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
-    """Raise ``ConfigError`` if ``target`` is in a run directory or has files of other programs."""
+def _check_target(target: Path, cfg: ExportConfig, origin: ModelOrigin) -> None:
+    """Raise ``ConfigError`` if ``target`` must not be written.
+
+    It must not be in the run directory, and must not contain files of other programs.
+    """
     checkpoint = Path(cfg.checkpoint).resolve()
     protected_paths = [checkpoint, *([Path(origin.path)] if Path(origin.path).exists() else [])]
     require_replaceable(target, "target", cfg.overwrite, protected_paths)
     # Protect the run directory above the checkpoint too, if there is one.
-    runs = [parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()]
-    for directory in (*runs[:1], checkpoint):
+    run_directories = [
+        parent for parent in checkpoint.parents if (parent / "config.yaml").is_file()
+    ]
+    for directory in (*run_directories[:1], checkpoint):
         if target.resolve().is_relative_to(directory):
             raise ConfigError(
                 f"target={cfg.target!r}: the directory is inside {directory}, which belongs to the "
@@ -106,24 +112,24 @@ def find_policy(checkpoint: Path) -> Path:
         ConfigError: there is no policy, or the files differ from the manifest.
     """
     directories = (checkpoint / "actor", checkpoint)
-    policy = next((path for path in directories if has_engine_state(path)), None)
-    if policy is None:
+    policy_directory = next((path for path in directories if has_engine_state(path)), None)
+    if policy_directory is None:
         raise ConfigError(
             f"checkpoint={str(checkpoint)!r}: the directory contains no policy; allowed: a "
             "checkpoint of a run; fix: set "
             "checkpoint=runs/PROJECT/EXPERIMENT/checkpoints/global_step_N"
         )
-    # The directory of a role has no manifest; that of its parent lists its files.
+    # The directory of a role (actor) has no manifest. The manifest of its parent lists its files.
     checkpoint_root = checkpoint.parent if checkpoint.name == "actor" else checkpoint
     try:
         verify_checkpoint(checkpoint_root)
     except CheckpointError as error:
         raise ConfigError(f"checkpoint={str(checkpoint_root)!r}: {error}") from error
-    return policy
+    return policy_directory
 
 
 def find_origin(cfg: ExportConfig) -> ModelOrigin:
-    """Return the model from which the run started, by its ``config.yaml``, or ``model_path``."""
+    """Return the model from which the run started: ``model_path``, or that of ``config.yaml``."""
     section = _read_model_section(Path(cfg.checkpoint))
     path = cfg.model_path or section.get("path") or section.get("save_path")
     if path is None:
@@ -136,8 +142,10 @@ def find_origin(cfg: ExportConfig) -> ModelOrigin:
             {"actor_rollout_ref": {"model": section}}, f"checkpoint={cfg.checkpoint!r}"
         )
     load_keys = ("trust_remote_code", "override_config", "external_lib")
-    lora = ("lora_rank", "lora_alpha", "target_modules")
-    options = {name: section[name] for name in (*load_keys, *lora) if section.get(name) is not None}
+    lora_keys = ("lora_rank", "lora_alpha", "target_modules")
+    options = {
+        name: section[name] for name in (*load_keys, *lora_keys) if section.get(name) is not None
+    }
     try:
         return ModelOrigin(model_directory(str(path)), options)
     except FileNotFoundError as error:
@@ -150,30 +158,36 @@ def _read_model_section(checkpoint: Path) -> Mapping[str, Any]:
         file = directory / "config.yaml"
         if file.is_file():
             tree = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-            policy = tree.get("actor_rollout_ref", tree)
-            return policy.get("model") or {}
+            policy_section = tree.get("actor_rollout_ref", tree)
+            return policy_section.get("model") or {}
     return {}
 
 
-def _require_fit(state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig) -> None:
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    stored = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    unknown_keys = stored.keys() - shapes.keys() - {name for name, _ in model.named_buffers()}
-    bad_keys = sorted(
-        {name for name, shape in shapes.items() if stored.get(name) != shape} | unknown_keys
+def _check_shapes_and_values(
+    state: Mapping[str, torch.Tensor], model: PolicyModel, cfg: ExportConfig
+) -> None:
+    model_shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    stored_shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    unexpected_names = (
+        stored_shapes.keys() - model_shapes.keys() - {name for name, _ in model.named_buffers()}
     )
-    if bad_keys:
+    invalid_names = sorted(
+        {name for name, shape in model_shapes.items() if stored_shapes.get(name) != shape}
+        | unexpected_names
+    )
+    if invalid_names:
         raise ConfigError(
             f"checkpoint={cfg.checkpoint!r}: its weights do not fit the model from which the run "
-            f"started; {len(bad_keys)} of {len(shapes)} are missing, unexpected or of another "
-            f"shape ({bad_keys[0]}, ...); fix: set model_path=DIR to the model of that run"
+            f"started; {len(invalid_names)} of {len(model_shapes)} are missing, unexpected or of "
+            f"another shape ({invalid_names[0]}, ...); fix: set model_path=DIR to the model of "
+            "that run"
         )
-    bad_keys = find_non_finite(state.items())
-    if bad_keys:
+    invalid_names = find_non_finite(state.items())
+    if invalid_names:
         raise ConfigError(
-            f"checkpoint={cfg.checkpoint!r}: {len(bad_keys)} of its tensors are NaN or infinite "
-            f"({bad_keys[0]}, ...); allowed: finite weights; fix: use an earlier checkpoint of the "
-            "run"
+            f"checkpoint={cfg.checkpoint!r}: {len(invalid_names)} of its tensors are NaN or "
+            f"infinite ({invalid_names[0]}, ...); allowed: finite weights; fix: use an earlier "
+            "checkpoint of the run"
         )
 
 
@@ -182,14 +196,14 @@ def _convert_dtype(state: Mapping[str, torch.Tensor], cfg: ExportConfig) -> dict
     if cfg.dtype is None:
         return dict(state)
     dtype = getattr(torch, cfg.dtype)
-    converted = {
+    converted_state = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in state.items()
     }
-    invalid_names = find_non_finite(converted.items())
+    invalid_names = find_non_finite(converted_state.items())
     if invalid_names:
         raise ConfigError(
             f"dtype={cfg.dtype!r}: {len(invalid_names)} tensors have values beyond its range "
             f"({invalid_names[0]}, ...); allowed: float32, bfloat16; fix: set dtype=bfloat16"
         )
-    return converted
+    return converted_state

@@ -1,7 +1,7 @@
 """Configuration keys and checks of ``agent_system`` and ``rlvcr``, for the entry points.
 
 Importing this module adds the settings of the environments and of the method to the configuration.
-It imports neither torch nor the environments; the functions do when they are called.
+It imports neither torch nor the environments. Its functions import them when they are called.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from agent_system.environments.config_rules import ENVIRONMENTS
-from rlvcr.config_checks import METHOD
+from rlvcr.config_checks import METHOD_PLUGIN
 from verl.config import plugins
 from verl.config.derive import is_placeholder
 from verl.config.load import default_config, load_config, read_config
@@ -36,21 +36,25 @@ __all__ = [
     "read_config",
 ]
 
-plugins.ENVIRONMENTS.append(ENVIRONMENTS)
-plugins.METHODS.append(METHOD)
+plugins.ENVIRONMENT_PLUGINS.append(ENVIRONMENTS)
+plugins.METHOD_PLUGINS.append(METHOD_PLUGIN)
 EQUIVALENT_SETTINGS.update(yaml.safe_load(FOREIGN_KEYS_FILE.read_text(encoding="utf-8")))
 
 
 def collect_registered_names() -> RegisteredNames:
     """Return the names of environments, estimators, policy losses and rollout engines."""
-    # Imported when called: these import torch, which --help and --cfg job do not need.
+    # Import in the function: these modules import torch, which --help and --cfg job do not need.
     import rlvcr.core_rlvcr  # noqa: F401  (registers the estimators rlvcr and copo)
     from agent_system.environments.env_registry import REGISTRY
     from verl.algos import ADV_ESTIMATORS, POLICY_LOSSES, find_missing_inputs
     from verl.workers.rollout.engine_registry import ENGINES
 
-    needs = {name: find_missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()}
-    return RegisteredNames(REGISTRY.keys(), needs, POLICY_LOSSES.keys(), ENGINES.keys())
+    inputs_by_estimator = {
+        name: find_missing_inputs(estimator, ()) for name, estimator in ADV_ESTIMATORS.items()
+    }
+    return RegisteredNames(
+        REGISTRY.keys(), inputs_by_estimator, POLICY_LOSSES.keys(), ENGINES.keys()
+    )
 
 
 def collect_environment_names() -> RegisteredNames:
@@ -60,11 +64,11 @@ def collect_environment_names() -> RegisteredNames:
     return RegisteredNames(environments=REGISTRY.keys())
 
 
-def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
+def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
     """Return problems and facts that need environment, tokenizer and engine."""
     from verl.trainer.launch.preflight import inspect_start
 
-    return inspect_start(cfg, elsewhere)
+    return inspect_start(cfg, ignores_local_devices)
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:

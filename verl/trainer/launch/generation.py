@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
-from verl.config.checks.batch_sizes import greedy_key
+from verl.config.checks.batch_sizes import find_greedy_override
 from verl.config.schema.tools import GenerationConfig
 from verl.config.settings import ConfigError
 from verl.models.hub import model_directory
@@ -23,7 +23,7 @@ from verl.trainer.launch.preflight_machine import find_write_problem
 from verl.trainer.launch.preflight_weights import load_checked_tokenizer, summarize_error
 from verl.utils import jsonl
 from verl.utils.chat_template import TemplateUnsupported
-from verl.utils.files import add_path_to_errors, rename_aside, require_new_file
+from verl.utils.files import add_path_to_errors, rename_with_number, require_new_file
 from verl.utils.message_rows import DataRow, Message, read_prompt_messages, read_table
 from verl.utils.progress import Progress, record_heartbeat
 from verl.utils.sampling import SamplingRequest, SamplingResult
@@ -32,12 +32,12 @@ from verl.utils.watchdog import watch_run
 from verl.workers.rollout.base import RolloutEngine
 from verl.workers.rollout.engine_registry import ENGINES, create_engine, import_engine_class
 
-if TYPE_CHECKING:  # an optional format
+if TYPE_CHECKING:  # pyarrow is optional; it is needed only for Parquet files
     import pyarrow
 
 logger = logging.getLogger(__name__)
 OUTPUT_KEY = "data.output_path"
-SUFFIXES = (".jsonl", ".parquet")
+OUTPUT_SUFFIXES = (".jsonl", ".parquet")
 ALLOWED_OUTPUT = "a file that can be created and written"
 Record = dict[str, Any]
 
@@ -61,31 +61,33 @@ def run_generation(cfg: GenerationConfig) -> Path:
     answers = AnswerFile(output_path, rows, data.response_key)
     _require_engine(rollout.name)
     try:
-        policy = model_directory(cfg.model.path)
+        policy_directory = model_directory(cfg.model.path)
     except FileNotFoundError as error:
         raise ConfigError(
             f"model.path={cfg.model.path!r}: {error}; fix: set model.path=DIR"
         ) from error
-    trust = cfg.model.trust_remote_code
-    tokenizer = load_checked_tokenizer(f"model.path={cfg.model.path!r}", Path(policy), trust)
+    trust_remote_code = cfg.model.trust_remote_code
+    tokenizer = load_checked_tokenizer(
+        f"model.path={cfg.model.path!r}", Path(policy_directory), trust_remote_code
+    )
     bridge = make_token_bridge(cfg, tokenizer)
     prompts = encode_prompts(cfg, messages, bridge)
     requests = build_requests(cfg, prompts)
-    texts: dict[str, str] = {}
+    text_by_request: dict[str, str] = {}
 
     def store_result(result: SamplingResult) -> None:
         text = bridge.decode(result.token_ids)
-        texts[result.request_id] = text
+        text_by_request[result.request_id] = text
         row, _, sample = result.request_id.partition("/")
         answers.append_answer(int(row), int(sample), text)
 
     with answers.keep_partial_answers():
         with (
-            _watch_generation(cfg, answers.path),
-            contextlib.closing(_open_engine(cfg, policy)) as engine,
+            _watch_for_stalls(cfg, answers.path),
+            contextlib.closing(_open_engine(cfg, policy_directory)) as engine,
         ):
             sample_answers(engine, requests, store_result)
-        answer_texts = [texts[request.request_id] for request in requests]
+        answer_texts = [text_by_request[request.request_id] for request in requests]
         n = data.n_samples
         answers.write([answer_texts[start : start + n] for start in range(0, len(answer_texts), n)])
     sys.stdout.write(f"{answers.path}\n")
@@ -93,7 +95,7 @@ def run_generation(cfg: GenerationConfig) -> Path:
 
 
 def _require_different_samples(cfg: GenerationConfig) -> None:
-    key = greedy_key(cfg.rollout)
+    key = find_greedy_override(cfg.rollout)
     if cfg.data.n_samples > 1 and key:
         raise ConfigError(
             f"data.n_samples={cfg.data.n_samples}: generation is greedy (rollout.{key}), so all "
@@ -114,9 +116,9 @@ def _require_engine(name: str) -> None:
         ) from error
 
 
-def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
+def _open_engine(cfg: GenerationConfig, policy_directory: str) -> RolloutEngine:
     rollout = cfg.rollout
-    arguments = (rollout.name, rollout, policy, rollout.seed, rollout.num_threads)
+    arguments = (rollout.name, rollout, policy_directory, rollout.seed, rollout.num_threads)
     try:
         return create_engine(*arguments, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # from the engine, its settings or the files of the model
@@ -131,31 +133,33 @@ def _open_engine(cfg: GenerationConfig, policy: str) -> RolloutEngine:
 
 
 @contextlib.contextmanager
-def _watch_generation(cfg: GenerationConfig, target: Path) -> Iterator[None]:
-    logs = target.with_name(f"{target.stem}.logs")
+def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
+    log_directory = target.with_name(f"{target.stem}.logs")
     try:
-        with watch_run(logs, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s) as enter:
-            enter("generation")
+        with watch_run(
+            log_directory, cfg.trainer.waiting_log_s, cfg.trainer.stall_timeout_s
+        ) as enter_stage:
+            enter_stage("generation")
             yield
     finally:
         with contextlib.suppress(OSError):  # keep the directory if it contains stack dumps
-            logs.rmdir()
+            log_directory.rmdir()
 
 
 def choose_output_path(cfg: GenerationConfig) -> Path:
     """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
     source = Path(cfg.data.path).expanduser()
-    output = cfg.data.output_path
-    suffix = source.suffix if source.suffix in SUFFIXES else ".jsonl"
+    configured_path = cfg.data.output_path
+    suffix = source.suffix if source.suffix in OUTPUT_SUFFIXES else ".jsonl"
     output_file = (
-        Path(output).expanduser()
-        if output
+        Path(configured_path).expanduser()
+        if configured_path
         else source.with_name(f"{source.stem}.generated{suffix}")
     )
-    if output_file.suffix not in SUFFIXES:
+    if output_file.suffix not in OUTPUT_SUFFIXES:
         raise ConfigError(
             f"data.output_path={str(output_file)!r}: unsupported file type; allowed: "
-            f"{', '.join(SUFFIXES)}; fix: set data.output_path=answers.jsonl"
+            f"{', '.join(OUTPUT_SUFFIXES)}; fix: set data.output_path=answers.jsonl"
         )
     if output_file.resolve() == source.resolve():
         raise ConfigError(
@@ -175,29 +179,33 @@ def encode_prompts(
         ConfigError: a prompt cannot be rendered, or is longer than ``data.max_prompt_length``.
     """
     data = cfg.data
-    limit = data.max_prompt_length
-    encoded = []
+    max_prompt_length = data.max_prompt_length
+    prompt_ids = []
     for messages in prompts:
         try:
-            ids = bridge.first_prompt(messages)
+            ids = bridge.encode_first_prompt(messages)
             if not ids:
                 raise ValueError("the tokenizer returns no tokens")
         except ValueError as error:
-            row = f"data.path={data.path!r}: row {len(encoded)}"
+            row = f"data.path={data.path!r}: row {len(prompt_ids)}"
             raise ConfigError(
                 f"{row}: {summarize_error(error)}; allowed: messages that the chat template of "
                 f"{cfg.model.path} supports; fix: remove the row, or use another policy"
             ) from error
-        encoded.append(ids)
-    longer = [row_index for row_index, ids in enumerate(encoded) if len(ids) > limit]
-    if longer:
-        max_len = max(map(len, encoded))
+        prompt_ids.append(ids)
+    too_long_rows = [
+        row_index for row_index, ids in enumerate(prompt_ids) if len(ids) > max_prompt_length
+    ]
+    if too_long_rows:
+        longest_prompt = max(map(len, prompt_ids))
+        first_row = too_long_rows[0]
         raise ConfigError(
-            f"data.max_prompt_length={limit}: row {longer[0]} has {len(encoded[longer[0]])} tokens "
-            f"({len(longer)} of {len(encoded)} rows have more than {limit}); allowed: {max_len} or "
-            f"more; fix: set data.max_prompt_length={max_len}"
+            f"data.max_prompt_length={max_prompt_length}: row {first_row} has "
+            f"{len(prompt_ids[first_row])} tokens ({len(too_long_rows)} of {len(prompt_ids)} rows "
+            f"have more than {max_prompt_length}); allowed: {longest_prompt} or more; "
+            f"fix: set data.max_prompt_length={longest_prompt}"
         )
-    return encoded
+    return prompt_ids
 
 
 def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
@@ -248,15 +256,15 @@ def sample_answers(
                 f"rollout.max_model_len: row {row} of data.path: {error}; allowed: a prompt and "
                 "an answer within the context of the model; fix: shorten the prompt"
             ) from error
-    num_done = 0
+    num_complete = 0
     with Progress("generation", len(requests), "answers") as progress:
         while engine.has_work():
             for result in engine.step():
                 on_result(result)
-                num_done += 1
+                num_complete += 1
             # Report progress: one answer may take longer than the stall timeout.
             record_heartbeat("generation")
-            progress.set_done(num_done)
+            progress.set_done(num_complete)
 
 
 # ---- output file -----------------------------------------------------------------------------
@@ -301,14 +309,17 @@ class AnswerFile:
 
     @property
     def partial_path(self) -> Path:
-        """Path of the partial file, which has the answers sampled until now."""
+        """Path of the partial file, which contains the answers that are complete."""
         return _make_partial_path(self.path)
 
     @contextlib.contextmanager
     def keep_partial_answers(self) -> Iterator[None]:
-        """Return a context for ``append_answer``; on an error the partial file is kept."""
+        """Return a context for calls of ``append_answer``.
+
+        At the end of the context the partial file is deleted. After an error it is kept.
+        """
         if self.partial_path.exists():
-            logger.warning("%s is now %s", self.partial_path, rename_aside(self.partial_path))
+            logger.warning("%s is now %s", self.partial_path, rename_with_number(self.partial_path))
         try:
             yield
         except BaseException:
@@ -355,7 +366,7 @@ def _find_output_problem(path: Path) -> str:
     """Return the reason why no file can be written at ``path``; "" if one can be."""
     try:
         is_directory = path.is_dir()
-        path.exists()  # only this call raises for a name that is too long
+        path.exists()  # raises for a name that is too long, unlike is_dir()
     except (OSError, ValueError) as error:
         return f"it cannot be a file: {getattr(error, 'strerror', None) or error}"
     return "it is a directory" if is_directory else find_write_problem(path.parent)
@@ -371,13 +382,15 @@ def _choose_table_path(path: Path, records: Sequence[Record]) -> Path:
         pyarrow.parquet.write_table(empty_table, pyarrow.BufferOutputStream())
     # ValueError: text with an unpaired surrogate. OverflowError: integer of more than 64 bits.
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        # The first of NAME.jsonl, NAME.1.jsonl, NAME.2.jsonl, ... that is free.
-        names = chain([path.stem], (f"{path.stem}.{number}" for number in count(1)))
-        paths = (path.with_name(f"{name}.jsonl") for name in names)
-        lines = next(candidate for candidate in paths if not candidate.exists())
+        # Use the first of NAME.jsonl, NAME.1.jsonl, NAME.2.jsonl, ... that does not exist.
+        file_stems = chain([path.stem], (f"{path.stem}.{number}" for number in count(1)))
+        paths = (path.with_name(f"{name}.jsonl") for name in file_stems)
+        json_lines_path = next(candidate for candidate in paths if not candidate.exists())
         why = " ".join(str(error).split())
-        logger.warning("Parquet cannot represent the rows (%s): they are written to %s", why, lines)
-        return lines
+        logger.warning(
+            "Parquet cannot represent the rows (%s): they are written to %s", why, json_lines_path
+        )
+        return json_lines_path
     return path
 
 
@@ -385,9 +398,9 @@ def build_table(records: Sequence[Record]) -> "pyarrow.Table":
     """Return a table with the columns of all ``records``; empty dictionaries become null."""
     import pyarrow
 
-    names = dict.fromkeys(name for record in records for name in record)
-    columns = ([_make_storable(record.get(name)) for record in records] for name in names)
-    return pyarrow.table(dict(zip(names, map(pyarrow.array, columns), strict=True)))
+    column_names = dict.fromkeys(name for record in records for name in record)
+    columns = ([_make_storable(record.get(name)) for record in records] for name in column_names)
+    return pyarrow.table(dict(zip(column_names, map(pyarrow.array, columns), strict=True)))
 
 
 def _make_storable(value: Any) -> Any:

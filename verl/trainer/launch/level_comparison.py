@@ -3,8 +3,8 @@
 A thinking level states how long the agent thinks in a turn (1 to 4). First the policy chooses the
 levels itself. Then each rule of ``algorithm.rlvcr.eval_levels`` forces the levels of all turns.
 
-    validation set ──policy's levels──▶ rows ──▶ level shares, required levels ──▶ rules
-    validation set ──levels of a rule──▶ rows ──▶ comparison
+    validation set ──policy chooses levels──▶ rows ──▶ level shares, required levels ──▶ rules
+    validation set ──a rule forces levels──▶ rows ──▶ comparison
 """
 
 import logging
@@ -21,7 +21,7 @@ from rlvcr.report_sections import (
     SITUATION_TABLE,
 )
 from rlvcr.research.level_rules import select_level_rules
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.console import show_tables
@@ -34,10 +34,10 @@ from verl.trainer.ppo.validation_comparison import (
 )
 
 logger = logging.getLogger(__name__)
-SOURCE_RATE = re.compile(r"val/[^/]+/success_rate")
-REPEATED = re.compile(r"val/(pass|best|maj)@\d+")
-FREE_NAME = "free"
-ORACLE_NAME = "oracle"
+SOURCE_SUCCESS_RATE_PATTERN = re.compile(r"val/[^/]+/success_rate")
+AT_K_METRIC_PATTERN = re.compile(r"val/(pass|best|maj)@\d+")
+FREE_LEVELS_NAME = "free"
+ORACLE_RULE_NAME = "oracle"
 
 
 def evaluate_policy(cfg: PPOConfig) -> None:
@@ -45,9 +45,9 @@ def evaluate_policy(cfg: PPOConfig) -> None:
     with open_run(cfg) as run:
         trainer = run.trainer
         trainer.prepare()
-        free_rows = trainer.validate()
+        free_level_rows = trainer.validate()
         if should_request_levels(cfg):
-            trainer.metrics |= compare_levels(run, cfg, free_rows)
+            trainer.metrics |= compare_levels(run, cfg, free_level_rows)
         metrics = trainer.drain_metrics()
         trainer.journal.log_step(trainer.global_step, metrics)
         trainer.journal.finish_run()
@@ -57,42 +57,44 @@ def evaluate_policy(cfg: PPOConfig) -> None:
 
 def print_source_table(metrics: Mapping[str, float]) -> None:
     """Print success and return on the validation set, per source of the tasks."""
-    rates = [key for key in metrics if SOURCE_RATE.fullmatch(key)]
-    sources = tuple(key.removesuffix("success_rate") for key in rates)
+    success_rate_keys = [key for key in metrics if SOURCE_SUCCESS_RATE_PATTERN.fullmatch(key)]
+    sources = tuple(key.removesuffix("success_rate") for key in success_rate_keys)
     # Show pass@k, best@k and maj@k of every source, for the values of k of the whole set.
-    repeated = [key.removeprefix("val/") for key in metrics if REPEATED.fullmatch(key)]
+    at_k_metric_names = [
+        key.removeprefix("val/") for key in metrics if AT_K_METRIC_PATTERN.fullmatch(key)
+    ]
     columns = [
         MetricColumn("success_rate", "success", "{:.1%}"),
         MetricColumn("episode_reward", "reward", "{:.4g}"),
-        *(MetricColumn(key, key, "{:.4g}") for key in repeated),
+        *(MetricColumn(key, key, "{:.4g}") for key in at_k_metric_names),
     ]
     source_metrics = {key: value for key, value in metrics.items() if key.startswith(sources)}
     show_tables([MetricTable("Held-out tasks", "val", "source", tuple(columns))], source_metrics)
 
 
-def compare_levels(run: OpenRun, cfg: PPOConfig, free_rows: DataProto) -> dict[str, float]:
+def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
     """Run the validation set with the levels that each rule forces; return comparison metrics.
 
-    ``free_rows`` are the rows of the validation in which the policy chose the levels. Return {} if
-    ``algorithm.rlvcr.eval_levels`` has no rule.
+    ``free_level_rows`` are the rows of the validation in which the policy chose the levels. Return
+    {} if ``algorithm.rlvcr.eval_levels`` has no rule.
     """
     trainer = run.trainer
-    steps = [step for row in free_rows.non_tensor_batch["steps"] for step in row]
-    thinking = [step for step in steps if isinstance(step, ThinkingTurnRecord)]
-    rules = select_level_rules(method_settings(cfg.algorithm).eval_levels, thinking)
+    turns = [step for row in free_level_rows.non_tensor_batch["steps"] for step in row]
+    thinking_turns = [step for step in turns if isinstance(step, ThinkingTurnRecord)]
+    rules = select_level_rules(get_method_settings(cfg.algorithm).eval_levels, thinking_turns)
     if not rules:
         return {}
-    outcomes = {FREE_NAME: summarize_validation(free_rows)}
+    outcomes = {FREE_LEVELS_NAME: summarize_validation(free_level_rows)}
     for name, rule in rules.items():
         logger.info("validation set under rule %s", name)
         with trainer.clock.measure_part("testing"):
             tasks = trainer.val_envs.panel_batch()
             batch = run.collector.panel_loop(tasks, trainer.workers, rule)
         outcomes[name] = summarize_validation(batch)
-    metrics = compare_outcomes(outcomes, FREE_NAME, RULE_TABLE.prefix)
-    if ORACLE_NAME in outcomes:
-        metrics |= compute_differences(outcomes, ORACLE_NAME, ORACLE_DIFFERENCE_TABLE.prefix)
-    return metrics | compute_levels_by_situation(thinking, SITUATION_TABLE.prefix)
+    metrics = compare_outcomes(outcomes, FREE_LEVELS_NAME, RULE_TABLE.prefix)
+    if ORACLE_RULE_NAME in outcomes:
+        metrics |= compute_differences(outcomes, ORACLE_RULE_NAME, ORACLE_DIFFERENCE_TABLE.prefix)
+    return metrics | compute_levels_by_situation(thinking_turns, SITUATION_TABLE.prefix)
 
 
 def print_level_tables(metrics: dict[str, float]) -> None:

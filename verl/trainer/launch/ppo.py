@@ -21,9 +21,9 @@ import rlvcr.core_rlvcr  # registers the estimators rlvcr and copo
 import rlvcr.report_sections  # noqa: F401  (console figures, report sections, validation metrics)
 from agent_system.environments import EnvironmentManagerBase
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from agent_system.multi_turn_rollout.first_prompts import fit_prompts
+from agent_system.multi_turn_rollout.first_prompts import fit_first_prompts
 from agent_system.reward_manager import load_reward_manager
-from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import estimate_store_gb, read_policy_size
 from verl.config.plugins import describe_stand_in
 from verl.config.problems import build_problem
@@ -32,7 +32,7 @@ from verl.config.schema.critic import RewardNetworkConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
 from verl.config.settings import ConfigError, Section
 from verl.models.hub import model_directory, pin_revision
-from verl.models.weights import Use
+from verl.models.weights import WeightPurpose
 from verl.record.journal import Journal
 from verl.record.run_dir import RunDirectory
 from verl.single_controller.ray import RayClassWithInitArgs, create_colocated_worker_cls
@@ -99,16 +99,16 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
     seeds = {"trainer": cfg.trainer.seed, "env": cfg.env.seed}
     stand_in = describe_stand_in(cfg)
     directory = RunDirectory(cfg.trainer.default_local_dir)
-    with directory.open(cfg, seeds, stand_in) as run, run.logging_interrupts():
+    with directory.open(cfg, seeds, stand_in) as run, run.log_interrupts():
         setup_logging(run.logs / "driver.log")
         if stand_in:
             logger.warning("%s: not comparable with published numbers", stand_in)
-        schedule = cfg.trainer
-        watchdog = Watchdog(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s)
+        trainer_config = cfg.trainer
+        watchdog = Watchdog(run.logs, trainer_config.waiting_log_s, trainer_config.stall_timeout_s)
         watchdog.set_remote_stacks(collect_stacks_of_other_nodes)
-        # The exit stack closes in reverse order: first the journal is finished, last Ray ends.
+        # The exit stack closes in reverse order: it finishes the journal first, and ends Ray last.
         with watchdog, contextlib.ExitStack() as stack:
-            # run_config has absolute paths. config.yaml keeps relative ones, so that the run
+            # run_config has absolute paths. config.yaml keeps relative paths, so that the run
             # directory can be moved.
             run_config, tasks = prepare_config_and_tasks(cfg, watchdog.enter_stage)
             watchdog.enter_stage("start")
@@ -123,35 +123,36 @@ def open_run(cfg: PPOConfig) -> Iterator[OpenRun]:
 
 
 def prepare_config_and_tasks(
-    cfg: PPOConfig, enter: Callable[[str], None]
+    cfg: PPOConfig, enter_stage: Callable[[str], None]
 ) -> tuple[PPOConfig, TasksAndTokenizer]:
     """Return the configuration of the processes of the run, and its tasks and tokenizer.
 
-    ``enter`` is called with each stage of the start, which the watchdog reports if the run stalls.
-    Raises ``ConfigError`` if tasks or policy are missing, or do not fit the configuration.
+    ``enter_stage`` is called with the name of each stage of the start. The watchdog reports this
+    name if the run stalls. Raises ``ConfigError`` if tasks or policy are missing or do not fit the
+    configuration.
     """
-    enter("tasks")
+    enter_stage("tasks")
     envs, val_envs = open_environments(cfg)
-    enter("policy")
-    lacks_policy = is_policy_missing(cfg)
-    if lacks_policy:
-        # Imported only here: no other part of a PPO run uses supervised training.
+    enter_stage("policy")
+    needs_cold_start = is_policy_missing(cfg)
+    if needs_cold_start:
+        # Import only if needed: no other part of a PPO run uses supervised training.
         from verl.trainer.launch.sft import create_policy
 
         create_policy(cfg)
-    models = pin_models(cfg)
+    pinned_models = pin_models(cfg)
     policy = cfg.actor_rollout_ref.model
     tokenizer = AutoTokenizer.from_pretrained(
-        model_directory(models["actor_rollout_ref.model.path"]),
+        model_directory(pinned_models["actor_rollout_ref.model.path"]),
         trust_remote_code=policy.trust_remote_code,
     )
-    if lacks_policy:
+    if needs_cold_start:
         raise_problems(find_prompt_problems(cfg, tokenizer))
-    for manager in dict.fromkeys((envs, val_envs)):
-        fit_prompts(cfg, tokenizer, manager)
-    # Count the steps after fit_prompts, which may drop tasks.
+    for env_manager in dict.fromkeys((envs, val_envs)):
+        fit_first_prompts(cfg, tokenizer, env_manager)
+    # Count the steps after fit_first_prompts, which may drop tasks.
     steps = count_optimizer_steps(cfg, len(envs.task_list))
-    run_config = cfg.with_values({**collect_absolute_paths(cfg), **models, **steps})
+    run_config = cfg.with_values({**collect_absolute_paths(cfg), **pinned_models, **steps})
     return run_config, TasksAndTokenizer(envs, val_envs, tokenizer)
 
 
@@ -201,47 +202,53 @@ def raise_problems(problems: Iterable[str]) -> None:
 
 
 def is_policy_missing(cfg: PPOConfig) -> bool:
-    """Return whether a cold start has to make the policy first."""
+    """Return True if a cold start has to train the policy first."""
     return cfg.cold_start.enable and not Path(str(cfg.actor_rollout_ref.model.path)).exists()
 
 
 def pin_models(cfg: PPOConfig) -> dict[str, str]:
-    """Return the models of the run by key, as absolute paths or with commits: equal on all nodes.
+    """Return a fixed path for each model key of ``cfg``, so that all nodes load the same weights.
 
-    Raises ``ConfigError`` for a model that does not exist or has invalid weights.
+    Example: {"actor_rollout_ref.model.path": "/data/qwen"}. A directory becomes an absolute path,
+    and a hub name gets its commit: owner/name@commit. Raises
+    ``ConfigError`` for a model that does not exist or has invalid weights.
     """
-    models: dict[str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, Use]] = {
-        "actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")
-    }
+    models_by_key: dict[
+        str, tuple[ModelConfig | CriticModelConfig | RewardNetworkConfig, WeightPurpose]
+    ] = {"actor_rollout_ref.model.path": (cfg.actor_rollout_ref.model, "policy")}
     if cfg.critic.enable:
-        models["critic.model.path"] = (cfg.critic.model, "value")
+        models_by_key["critic.model.path"] = (cfg.critic.model, "value")
     if cfg.reward_model.enable:
-        models["reward_model.model.path"] = (cfg.reward_model.model, "reward")
-    resolved = {}
-    for key, (model, use) in models.items():
+        models_by_key["reward_model.model.path"] = (cfg.reward_model.model, "reward")
+    pinned_paths = {}
+    for key, (model, model_use) in models_by_key.items():
         path = str(model.path)
         try:
-            resolved[key] = pin_revision(path)
+            pinned_paths[key] = pin_revision(path)
         except FileNotFoundError as error:
             # The checks before the start found the model, so it was removed in the meantime.
             allowed = "a directory, or a name on the model hub"
             fix = f"{key}=DIRECTORY, where DIRECTORY has config.json, weights and tokenizer"
             raise ConfigError(build_problem(cfg, key, str(error), allowed, fix)) from error
-        if not Path(path).is_dir():  # directories were checked with the config
-            downloaded = Path(model_directory(resolved[key]))
+        if not Path(path).is_dir():  # weights in directories were checked before the start
+            downloaded_directory = Path(model_directory(pinned_paths[key]))
             setting = f"{key}={path!r}"
-            raise_problems(find_weight_problems(setting, downloaded, model.trust_remote_code, use))
-    return resolved
+            raise_problems(
+                find_weight_problems(
+                    setting, downloaded_directory, model.trust_remote_code, model_use
+                )
+            )
+    return pinned_paths
 
 
 def start_workers(
     cfg: PPOConfig, stack: contextlib.ExitStack, collector: TrajectoryCollector
 ) -> TrainingWorkers:
-    """Start Ray, engines, collector and groups; ``stack`` ends them in reverse order."""
-    size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
-    store = cfg.ray_init.object_store_gb or estimate_store_gb(cfg, size)
+    """Start Ray, engines, collector and worker groups; ``stack`` ends them in reverse order."""
+    policy_size = read_policy_size(Path(model_directory(str(cfg.actor_rollout_ref.model.path))))
+    store_gb = cfg.ray_init.object_store_gb or estimate_store_gb(cfg, policy_size)
     try:
-        facts = init_ray(cfg.ray_init, object_store_gb=store)
+        ray_facts = init_ray(cfg.ray_init, object_store_gb=store_gb)
     except ConnectionError as error:
         raise ConfigError(
             f"ray_init.address={cfg.ray_init.address!r}: cannot connect to the cluster: {error}; "
@@ -251,52 +258,59 @@ def start_workers(
     stack.callback(ray.shutdown)
     stack.enter_context(add_lost_nodes_to_errors())
     logger.info(
-        "ray: %s CPUs, %s GPUs at %s", facts["num_cpus"], facts["num_gpus"], facts["address"]
+        "ray: %s CPUs, %s GPUs at %s",
+        ray_facts["num_cpus"],
+        ray_facts["num_gpus"],
+        ray_facts["address"],
     )
-    plan = choose_devices(cfg, joined=not facts["started"])
-    specs = build_worker_specs(plan)
-    pools = create_pools(cfg, plan.device, specs)
+    plan = choose_devices(cfg, is_cluster_joined=not ray_facts["started"])
+    worker_specs = build_worker_specs(plan)
+    pools = create_pools(cfg, plan.device, worker_specs)
     stack.callback(pools.shutdown)
     if not pools.share_pool(Role.Actor, Role.Rollout):
         pools.reserve_pools()
     rollout_workers = start_rollout_workers(plan, pools)
     for worker in rollout_workers:
         stack.callback(ray.kill, worker)
-    # Collector workers load while the groups load. This callback closes them if a group does not
-    # start. Otherwise ``start_run`` closes them first, before the groups.
+    # Collector workers load while the worker groups load. This callback closes them if a group does
+    # not start. Otherwise the callback of ``start_run`` closes them earlier, before the groups.
     stack.callback(collector.close)
     collector.start_collectors(rollout_workers)
-    transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
+    weight_transfer = plan.config.actor_rollout_ref.rollout.weight_transfer
     workers = TrainingWorkers.start(
-        specs, pools, rollout_workers, cfg.trainer.balance_batch, transfer
+        worker_specs, pools, rollout_workers, cfg.trainer.balance_batch, weight_transfer
     )
     stack.callback(workers.shutdown)
     return workers
 
 
-def choose_devices(cfg: PPOConfig, joined: bool) -> RunPlan:
+def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> RunPlan:
     """Return the plan of a run on the nodes that Ray knows.
 
-    ``joined``: Ray was not started by the run, so its GPUs are those that Ray reports. Raises
-    ``ConfigError`` if the workers do not fit on the nodes.
+    With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
+    PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.
     """
     nodes = list_live_nodes(ray.nodes())
-    configured = cfg.trainer.device
-    chosen_device = choose_device(configured, nodes) if joined else resolve_device(configured)
+    configured_device = cfg.trainer.device
+    chosen_device = (
+        choose_device(configured_device, nodes)
+        if is_cluster_joined
+        else resolve_device(configured_device)
+    )
     device = "cuda" if chosen_device == "cuda" else "cpu"
-    engines = engine_count(cfg, device)
+    num_engines = count_engines(cfg, device)
     rollout = "actor_rollout_ref.rollout"
     config = cfg.with_values(
         {
             "trainer.device": device,
-            f"{rollout}.num_workers": engines,
+            f"{rollout}.num_workers": num_engines,
             f"{rollout}.weight_transfer": resolve_weight_transfer(cfg, device),
         }
     )
-    # Groups per training device: actor with reference, rollout engines, critic, reward model.
-    groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
-    raise_problems(find_placement_problems(config, nodes, groups, get_worker_cpus(device)))
-    return RunPlan(config, device, engines)
+    # Worker groups per training device: actor with reference, engines, critic, reward model.
+    num_groups = 2 + bool(cfg.critic.enable) + cfg.reward_model.enable
+    raise_problems(find_placement_problems(config, nodes, num_groups, get_worker_cpus(device)))
+    return RunPlan(config, device, num_engines)
 
 
 def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
@@ -308,50 +322,55 @@ def build_worker_specs(plan: RunPlan) -> dict[Role, RayClassWithInitArgs]:
     # Set an environment variable, because OpenMP reads the thread count only when torch is loaded.
     env_vars = {"OMP_NUM_THREADS": str(threads)}
 
-    def make_spec(cls: type, section: Section, **more: str) -> RayClassWithInitArgs:
+    def make_spec(cls: type, section: Section, **extra_arguments: str) -> RayClassWithInitArgs:
         arguments = {"seed": trainer.seed, "num_threads": threads, "device": plan.device}
-        return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **more)
+        return RayClassWithInitArgs(cls, section, env_vars=env_vars, **arguments, **extra_arguments)
 
-    policies = [Role.Actor]
+    policy_roles = [Role.Actor]
     if cfg.algorithm.use_kl_in_reward or policy.actor.use_kl_loss:
-        policies.append(Role.RefPolicy)
+        policy_roles.append(Role.RefPolicy)
     policy_specs = {
-        role.value: make_spec(ActorWorker, policy, role=role.value) for role in policies
+        role.value: make_spec(ActorWorker, policy, role=role.value) for role in policy_roles
     }
-    specs = {Role.Actor: create_colocated_worker_cls(policy_specs)}
+    worker_specs = {Role.Actor: create_colocated_worker_cls(policy_specs)}
     if cfg.critic.enable:
-        specs[Role.Critic] = make_spec(CriticWorker, cfg.critic)
+        worker_specs[Role.Critic] = make_spec(CriticWorker, cfg.critic)
     if cfg.reward_model.enable:
-        specs[Role.RewardModel] = make_spec(RewardModelWorker, cfg.reward_model)
-    return specs
+        worker_specs[Role.RewardModel] = make_spec(RewardModelWorker, cfg.reward_model)
+    return worker_specs
 
 
 def start_rollout_workers(plan: RunPlan, pools: ResourcePoolManager) -> list[Any]:
     """Start the rollout workers. Each gets ``tensor_model_parallel_size`` devices of the pool."""
     policy = plan.config.actor_rollout_ref
     rollout = policy.rollout
-    engines = plan.engines
-    engines_per_node = max_engines_per_node(plan.config, plan.device)
+    num_engines = plan.num_engines
+    engines_per_node = count_max_engines_per_node(plan.config, plan.device)
     threads = rollout.num_threads or count_threads_per_process(engines_per_node)
     pool = pools.get_resource_pool(Role.Rollout)
-    per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
-    devices = pool.query_device_ids() if per_engine > 1 else []
+    devices_per_engine = rollout.tensor_model_parallel_size if pools.use_gpu else 1
+    devices = pool.query_device_ids() if devices_per_engine > 1 else []
     remote_class = ray.remote(RolloutWorker)
-    env = make_loopback_environment(ray.util.get_node_ip_address())
+    worker_env_vars = make_loopback_environment(ray.util.get_node_ip_address())
     workers = []
-    for index in range(engines):
+    for engine_index in range(num_engines):
         # Distribute engines evenly over the devices, which are in the order of the nodes.
-        first_device = index * (pool.world_size // per_engine) // engines * per_engine
+        first_device = (
+            engine_index
+            * (pool.world_size // devices_per_engine)
+            // num_engines
+            * devices_per_engine
+        )
         # Many trajectories call one engine concurrently; the engine batches their requests.
         worker = remote_class.options(max_concurrency=64, **pool.shared_actor_options(first_device))
         workers.append(
             worker.remote(
                 policy,
                 policy.model.path,
-                seed=rollout.seed + index,
+                seed=rollout.seed + engine_index,
                 num_threads=threads,
-                devices=devices[first_device : first_device + per_engine],
-                env=env,
+                devices=devices[first_device : first_device + devices_per_engine],
+                env=worker_env_vars,
             )
         )
     return workers

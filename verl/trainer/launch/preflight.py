@@ -1,6 +1,7 @@
 """Checks before a run starts that need the environment, the tokenizer and the engine.
 
-``verl.config.validate`` checks the config alone. These checks import and open what it names.
+``verl.config.validate`` checks only the config. The checks of this module import the code and open
+the files that the config names.
 """
 
 from collections.abc import Iterator
@@ -22,33 +23,41 @@ from verl.trainer.launch.preflight_model import (
     find_model_problems,
     find_tokenizer_directory,
 )
-from verl.trainer.launch.preflight_prompts import Counts, find_prompt_problems
+from verl.trainer.launch.preflight_prompts import TaskCounts, find_prompt_problems
 from verl.trainer.launch.preflight_weights import load_tokenizer
 from verl.workers.rollout.engine_registry import ENGINES, import_engine_class
 
 ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
-def inspect_start(cfg: PPOConfig, elsewhere: bool = False) -> Inspection:
-    """Return the results of all checks; ``elsewhere`` ignores the devices of this machine."""
+def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
+    """Return the results of all checks.
+
+    With ``ignores_local_devices`` the run is for another machine, so local devices do not matter.
+    """
     problems = [
-        *find_machine_problems(cfg, elsewhere),
+        *find_machine_problems(cfg, ignores_local_devices),
         *_find_environment_problems(cfg),
         *find_model_problems(cfg),
         *_find_engine_problems(cfg),
         *_find_reward_problems(cfg),
     ]
-    counts: Counts = {}
-    # If a cold start has to create the policy, prompts are measured after it.
-    path = None if problems else find_tokenizer_directory(cfg)
-    if path is not None:
-        tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
-        problems += find_prompt_problems(cfg, tokenizer, counts)
-    return Inspection(problems, {} if problems else {**collect_model_facts(cfg), **counts})
+    task_counts: TaskCounts = {}
+    # If a cold start has to create the tokenizer, prompts are measured after the cold start.
+    tokenizer_directory = None if problems else find_tokenizer_directory(cfg)
+    if tokenizer_directory is not None:
+        tokenizer = load_tokenizer(
+            tokenizer_directory, cfg.actor_rollout_ref.model.trust_remote_code
+        )
+        problems += find_prompt_problems(cfg, tokenizer, task_counts)
+    return Inspection(problems, {} if problems else {**collect_model_facts(cfg), **task_counts})
 
 
 def _find_environment_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield problems of importing the environment and of its prompts and images."""
+    """Yield a problem if the environment cannot be imported or does not suit the config.
+
+    Its prompts must suit the config. It must not show images, which a text policy cannot read.
+    """
     name = cfg.env.env_name
     try:
         package = get_package(name)

@@ -10,32 +10,37 @@ from pathlib import Path
 
 import torch
 
-from verl.config.derive import engine_gpus_by_node, engines_have_separate_gpus
+from verl.config.derive import count_engine_gpus_by_node, engines_have_separate_gpus
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import value_at_path
-from verl.record.run_dir import LOCK, RunDirectory
+from verl.record.run_dir import LOCK_FILE, RunDirectory
 from verl.single_controller.ray.local import explain_directory_refusal, find_token_path
 
 CONNECT_TIMEOUT_S = 5.0  # timeout of a connection to a cluster
-DEVICE = "trainer.device"
-RANKS = "trainer.n_gpus_per_node"
-ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
+DEVICE_KEY = "trainer.device"
+RANKS_KEY = "trainer.n_gpus_per_node"
+ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 RUN_DIR_KEY = "trainer.default_local_dir"
-# Modules of which a tracker needs one, for trackers whose module has another name.
+# Tracker -> modules of which one must be installed, for trackers whose module has another name.
 TRACKER_MODULES = {"tensorboard": ("tensorboard", "tensorboardX")}
 MAX_NAME_BYTES = 255  # bytes of the name of a file or directory
 BUILTIN_LOGGERS = ("console", "file")
 
 
-def find_machine_problems(cfg: PPOConfig | SFTConfig, elsewhere: bool = False) -> Iterator[str]:
-    """Yield the problems of this machine; with ``elsewhere`` without its devices and cluster."""
-    if not elsewhere:
+def find_machine_problems(
+    cfg: PPOConfig | SFTConfig, ignores_local_devices: bool = False
+) -> Iterator[str]:
+    """Yield the problems of this machine.
+
+    With ``ignores_local_devices`` its devices and its Ray cluster are not checked.
+    """
+    if not ignores_local_devices:
         yield from _find_device_problems(cfg)
     yield from _find_directory_problems(cfg)
     yield from _find_run_directory_problems(cfg)
     yield from _find_tracker_problems(cfg)
-    if isinstance(cfg, PPOConfig) and not elsewhere:
+    if isinstance(cfg, PPOConfig) and not ignores_local_devices:
         yield from _find_cluster_problems(cfg)
         yield from _find_ray_token_problems(cfg)
 
@@ -44,23 +49,28 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem if this machine has too few GPUs. Skip runs that join a cluster."""
     if isinstance(cfg, PPOConfig) and (cfg.ray_init.address or os.environ.get("RAY_ADDRESS")):
         return
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = cfg.trainer.device
-    if device == "cuda" and not gpus:
+    if device == "cuda" and not num_gpus:
         why = "PyTorch sees no CUDA device on this machine"
-        fix = f"set {DEVICE}=cpu, or use a machine with a GPU{_format_check_hint(cfg)}"
-        yield build_problem(cfg, DEVICE, why, "cpu or auto", fix)
-    elif device != "cpu" and 0 < gpus < cfg.trainer.n_gpus_per_node:
-        why = f"this machine has {gpus}"
-        fix = f"set {RANKS}={gpus}{_format_check_hint(cfg)}"
-        yield build_problem(cfg, RANKS, why, f"{gpus} or fewer", fix)
-    elif device != "cpu" and gpus and isinstance(cfg, PPOConfig):
+        fix = f"set {DEVICE_KEY}=cpu, or use a machine with a GPU{_format_check_hint(cfg)}"
+        yield build_problem(cfg, DEVICE_KEY, why, "cpu or auto", fix)
+    elif device != "cpu" and 0 < num_gpus < cfg.trainer.n_gpus_per_node:
+        why = f"this machine has {num_gpus}"
+        fix = f"set {RANKS_KEY}={num_gpus}{_format_check_hint(cfg)}"
+        yield build_problem(cfg, RANKS_KEY, why, f"{num_gpus} or fewer", fix)
+    elif device != "cpu" and num_gpus and isinstance(cfg, PPOConfig):
         ranks = cfg.trainer.nnodes * cfg.trainer.n_gpus_per_node
-        needed = ranks + sum(engine_gpus_by_node(cfg))
-        if engines_have_separate_gpus(cfg, "cuda") and gpus < needed:
-            why = f"training ranks and engines need {needed} GPUs, but this machine has {gpus}"
+        needed_gpus = ranks + sum(count_engine_gpus_by_node(cfg))
+        if engines_have_separate_gpus(cfg, "cuda") and num_gpus < needed_gpus:
+            why = (
+                f"training ranks and engines need {needed_gpus} GPUs, "
+                f"but this machine has {num_gpus}"
+            )
             fix = "join a cluster (ray_init.address=auto, RAY_ADDRESS), or lower either number"
-            yield build_problem(cfg, ENGINE_NODES, why, f"at most {gpus} GPUs with the ranks", fix)
+            yield build_problem(
+                cfg, ENGINE_NODES_KEY, why, f"at most {num_gpus} GPUs with the ranks", fix
+            )
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
@@ -85,58 +95,59 @@ def _find_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 def _find_run_directory_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem if the run directory has files of other programs, or is in use by a run."""
-    lock = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK
+    lock_file = Path(value_at_path(cfg, RUN_DIR_KEY)) / LOCK_FILE
     try:
         directory = RunDirectory(value_at_path(cfg, RUN_DIR_KEY))
-        lock = directory.path / LOCK
-        if foreign := directory.foreign_file():
-            why = f"contains {foreign}, which no run wrote and this run would replace"
+        lock_file = directory.path / LOCK_FILE
+        if foreign_file := directory.find_foreign_file():
+            why = f"contains {foreign_file}, which no run wrote and this run would replace"
             allowed = "a new directory, or that of a run"
             yield build_problem(cfg, RUN_DIR_KEY, why, allowed, f"set {RUN_DIR_KEY}=DIR")
             return
-        with lock.open(encoding="utf-8", errors="replace") as file:
+        with lock_file.open(encoding="utf-8", errors="replace") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        owner = lock.read_text(encoding="utf-8", errors="replace").strip()
+        owner = lock_file.read_text(encoding="utf-8", errors="replace").strip()
         why = f"the run of process {owner} is using it"
         fix = "wait for that run or end it, or set trainer.experiment_name=ANOTHER"
         yield build_problem(cfg, RUN_DIR_KEY, why, "a directory that no other run uses", fix)
     except (OSError, RuntimeError, ValueError):
-        return  # a new directory, or an invalid one, which _find_directory_problems reports
+        return  # the directory is new, or invalid; _find_directory_problems reports the latter
 
 
 def _find_tracker_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
     """Yield a problem for each tracker whose package is not installed."""
     key = "trainer.logger"
-    missing_names = [
+    missing_trackers = [
         name
         for name in cfg.trainer.logger
         if name not in BUILTIN_LOGGERS
         and not any(map(find_spec, TRACKER_MODULES.get(name, (name,))))
     ]
-    for name in missing_names:
-        installed = ",".join(
-            tracker for tracker in cfg.trainer.logger if tracker not in missing_names
+    for name in missing_trackers:
+        installed_trackers = ",".join(
+            tracker for tracker in cfg.trainer.logger if tracker not in missing_trackers
         )
         why = f"the package of {name} is not installed, so it would get no metrics"
-        fix = f"run pip install {name.replace('_', '-')}, or set {key}=[{installed or 'console'}]"
+        package = name.replace("_", "-")
+        fix = f"run pip install {package}, or set {key}=[{installed_trackers or 'console'}]"
         yield build_problem(cfg, key, why, "installed trackers", fix)
 
 
 def _find_ray_token_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield problems of the directories for the token and sessions of a Ray that the run starts."""
-    joins = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
-    refusal = "" if joins else explain_directory_refusal()
+    """Yield a problem if Ray, started by the run, cannot write its token or its session files."""
+    joined_address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
+    refusal = "" if joined_address else explain_directory_refusal()
     if refusal:
         yield refusal
-    path = None if joins else find_token_path()
+    path = None if joined_address else find_token_path()
     if path is None or path.is_file():
         return
     why = find_write_problem(path.parent)
     if why:
-        has_variable = "RAY_AUTH_TOKEN_PATH" in os.environ
-        home = f"HOME={str(Path.home())!r}"
-        setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}" if has_variable else home
+        is_token_path_set = "RAY_AUTH_TOKEN_PATH" in os.environ
+        home_setting = f"HOME={str(Path.home())!r}"
+        setting = f"RAY_AUTH_TOKEN_PATH={str(path)!r}" if is_token_path_set else home_setting
         yield (
             f"{setting} (environment variable): Ray stores its token there, but {why}; allowed: a "
             "directory that can be created and written; fix: set RAY_AUTH_TOKEN_PATH=FILE, or "
@@ -152,12 +163,12 @@ def find_write_problem(directory: Path) -> str:
             return f"a name in it has more than {MAX_NAME_BYTES} bytes"
         while not existing_parent.exists():
             existing_parent = existing_parent.parent
-    # A name that the file system does not allow, or the home of an unknown user.
+    # Raised for a name that the file system does not allow, or for ~USER of an unknown user.
     except (OSError, RuntimeError, ValueError) as error:
         return f"{directory} cannot exist: {getattr(error, 'strerror', None) or error}"
     try:
-        # Write a temporary directory: permission bits do not show that a file system is read-only.
-        # The run directory itself is not created.
+        # Create a temporary directory: permission bits do not show that a file system is read-only.
+        # Do not create the run directory itself.
         with tempfile.TemporaryDirectory(dir=existing_parent):
             return ""
     except OSError as error:
@@ -165,7 +176,7 @@ def find_write_problem(directory: Path) -> str:
 
 
 def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Yield problems of the cluster to join: no connection, or a run directory that is relative."""
+    """Yield a problem of a run that joins a cluster: no connection, or a relative run directory."""
     address = cfg.ray_init.address or os.environ.get("RAY_ADDRESS")
     if not address or address == "local":
         return
@@ -182,17 +193,17 @@ def _find_cluster_problems(cfg: PPOConfig) -> Iterator[str]:
         yield build_problem(cfg, RUN_DIR_KEY, why, allowed, fix)
 
 
-def _find_connection_problems(configured: str | None, address: str) -> Iterator[str]:
+def _find_connection_problems(configured_address: str | None, address: str) -> Iterator[str]:
     """Yield a problem if no connection to the cluster at ``address`` is possible.
 
-    ``configured`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
+    ``configured_address`` is ``ray_init.address``; None if the address comes from ``RAY_ADDRESS``.
     """
     setting = f"RAY_ADDRESS={address!r} (environment variable)"
-    remedy = "unset RAY_ADDRESS"
-    if configured:
-        setting = f"ray_init.address={configured!r}"
-        remedy = "set ray_init.address=null"
-    fix = f"run `ray start --head` there, or start Ray with the run: {remedy}"
+    address_fix = "unset RAY_ADDRESS"
+    if configured_address:
+        setting = f"ray_init.address={configured_address!r}"
+        address_fix = "set ray_init.address=null"
+    fix = f"run `ray start --head` there, or start Ray with the run: {address_fix}"
     allowed = "host:port of a running cluster, or auto for that of this node"
     host, _, port = address.partition("://")[2].rpartition(":")
     if "://" not in address:

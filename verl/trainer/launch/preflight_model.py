@@ -16,10 +16,10 @@ from agent_system.multi_turn_rollout.rollout_settings import should_request_leve
 from agent_system.tokens.bridge import is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
 from rlvcr.levels import LevelCodec
-from rlvcr.settings import method_settings
-from verl.config.checks.models import ALLOWED as ALLOWED_MODEL
-from verl.config.checks.models import fix_for_missing
-from verl.config.cold_start import cold_start_config
+from rlvcr.settings import get_method_settings
+from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL
+from verl.config.checks.models import suggest_fix_for_missing_model
+from verl.config.cold_start import build_cold_start_config
 from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
@@ -30,7 +30,7 @@ from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
-from verl.models.weights import Use
+from verl.models.weights import WeightPurpose
 from verl.trainer.launch.preflight_weights import (
     TOKENIZER_ERRORS,
     TOKENIZER_FIX,
@@ -47,34 +47,38 @@ from verl.utils.chat_template import TemplateUnsupported
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
-POLICY = "actor_rollout_ref.model"
-PATH = f"{POLICY}.path"
-REWARD_PATH = "reward_model.model.path"
+POLICY_SECTION = "actor_rollout_ref.model"
+PATH_KEY = f"{POLICY_SECTION}.path"
+REWARD_PATH_KEY = "reward_model.model.path"
 
 
 def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
     """Yield the problems of policy, critic and reward model."""
-    models: dict[str, ModelConfig | CriticModelConfig] = {POLICY: cfg.actor_rollout_ref.model}
+    models: dict[str, ModelConfig | CriticModelConfig] = {
+        POLICY_SECTION: cfg.actor_rollout_ref.model
+    }
     if cfg.critic.enable and cfg.critic.model.path != cfg.actor_rollout_ref.model.path:
         models["critic.model"] = cfg.critic.model
-    fits = True
+    is_model_valid = True
     for section, model in models.items():
         if model.path is None:
             continue
         path = model.path
-        if section == POLICY and cfg.cold_start.enable and not Path(path).is_dir():
+        if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
             continue  # the cold start creates a valid policy
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
             key = f"{section}.path"
-            yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
-            fits = False
+            yield build_problem(
+                cfg, key, str(error), ALLOWED_MODEL, suggest_fix_for_missing_model(cfg, key)
+            )
+            is_model_valid = False
             continue
         problems = list(_find_config_problems(cfg, section, model, directory))
-        fits = fits and not problems
+        is_model_valid = is_model_valid and not problems
         yield from problems
-    yield from _find_tokenizer_problems(cfg, fits)
+    yield from _find_tokenizer_problems(cfg, is_model_valid)
     yield from find_reward_model_problems(cfg)
 
 
@@ -84,7 +88,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
 def _find_config_problems(
     cfg: PPOConfig, section: str, model: ModelConfig | CriticModelConfig, directory: Path
 ) -> Iterator[str]:
-    """Yield problems of the config, the overrides, the adapters and the weights of one model."""
+    """Yield problems of one model: its config, ``override_config``, LoRA adapters and weights."""
     setting = f"{section}.path={model.path!r}"
     try:
         config = read_config(directory, model.trust_remote_code)
@@ -92,28 +96,28 @@ def _find_config_problems(
         allowed = "a model that transformers supports"
         yield f"{setting}: {error}; allowed: {allowed}; fix: correct the files of the directory"
         return
-    section_key = f"{section}.override_config"
-    unknown = [key for key in model.override_config if not hasattr(config, key)]
+    override_config_key = f"{section}.override_config"
+    unknown_keys = [key for key in model.override_config if not hasattr(config, key)]
     known_names = sorted(name for name in config.to_dict() if not name.startswith("_"))
-    for key in unknown:
+    for key in unknown_keys:
         value = model.override_config[key]
         similar_name = nearest_name(key, known_names)
-        fix = f"set {section_key}.{similar_name}={value}" if similar_name else "remove it"
+        fix = f"set {override_config_key}.{similar_name}={value}" if similar_name else "remove it"
         yield (
-            f"{section_key}.{key}={value!r}: {type(config).__name__} has no such value"
+            f"{override_config_key}.{key}={value!r}: {type(config).__name__} has no such value"
             f"{did_you_mean(key, known_names)}; allowed: {', '.join(known_names)}; fix: {fix}"
         )
-    tied = list(find_tie_problems(section_key, model.override_config, config))
-    yield from tied
-    for key in set(model.override_config) - set(unknown):
+    tie_problems = list(find_tie_problems(override_config_key, model.override_config, config))
+    yield from tie_problems
+    for key in set(model.override_config) - set(unknown_keys):
         setattr(config, key, model.override_config[key])
     problems = list(_find_parallel_problems(cfg, section, setting, config))
     if isinstance(model, ModelConfig) and model.lora_rank:
         problems += _find_lora_problems(cfg, model, config)
     yield from problems
     # An invalid config would make the check of the weights fail too.
-    if Path(str(model.path)).is_dir() and not (unknown or tied or problems):
-        use: Use = "policy" if isinstance(model, ModelConfig) else "value"
+    if Path(str(model.path)).is_dir() and not (unknown_keys or tie_problems or problems):
+        use: WeightPurpose = "policy" if isinstance(model, ModelConfig) else "value"
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
@@ -121,7 +125,7 @@ def _find_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[str]:
     """Yield a problem if sequence parallelism is set, and rows may have row-wise passes."""
-    is_policy = section == POLICY
+    is_policy = section == POLICY_SECTION
     key = "actor_rollout_ref.actor" if is_policy else "critic"
     key += ".ulysses_sequence_parallel_size"
     size = value_at_path(cfg, key)
@@ -129,7 +133,7 @@ def _find_parallel_problems(
         return
     reason, limit = expected_path(config)
     rows = cfg.data.max_prompt_length + cfg.data.max_response_length
-    method = method_settings(cfg.algorithm)
+    method = get_method_settings(cfg.algorithm)
     if method.enable:
         rows += method.max_alternative_tokens
     if not reason and limit is not None and rows > limit:
@@ -146,17 +150,17 @@ def _find_lora_problems(
 ) -> Iterator[str]:
     """Yield problems of LoRA: peft is not installed, or target modules do not exist."""
     if find_spec("peft") is None:
-        key = f"{POLICY}.lora_rank"
+        key = f"{POLICY_SECTION}.lora_rank"
         why = "LoRA adapters need the package peft"
         yield build_problem(cfg, key, why, "0", f"run pip install peft, or set {key}=0")
         return
-    lm = _build_meta_model(model, config)
-    key = f"{POLICY}.target_modules"
-    module_names = linear_names(lm)
-    for problem in target_problems(lm, model.target_modules):
+    meta_model = _build_meta_model(model, config)
+    key = f"{POLICY_SECTION}.target_modules"
+    module_names = linear_names(meta_model)
+    for problem in target_problems(meta_model, model.target_modules):
         suggestion = ""
-        if problem.unknown:
-            suggestion = did_you_mean(str(problem.unknown), module_names).removeprefix("; ")
+        if problem.unknown_target:
+            suggestion = did_you_mean(str(problem.unknown_target), module_names).removeprefix("; ")
         allowed = f"all-linear, or some of {', '.join(module_names)}"
         yield build_problem(cfg, key, str(problem), allowed, suggestion or f"set {key}=all-linear")
 
@@ -182,13 +186,13 @@ def collect_model_facts(cfg: PPOConfig) -> dict[str, int | str]:
     facts["row_wise"], facts["packed_tokens"] = expected_path(config)
     if facts["parameters"] is not None and not model.lora_rank:
         return {name: value for name, value in facts.items() if value is not None}
-    lm = _build_meta_model(model, config)
-    facts["parameters"] = sum(parameter.numel() for parameter in lm.parameters())
+    meta_model = _build_meta_model(model, config)
+    facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
     if model.lora_rank:
         targets = model.target_modules
-        add_lora(lm, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
+        add_lora(meta_model, rank=model.lora_rank, alpha=model.lora_alpha, target_modules=targets)
         facts["trained_parameters"] = sum(
-            parameter.numel() for parameter in lm.parameters() if parameter.requires_grad
+            parameter.numel() for parameter in meta_model.parameters() if parameter.requires_grad
         )
     return {name: value for name, value in facts.items() if value is not None}
 
@@ -196,18 +200,17 @@ def collect_model_facts(cfg: PPOConfig) -> dict[str, int | str]:
 # ---- tokenizers ------------------------------------------------------------------------------
 
 
-def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
+def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[str]:
     """Yield problems of the policy's tokenizer: files, vocabulary, chat template, level tokens.
 
-    ``fits`` is True if config and weights of the model are valid. Only then the size of the
-    vocabulary is compared with the model.
+    The size of the vocabulary is compared with the model only if ``is_model_valid``.
     """
     path = find_tokenizer_directory(cfg)
     if path is None:
         return
-    setting = f"{PATH}={str(cfg.actor_rollout_ref.model.path)!r}"
+    setting = f"{PATH_KEY}={str(cfg.actor_rollout_ref.model.path)!r}"
     if cfg.actor_rollout_ref.model.path != path:
-        setting = f"{PATH}={path!r}"
+        setting = f"{PATH_KEY}={path!r}"
     try:
         tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
     except TOKENIZER_ERRORS as error:
@@ -215,8 +218,8 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
         yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     vocabulary = None
-    is_created = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
-    if fits and not is_created:
+    is_created_by_cold_start = cfg.cold_start.enable and cfg.actor_rollout_ref.model.path != path
+    if is_model_valid and not is_created_by_cold_start:
         vocabulary = read_vocabulary_size(Path(path), cfg.actor_rollout_ref.model.trust_remote_code)
     problems = list(find_tokenizer_problems(setting, tokenizer, path, vocabulary))
     if problems:
@@ -245,7 +248,10 @@ def _find_tokenizer_problems(cfg: PPOConfig, fits: bool) -> Iterator[str]:
 
 
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
-    """Return the directory of the policy's tokenizer, or of that for its cold start, if any."""
+    """Return the directory of the policy's tokenizer; None if there is no such directory.
+
+    If the policy does not exist, its cold start may name an existing tokenizer.
+    """
     path = cfg.actor_rollout_ref.model.path
     if path is None:
         return None
@@ -254,7 +260,7 @@ def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
             return description_directory(path)
         except FileNotFoundError:
             return None  # find_model_problems reports it
-    model = cold_start_config(cfg).model
+    model = build_cold_start_config(cfg).model
     directories = [path for path in (model.tokenizer_path, model.path) if path]
     return next((path for path in directories if Path(path).is_dir()), None)
 
@@ -267,11 +273,13 @@ def find_reward_model_problems(cfg: PPOConfig) -> Iterator[str]:
     model = cfg.reward_model.model
     if not cfg.reward_model.enable or model.path is None:
         return
-    key = REWARD_PATH
+    key = REWARD_PATH_KEY
     try:
         directory = Path(description_directory(model.path))
     except FileNotFoundError as error:
-        yield build_problem(cfg, key, str(error), ALLOWED_MODEL, fix_for_missing(cfg, key))
+        yield build_problem(
+            cfg, key, str(error), ALLOWED_MODEL, suggest_fix_for_missing_model(cfg, key)
+        )
         return
     try:
         config = read_config(directory, model.trust_remote_code)

@@ -8,10 +8,10 @@ from agent_system.multi_turn_rollout.collector_worker import PolicyTokenizer
 from agent_system.multi_turn_rollout.first_prompts import (
     check_first_tokens,
     collect_first_observations,
-    fit_prompts,
+    fit_first_prompts,
     measure_first_prompts,
 )
-from verl.config.derive import declared_tasks, uses_file_tasks
+from verl.config.derive import count_declared_tasks, uses_file_tasks
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import ConfigError
@@ -19,12 +19,15 @@ from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.waits import log_waiting
 
 PROMPT_KEY = "data.max_prompt_length"
-Counts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
-MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
+TaskCounts = dict[str, int]  # number of tasks under the keys train_tasks and val_tasks
+MAX_MEASURED_TASKS = 16  # number of tasks whose first prompts are measured
 
 
 def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManagerBase]:
-    """Return the managers of training and validation tasks; with ``val_only`` one for both."""
+    """Return the managers of training and validation tasks.
+
+    With ``val_only`` the manager of validation tasks is returned for both.
+    """
     if cfg.trainer.val_only:
         val_envs = EnvironmentManagerBase(cfg, "val")
         return val_envs, val_envs
@@ -32,15 +35,15 @@ def open_tasks(cfg: PPOConfig) -> tuple[EnvironmentManagerBase, EnvironmentManag
 
 
 def find_prompt_problems(
-    cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts | None = None
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts | None = None
 ) -> Iterator[str]:
     """Yield problems of opening the environment, and of first prompts that are too long.
 
     A trajectory whose prompt exceeds ``data.max_prompt_length`` would be dropped. The numbers of
-    tasks are stored in ``counts``.
+    tasks are stored in ``task_counts``.
     """
-    counts = {} if counts is None else counts
-    observations, problems = open_environment(cfg, counts)
+    task_counts = {} if task_counts is None else task_counts
+    observations, problems = open_environment(cfg, task_counts)
     yield from problems
     try:
         check_first_tokens(cfg, tokenizer, observations)
@@ -51,45 +54,57 @@ def find_prompt_problems(
             "put another chat_template.jinja into its directory, or set env.history=window"
         )
     if uses_file_tasks(cfg) and not problems:
-        yield from _find_row_problems(cfg, tokenizer, counts)
+        yield from _find_row_problems(cfg, tokenizer, task_counts)
         return
     lengths = measure_first_prompts(cfg, tokenizer, observations)
-    max_len = max(lengths, default=0)
+    longest_prompt = max(lengths, default=0)
     limit = cfg.data.max_prompt_length
-    if max_len > limit:
-        longer = sum(length > limit for length in lengths)
+    if longest_prompt > limit:
+        num_too_long = sum(length > limit for length in lengths)
         why = (
-            f"{longer} of {len(lengths)} first prompts are longer, so their trajectories would be "
-            f"dropped; the longest has {max_len} tokens"
+            f"{num_too_long} of {len(lengths)} first prompts are longer, so their trajectories "
+            f"would be dropped; the longest has {longest_prompt} tokens"
         )
-        # 25% more, in multiples of 64: prompts of other tasks, which were not measured, are longer.
-        suggestion = -(-max_len * 5 // 4 // 64) * 64
+        # Suggest 25% more, in multiples of 64: prompts that were not measured may be longer.
+        suggestion = -(-longest_prompt * 5 // 4 // 64) * 64
         yield build_problem(
-            cfg, PROMPT_KEY, why, f"{max_len} or more", f"{PROMPT_KEY}={suggestion}"
+            cfg, PROMPT_KEY, why, f"{longest_prompt} or more", f"{PROMPT_KEY}={suggestion}"
         )
 
 
-def _find_row_problems(cfg: PPOConfig, tokenizer: PolicyTokenizer, counts: Counts) -> Iterator[str]:
-    """Yield problems of the prompts in the data files, of which all are measured."""
+def _find_row_problems(
+    cfg: PPOConfig, tokenizer: PolicyTokenizer, task_counts: TaskCounts
+) -> Iterator[str]:
+    """Yield problems of the prompts in the data files. All prompts are measured."""
     try:
-        train, val = open_tasks(cfg)
-        for envs in (train, val):
-            fit_prompts(cfg, tokenizer, envs)
-        counts |= {"train_tasks": len(train.task_list), "val_tasks": len(val.panel)}
+        train_envs, val_envs = open_tasks(cfg)
+        for envs in (train_envs, val_envs):
+            fit_first_prompts(cfg, tokenizer, envs)
+        task_counts |= {
+            "train_tasks": len(train_envs.task_list),
+            "val_tasks": len(val_envs.panel),
+        }
     except ConfigError as error:
         yield from error.problems
     except ValueError as error:
         yield str(error)
 
 
-def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation], Sequence[str]]:
-    """Return first observations of tasks, and problems; store numbers of tasks in ``counts``."""
+def open_environment(
+    cfg: PPOConfig, task_counts: TaskCounts
+) -> tuple[list[Observation], Sequence[str]]:
+    """Return the first observations of tasks, and problems.
+
+    The numbers of training and validation tasks are stored in ``task_counts``.
+    """
     try:
         with log_waiting(f"the first tasks of {cfg.env.env_name}", cfg.trainer.waiting_log_s):
             split = "val" if cfg.trainer.val_only else "train"
             envs = EnvironmentManagerBase(cfg, split)
-            counts |= _count_tasks(cfg, envs)
-            return collect_first_observations(envs, min(MEASURED_TASKS, len(envs.task_list))), []
+            task_counts |= _count_tasks(cfg, envs)
+            return collect_first_observations(
+                envs, min(MAX_MEASURED_TASKS, len(envs.task_list))
+            ), []
     except ConfigError as error:
         return [], error.problems  # its messages name the key and the file
     except (ImportError, OSError, ValueError, RecursionError) as error:
@@ -99,13 +114,13 @@ def open_environment(cfg: PPOConfig, counts: Counts) -> tuple[list[Observation],
     return [], [f"env.env_name={cfg.env.env_name!r} {why}; fix: see docs/environments.md"]
 
 
-def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> Counts:
+def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
     """Return the numbers of tasks; create validation tasks only if their number is not declared."""
     if envs.split == "val":
         return {"val_tasks": len(envs.panel)}
     if uses_file_tasks(cfg):
-        return {}  # counted after their prompts are measured
-    if declared_tasks(cfg.env, "val") is not None:
+        return {}  # tasks from files are counted after their prompts are measured
+    if count_declared_tasks(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.task_list)}
     val_tasks = EnvironmentManagerBase(cfg, "val").panel
     return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}

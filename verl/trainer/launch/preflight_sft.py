@@ -20,11 +20,11 @@ from verl.trainer.launch.sft import (
 )
 from verl.trainer.sft.rows import TOKENS_COLUMN, Record, read_records
 
-PATH = "model.path"
-TOKENIZER = "model.tokenizer_path"
-SAVE_PATH = "model.save_path"
+PATH_KEY = "model.path"
+TOKENIZER_KEY = "model.tokenizer_path"
+SAVE_PATH_KEY = "model.save_path"
 ALLOWED_MODEL = "a directory in Hugging Face format, or a hub name"
-TOKENISED_EPISODES = 64  # number of episodes of files that are tokenised before the start
+MAX_CHECKED_EPISODES = 64  # number of episodes of files that are tokenised before the start
 
 
 def find_sft_problems(cfg: SFTConfig) -> list[str]:
@@ -49,17 +49,17 @@ def find_sft_problems(cfg: SFTConfig) -> list[str]:
 
 def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the policy or the expert's episodes cannot be written."""
-    keys = [SAVE_PATH] if cfg.data.train_files else [SAVE_PATH, "data.data_dir"]
+    keys = [SAVE_PATH_KEY] if cfg.data.train_files else [SAVE_PATH_KEY, "data.data_dir"]
     for key in keys:
         path = value_at_path(cfg, key)
-        # The parent too: the directory is written there under another name and renamed.
+        # Also check the parent: the directory is written there under another name and then renamed.
         why = "the path is empty"
         if path:
             why = find_write_problem(Path(path).parent) or find_write_problem(Path(path))
         if why:
             allowed = "a directory that can be created and written"
             yield build_problem(cfg, key, why, allowed, f"set {key}=DIR")
-        elif key == SAVE_PATH:
+        elif key == SAVE_PATH_KEY:
             try:
                 check_save_path(cfg)
             except ConfigError as error:
@@ -69,10 +69,10 @@ def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
 def _find_size_problems(cfg: SFTConfig) -> Iterator[str]:
     """Yield a problem if the head width of a new policy is odd, which RoPE does not support."""
     new_model = cfg.model.new
-    width = new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads
-    if not cfg.model.path and width % 2:
+    head_width = new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads
+    if not cfg.model.path and head_width % 2:
         key = "model.new.head_dim"
-        why = f"the width of a head is {width}, and rotary embeddings need pairs of numbers"
+        why = f"the width of a head is {head_width}, and rotary embeddings need pairs of numbers"
         yield build_problem(cfg, key, why, "an even width", f"set {key}=32")
 
 
@@ -83,11 +83,13 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
             config = read_config(
                 Path(description_directory(cfg.model.path)), cfg.model.trust_remote_code
             )
-            unknown = [key for key in cfg.model.override_config if not hasattr(config, key)]
+            unknown_keys = [key for key in cfg.model.override_config if not hasattr(config, key)]
         except (OSError, ValueError) as error:
-            yield build_problem(cfg, PATH, first_line(error), ALLOWED_MODEL, f"set {PATH}=DIR")
+            yield build_problem(
+                cfg, PATH_KEY, first_line(error), ALLOWED_MODEL, f"set {PATH_KEY}=DIR"
+            )
             return
-        for key in unknown:
+        for key in unknown_keys:
             why = f"{type(config).__name__} has no value {key!r}"
             allowed = "values of the model's config"
             yield build_problem(cfg, "model.override_config", why, allowed, "remove it")
@@ -100,7 +102,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
                 return
     elif any(TOKENS_COLUMN in record for record in records):
         why = "rows of token ids need a policy with the tokenizer of these ids"
-        yield build_problem(cfg, PATH, why, ALLOWED_MODEL, f"set {PATH}=DIR")
+        yield build_problem(cfg, PATH_KEY, why, ALLOWED_MODEL, f"set {PATH_KEY}=DIR")
         return
     path = cfg.model.tokenizer_path or cfg.model.path
     if path:  # otherwise the tokenizer is created with the policy
@@ -109,7 +111,7 @@ def _find_model_problems(cfg: SFTConfig, records: list[Record]) -> Iterator[str]
 
 def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -> Iterator[str]:
     """Yield problems of the tokenizer in ``path``, and of the tokenisation of the episodes."""
-    key = TOKENIZER if cfg.model.tokenizer_path else PATH
+    key = TOKENIZER_KEY if cfg.model.tokenizer_path else PATH_KEY
     try:
         tokenizer = load_tokenizer(description_directory(path), cfg.model.trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
@@ -125,8 +127,8 @@ def _find_tokenizer_problems(cfg: SFTConfig, path: str, records: list[Record]) -
         yield build_problem(cfg, key, str(error), "a chat template that renders every message", fix)
         return
     try:
-        if len(records) > TOKENISED_EPISODES:
-            list(encode_records(cfg, records[:TOKENISED_EPISODES], tokenizer))
+        if len(records) > MAX_CHECKED_EPISODES:
+            list(encode_records(cfg, records[:MAX_CHECKED_EPISODES], tokenizer))
         else:
             make_rows(cfg, records, tokenizer)
     except ConfigError as error:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.settings import ConfigError
 from verl.models.loader import read_config
-from verl.models.weights import UnusableWeights, Use, check_files, check_weights, is_comparable
+from verl.models.weights import (
+    UnusableWeights,
+    WeightPurpose,
+    check_files,
+    check_weights,
+    is_comparable,
+)
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig
@@ -21,14 +27,21 @@ def find_weight_problems(
     setting: str,
     directory: Path,
     trust_remote_code: bool,
-    use: Use = "policy",
+    model_use: WeightPurpose = "policy",
     config: "PreTrainedConfig | None" = None,
 ) -> Iterator[str]:
-    """Yield a problem if the weights do not fit the model; ``setting`` is the ``key=value``."""
+    """Yield a problem if the weights in ``directory`` do not fit the model.
+
+    ``setting`` is the ``key=value`` that names the directory, for the message.
+    """
     try:
         config = config or read_config(directory, trust_remote_code)
         check_weights(
-            directory, config, setting=setting, use=use, trust_remote_code=trust_remote_code
+            directory,
+            config,
+            setting=setting,
+            purpose=model_use,
+            trust_remote_code=trust_remote_code,
         )
     except (UnusableWeights, OSError) as error:
         yield str(error) if isinstance(error, UnusableWeights) else f"{setting}: {error}"
@@ -37,18 +50,18 @@ def find_weight_problems(
 def find_tie_problems(
     override_key: str, override: Mapping[str, object], config: "PreTrainedConfig"
 ) -> Iterator[str]:
-    """Yield a problem if ``override`` changes whether ``config`` ties the output head.
+    """Yield a problem if ``override`` changes ``tie_word_embeddings`` of the model.
 
-    The rollout engine reads only config.json, so it would not use the override. ``override_key`` is
+    The rollout engine reads only config.json, so it would ignore the override. ``override_key`` is
     the config key of ``override``, for the message.
     """
-    tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
-    if bool(override.get(TIE_KEY, tied)) != tied:
+    is_tied = bool(getattr(config.get_text_config(), TIE_KEY, False))
+    if bool(override.get(TIE_KEY, is_tied)) != is_tied:
         yield (
             f"{override_key}.{TIE_KEY}={override[TIE_KEY]!r}: the model's config.json has "
-            f"{str(tied).lower()}, with which the weights were saved and which the rollout engine "
-            f"reads; allowed: {str(tied).lower()}; fix: remove the key, or save the model again "
-            "with another config.json"
+            f"{str(is_tied).lower()}, with which the weights were saved and which the rollout "
+            f"engine reads; allowed: {str(is_tied).lower()}; fix: remove the key, or save the "
+            "model again with another config.json"
         )
 
 
@@ -68,10 +81,10 @@ def find_tokenizer_problems(
     ``vocabulary`` is the number of rows of the model's embedding; None skips that check.
     """
     # Without files transformers creates an empty tokenizer for many classes, without an error.
-    names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
-    needs_files = len(names) > 1 or getattr(tokenizer, "is_fast", False)
-    if needs_files and not any((Path(directory) / name).is_file() for name in names):
-        why = f"the directory contains no tokenizer ({', '.join(sorted(names))})"
+    tokenizer_file_names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
+    needs_files = len(tokenizer_file_names) > 1 or getattr(tokenizer, "is_fast", False)
+    if needs_files and not any((Path(directory) / name).is_file() for name in tokenizer_file_names):
+        why = f"the directory contains no tokenizer ({', '.join(sorted(tokenizer_file_names))})"
         yield f"{setting}: {why}; allowed: a tokenizer; {TOKENIZER_FIX}"
         return
     max_id = max(tokenizer.get_vocab().values(), default=-1)
@@ -129,8 +142,8 @@ def load_checked_tokenizer(setting: str, directory: Path, trust_remote_code: boo
 
 
 def load_tokenizer(directory: str | Path, trust_remote_code: bool) -> Any:
-    """Load the tokenizer in ``directory``; see ``TOKENIZER_ERRORS``."""
-    # Imported when called: the import takes seconds.
+    """Load the tokenizer in ``directory``; raise one of ``TOKENIZER_ERRORS`` if that fails."""
+    # Import in the function, because the import takes seconds.
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)

@@ -1,7 +1,7 @@
 """Values that are determined while a run starts, after its config was checked and written.
 
-They are absolute paths, steps of the optimizers, and the devices and CPUs on the nodes of the Ray
-cluster. ``config.yaml`` keeps the paths and names of the user. The processes of the run read the
+These values are absolute paths, optimizer steps, and the devices and CPUs on the nodes of the Ray
+cluster. ``config.yaml`` keeps the paths and names of the user. The processes of the run read
 ``RunPlan.config``, a frozen copy with the values of this module.
 """
 
@@ -12,21 +12,25 @@ from typing import Any
 
 from agent_system.environments.env_registry import find_settings_class
 from agent_system.environments.settings import EnvSettings, FunctionFromFile
-from verl.config.checks.hardware_and_paths import cpu_problems, engine_problems
-from verl.config.derive import count_training_steps, engine_gpus_by_node, engines_have_separate_gpus
+from verl.config.checks.hardware_and_paths import check_cpu_settings, check_engine_devices
+from verl.config.derive import (
+    count_engine_gpus_by_node,
+    count_training_steps,
+    engines_have_separate_gpus,
+)
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.settings import RunsCode, Section, value_at_path
 from verl.trainer.ppo.resources import ResourcePoolManager, Role
 
-DEVICE = "trainer.device"
-RANKS = "trainer.n_gpus_per_node"
-NODES = "trainer.nnodes"
-ENGINE_GPUS = "actor_rollout_ref.rollout.n_gpus_per_node"
-ENGINE_NODES = "actor_rollout_ref.rollout.nnodes"
+DEVICE_KEY = "trainer.device"
+RANKS_KEY = "trainer.n_gpus_per_node"
+NODES_KEY = "trainer.nnodes"
+ENGINE_GPUS_KEY = "actor_rollout_ref.rollout.n_gpus_per_node"
+ENGINE_NODES_KEY = "actor_rollout_ref.rollout.nnodes"
 # CPUs that a worker reserves in Ray with trainer.device=cpu. The number of threads per process
 # already limits the use of CPUs, so a small reservation suffices.
-CPU_SHARE = 0.1
+CPUS_PER_CPU_WORKER = 0.1
 PATH_KEYS = (
     "trainer.default_local_dir",
     "trainer.rollout_data_dir",
@@ -46,29 +50,30 @@ class RunPlan:
 
     config: PPOConfig
     device: str
-    engines: int
+    num_engines: int
 
 
 def count_optimizer_steps(cfg: PPOConfig, train_tasks: int) -> dict[str, int]:
-    """Return ``<section>.optim.total_training_steps`` of the optimizers for which it is not set."""
-    total = count_training_steps(cfg, train_tasks)
+    """Return ``<section>.optim.total_training_steps`` for each optimizer that does not set it."""
+    num_training_steps = count_training_steps(cfg, train_tasks)
     # The actor is not updated in the training steps of critic_warmup.
-    actor_total = total - cfg.trainer.critic_warmup
-    sections = {"actor_rollout_ref.actor": actor_total, "critic": total}
+    num_actor_training_steps = num_training_steps - cfg.trainer.critic_warmup
+    sections = {"actor_rollout_ref.actor": num_actor_training_steps, "critic": num_training_steps}
     values = {}
     for path, steps in sections.items():
         section = value_at_path(cfg, path)
         if section.optim.total_training_steps < 1:
-            updates = section.ppo_mini_batches * section.ppo_epochs
-            values[f"{path}.optim.total_training_steps"] = max(1, steps) * updates
+            steps_per_training_step = section.ppo_mini_batches * section.ppo_epochs
+            values[f"{path}.optim.total_training_steps"] = max(1, steps) * steps_per_training_step
     return values
 
 
 def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
-    """Return the keys of ``cfg`` that are paths, with values relative to the working directory.
+    """Return the keys of ``cfg`` that are paths, with absolute values.
 
-    The values are absolute because Ray may start its workers in another directory. The paths of
-    models are not included; see ``verl.models.hub.pin_revision``.
+    A relative path refers to the working directory of the driver, but Ray may start its workers in
+    another directory. Paths of models are not included; ``verl.models.hub.pin_revision`` makes
+    them absolute.
     """
     values: dict[str, Any] = {
         path: make_absolute(value_at_path(cfg, path))
@@ -78,19 +83,19 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     env = cfg.env
     if env.kwargs:
         values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
-    mixture: Any = env.active_section
+    mixture_settings: Any = env.active_section
     # Only the settings of a mixture have parts: names of environments, with their weights.
-    part_names = getattr(mixture, "part_weights", ())
-    for name in (env.name, *(part_name.split("/", 1)[0] for part_name in part_names)):
+    mixture_parts = getattr(mixture_settings, "part_weights", ())
+    for name in (env.name, *(mixture_part.split("/", 1)[0] for mixture_part in mixture_parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None
         if isinstance(settings, EnvSettings):
             values[f"env.{name}"] = settings.model_copy(
                 update=dict(_list_absolute_settings(settings))
             )
-    part_kwargs = mixture.kwargs if part_names else {}
+    part_kwargs = mixture_settings.kwargs if mixture_parts else {}
     if part_kwargs:
         kwargs = {part: _make_kwargs_absolute(part, keys) for part, keys in part_kwargs.items()}
-        values[f"env.{env.name}"] = mixture.model_copy(update={"kwargs": kwargs})
+        values[f"env.{env.name}"] = mixture_settings.model_copy(update={"kwargs": kwargs})
     return values
 
 
@@ -102,12 +107,15 @@ def make_absolute(path: str) -> str:
 def _make_kwargs_absolute(env_name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return ``kwargs`` of the section of an environment, with absolute paths."""
     settings = find_settings_class(env_name).model_validate(kwargs)
-    changed = settings.model_copy(update=dict(_list_absolute_settings(settings)))
-    return {**kwargs, **changed.model_dump(mode="json", include=set(kwargs), exclude_unset=True)}
+    absolute_settings = settings.model_copy(update=dict(_list_absolute_settings(settings)))
+    return {
+        **kwargs,
+        **absolute_settings.model_dump(mode="json", include=set(kwargs), exclude_unset=True),
+    }
 
 
 def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
-    """Yield the names of the settings of an environment that are paths, and absolute values."""
+    """Yield name and absolute value of each environment setting that is a path."""
     for name, value in vars(settings).items():
         markers = type(settings).model_fields[name].metadata
         if name == "data_dir" and value:
@@ -121,14 +129,18 @@ def _list_absolute_settings(settings: Section) -> Iterator[tuple[str, Any]]:
 
 
 def _make_functions_absolute(value: Any) -> Any:
-    """Return ``FILE.py:NAME``, also in lists, with absolute files; all other values unchanged."""
+    """Make FILE absolute in a value ``FILE.py:NAME`` or a list of such values.
+
+    Return other values unchanged.
+    """
     if isinstance(value, list):
         return [_make_functions_absolute(item) for item in value]
-    file, colon, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    return f"{make_absolute(file)}{colon}{name}" if file.endswith(".py") else value
+    file, separator, name = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    return f"{make_absolute(file)}{separator}{name}" if file.endswith(".py") else value
 
 
-# ---- devices and CPUs. Ray reports them, not PyTorch: the driver may be on a node without a GPU.
+# ---- devices and CPUs, as reported by Ray. The driver may be on a node without a GPU, so PyTorch
+# ---- cannot report them.
 
 
 @dataclass(frozen=True)
@@ -150,132 +162,150 @@ class PoolNeed:
     keys: tuple[str, str]  # config key of the number of nodes, config key of the devices per node
 
 
-def list_live_nodes(described: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
-    """Return the live nodes among the result ``described`` of ``ray.nodes()``."""
-    alive = [node for node in described if node["Alive"]]
+def list_live_nodes(node_descriptions: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
+    """Return the live nodes among the result ``node_descriptions`` of ``ray.nodes()``."""
+    live_nodes = [node for node in node_descriptions if node["Alive"]]
     return [
         ClusterNode(
             node.get("NodeManagerHostname") or node["NodeManagerAddress"],
             node["Resources"].get("CPU", 0.0),
             node["Resources"].get("GPU", 0.0),
         )
-        for node in alive
+        for node in live_nodes
     ]
 
 
-def choose_device(configured: str, nodes: Sequence[ClusterNode]) -> str:
+def choose_device(configured_device: str, nodes: Sequence[ClusterNode]) -> str:
     """Return ``cpu`` or ``cuda``. ``auto`` is ``cuda`` if the cluster has a GPU."""
-    if configured != "auto":
-        return configured
+    if configured_device != "auto":
+        return configured_device
     return "cuda" if any(node.gpus >= 1 for node in nodes) else "cpu"
 
 
 def get_worker_cpus(device: str) -> float:
     """Return the number of CPUs that a worker reserves in Ray."""
-    return 1.0 if device == "cuda" else CPU_SHARE
+    return 1.0 if device == "cuda" else CPUS_PER_CPU_WORKER
 
 
 def create_pools(cfg: PPOConfig, device: str, roles: Iterable[Role]) -> ResourcePoolManager:
     """Return the pools of the training ``roles`` and of the engines, which may be separate."""
     trainer = cfg.trainer
-    spec = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
-    mapping = dict.fromkeys([*roles, Role.Rollout], "global_pool")
+    processes_by_pool = {"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}
+    pool_by_role = dict.fromkeys([*roles, Role.Rollout], "global_pool")
     if engines_have_separate_gpus(cfg, device):
-        spec["rollout_pool"] = engine_gpus_by_node(cfg)
-        mapping[Role.Rollout] = "rollout_pool"
-    pools = ResourcePoolManager(spec, mapping, device == "cuda", get_worker_cpus(device))
+        processes_by_pool["rollout_pool"] = count_engine_gpus_by_node(cfg)
+        pool_by_role[Role.Rollout] = "rollout_pool"
+    pools = ResourcePoolManager(
+        processes_by_pool, pool_by_role, device == "cuda", get_worker_cpus(device)
+    )
     pools.create_resource_pool()
     return pools
 
 
 def find_placement_problems(
-    cfg: PPOConfig, nodes: Sequence[ClusterNode], groups: int, cpus: float
+    cfg: PPOConfig, nodes: Sequence[ClusterNode], num_groups: int, cpus: float
 ) -> Iterator[str]:
-    """Yield problems if ``groups`` worker groups, engines included, do not fit on ``nodes``."""
+    """Yield problems if ``num_groups`` worker groups, engines included, do not fit on ``nodes``."""
     trainer = cfg.trainer
     device = choose_device(trainer.device, nodes)
     if device == "cuda":
         if not any(node.gpus >= 1 for node in nodes):
             why = f"no node of the cluster has a GPU ({_format_nodes(nodes)})"
             yield build_problem(
-                cfg, DEVICE, why, "cpu", f"{DEVICE}=cpu, or `ray start --num-gpus=N`"
+                cfg, DEVICE_KEY, why, "cpu", f"{DEVICE_KEY}=cpu, or `ray start --num-gpus=N`"
             )
             return
-        yield from engine_problems(cfg)
+        yield from check_engine_devices(cfg)
     else:
-        yield from cpu_problems(cfg)
+        yield from check_cpu_settings(cfg)
     has_separate_engines = engines_have_separate_gpus(cfg, device)
     ranks = trainer.n_gpus_per_node
-    cpus_per_rank = (groups - 1 if has_separate_engines else groups) * cpus
+    cpus_per_rank = (num_groups - 1 if has_separate_engines else num_groups) * cpus
     gpus = ranks if device == "cuda" else 0
-    needs = [PoolNeed(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES, RANKS))]
+    pool_needs = [PoolNeed(trainer.nnodes, ranks * cpus_per_rank, gpus, (NODES_KEY, RANKS_KEY))]
     if has_separate_engines:
-        node_gpus = engine_gpus_by_node(cfg)
+        gpus_by_node = count_engine_gpus_by_node(cfg)
         keys = (
-            ENGINE_NODES,
-            ENGINE_GPUS if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS,
+            ENGINE_NODES_KEY,
+            ENGINE_GPUS_KEY if cfg.actor_rollout_ref.rollout.n_gpus_per_node else RANKS_KEY,
         )
-        needs.append(PoolNeed(len(node_gpus), node_gpus[0] * cpus, node_gpus[0], keys))
+        pool_needs.append(
+            PoolNeed(len(gpus_by_node), gpus_by_node[0] * cpus, gpus_by_node[0], keys)
+        )
     nodes = list(nodes)
     free_nodes = nodes
-    # Same order as ``ResourcePoolManager.reserve_pools``.
-    for need in sorted(needs, key=lambda need: need.gpus, reverse=True):
-        yield from _find_capacity_problems(cfg, need, nodes, free_nodes)
-        free_nodes = _subtract_need(nodes, free_nodes, need)
+    # Place the pools in the order of ``ResourcePoolManager.reserve_pools``.
+    for pool_need in sorted(pool_needs, key=lambda pool_need: pool_need.gpus, reverse=True):
+        yield from _find_capacity_problems(cfg, pool_need, nodes, free_nodes)
+        free_nodes = _subtract_pool(nodes, free_nodes, pool_need)
 
 
 def _find_capacity_problems(
-    cfg: PPOConfig, need: PoolNeed, nodes: Sequence[ClusterNode], free: Sequence[ClusterNode]
+    cfg: PPOConfig,
+    pool_need: PoolNeed,
+    nodes: Sequence[ClusterNode],
+    free_nodes: Sequence[ClusterNode],
 ) -> Iterator[str]:
-    # One node may have enough resources for several of the ``need.nodes`` parts of the pool.
-    capacity = sum(int(_count_fits(node, need)) for node in free)
-    if capacity < need.nodes:
-        key = need.keys[0 if any(_count_fits(node, need) >= 1 for node in nodes) else 1]
-        other_workers = "training ranks" if ENGINE_NODES in need.keys else "engines"
-        in_addition = "" if free == nodes else f" in addition to the {other_workers}"
+    # The pool has ``pool_need.nodes`` bundles. One node may have resources for several bundles.
+    capacity = sum(int(_compute_fit_ratio(node, pool_need)) for node in free_nodes)
+    if capacity < pool_need.nodes:
+        key = pool_need.keys[
+            0 if any(_compute_fit_ratio(node, pool_need) >= 1 for node in nodes) else 1
+        ]
+        other_workers = "training ranks" if ENGINE_NODES_KEY in pool_need.keys else "engines"
+        addition_text = "" if free_nodes == nodes else f" in addition to the {other_workers}"
         why = (
-            f"{need.nodes} x ({need.gpus} GPUs and {need.cpus:g} CPUs on one node) are needed, but "
-            f"only {capacity} fit{in_addition}: {_format_nodes(nodes)}"
+            f"{pool_need.nodes} x ({pool_need.gpus} GPUs and {pool_need.cpus:g} CPUs on one node) "
+            f"are needed, but only {capacity} fit{addition_text}: {_format_nodes(nodes)}"
         )
         allowed = "at most the resources of the nodes of the cluster"
-        fewer = "fewer devices or nodes, more nodes, or trainer.device=cpu"
-        fix = fewer if need.gpus else "fewer ranks"
+        fewer_devices_fix = "fewer devices or nodes, more nodes, or trainer.device=cpu"
+        fix = fewer_devices_fix if pool_need.gpus else "fewer ranks"
         yield build_problem(
             cfg, key, why, allowed, f"{fix}; more CPUs: ray_init.num_cpus, `ray start`"
         )
 
 
-def _subtract_need(
-    nodes: Sequence[ClusterNode], free: Sequence[ClusterNode], need: PoolNeed
+def _subtract_pool(
+    nodes: Sequence[ClusterNode], free_nodes: Sequence[ClusterNode], pool_need: PoolNeed
 ) -> list[ClusterNode]:
-    """Return the free resources of each node after the pool ``need`` was placed as Ray would.
+    """Return the free resources of each node after Ray has placed the pool ``pool_need``.
 
-    ``nodes`` have the total resources, ``free`` those without the pools that were placed before.
-    Each part of the pool gets another node if possible. Nodes without other pools are preferred,
-    then those with the most free resources.
+    ``nodes`` have the total resources. ``free_nodes`` have the resources that earlier pools left.
+    The pool has ``pool_need.nodes`` bundles, which are placed on different nodes if possible. Nodes
+    without other pools are preferred, then nodes with the most free resources.
     """
-    free = list(free)
-    unused_indices = set(range(len(free)))
-    for _ in range(need.nodes):
-        fits = {k for k, node in enumerate(free) if _count_fits(node, need) >= 1}
-        if not fits:
+    free_nodes = list(free_nodes)
+    unused_indices = set(range(len(free_nodes)))
+    for _ in range(pool_need.nodes):
+        fitting_indices = {
+            node_index
+            for node_index, node in enumerate(free_nodes)
+            if _compute_fit_ratio(node, pool_need) >= 1
+        }
+        if not fitting_indices:
             break
-        # Same choice as in RayResourcePool.
-        k = max(
-            fits & unused_indices or fits,
-            key=lambda k: (free[k] == nodes[k], _count_fits(free[k], need)),
+        # Choose the node as RayResourcePool does.
+        node_index = max(
+            fitting_indices & unused_indices or fitting_indices,
+            key=lambda node_index: (
+                free_nodes[node_index] == nodes[node_index],
+                _compute_fit_ratio(free_nodes[node_index], pool_need),
+            ),
         )
-        unused_indices.discard(k)
-        node = free[k]
-        free[k] = replace(node, cpus=node.cpus - need.cpus, gpus=node.gpus - need.gpus)
-    return free
+        unused_indices.discard(node_index)
+        node = free_nodes[node_index]
+        free_nodes[node_index] = replace(
+            node, cpus=node.cpus - pool_need.cpus, gpus=node.gpus - pool_need.gpus
+        )
+    return free_nodes
 
 
-def _count_fits(node: ClusterNode, need: PoolNeed) -> float:
-    """Return the resources of ``node`` divided by the resources per node of ``need``."""
-    # Tolerance: sums of CPU shares have rounding errors.
-    by_cpus = (node.cpus + 1e-6) / need.cpus
-    return min(by_cpus, node.gpus / need.gpus) if need.gpus else by_cpus
+def _compute_fit_ratio(node: ClusterNode, pool_need: PoolNeed) -> float:
+    """Return how many bundles of ``pool_need`` fit on ``node``, as a fraction."""
+    # The tolerance 1e-6 allows for rounding errors in sums of CPU shares.
+    fit_by_cpus = (node.cpus + 1e-6) / pool_need.cpus
+    return min(fit_by_cpus, node.gpus / pool_need.gpus) if pool_need.gpus else fit_by_cpus
 
 
 def _format_nodes(nodes: Sequence[ClusterNode]) -> str:

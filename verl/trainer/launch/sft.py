@@ -25,9 +25,9 @@ from agent_system.environments.experts.demonstrations import (
     write_demonstrations,
 )
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import TemplateProbe, Verdict, probe_template
+from agent_system.tokens.probe import TemplateProbe, TemplateVerdict, probe_template
 from rlvcr.levels import TAGS
-from verl.config.cold_start import cold_start_config, cold_start_name
+from verl.config.cold_start import build_cold_start_config, get_cold_start_config_name
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError, value_at_path
 from verl.models.hub import model_directory
@@ -37,7 +37,7 @@ from verl.trainer.launch.preflight_weights import find_policy_problems
 from verl.trainer.launch.sft_ranks import SFTJob, count_local_ranks, train_on_ranks
 from verl.trainer.sft.rows import (
     AGENT_WEIGHT,
-    PLACE_KEY,
+    LOCATION_KEY,
     TOKENS_COLUMN,
     Record,
     SFTRow,
@@ -56,7 +56,7 @@ from verl.utils.tables import read_rows
 from verl.utils.watchdog import watch_run
 
 logger = logging.getLogger(__name__)
-# Config keys that the method declares (rlvcr.settings).
+# Config keys that rlvcr.settings adds to SFTConfig.
 LEVELS_KEY = "data.levels"
 NEEDED_SHARE_KEY = "data.needed_level_share"
 
@@ -65,36 +65,44 @@ def run_sft(cfg: SFTConfig) -> Path:
     """Train the policy of ``cfg`` and return its directory."""
     start_time = time.perf_counter()
     cfg = cfg.as_frozen()
-    schedule = cfg.trainer
+    trainer_config = cfg.trainer
     check_save_path(cfg)
-    torch.set_num_threads(schedule.num_threads or available_cpus())
-    seed_everything(schedule.seed)
+    torch.set_num_threads(trainer_config.num_threads or available_cpus())
+    seed_everything(trainer_config.seed)
     with (
-        RunDirectory(schedule.default_local_dir).open(cfg, {"trainer": schedule.seed}) as run,
-        run.logging_interrupts(),
-        watch_run(run.logs, schedule.waiting_log_s, schedule.stall_timeout_s) as enter,
+        RunDirectory(trainer_config.default_local_dir).open(
+            cfg, {"trainer": trainer_config.seed}
+        ) as run,
+        run.log_interrupts(),
+        watch_run(
+            run.logs, trainer_config.waiting_log_s, trainer_config.stall_timeout_s
+        ) as enter_stage,
     ):
         setup_logging(run.logs / "sft.log")
-        enter("episodes")
-        train, held_out = load_records(cfg)
-        enter("tokens")
-        with tempfile.TemporaryDirectory(prefix="policy-") as scratch:
-            source = prepare_start_policy(cfg, train, Path(scratch))
-            tokenizer_path = cfg.model.tokenizer_path or source
-            trust = cfg.model.trust_remote_code
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=trust)
+        enter_stage("episodes")
+        train_records, held_out_records = load_records(cfg)
+        enter_stage("tokens")
+        with tempfile.TemporaryDirectory(prefix="policy-") as scratch_directory:
+            start_policy_directory = prepare_start_policy(
+                cfg, train_records, Path(scratch_directory)
+            )
+            tokenizer_path = cfg.model.tokenizer_path or start_policy_directory
+            is_remote_code_trusted = cfg.model.trust_remote_code
+            tokenizer = AutoTokenizer.from_pretrained(
+                tokenizer_path, trust_remote_code=is_remote_code_trusted
+            )
             job = SFTJob(
                 cfg=cfg,
                 run_dir=run.path,
                 checkpoints=run.checkpoints,
                 log_file=run.logs / "sft.log",
-                source=source,
+                source=start_policy_directory,
                 tokenizer=str(tokenizer_path),
-                rows=make_rows(cfg, train, tokenizer),
-                val_rows=make_rows(cfg, held_out, tokenizer),
+                rows=make_rows(cfg, train_records, tokenizer),
+                val_rows=make_rows(cfg, held_out_records, tokenizer),
             )
-            enter("imitation")
-            save_path = train_on_ranks(job, schedule.n_gpus_per_node)
+            enter_stage("imitation")
+            save_path = train_on_ranks(job, trainer_config.n_gpus_per_node)
     logger.info("policy: %s (%.0f s in all)", save_path, time.perf_counter() - start_time)
     return save_path
 
@@ -102,16 +110,16 @@ def run_sft(cfg: SFTConfig) -> Path:
 def create_policy(cfg: PPOConfig) -> None:
     """Create the policy with a supervised run in a subprocess."""
     path = Path(str(cfg.actor_rollout_ref.model.path))
-    logger.info("no policy at %s: cold start with config %s", path, cold_start_name(cfg))
+    logger.info("no policy at %s: cold start with config %s", path, get_cold_start_config_name(cfg))
     # spawn: a forked child would inherit locks of threads that it does not have.
     process = multiprocessing.get_context("spawn").Process(
-        target=run_cold_start, args=(cold_start_config(cfg),)
+        target=run_cold_start, args=(build_cold_start_config(cfg),)
     )
     process.start()
     try:
         process.join()
     finally:
-        process.kill()  # on an interruption; incomplete files are not used
+        process.kill()  # after an interruption; the incomplete policy is not used
         process.join()
     if process.exitcode != 0 or not path.exists():
         raise RuntimeError(
@@ -121,21 +129,26 @@ def create_policy(cfg: PPOConfig) -> None:
 
 
 def run_cold_start(cfg: SFTConfig) -> None:
-    """Run ``cfg`` in this subprocess, which ends with its parent, on the available GPUs."""
+    """Run the cold start ``cfg`` in this subprocess, on the available GPUs.
+
+    The subprocess ends when its parent ends.
+    """
     die_with_parent()
     answer_with_stacks("cold start")
     report_heartbeats()
-    # The terminal sends Ctrl-C to child processes too. The parent ends this one when it stops.
+    # The terminal sends Ctrl-C to child processes too. Ignore it: the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     run_sft(cfg.with_values({"trainer.n_gpus_per_node": count_local_ranks(cfg)}))
 
 
 def check_save_path(cfg: SFTConfig) -> None:
-    """Raise ``ConfigError`` if ``model.save_path`` must not be replaced."""
+    """Raise ``ConfigError`` if the run must not replace the contents of ``model.save_path``."""
     inputs = (cfg.model.path, cfg.model.tokenizer_path, cfg.data.data_dir)
-    keep = [Path(path) for path in inputs if path and Path(path).exists()]
-    keep.append(Path(cfg.trainer.default_local_dir))
-    require_replaceable(Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, keep)
+    protected_paths = [Path(path) for path in inputs if path and Path(path).exists()]
+    protected_paths.append(Path(cfg.trainer.default_local_dir))
+    require_replaceable(
+        Path(cfg.model.save_path), "model.save_path", cfg.model.overwrite, protected_paths
+    )
 
 
 # ---------------------------------------------------------------------- episodes
@@ -159,13 +172,13 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
         needed_level_share=value_at_path(cfg, NEEDED_SHARE_KEY),
         window=cfg.env.history_length if data.history == "window" else None,
     )
-    train, held_out = split_held_out(list(read_rows(path)), data.val_episodes)
-    if not train:
+    train_records, held_out_records = split_held_out(list(read_rows(path)), data.val_episodes)
+    if not train_records:
         raise ConfigError(
             f"data.val_episodes={data.val_episodes}: no episode remains for training; allowed: "
             "a number that leaves episodes of other tasks; fix: raise data.episodes"
         )
-    return train, held_out
+    return train_records, held_out_records
 
 
 def check_expert(cfg: SFTConfig) -> None:
@@ -174,39 +187,44 @@ def check_expert(cfg: SFTConfig) -> None:
     The expert needs thoughts for all ``data.levels``. With a positive ``data.needed_level_share``
     it also needs to know the required level of each turn.
     """
-    name = cfg.env.env_name
+    env_name = cfg.env.env_name
     levels = value_at_path(cfg, LEVELS_KEY)
-    share = value_at_path(cfg, NEEDED_SHARE_KEY)
+    needed_level_share = value_at_path(cfg, NEEDED_SHARE_KEY)
     try:
-        expert = get_expert(name)
+        expert = get_expert(env_name)
     except NoExpert as error:
         fix = "set data.train_files to files with episodes"
-        raise ConfigError(f"env.env_name={name!r}: {error}; fix: {fix}") from error
+        raise ConfigError(f"env.env_name={env_name!r}: {error}; fix: {fix}") from error
     settings = env_settings(cfg.env)
     if not set(levels) <= set(expert.levels):
         allowed = ", ".join(map(str, expert.levels))
         raise ConfigError(
-            f"data.levels={levels!r}: the expert of {name!r} has no thoughts for all of them; "
+            f"data.levels={levels!r}: the expert of {env_name!r} has no thoughts for all of them; "
             f"allowed: any of {allowed}; fix: set data.levels=[{allowed}]"
         )
-    if share and not expert.names_needed_level(settings):
+    if needed_level_share and not expert.names_needed_level(settings):
         raise ConfigError(
-            f"data.needed_level_share={share}: the expert of {name!r} does not know the required "
-            "level of a turn; allowed: 0; fix: set data.needed_level_share=0"
+            f"data.needed_level_share={needed_level_share}: the expert of {env_name!r} does not "
+            "know the required level of a turn; allowed: 0; fix: set data.needed_level_share=0"
         )
 
 
-def split_held_out(records: list[Record], count: int) -> tuple[list[Record], list[Record]]:
-    """Return training records and the last ``count`` records, which share no task with them."""
-    if not count:
+def split_held_out(records: list[Record], num_held_out: int) -> tuple[list[Record], list[Record]]:
+    """Return training records and held-out records, which share no task.
+
+    The held-out records are the last ``num_held_out`` records.
+    """
+    if not num_held_out:
         return records, []
-    held_out = records[-count:]
-    tasks = {record["task_id"] for record in held_out}
-    return [record for record in records[:-count] if record["task_id"] not in tasks], held_out
+    held_out_records = records[-num_held_out:]
+    held_out_task_ids = {record["task_id"] for record in held_out_records}
+    return [
+        record for record in records[:-num_held_out] if record["task_id"] not in held_out_task_ids
+    ], held_out_records
 
 
 def make_rows(cfg: SFTConfig, records: Sequence[Record], tokenizer) -> list[SFTRow]:
-    """Return the rows of ``records``: token ids unchanged, messages tokenised as in a rollout.
+    """Return the rows of ``records``. Messages are tokenised as in a rollout.
 
     Raises:
         ConfigError: a record is invalid, or none fits into ``data.max_length``.
@@ -239,7 +257,7 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             if TOKENS_COLUMN in record:
                 yield _make_checked_token_row(record, len(tokenizer))
                 continue
-            # Create these on first use: records of token ids need no chat template.
+            # Create probe and bridge on first use: records of token ids need no chat template.
             probe = probe or probe_template(tokenizer, data.apply_chat_template_kwargs)
             bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
             messages = record[data.messages_key]
@@ -252,30 +270,30 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
                 "directory, or use episodes of one turn (data.history=window)"
             ) from error
         except ValueError as error:
-            record_place = record.get(PLACE_KEY, "an episode of the expert")
+            record_location = record.get(LOCATION_KEY, "an episode of the expert")
             raise ConfigError(
-                f"{record_place}: {error}; allowed: rows that the tokenizer and its chat template "
-                "support; fix: remove the row, or use another policy"
+                f"{record_location}: {error}; allowed: rows that the tokenizer and its chat "
+                "template support; fix: remove the row, or use another policy"
             ) from error
 
 
 def _check_probe(probe: TemplateProbe, messages: Sequence[Message]) -> None:
-    """Raise ``TemplateUnsupported`` if the chat template cannot render ``messages``.
+    """Raise ``TemplateUnsupported`` if the probed chat template cannot render ``messages``.
 
     The template needs a generation prompt. With several turns, the text rendered up to a turn must
     begin with the text rendered up to the turn before.
     """
     probe.require_history("window")
-    turns = sum(message["role"] == "assistant" for message in messages)
-    if turns > 1 and probe.verdict is not Verdict.APPEND:
+    num_turns = sum(message["role"] == "assistant" for message in messages)
+    if num_turns > 1 and probe.verdict is not TemplateVerdict.APPEND:
         raise TemplateUnsupported(f"episodes of several turns cannot be rendered: {probe.reason}")
 
 
-def _make_checked_token_row(record: Record, vocabulary: int) -> SFTRow:
+def _make_checked_token_row(record: Record, vocabulary_size: int) -> SFTRow:
     row = make_token_row(record)
-    if max(row.input_ids) >= vocabulary:
+    if max(row.input_ids) >= vocabulary_size:
         raise ValueError(
-            f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary}"
+            f"token id {max(row.input_ids)} is not below the vocabulary size {vocabulary_size}"
         )
     return row
 
@@ -286,38 +304,42 @@ def encode_episode(
     """Return the row of an episode with ``append`` history.
 
     A message may have a ``weight``, the loss weight of its tokens. By default the tokens of the
-    agent, with the end-of-turn token, have weight 1 and all others ``env_weight``. An episode
-    longer than ``max_length`` tokens is truncated after a whole turn. Return None if no whole turn
-    fits, or if all weights are 0.
+    agent, including the end-of-turn token, have weight 1. All other tokens have ``env_weight``. An
+    episode longer than ``max_length`` tokens is truncated after a whole turn. Return None if no
+    whole turn fits, or if all weights are 0.
     """
     first_reply_index = next(
         (i for i, message in enumerate(messages) if message["role"] == "assistant"), None
     )
     if not first_reply_index:
         raise ValueError("an episode needs a prompt and an assistant message after it")
-    ids = bridge.first_prompt(messages[:first_reply_index])
-    weights = [messages[0].get("weight", env_weight)] * len(ids)
-    whole_turns = 0
+    token_ids = bridge.encode_first_prompt(messages[:first_reply_index])
+    weights = [messages[0].get("weight", env_weight)] * len(token_ids)
+    length_of_whole_turns = 0
     for reply, observation in _pair_turns(messages[first_reply_index:]):
         reply_ids = bridge.encode_turn(reply["content"])
-        ids = [*ids, *reply_ids]
+        token_ids = [*token_ids, *reply_ids]
         weights = weights + [reply.get("weight", AGENT_WEIGHT)] * len(reply_ids)
-        if len(ids) > max_length:
+        if len(token_ids) > max_length:
             break
-        # A row ends with an assistant message. The tokens of an observation after it are removed
-        # below.
-        whole_turns = len(ids)
+        # A row ends with an assistant message. Tokens of an observation after that message are
+        # removed below.
+        length_of_whole_turns = len(token_ids)
         if observation is not None:
-            link = bridge.make_bridge(reply_ids, observation["content"])
-            bridge_ids = [*link.before, *link.observation, *link.after]
-            ids = ids + bridge_ids
-            weights = weights + [observation.get("weight", env_weight)] * len(bridge_ids)
-    ids, weights = ids[:whole_turns], weights[:whole_turns]
-    return SFTRow(tuple(ids), tuple(weights)) if any(weights[1:]) else None
+            tokens_between_turns = bridge.make_bridge(reply_ids, observation["content"])
+            observation_ids = [
+                *tokens_between_turns.ids_before,
+                *tokens_between_turns.observation,
+                *tokens_between_turns.ids_after,
+            ]
+            token_ids = token_ids + observation_ids
+            weights = weights + [observation.get("weight", env_weight)] * len(observation_ids)
+    token_ids, weights = token_ids[:length_of_whole_turns], weights[:length_of_whole_turns]
+    return SFTRow(tuple(token_ids), tuple(weights)) if any(weights[1:]) else None
 
 
 def _pair_turns(messages: Sequence[Message]) -> Iterator[tuple[Message, Message | None]]:
-    """Yield each assistant message with the user message after it; None at the end."""
+    """Yield each assistant message with the user message after it, or None after the last one."""
     roles = [message["role"] for message in messages]
     if roles != ["assistant" if i % 2 == 0 else "user" for i in range(len(roles))]:
         raise ValueError(
@@ -342,11 +364,12 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]
     )
 
 
-def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -> Path:
-    """Return the directory of the initial policy: ``model.path``, or a new policy in ``scratch``.
+def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_directory: Path) -> Path:
+    """Return the directory of the initial policy.
 
-    A new policy gets a new tokenizer for the texts of ``records``. Raises ``ConfigError`` if the
-    policy at ``model.path`` has problems.
+    This is ``model.path`` if it is set, else a new policy in ``scratch_directory``. A new policy
+    gets a new tokenizer for the texts of ``records``. Raises ``ConfigError`` if the policy at
+    ``model.path`` has problems.
     """
     if cfg.model.path:
         directory = Path(model_directory(cfg.model.path))
@@ -356,13 +379,13 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -
         return directory
     new_model = cfg.model.new
     expert = get_package(cfg.env.env_name).expert
-    # Symbols become single tokens at every position, like the tags.
+    # The new tokenizer encodes each symbol of the expert as a single token, as it does with tags.
     symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
     key = cfg.data.messages_key
-    texts = (message["content"] for record in records for message in record.get(key, ()))
+    message_texts = (message["content"] for record in records for message in record.get(key, ()))
     return build_policy(
-        scratch,
-        texts,
+        scratch_directory,
+        message_texts,
         words=expert.words() if expert else (),
         tags=(*TAGS, *symbols),
         vocab_size=cfg.model.vocab_size,
@@ -371,7 +394,7 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch: Path) -
         heads=new_model.num_attention_heads,
         kv_heads=new_model.num_key_value_heads,
         head_dim=new_model.head_dim or new_model.hidden_size // new_model.num_attention_heads,
-        ff=new_model.intermediate_size,
+        intermediate_size=new_model.intermediate_size,
         max_length=new_model.max_position_embeddings,
         tie_embeddings=new_model.tie_word_embeddings,
         architecture=new_model.architecture,

@@ -33,12 +33,12 @@ from verl.utils.processes import available_cpus, die_with_parent
 from verl.utils.progress import Progress, record_heartbeat, report_heartbeats
 from verl.utils.seeds import seed_everything
 from verl.utils.stacks import answer_with_stacks
-from verl.workers.collectives import TIMEOUT, backend_of, get_rank, resolve_device
+from verl.workers.collectives import TIMEOUT, get_backend, get_rank, resolve_device
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import full_weights
 
 logger = logging.getLogger(__name__)
-MAX_RECORDS = 400  # approximate lines of metrics.jsonl, without those of held-out losses
+MAX_METRIC_LINES = 400  # approximate lines of metrics.jsonl, without those of held-out losses
 
 
 @dataclass(frozen=True)
@@ -56,55 +56,59 @@ class SFTJob:
 
 
 def count_local_ranks(cfg: SFTConfig) -> int:
-    """Return ``trainer.n_gpus_per_node``, limited to the available GPUs if it trains on GPUs."""
-    configured = cfg.trainer.n_gpus_per_node
+    """Return ``trainer.n_gpus_per_node``; on GPUs at most the number of available GPUs."""
+    configured_ranks = cfg.trainer.n_gpus_per_node
     if resolve_device(cfg.trainer.device) != "cuda":
-        return configured
-    return min(configured, torch.cuda.device_count())
+        return configured_ranks
+    return min(configured_ranks, torch.cuda.device_count())
 
 
-def train_on_ranks(job: SFTJob, ranks: int) -> Path:
-    """Train on ``ranks`` devices of this machine and return the policy's directory.
+def train_on_ranks(job: SFTJob, num_ranks: int) -> Path:
+    """Train on ``num_ranks`` devices of this machine and return the policy's directory.
 
     A single rank runs in this process, several run in subprocesses. Raises ``RuntimeError`` if
-    there are fewer devices than ``ranks``.
+    there are fewer devices than ``num_ranks``.
     """
-    if ranks == 1:
+    if num_ranks == 1:
         return train_and_save(job)
     device = resolve_device(job.cfg.trainer.device)
-    if device == "cuda" and ranks > torch.cuda.device_count():
+    if device == "cuda" and num_ranks > torch.cuda.device_count():
         raise RuntimeError(
-            f"trainer.n_gpus_per_node={ranks}: PyTorch sees {torch.cuda.device_count()} devices; "
-            "allowed: at most this number; fix: lower trainer.n_gpus_per_node"
+            f"trainer.n_gpus_per_node={num_ranks}: PyTorch sees {torch.cuda.device_count()} "
+            "devices; allowed: at most this number; fix: lower trainer.n_gpus_per_node"
         )
     with tempfile.TemporaryDirectory(prefix="ranks-") as directory:
-        # Rendezvous by file: a port could be taken by another process.
-        # Daemons: ranks that hang must not keep an interrupted run from ending.
-        arguments = (job, ranks, f"file://{directory}/rendezvous")
-        spawn(_run_rank, arguments, nprocs=ranks, daemon=True)
+        # The ranks meet by a file, because another process could take a port.
+        # They are daemons, so that a rank that hangs does not keep an interrupted run from ending.
+        arguments = (job, num_ranks, f"file://{directory}/rendezvous")
+        spawn(_run_rank, arguments, nprocs=num_ranks, daemon=True)
     return Path(job.cfg.model.save_path)
 
 
-def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
+def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -> None:
     die_with_parent()
-    answer_with_stacks(f"rank {number}")
+    answer_with_stacks(f"rank {rank_number}")
     trainer = job.cfg.trainer
-    if number == 0:
+    if rank_number == 0:
         report_heartbeats()
         setup_logging(job.log_file)
-    torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // ranks))
+    torch.set_num_threads(trainer.num_threads or max(1, available_cpus() // num_ranks))
     # All ranks use the same seed.
     seed_everything(trainer.seed)
     device = resolve_device(trainer.device)
     if device == "cuda":
-        torch.cuda.set_device(number)
-    names = [name for _, name in socket.if_nameindex()]
+        torch.cuda.set_device(rank_number)
+    interface_names = [name for _, name in socket.if_nameindex()]
     # All ranks are on this machine, so their sockets need only the loopback interface.
     os.environ.setdefault(
-        "GLOO_SOCKET_IFNAME", next((n for n in names if n.startswith("lo")), "lo")
+        "GLOO_SOCKET_IFNAME", next((n for n in interface_names if n.startswith("lo")), "lo")
     )
     dist.init_process_group(
-        backend_of(device), init_method=init_method, rank=number, world_size=ranks, timeout=TIMEOUT
+        get_backend(device),
+        init_method=init_method,
+        rank=rank_number,
+        world_size=num_ranks,
+        timeout=TIMEOUT,
     )
     try:
         train_and_save(job)
@@ -113,7 +117,10 @@ def _run_rank(number: int, job: SFTJob, ranks: int, init_method: str) -> None:
 
 
 def train_and_save(job: SFTJob) -> Path:
-    """Run this rank's part of ``job`` and return ``model.save_path``, which rank 0 writes."""
+    """Run the part of ``job`` of the calling rank, and return ``model.save_path``.
+
+    Only rank 0 writes this directory.
+    """
     cfg = job.cfg
     trainer = cfg.trainer
     lengths = [len(row) for row in job.rows]
@@ -125,17 +132,17 @@ def train_and_save(job: SFTJob) -> Path:
         trainer.seed,
         cfg.data.shuffle,
     )
-    lm = load_causal_lm(
+    language_model = load_causal_lm(
         job.source,
         trust_remote_code=cfg.model.trust_remote_code,
         override_config=cfg.model.override_config,
         gradient_checkpointing=cfg.model.enable_gradient_checkpointing,
-        empty=get_rank() > 0,
+        without_weights=get_rank() > 0,
     )
     # Determine tied weights before the engine shards the parameters, which hides them.
-    tied = tied_names(lm)
+    tied_parameters = tied_names(language_model)
     engine = TrainEngine(
-        PolicyModel(lm),
+        PolicyModel(language_model),
         device=trainer.device,
         dtype=cfg.model.dtype,
         fsdp=cfg.model.fsdp_config,
@@ -144,7 +151,7 @@ def train_and_save(job: SFTJob) -> Path:
     )
     # One checkpoint suffices for resuming. The policy is saved to model.save_path.
     checkpoints = CheckpointManager(job.checkpoints, max_to_keep=1)
-    loop = SFTTrainer(
+    sft_trainer = SFTTrainer(
         engine,
         job.rows,
         batches,
@@ -154,58 +161,73 @@ def train_and_save(job: SFTJob) -> Path:
         save_freq=trainer.save_freq,
         checkpoints=checkpoints,
     )
-    loop.resume(find_checkpoint(cfg, checkpoints))
-    parameters = sum(p.numel() for p in engine.module.parameters())
-    sizes = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
-    logger.info("%s, %.1f million parameters", sizes, parameters / 1e6)
-    if get_rank() > 0:
-        loop.fit(lambda _step: None)
-    else:  # show the steps and record their metrics
-        checkpoints.set_aside_later_checkpoints(loop.step)
-        with SFTProgress(cfg, job.run_dir, total=len(batches), first=loop.step) as progress:
-            loop.fit(progress.on_step)
-    weights = to_hf_names(full_weights(engine), "lm.", {}, tied)
+    sft_trainer.resume(find_checkpoint(cfg, checkpoints))
+    num_parameters = sum(p.numel() for p in engine.module.parameters())
+    size_text = f"{len(lengths):,} rows, {sum(lengths):,} tokens, {len(batches):,} optimizer steps"
+    logger.info("%s, %.1f million parameters", size_text, num_parameters / 1e6)
+    _fit_and_show_progress(job, sft_trainer, checkpoints)
+    weights = to_hf_names(full_weights(engine), "lm.", {}, tied_parameters)
     save_path = Path(cfg.model.save_path)
     if get_rank() == 0:
-        trust = cfg.model.trust_remote_code
-        tokenizer = AutoTokenizer.from_pretrained(job.tokenizer, trust_remote_code=trust)
-        save_policy(lm, weights, tokenizer, save_path, cfg.model.overwrite)
+        is_remote_code_trusted = cfg.model.trust_remote_code
+        tokenizer = AutoTokenizer.from_pretrained(
+            job.tokenizer, trust_remote_code=is_remote_code_trusted
+        )
+        save_policy(language_model, weights, tokenizer, save_path, cfg.model.overwrite)
     return save_path
 
 
-class SFTProgress:
-    """Recorder of the steps of ``SFTTrainer.fit``. Use it as a context manager."""
+def _fit_and_show_progress(
+    job: SFTJob, sft_trainer: SFTTrainer, checkpoints: CheckpointManager
+) -> None:
+    """Take all steps. Rank 0 also shows the steps and records their metrics."""
+    if get_rank() > 0:
+        sft_trainer.fit(lambda _step: None)
+        return
+    checkpoints.set_aside_later_checkpoints(sft_trainer.step)
+    total_steps = len(sft_trainer.batches)
+    first_step = sft_trainer.step
+    with SFTProgress(job.cfg, job.run_dir, total_steps, first_step) as progress:
+        sft_trainer.fit(progress.on_step)
 
-    def __init__(self, cfg: SFTConfig, run_dir: Path, total: int, first: int = 0) -> None:
+
+class SFTProgress:
+    """Progress bar and metrics log of ``SFTTrainer.fit``. Use it as a context manager."""
+
+    def __init__(
+        self, cfg: SFTConfig, run_dir: Path, total_steps: int, first_step: int = 0
+    ) -> None:
         trainer = cfg.trainer
         # The console output of ``Tracking`` is for rollouts. The progress bar below replaces it.
-        services = [name for name in trainer.logger if name != "console"]
-        names = (trainer.project_name, trainer.experiment_name)
-        self.tracking = Tracking(*names, services, cfg, run_dir, resume_step=first or None)
-        self.total = total
+        tracker_names = [name for name in trainer.logger if name != "console"]
+        interface_names = (trainer.project_name, trainer.experiment_name)
+        self.tracking = Tracking(
+            *interface_names, tracker_names, cfg, run_dir, resume_step=first_step or None
+        )
+        self.total_steps = total_steps
         self.tokens = 0.0
-        self.every = max(1, total // MAX_RECORDS)
+        self.metrics_interval = max(1, total_steps // MAX_METRIC_LINES)
         self.progress: Progress | None = None
         if "console" in trainer.logger:
-            self.progress = Progress("imitating", total, "steps", first=first)
+            self.progress = Progress("imitating", total_steps, "steps", first=first_step)
 
     def on_step(self, record: OptimizerStep) -> None:
-        """Show one step and write its metrics, for about ``MAX_RECORDS`` steps."""
-        # The watchdog needs this report of progress also if no progress bar is shown.
+        """Show one step. Write the metrics of about ``MAX_METRIC_LINES`` steps of the run."""
+        # The watchdog needs this heartbeat even if no progress bar is shown.
         record_heartbeat("imitating")
         metrics = record.metrics | {"training/global_step": float(record.step)}
         self.tokens += metrics.get("perf/tokens", 0.0)
         metrics["perf/total_num_tokens"] = self.tokens
-        evaluated = "val/loss" in metrics
-        if record.is_last or evaluated or record.step % self.every == 0:
+        has_held_out_loss = "val/loss" in metrics
+        if record.is_last or has_held_out_loss or record.step % self.metrics_interval == 0:
             self.tracking.log(metrics, record.step)
         if self.progress is not None and "train/loss" in metrics:
             self.progress.set_done(record.step, f"loss {metrics['train/loss']:.3f}")
-        if evaluated:
+        if has_held_out_loss:
             loss = metrics["val/loss"]
-            agent = metrics.get("val/agent_loss", float("nan"))
-            line = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
-            logger.info(line, record.step, self.total, loss, agent)
+            agent_loss = metrics.get("val/agent_loss", float("nan"))
+            log_format = "step %d of %d: held-out loss %.4f, agent tokens %.4f"
+            logger.info(log_format, record.step, self.total_steps, loss, agent_loss)
 
     def __enter__(self) -> "SFTProgress":
         return self
@@ -217,7 +239,7 @@ class SFTProgress:
 
 
 def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | None:
-    """Return the checkpoint to resume from: that of the config, or the newest valid one."""
+    """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid checkpoint."""
     path = cfg.trainer.resume_from_path
     if cfg.trainer.resume_mode == "resume_path" and path is not None:
         return Path(path)
@@ -225,14 +247,14 @@ def find_checkpoint(cfg: SFTConfig, checkpoints: CheckpointManager) -> Path | No
 
 
 def save_policy(
-    lm: PreTrainedModel,
+    language_model: PreTrainedModel,
     weights: dict[str, torch.Tensor],
     tokenizer: Any,
     target: Path,
     overwrite: bool = False,
 ) -> Path:
-    """Write the Hugging Face directory ``target`` atomically, replacing an older one."""
+    """Write the policy to the Hugging Face directory ``target``; replace it atomically."""
     with publish_directory(target, overwrite) as directory:
-        save_hf(lm, weights, directory, source=None)
+        save_hf(language_model, weights, directory, source=None)
         tokenizer.save_pretrained(directory)
     return target

@@ -30,34 +30,36 @@ MODEL_PART = "model"  # key of the model's score in the column of named reward p
 
 
 def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
-    """Return ``rollout_corr/...`` metrics from ``old_log_probs`` and ``rollout_log_probs``.
+    """Add ``rollout_is_weights`` [B, R] to ``batch`` and return ``rollout_corr/...`` metrics.
 
-    Add ``rollout_is_weights`` [B, R] to ``batch`` if ``algorithm.rollout_correction`` enables
-    importance weights or rejection.
+    Both are computed from ``old_log_probs`` and ``rollout_log_probs``. The weights are added only
+    if ``algorithm.rollout_correction`` enables importance weights or rejection.
     """
     if config.env.allow_retokenized:
         return {}  # some tokens have no rollout log-probs
-    rows_of = config.algorithm.row_weight == "trajectory"
-    names = batch.non_tensor_batch["traj_uid"] if rows_of else range(len(batch))
+    uses_trajectory_sequences = config.algorithm.row_weight == "trajectory"
+    sequence_ids = (
+        batch.non_tensor_batch["traj_uid"] if uses_trajectory_sequences else range(len(batch))
+    )
     columns = (
         batch.batch["old_log_probs"],
         batch.batch["rollout_log_probs"],
         batch.batch["response_mask"],
-        number_keys(names),
+        number_keys(sequence_ids),
     )
     metrics = compute_mismatch_metrics(*columns)
-    section = config.algorithm.rollout_correction
+    correction_config = config.algorithm.rollout_correction
     correction = CorrectionRule(
-        weight_level=section.rollout_is,
-        largest_weight=section.rollout_is_threshold,
-        reject_level=section.rollout_rs,
-        accept_from=section.rollout_rs_threshold_lower,
-        accept_to=section.rollout_rs_threshold,
+        weight_level=correction_config.rollout_is,
+        largest_weight=correction_config.rollout_is_threshold,
+        reject_level=correction_config.rollout_rs,
+        accept_from=correction_config.rollout_rs_threshold_lower,
+        accept_to=correction_config.rollout_rs_threshold,
     )
     if correction.weight_level or correction.reject_level:
-        weights, measured = compute_correction_weights(*columns, correction)
+        weights, correction_metrics = compute_correction_weights(*columns, correction)
         batch.batch[CORRECTION_WEIGHTS] = weights.float()
-        metrics |= measured
+        metrics |= correction_metrics
     return metrics
 
 
@@ -65,27 +67,29 @@ def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:
 class ModelRewards:
     """Weighted sum of rule-based rewards and the scores of a reward model.
 
-    ``token_level_scores`` are those of the rule-based reward function ``rules``, times
+    The reward function ``rule_rewards`` computes ``token_level_scores``, which are multiplied by
     ``rule_weight``. The last sampled token of every row also gets ``weight`` times the score of its
     trajectory. The score is added to the named reward parts as ``model``.
     """
 
-    rules: RewardFunction
+    rule_rewards: RewardFunction
     group: RayWorkerGroup
     config: RewardModelConfig
 
     def __call__(self, data: DataProto) -> torch.Tensor:
-        """Return ``token_level_scores`` [B, R]."""
-        scores = self.config.rule_weight * self.rules(data)
-        scored = self.group.compute_rm_score(data.select([], [MESSAGES], []))
-        outcomes = broadcast_outcomes(scored.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"])
+        """Return ``token_level_scores`` [B, R], the weighted sum of both kinds of rewards."""
+        scores = self.config.rule_weight * self.rule_rewards(data)
+        scored_rows = self.group.compute_rm_score(data.select([], [MESSAGES], []))
+        trajectory_scores = broadcast_outcomes(
+            scored_rows.batch[MODEL_SCORES], data.non_tensor_batch["traj_uid"]
+        )
         rows, last_columns = find_last_selected(data.batch["response_mask"])
-        scores[rows, last_columns] += self.config.weight * outcomes[rows]
-        named = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
+        scores[rows, last_columns] += self.config.weight * trajectory_scores[rows]
+        reward_parts = data.non_tensor_batch.get(REWARD_PARTS, [{}] * len(data))
         data.non_tensor_batch[REWARD_PARTS] = object_array(
             [
                 {**row_parts, MODEL_PART: score}
-                for row_parts, score in zip(named, outcomes.tolist(), strict=True)
+                for row_parts, score in zip(reward_parts, trajectory_scores.tolist(), strict=True)
             ]
         )
         return scores
@@ -96,40 +100,42 @@ class ModelRewards:
         The score of the reward model belongs to the trajectory and is not included.
         """
         weight = self.config.rule_weight
-        rewards = self.rules.step_rewards(data)
+        rewards = self.rule_rewards.step_rewards(data)
         return object_array([[weight * reward for reward in row] for row in rewards])
 
 
 def broadcast_outcomes(scores: torch.Tensor, trajectories: np.ndarray) -> torch.Tensor:
-    """Return ``scores`` [B] with the finite score of each trajectory on all of its rows.
+    """Return scores [B] in which all rows of a trajectory have its score.
 
-    In ``scores`` one row of each trajectory is a number and the others are NaN.
+    In the argument ``scores`` [B] one row of each trajectory has a number, and the others NaN.
 
     Raises:
         ValueError: a trajectory has no finite score. It must not count as 0.
     """
-    outcome: dict[str, float] = {}
+    score_by_trajectory: dict[str, float] = {}
     for trajectory, score in zip(trajectories, scores.tolist(), strict=True):
         if np.isfinite(score):
-            outcome[str(trajectory)] = score
-    absent = [str(trajectory) for trajectory in trajectories if str(trajectory) not in outcome]
-    if absent:
+            score_by_trajectory[str(trajectory)] = score
+    unscored_trajectories = [
+        str(trajectory) for trajectory in trajectories if str(trajectory) not in score_by_trajectory
+    ]
+    if unscored_trajectories:
         raise ValueError(
-            f"reward_model: trajectory {absent[0]} has no finite score; allowed: a finite number "
-            "for every trajectory; fix: set another reward_model.model.path, or "
+            f"reward_model: trajectory {unscored_trajectories[0]} has no finite score; allowed: a "
+            "finite number for every trajectory; fix: set another reward_model.model.path, or "
             "reward_model.dtype=float32"
         )
-    return torch.tensor([outcome[str(trajectory)] for trajectory in trajectories])
+    return torch.tensor([score_by_trajectory[str(trajectory)] for trajectory in trajectories])
 
 
 def uses_greedy_baseline(config: PPOConfig) -> bool:
-    """Return whether the estimator reads ``reward_baselines`` (ReMax)."""
+    """Return True if the estimator reads ``reward_baselines``, as ReMax does."""
     return BASELINE_COLUMN in get_adv_estimator_fn(config.algorithm.adv_estimator).inputs.values()
 
 
-def collect_greedy_returns(greedy: DataProto, scores: torch.Tensor) -> dict[str, float]:
+def collect_greedy_returns(greedy_batch: DataProto, scores: torch.Tensor) -> dict[str, float]:
     """Return the sum of ``scores`` [B, R] of each greedy trajectory that did not fail, by uid."""
-    columns = greedy.non_tensor_batch
+    columns = greedy_batch.non_tensor_batch
     rows = zip(columns["uid"], columns["aborted"], scores.sum(-1).tolist(), strict=True)
     return {uid: total for uid, aborted, total in rows if not aborted}
 
@@ -168,10 +174,11 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     """
     estimator = get_adv_estimator_fn(config.algorithm.adv_estimator)
     columns = {**dict(data.batch.items()), **data.non_tensor_batch}
-    absent = find_missing_inputs(estimator, columns)
-    if absent:
+    missing_inputs = find_missing_inputs(estimator, columns)
+    if missing_inputs:
         raise KeyError(
-            f"estimator '{config.algorithm.adv_estimator}' needs {absent}, which the batch lacks"
+            f"estimator '{config.algorithm.adv_estimator}' needs {missing_inputs}, "
+            "which the batch lacks"
         )
     # An optional input ("key?") that the batch lacks is omitted from the call.
     inputs = {name: columns.get(key.rstrip("?")) for name, key in estimator.inputs.items()}
@@ -179,8 +186,8 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
     params = {name: value_at_path(config, path) for name, path in estimator.params.items()}
     data.batch["advantages"], data.batch["returns"] = estimator(**arguments, **params)
     if estimator.metrics is not None:
-        measured = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
-        data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | measured
+        metrics = estimator.metrics(data.batch["advantages"], data.batch["returns"], **arguments)
+        data.meta_info["metrics"] = data.meta_info.get("metrics", {}) | metrics
     return data
 
 
@@ -198,17 +205,17 @@ def apply_kl_penalty(
         penalty          [0.1, 0.9] and [0.3, 0.7]    (both sum to 1.0)
     """
     mask = data.batch["response_mask"].float()
-    per_token = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
-    divergence = torch.where(mask.bool(), per_token, 0.0)
-    row_kl = divergence.sum(-1)
-    episode = number_keys(data.non_tensor_batch["traj_uid"])
-    episode_kl = torch.zeros(len(data)).index_add(0, episode, row_kl)[episode]
-    rows, last_positions = find_last_selected(mask)
+    token_kl = kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty_type)
+    sampled_token_kl = torch.where(mask.bool(), token_kl, 0.0)
+    row_kl = sampled_token_kl.sum(-1)
+    episode_indices = number_keys(data.non_tensor_batch["traj_uid"])
+    episode_kl = torch.zeros(len(data)).index_add(0, episode_indices, row_kl)[episode_indices]
+    rows, last_columns = find_last_selected(mask)
     # Add the KL of the episode's other rows to the last sampled token of this row.
-    penalty = divergence.clone()
-    penalty[rows, last_positions] += (episode_kl - row_kl)[rows]
+    penalty = sampled_token_kl.clone()
+    penalty[rows, last_columns] += (episode_kl - row_kl)[rows]
     data.batch["token_level_rewards"] = data.batch["token_level_scores"] - kl_ctrl.value * penalty
     mean_kl = (row_kl / mask.sum(-1).clamp(min=1)).mean().item()
-    measured = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
+    metrics = {"actor/reward_kl_penalty": mean_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
     kl_ctrl.update(current_kl=mean_kl, n_steps=len(set(data.non_tensor_batch["traj_uid"])))
-    return data, measured
+    return data, metrics

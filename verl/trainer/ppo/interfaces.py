@@ -14,7 +14,10 @@ from verl.protocol import DataProto
 
 
 class TaskSource(Protocol):
-    """Tasks of one split as tables without tensors: a batch per step, or the validation set."""
+    """Source of the tasks of one split: a batch for each step, or the whole validation set.
+
+    The tasks are returned as a ``DataProto`` without tensors.
+    """
 
     @property
     def task_list(self) -> Sized: ...
@@ -26,20 +29,21 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """Rollout engines without the training workers, which a collector never calls."""
+    """Rollout workers that a collector may call. It has no access to the training workers."""
 
     rollout_workers: Sequence[Any]
 
 
-# A collector needs a more specific task source than the trainer: it also starts environments.
+# The type of task source that a collector needs. It is more specific than ``TaskSource``, because
+# the collector also starts environments.
 TasksT_contra = TypeVar("TasksT_contra", contravariant=True)
 
 
 class Collector(Protocol[TasksT_contra]):
     """Generator of trajectories, which it packs into rows.
 
-    Rows may contain score requests: texts whose log-probs the method needs (columns ``branches``
-    and ``spans``). Training workers compute the scores together with the old log-probs.
+    Rows may contain score requests (columns ``branches`` and ``spans``): texts whose log-probs the
+    training method needs. Training workers compute these together with the old log-probs.
     """
 
     def multi_turn_loop(
@@ -54,10 +58,10 @@ class Collector(Protocol[TasksT_contra]):
         self, gen_batch: DataProto, actor_rollout_wg: RolloutGroup, envs: TasksT_contra
     ) -> DataProto: ...
 
-    def read_answers(self, data: DataProto) -> DataProto:
+    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace score requests and their results by columns that the advantage estimator reads.
 
-        The results are ``branch_scores`` and ``span_scores``.
+        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
         """
         ...
 
@@ -76,5 +80,8 @@ class RewardFunction(Protocol):
     def __call__(self, data: DataProto, /) -> torch.Tensor: ...
 
     def step_rewards(self, data: DataProto, /) -> np.ndarray:
-        """Return for each row [B] the list of the rewards of its turns, for turn advantages."""
+        """Return for each row [B] the list of the rewards of its turns.
+
+        Estimators with an advantage per turn need these rewards.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Metrics of one training step or validation, and warnings about steps that learn little."""
+"""Metrics of one training step or validation, and warnings about steps with little signal."""
 
 import logging
 import math
@@ -16,15 +16,15 @@ from verl.report_sections import compute_contributed_metrics
 from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k, rate_interval
 
 logger = logging.getLogger(__name__)
-NEARLY_ALL = 0.95
-TRUNCATED_TURNS = "rollout/truncated_length"
-FULL_ROWS = "rollout/truncated_budget"
-WITHOUT_ADVANTAGE = "critic/rows_without_advantage"
-EQUAL_GROUPS = "critic/groups_of_equal_returns"
+WARNING_SHARE = 0.95
+TRUNCATED_TURNS_METRIC = "rollout/truncated_length"
+FULL_ROWS_METRIC = "rollout/truncated_budget"
+WITHOUT_ADVANTAGE_METRIC = "critic/rows_without_advantage"
+EQUAL_GROUPS_METRIC = "critic/groups_of_equal_returns"
 
 
 def summarize_values(name: str, values: torch.Tensor) -> dict[str, float]:
-    """Return mean, maximum and minimum of ``values`` [N] under ``name/``; {} for no values."""
+    """Return ``name/{mean,max,min}`` of ``values`` [N]; {} if there are no values."""
     if values.numel() == 0:
         return {}
     values = values.float()
@@ -55,10 +55,10 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def compute_named_rewards(batch: DataProto) -> dict[str, float]:
-    """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts that rewards are sums of.
+    """Return ``reward/<name>/{mean,max,min,graded}`` of the named parts of rewards.
 
-    Each trajectory counts once. Trajectories without a part ``name`` are not counted in it;
-    ``graded`` is the number of those that have it.
+    A reward is a sum of parts such as ``accuracy`` and ``format``. Each trajectory counts once.
+    ``graded`` is the number of trajectories that have the part ``name``; the others are ignored.
     """
     result: dict[str, float] = {}
     for name, values in _collect_values_by_name(batch, REWARD_PARTS).items():
@@ -68,13 +68,18 @@ def compute_named_rewards(batch: DataProto) -> dict[str, float]:
 
 
 def compute_info_metrics(batch: DataProto) -> dict[str, float]:
-    """Return ``env/<name>/mean`` of the environment's numbers, over the graded trajectories."""
-    by_name = _collect_values_by_name(batch, INFO_NUMBERS)
-    return {f"env/{name}/mean": sum(values) / len(values) for name, values in by_name.items()}
+    """Return ``env/<name>/mean`` of the numbers in the environments' ``info`` dictionaries.
+
+    The mean is over the graded trajectories, which are those that did not fail.
+    """
+    values_by_name = _collect_values_by_name(batch, INFO_NUMBERS)
+    return {
+        f"env/{name}/mean": sum(values) / len(values) for name, values in values_by_name.items()
+    }
 
 
 def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return the values by key of the dictionaries in column ``name`` of graded trajectories."""
+    """Return all values by key. Column ``name`` has one dictionary per graded trajectory."""
     values: dict[str, list[float]] = defaultdict(list)
     if name in batch.non_tensor_batch:
         for row_values in batch.non_tensor_batch[name][find_graded_rows(batch)]:
@@ -90,17 +95,20 @@ def compute_probability_drift(batch: DataProto) -> dict[str, float]:
     ``rollout_log_probs_diff_max`` is the largest difference of the log-probs, in nats.
     """
     mask = batch.batch["response_mask"].bool()
-    rollout = batch.batch["rollout_log_probs"][mask].float()
-    trainer = batch.batch["old_log_probs"][mask].float()
-    if rollout.numel() == 0:
+    rollout_log_probs = batch.batch["rollout_log_probs"][mask].float()
+    trainer_log_probs = batch.batch["old_log_probs"][mask].float()
+    if rollout_log_probs.numel() == 0:
         return {}
-    diff = (rollout.exp() - trainer.exp()).abs()
+    probability_difference = (rollout_log_probs.exp() - trainer_log_probs.exp()).abs()
     return {
-        "training/rollout_probs_diff_mean": diff.mean().item(),
-        "training/rollout_probs_diff_max": diff.max().item(),
+        "training/rollout_probs_diff_mean": probability_difference.mean().item(),
+        "training/rollout_probs_diff_max": probability_difference.max().item(),
         # The unbiased std would be NaN for a single token.
-        "training/rollout_probs_diff_std": diff.std(unbiased=False).item(),
-        "training/rollout_log_probs_diff_max": (rollout - trainer).abs().max().item(),
+        "training/rollout_probs_diff_std": probability_difference.std(unbiased=False).item(),
+        "training/rollout_log_probs_diff_max": (rollout_log_probs - trainer_log_probs)
+        .abs()
+        .max()
+        .item(),
     }
 
 
@@ -130,30 +138,34 @@ def compute_throughput_metrics(batch: DataProto, seconds: float, devices: int) -
 
 
 def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
-    """Return the share of rows without advantage and the share of groups of equal returns.
+    """Return the share of rows without advantage, and the share of groups with equal returns.
 
     A row has no advantage if its advantages [R] are 0 on all sampled tokens. Groups with one
-    trajectory do not count; the second metric is omitted if there are no others.
+    trajectory do not count. If all groups have one trajectory, the second metric is omitted.
     """
-    sampled = batch.batch["response_mask"].bool()
-    has_advantage = ((batch.batch["advantages"] != 0) & sampled).any(-1).float()
-    metrics = {WITHOUT_ADVANTAGE: 1.0 - has_advantage.mean().item()}
+    sampled_mask = batch.batch["response_mask"].bool()
+    has_advantage = ((batch.batch["advantages"] != 0) & sampled_mask).any(-1).float()
+    metrics = {WITHOUT_ADVANTAGE_METRIC: 1.0 - has_advantage.mean().item()}
     fields = batch.non_tensor_batch
     rewards = batch.batch["token_level_rewards"].sum(-1).tolist()
-    groups: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    returns_by_group: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for uid, trajectory, reward in zip(fields["uid"], fields["traj_uid"], rewards, strict=True):
-        groups[str(uid)][str(trajectory)] += reward
-    ranges = [np.ptp(list(returns.values())) for returns in groups.values() if len(returns) > 1]
-    if ranges:
-        metrics[EQUAL_GROUPS] = sum(width == 0 for width in ranges) / len(ranges)
+        returns_by_group[str(uid)][str(trajectory)] += reward
+    return_ranges = [
+        np.ptp(list(returns.values())) for returns in returns_by_group.values() if len(returns) > 1
+    ]
+    if return_ranges:
+        metrics[EQUAL_GROUPS_METRIC] = sum(
+            return_range == 0 for return_range in return_ranges
+        ) / len(return_ranges)
     return metrics
 
 
 def find_first_rows(batch: DataProto) -> np.ndarray:
     """Return the index of the first row of every trajectory, in order of appearance."""
-    _, index = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
-    # unique sorts by name: restore the order of the rows.
-    return np.sort(index)
+    _, first_rows = np.unique(batch.non_tensor_batch["traj_uid"].astype(str), return_index=True)
+    # np.unique sorts by traj_uid. Sort the indices to restore the order of the rows.
+    return np.sort(first_rows)
 
 
 def find_graded_rows(batch: DataProto) -> np.ndarray:
@@ -166,52 +178,56 @@ def find_graded_rows(batch: DataProto) -> np.ndarray:
 def compute_validation_metrics(batch: DataProto) -> dict[str, float]:
     """Return success, return, length and tokens on the validation set, with a bootstrap interval.
 
-    Each trajectory counts once. Metrics that methods register in ``verl.report_sections`` are
-    added. ``val/trajectories`` counts all trajectories, ``val/aborted`` those that failed and
-    ``val/graded`` the others. Rates and means are over the latter, and are omitted if all failed.
+    Each trajectory counts once. ``val/trajectories`` counts all trajectories, ``val/aborted`` the
+    failed ones, and ``val/graded`` those that did not fail. Rates and means are over graded
+    trajectories, and are omitted if there are none. Metrics that methods register in
+    ``verl.report_sections`` are added.
     """
     fields = batch.non_tensor_batch
     all_first_rows = find_first_rows(batch)
     rows = find_graded_rows(batch)
-    result = {
+    metrics = {
         "val/tasks": float(len(set(fields["uid"][all_first_rows].tolist()))),
         "val/trajectories": float(len(all_first_rows)),
         "val/graded": float(len(rows)),
         "val/aborted": float(len(all_first_rows) - len(rows)),
     }
     if not len(rows):
-        return result | compute_contributed_metrics(batch, "val")
+        return metrics | compute_contributed_metrics(batch, "val")
     is_success = fields["won"][rows].astype(float)
     # Resample tasks, because trajectories of one task are not independent of each other.
     low, high = rate_interval(average_per_task(is_success, fields["uid"][rows]))
-    sampled: Counter[str] = Counter()
+    tokens_by_trajectory: Counter[str] = Counter()
     row_tokens = batch.batch["response_mask"].sum(-1).tolist()
     for trajectory, tokens in zip(fields["traj_uid"], row_tokens, strict=True):
-        sampled[trajectory] += tokens
-    result |= {
+        tokens_by_trajectory[trajectory] += tokens
+    metrics |= {
         "val/success_rate": float(is_success.mean()),
         "val/success_rate_low": low,
         "val/success_rate_high": high,
         "val/episode_reward": float(fields["episode_rewards"][rows].astype(float).mean()),
         "val/episode_length": float(fields["episode_lengths"][rows].astype(float).mean()),
         "val/tokens_per_episode": float(
-            np.mean([sampled[uid] for uid in fields["traj_uid"][rows].tolist()])
+            np.mean([tokens_by_trajectory[uid] for uid in fields["traj_uid"][rows].tolist()])
         ),
     }
     sources = fields["data_source"][rows].astype(str)
     for source in np.unique(sources):
-        of_source = sources == source
-        source_rows = rows[of_source]
+        is_from_source = sources == source
+        source_rows = rows[is_from_source]
         returns = fields["episode_rewards"][source_rows].astype(float)
-        result[f"val/{source}/success_rate"] = float(is_success[of_source].mean())
-        result[f"val/{source}/episode_reward"] = float(returns.mean())
-        result[f"val/{source}/graded"] = float(len(source_rows))
-        repeated = compute_repeated_metrics(batch, source_rows)
-        result |= {name.replace("val/", f"val/{source}/", 1): repeated[name] for name in repeated}
+        metrics[f"val/{source}/success_rate"] = float(is_success[is_from_source].mean())
+        metrics[f"val/{source}/episode_reward"] = float(returns.mean())
+        metrics[f"val/{source}/graded"] = float(len(source_rows))
+        repeated_metrics = compute_repeated_metrics(batch, source_rows)
+        metrics |= {
+            name.replace("val/", f"val/{source}/", 1): repeated_metrics[name]
+            for name in repeated_metrics
+        }
     extra_metrics = compute_named_rewards(batch) | compute_info_metrics(batch)
     extra_metrics = {f"val/{name}": value for name, value in extra_metrics.items()}
     return (
-        result
+        metrics
         | extra_metrics
         | compute_repeated_metrics(batch, rows)
         | compute_contributed_metrics(batch, "val")
@@ -223,35 +239,41 @@ def compute_repeated_metrics(batch: DataProto, rows: np.ndarray) -> dict[str, fl
 
     ``pass@k`` is success of the best of k trajectories, ``best@k`` their best return, ``maj@k``
     success of the majority answer. ``rows`` are the first rows of the graded trajectories. k is
-    1, 2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no
-    other. Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k`` is
-    their number, and is omitted if all tasks have k trajectories.
+    1, 2, 4, ... and the number of trajectories. A trajectory without an answer agrees with no other
+    trajectory. Each metric is a mean over the tasks with at least k trajectories. ``val/tasks@k``
+    is the number of these tasks. It is omitted if all tasks have k trajectories.
     """
     fields = batch.non_tensor_batch
     task_rows: dict[str, list[int]] = defaultdict(list)
     for row in rows.tolist():
         task_rows[str(fields["uid"][row])].append(row)
-    n = max(map(len, task_rows.values()), default=0)
-    if n < 2:
+    max_trajectories = max(map(len, task_rows.values()), default=0)
+    if max_trajectories < 2:
         return {}
-    votes = collect_answers(batch)
-    per_task: dict[str, list[float]] = defaultdict(list)
-    for members in task_rows.values():
-        is_success = [float(fields["won"][row]) for row in members]
-        returns = [float(fields["episode_rewards"][row]) for row in members]
-        answers = [votes.get(str(fields["traj_uid"][row]), row) for row in members]
-        for k in list_powers_up_to(n):
-            if k > len(members):
+    answer_by_trajectory = collect_answers(batch)
+    values_per_task: dict[str, list[float]] = defaultdict(list)
+    for member_rows in task_rows.values():
+        is_success = [float(fields["won"][row]) for row in member_rows]
+        returns = [float(fields["episode_rewards"][row]) for row in member_rows]
+        answers = [
+            answer_by_trajectory.get(str(fields["traj_uid"][row]), row) for row in member_rows
+        ]
+        for k in list_powers_up_to(max_trajectories):
+            if k > len(member_rows):
                 continue
-            per_task[f"val/pass@{k}"].append(pass_at_k(len(members), int(sum(is_success)), k))
-            per_task[f"val/best@{k}"].append(best_at_k(returns, k))
-            per_task[f"val/maj@{k}"].append(maj_at_k(answers, is_success, k))
-    fewer = {
+            values_per_task[f"val/pass@{k}"].append(
+                pass_at_k(len(member_rows), int(sum(is_success)), k)
+            )
+            values_per_task[f"val/best@{k}"].append(best_at_k(returns, k))
+            values_per_task[f"val/maj@{k}"].append(maj_at_k(answers, is_success, k))
+    tasks_metrics = {
         f"val/tasks@{name.partition('@')[2]}": float(len(values))
-        for name, values in per_task.items()
+        for name, values in values_per_task.items()
         if len(values) < len(task_rows)
     }
-    return {name: float(np.mean(values)) for name, values in per_task.items()} | fewer
+    return {
+        name: float(np.mean(values)) for name, values in values_per_task.items()
+    } | tasks_metrics
 
 
 def collect_answers(batch: DataProto) -> dict[str, str]:
@@ -267,38 +289,43 @@ def collect_answers(batch: DataProto) -> dict[str, str]:
 
 def collect_last_actions(batch: DataProto) -> dict[str, str]:
     """Return the action of the last turn by trajectory. Omit trajectories without turns."""
-    latest: dict[str, tuple[int, str]] = {}
+    last_action_by_trajectory: dict[str, tuple[int, str]] = {}
     columns = batch.non_tensor_batch
-    for trajectory, steps in zip(columns["traj_uid"], columns["steps"], strict=True):
-        for step in steps:
+    for trajectory, turns in zip(columns["traj_uid"], columns["steps"], strict=True):
+        for turn in turns:
             # The turns of a trajectory may be in several rows, in any order.
-            if step.step >= latest.get(str(trajectory), (-1, ""))[0]:
-                latest[str(trajectory)] = (step.step, step.action)
-    return {trajectory: action for trajectory, (_, action) in latest.items()}
+            if turn.step >= last_action_by_trajectory.get(str(trajectory), (-1, ""))[0]:
+                last_action_by_trajectory[str(trajectory)] = (turn.step, turn.action)
+    return {trajectory: action for trajectory, (_, action) in last_action_by_trajectory.items()}
 
 
 def average_per_task(values: np.ndarray, uids: np.ndarray) -> np.ndarray:
-    """Return the mean of ``values`` [N] of the trajectories of each task [T]."""
-    _, task = np.unique(uids.astype(str), return_inverse=True)
-    return np.bincount(task, weights=values) / np.bincount(task)
+    """Return the mean value of each task [T], in order of uid.
+
+    ``values`` [N] has one value per trajectory, ``uids`` [N] the uid of its task.
+    """
+    _, task_indices = np.unique(uids.astype(str), return_inverse=True)
+    return np.bincount(task_indices, weights=values) / np.bincount(task_indices)
 
 
 def reduce_metrics(metrics: Mapping[str, float | list[float]]) -> dict[str, float]:
-    """Return ``metrics`` with each list (values of micro-batches, ranks or parts) as one number.
+    """Return ``metrics`` with each list (values of micro-batches or ranks) reduced to one number.
 
-    The first of ``max``, ``min`` and ``sum`` in the words of the name is applied, for example to
+    If the name contains the word ``max``, ``min`` or ``sum``, this function is applied, as for
     ``perf/max_memory_gb`` and ``loss_sum``. Other lists are averaged. Numbers are unchanged.
     """
-    reduced = {}
+    reduced_metrics = {}
     for key, value in metrics.items():
-        words = re.split(r"[/_]", key)
-        reduce = next((REDUCTIONS[name] for name in REDUCTIONS if name in words), _average_values)
-        reduced[key] = float(reduce(value) if isinstance(value, list) else value)
-    return reduced
+        name_words = re.split(r"[/_]", key)
+        reduce = next(
+            (REDUCTIONS[name] for name in REDUCTIONS if name in name_words), _average_values
+        )
+        reduced_metrics[key] = float(reduce(value) if isinstance(value, list) else value)
+    return reduced_metrics
 
 
 def _average_values(values: list[float]) -> float:
-    # Ranks often return equal numbers, whose computed mean would have a rounding error.
+    # Ranks often return equal numbers. Return such a number exactly, without rounding errors.
     return values[0] if len(set(values)) == 1 else float(np.mean(values))
 
 
@@ -309,38 +336,38 @@ REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min,
 
 
 class StepWarnings:
-    """Counter of steps that learn little: turns truncated, rows full, or no advantages."""
+    """Counter of steps with little signal: truncated turns, full rows, or no advantages."""
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config
-        self.steps = 0
-        self.counts: Counter[str] = Counter()
+        self.num_steps = 0
+        self.steps_by_warning: Counter[str] = Counter()
 
     def count_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Count the kinds of warnings that the metrics of ``step`` cause; log each new kind."""
-        self.steps += 1
+        self.num_steps += 1
         for warning_kind, message in self._find_messages(metrics).items():
-            self.counts[warning_kind] += 1
-            if self.counts[warning_kind] == 1:
+            self.steps_by_warning[warning_kind] += 1
+            if self.steps_by_warning[warning_kind] == 1:
                 logger.warning("step %d: %s", step, message)
 
     def close(self) -> None:
         """Log the number of steps with each kind of warning that occurred more than once."""
-        for warning_kind, count in self.counts.items():
+        for warning_kind, count in self.steps_by_warning.items():
             if count > 1:
-                logger.warning("%s in %d of %d steps", warning_kind, count, self.steps)
+                logger.warning("%s in %d of %d steps", warning_kind, count, self.num_steps)
 
     def _find_messages(self, metrics: Mapping[str, float]) -> dict[str, str]:
         messages = {}
-        truncated = metrics.get(TRUNCATED_TURNS, 0.0)
-        if truncated >= NEARLY_ALL:
-            why = f"{truncated:.0%} of the trajectories ended with a truncated turn"
+        truncated_turns_share = metrics.get(TRUNCATED_TURNS_METRIC, 0.0)
+        if truncated_turns_share >= WARNING_SHARE:
+            why = f"{truncated_turns_share:.0%} of the trajectories ended with a truncated turn"
             messages["turns were truncated"] = f"{why}: raise {self._format_turn_limit()}"
-        full = metrics.get(FULL_ROWS, 0.0)
-        if full >= NEARLY_ALL:
-            why = f"{full:.0%} of the trajectories ended because their row was full"
+        full_rows_share = metrics.get(FULL_ROWS_METRIC, 0.0)
+        if full_rows_share >= WARNING_SHARE:
+            why = f"{full_rows_share:.0%} of the trajectories ended because their row was full"
             messages["rows were full"] = f"{why}: raise {self._format_row_limit()}"
-        if metrics.get(WITHOUT_ADVANTAGE) == 1.0:
+        if metrics.get(WITHOUT_ADVANTAGE_METRIC) == 1.0:
             messages["no row had an advantage"] = self._explain_no_advantage(metrics)
         return messages
 
@@ -360,12 +387,12 @@ class StepWarnings:
 
     def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:
         why = "no row had an advantage"
-        if metrics.get(EQUAL_GROUPS) == 1.0:
+        if metrics.get(EQUAL_GROUPS_METRIC) == 1.0:
             why = "all returns of each group were equal"
-        size = self.config.env.rollout.n
-        batch = self.config.data.train_batch_size
+        group_size = self.config.env.rollout.n
+        batch_size = self.config.data.train_batch_size
         return (
-            f"{why}, so rewards gave no gradient: raise env.rollout.n={size} or "
-            f"data.train_batch_size={batch}, use tasks that the policy solves sometimes, or start "
-            "from a policy that solves these sometimes"
+            f"{why}, so rewards gave no gradient: raise env.rollout.n={group_size} or "
+            f"data.train_batch_size={batch_size}, use tasks that the policy solves sometimes, or "
+            "start from a policy that solves these sometimes"
         )

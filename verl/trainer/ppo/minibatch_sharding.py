@@ -20,13 +20,14 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, partitio
 from verl.workers.policy_loss import rows_trained_on
 from verl.workers.update import epoch_mini_batches
 
-# Columns that a forward pass reads, and columns that name additional tokens to score.
+# Columns that a forward pass reads.
 FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
+# Columns of score requests: further tokens whose log-probs a method needs.
 SCORE_REQUEST_COLUMNS = (BRANCHES, SPANS)
 # Columns of ``non_tensor_batch`` that an update reads.
 NON_TENSOR_COLUMNS = ("uid", "traj_uid")
-# Token columns that no update reads: input_ids and attention_mask contain the same information, or
-# the advantages and returns were computed from them.
+# Token columns that no update reads. The first line repeats information of input_ids and
+# attention_mask. The second line was used to compute advantages and returns.
 UNREAD_COLUMNS = (
     *("prompts", "position_ids", "step_ids"),
     *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),
@@ -34,102 +35,109 @@ UNREAD_COLUMNS = (
 
 
 def select_columns(
-    data: DataProto, tensors: Iterable[str] | None, others: Iterable[str]
+    data: DataProto, tensor_names: Iterable[str] | None, non_tensors: Iterable[str]
 ) -> DataProto:
-    """Return ``data`` with only the columns that the ranks read. Names that it lacks are ignored.
+    """Return ``data`` with only the named columns. Names that ``data`` lacks are ignored.
 
-    ``tensors`` names columns of ``batch`` (None: all), ``others`` columns of ``non_tensor_batch``.
+    ``tensor_names`` are columns of ``batch`` (None: all of them), and ``non_tensors`` are columns
+    of ``non_tensor_batch``.
     """
-    kept_keys = None if tensors is None else [key for key in tensors if key in data.tensor_keys()]
-    return data.select(kept_keys, [key for key in others if key in data.non_tensor_batch])
+    tensor_names = (
+        None if tensor_names is None else [key for key in tensor_names if key in data.tensor_keys()]
+    )
+    return data.select(tensor_names, [key for key in non_tensors if key in data.non_tensor_batch])
 
 
-def score_on_ranks(
-    call: Callable[[DataProto], DataProto], data: DataProto, ranks: int, balanced: bool = True
+def compute_balanced_on_ranks(
+    compute_on_ranks: Callable[[DataProto], DataProto],
+    data: DataProto,
+    num_ranks: int,
+    is_balanced: bool = True,
 ) -> DataProto:
-    """Return ``call(data)`` in the order of the rows of ``data``.
+    """Return ``compute_on_ranks(data)`` in the order of the rows of ``data``.
 
-    ``call`` gets the rows reordered, so that ``ranks`` get about equal numbers of tokens. It must
-    return one row for each. If not ``balanced``, or with one rank, it gets ``data`` unchanged.
+    ``compute_on_ranks`` gets the rows in another order, so that all ranks get about equal numbers
+    of tokens. It must return one row for each row of its argument. If ``is_balanced`` is False, or
+    with one rank, it gets ``data`` unchanged.
     """
-    if ranks == 1 or not balanced:
-        return call(data)
-    rows_per_rank = partition_rows(count_row_tokens(data), ranks)
-    order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
-    answer = call(reorder_by_rank(data, rows_per_rank))
-    return answer.select_idxs(np.argsort(order))
+    if num_ranks == 1 or not is_balanced:
+        return compute_on_ranks(data)
+    rows_per_rank = partition_rows(count_row_tokens(data), num_ranks)
+    row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
+    results = compute_on_ranks(reorder_by_rank(data, rows_per_rank))
+    return results.select_idxs(np.argsort(row_order))
 
 
-def balance_rows(batch: DataProto, ranks: int) -> None:
+def balance_rows(batch: DataProto, num_ranks: int) -> None:
     """Reorder rows in place, so that all ranks get about equal numbers of tokens.
 
-    Rank ``r`` of ``ranks`` processes the ``r``-th part of consecutive rows. Do nothing for one
+    Rank ``r`` of ``num_ranks`` processes the ``r``-th part of consecutive rows. Do nothing for one
     rank, or for fewer rows than ranks.
     """
-    if ranks == 1 or len(batch) < ranks:
+    if num_ranks == 1 or len(batch) < num_ranks:
         return
     lengths = batch.batch["attention_mask"].sum(-1).tolist()
-    is_divisible = len(batch) % ranks == 0
+    has_equal_parts = len(batch) % num_ranks == 0
     partitions = get_seqlen_balanced_partitions(
-        lengths, k_partitions=ranks, equal_size=is_divisible
+        lengths, k_partitions=num_ranks, equal_size=has_equal_parts
     )
     batch.reorder(torch.tensor([row for partition in partitions for row in partition]))
 
 
 def shard_minibatches(
-    batch: DataProto, config: PPOConfig, role: str, step: int, ranks: int
+    batch: DataProto, config: PPOConfig, role: str, step: int, num_ranks: int
 ) -> DataProto:
     """Return the columns that the update of ``role`` (``actor``, ``critic``) reads at ``step``.
 
-    The rows of each mini-batch are split among the ``ranks`` by their numbers of tokens. With
+    The rows of each mini-batch are split among the ``num_ranks`` by their numbers of tokens. With
     ``shuffle`` only the mini-batches of the first epoch are balanced, since later epochs use other
     mini-batches.
     """
-    tensors = [key for key in batch.tensor_keys() if key not in UNREAD_COLUMNS]
-    update_columns = select_columns(batch, tensors, NON_TENSOR_COLUMNS)
+    tensor_names = [key for key in batch.tensor_keys() if key not in UNREAD_COLUMNS]
+    update_columns = select_columns(batch, tensor_names, NON_TENSOR_COLUMNS)
     if step in config.trainer.profile_steps:
         directory = Path(config.trainer.default_local_dir) / "profile"
-        ranks_traced = tuple(config.trainer.profile_ranks)
-        update_columns.meta_info[PROFILE] = ProfileRequest(str(directory), ranks_traced, step)
-    if not config.trainer.balance_batch or ranks == 1:
+        profile_ranks = tuple(config.trainer.profile_ranks)
+        update_columns.meta_info[PROFILE] = ProfileRequest(str(directory), profile_ranks, step)
+    if not config.trainer.balance_batch or num_ranks == 1:
         return update_columns
-    section = config.critic if role == "critic" else config.actor_rollout_ref.actor
-    # Same seed as in the workers: driver and workers must form the same mini-batches.
+    role_config = config.critic if role == "critic" else config.actor_rollout_ref.actor
+    # Use the seed of the workers: driver and workers must form the same mini-batches.
     seed = (f"update_{role}", config.trainer.seed, step)
-    mini_batches = epoch_mini_batches(update_columns, section, 0, *seed)
-    sizes = count_row_tokens(update_columns)
+    mini_batches = epoch_mini_batches(update_columns, role_config, 0, *seed)
+    row_tokens = count_row_tokens(update_columns)
     if role == "actor":
         trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
-        sizes = [size if row in trained_rows else 0 for row, size in enumerate(sizes)]
-    return reorder_by_rank(update_columns, split_mini_batches(mini_batches, sizes, ranks))
+        row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
+    return reorder_by_rank(update_columns, split_mini_batches(mini_batches, row_tokens, num_ranks))
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:
     """Return a copy of ``data`` that dispatch splits into ``rows_per_rank[r]`` for rank ``r``."""
-    order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
-    ordered = data.select_idxs(order)
-    ordered.meta_info[ROWS_PER_RANK] = [len(rows) for rows in rows_per_rank]
-    return ordered
+    row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
+    reordered_data = data.select_idxs(row_order)
+    reordered_data.meta_info[ROWS_PER_RANK] = [len(rows) for rows in rows_per_rank]
+    return reordered_data
 
 
 def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the tokens of each row, including those of alternative continuations to be scored."""
-    sizes = data.batch["attention_mask"].sum(-1).tolist()
+    """Return the number of tokens of each row, including the branches that are to be scored."""
+    row_tokens = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:
-        return sizes
+        return row_tokens
     branch_tokens = [sum(len(branch.token_ids) for branch in row) for row in branches]
-    return [size + tokens for size, tokens in zip(sizes, branch_tokens, strict=True)]
+    return [size + tokens for size, tokens in zip(row_tokens, branch_tokens, strict=True)]
 
 
 def split_mini_batches(
-    mini_batches: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int
+    mini_batches: Sequence[Sequence[int]], row_tokens: Sequence[int], num_ranks: int
 ) -> list[list[int]]:
-    """Return the rows of each rank. Each mini-batch is split separately, by ``sizes`` [B]."""
-    rows_per_rank: list[list[int]] = [[] for _ in range(ranks)]
+    """Return the rows of each rank. Each mini-batch is split separately, by ``row_tokens`` [B]."""
+    rows_per_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for rows in mini_batches:
-        rank_positions = partition_rows([sizes[row] for row in rows], ranks)
+        rank_positions = partition_rows([row_tokens[row] for row in rows], num_ranks)
         for rank_rows, positions in zip(rows_per_rank, rank_positions, strict=True):
             rank_rows += [rows[position] for position in positions]
     return rows_per_rank

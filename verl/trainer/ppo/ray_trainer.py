@@ -108,16 +108,16 @@ class RayPPOTrainer(Generic[TasksT]):
         self.global_step = 0
         self.uses_overlap = config.trainer.rollout_overlap == "one_step"
         self.engines = RolloutGroup(workers.rollout_workers)
-        self.prefetched: BackgroundCall[DataProto] | None = None
+        self.prefetched_batch: BackgroundCall[DataProto] | None = None
         self.collector_state: dict[str, Any] = {}  # collector's state before the prefetched batch
         self.has_new_weights = False  # the weights changed since the last sync
         self.clock = Stopwatch()
         self.metrics: dict[str, float] = {}
         self.step_warnings = M.StepWarnings(config)
         self.price_controller = PriceController(config.algorithm.success_tolerance)
-        control = config.algorithm.kl_ctrl
+        kl_config = config.algorithm.kl_ctrl
         self.kl_ctrl = get_kl_controller(
-            control.type, control.kl_coef, control.horizon, control.target_kl
+            kl_config.type, kl_config.kl_coef, kl_config.horizon, kl_config.target_kl
         )
 
     def fit(self) -> None:
@@ -152,8 +152,8 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def prepare(self) -> None:
         """Resume from a checkpoint if there is one. Then send the weights to the engines."""
-        resumed = self.resume()
-        self.journal.open(self.global_step if resumed else None, self.total_steps)
+        is_resumed = self.resume()
+        self.journal.open(self.global_step if is_resumed else None, self.total_steps)
         self.wake_engines()
         self.sync_weights()
 
@@ -193,7 +193,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return True
 
     def find_checkpoint(self) -> Path | None:
-        """Return the checkpoint to resume from: that of the config, or the newest valid one."""
+        """Return the checkpoint to resume from: ``resume_from_path`` or the newest valid one."""
         trainer = self.config.trainer
         if trainer.resume_mode == "resume_path":
             if trainer.resume_from_path is None:
@@ -207,50 +207,59 @@ class RayPPOTrainer(Generic[TasksT]):
     # ------------------------------------------------------------------ stages of a step
 
     def collect(self) -> DataProto:
-        """Return the rows of ``train_batch_size`` groups: the prefetched ones, else new ones."""
+        """Return the rows of ``train_batch_size`` groups: the prefetched rows, or new rows."""
         with self.clock.measure_part("gen"):
-            prefetched, self.prefetched = self.prefetched, None
-            batch = prefetched.get_result() if prefetched else self.generate_rows(self.global_step)
+            prefetched_batch, self.prefetched_batch = self.prefetched_batch, None
+            batch = (
+                prefetched_batch.get_result()
+                if prefetched_batch
+                else self.generate_rows(self.global_step)
+            )
         self.clock.add_seconds(batch.meta_info.pop("timing", {}))
         self.metrics |= batch.meta_info.pop("metrics", {}) | self.workers.engine_metrics()
         self.metrics |= M.compute_staleness(self.metrics, self.global_step)
         if self.price_controller.tolerance is not None:
             self.metrics["actor/price_multiplier"] = batch.meta_info[PRICE_MULTIPLIER]
-            # The next batch gets the new multiplier: prices of this one are already in its columns.
+            # Update the multiplier for the next batch. This batch already contains its prices.
             self.price_controller.update(self.metrics["episode/success_rate"])
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
-        """Generate the rows of the tasks of ``step``, possibly with requests for ``score``."""
+        """Generate the rows of the tasks of ``step``. They may contain score requests."""
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         if self.price_controller.tolerance is not None:
             tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
-        # The collector returns other tasks if all those of the step failed.
+        # If all tasks of the step failed, the collector used other tasks and returns them.
         tasks = batch.meta_info.pop("tasks", tasks)
         return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> DataProto:
-        """Add the return of a greedy trajectory per group; drop groups where it fails twice."""
-        remaining = tasks[tasks.non_tensor_batch["member"] == 0]
+        """Add the return of one greedy trajectory per group.
+
+        Drop a group if its greedy trajectory fails twice.
+        """
+        tasks_without_return = tasks[tasks.non_tensor_batch["member"] == 0]
         returns: dict[str, float] = {}
         for _ in range(2):
-            greedy = self.collector.greedy_loop(remaining, self.engines, self.envs)
-            returns |= collect_greedy_returns(greedy, self.reward_fn(greedy))
-            is_missing = np.array([uid not in returns for uid in remaining.non_tensor_batch["uid"]])
-            if not is_missing.any():
+            greedy_batch = self.collector.greedy_loop(tasks_without_return, self.engines, self.envs)
+            returns |= collect_greedy_returns(greedy_batch, self.reward_fn(greedy_batch))
+            lacks_return = np.array(
+                [uid not in returns for uid in tasks_without_return.non_tensor_batch["uid"]]
+            )
+            if not lacks_return.any():
                 break
-            remaining = remaining[is_missing]
+            tasks_without_return = tasks_without_return[lacks_return]
         return add_reward_baselines(batch, returns)
 
     def prefetch_next_batch(self) -> None:
         """With one-step overlap, start to generate the next batch with the current weights."""
-        # A resumed run generates the prefetched batch again, so save the state before it.
+        # A resumed run generates the prefetched batch again, so store the state before that batch.
         self.collector_state = self.collector.state()
         if self.uses_overlap and self.global_step < self.total_steps:
             generate = partial(self.generate_rows, self.global_step + 1)
-            self.prefetched = BackgroundCall(generate, "prefetch")
+            self.prefetched_batch = BackgroundCall(generate, "prefetch")
 
     def sleep_engines(self) -> None:
         """Free the memory of the engines for training, unless one-step overlap needs them."""
@@ -262,20 +271,20 @@ class RayPPOTrainer(Generic[TasksT]):
         """Add old log-probs, columns of the method and rollout correction weights.
 
         One forward pass of the training workers computes the log-probs of the sampled tokens and of
-        the score requests. The collector converts the latter into columns of the method.
+        the score requests. The collector converts the results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch
         uses_rollout_log_probs = self.config.algorithm.rollout_correction.bypass_mode
         # The forward pass assigns rows to ranks itself. The row order determines its micro-batches
-        # and the rounding of the log-probs. So rows with score requests are reordered after it.
+        # and the rounding of log-probs. So reorder rows with score requests after the forward pass.
         if not has_score_requests:
             self._balance_batch(batch)
         if has_score_requests or not uses_rollout_log_probs:
             with self.clock.measure_part("scoring" if has_score_requests else "old_log_prob"):
                 batch = batch.union(self.workers.compute_log_prob(batch))
                 if has_score_requests:
-                    batch = self.collector.read_answers(batch)
+                    batch = self.collector.convert_scores_to_columns(batch)
             self.metrics |= batch.meta_info.pop("metrics", {})
         if has_score_requests:
             self._balance_batch(batch)
@@ -310,10 +319,10 @@ class RayPPOTrainer(Generic[TasksT]):
             batch.non_tensor_batch["step_rewards"] = self.reward_fn.step_rewards(batch)
             batch.batch["token_level_rewards"] = batch.batch["token_level_scores"]
             if self.config.algorithm.use_kl_in_reward:
-                batch, measured = apply_kl_penalty(
+                batch, update_metrics = apply_kl_penalty(
                     batch, self.kl_ctrl, self.config.algorithm.kl_penalty
                 )
-                self.metrics |= measured
+                self.metrics |= update_metrics
         return batch
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
@@ -341,18 +350,18 @@ class RayPPOTrainer(Generic[TasksT]):
         if self.workers.critic_group is None:
             return
         with self.clock.measure_part("update_critic"):
-            answer = self.workers.critic_group.update_critic(self.shard_rows(batch, "critic"))
-        self.metrics |= M.reduce_metrics(answer.meta_info["metrics"])
+            results = self.workers.critic_group.update_critic(self.shard_rows(batch, "critic"))
+        self.metrics |= M.reduce_metrics(results.meta_info["metrics"])
 
     def update_actor(self, batch: DataProto) -> None:
         """Update the policy. Skip the first ``trainer.critic_warmup`` steps."""
         if self.global_step <= self.config.trainer.critic_warmup:
             return
         with self.clock.measure_part("update_actor"):
-            answer = self.workers.actor_group.update_actor(self.shard_rows(batch, "actor"))
-        measured = M.reduce_metrics(answer.meta_info["metrics"])
-        self.has_new_weights = has_updated_weights(measured)
-        self.metrics |= measured
+            results = self.workers.actor_group.update_actor(self.shard_rows(batch, "actor"))
+        update_metrics = M.reduce_metrics(results.meta_info["metrics"])
+        self.has_new_weights = has_updated_weights(update_metrics)
+        self.metrics |= update_metrics
 
     def shard_rows(self, batch: DataProto, role: str) -> DataProto:
         """Return the columns that the update of ``role`` reads, with rows assigned to ranks."""
@@ -367,11 +376,11 @@ class RayPPOTrainer(Generic[TasksT]):
 
     def sync_weights(self) -> None:
         """Wait for the prefetched rollout, send the weights to every engine and verify them."""
-        if self.prefetched is not None:
+        if self.prefetched_batch is not None:
             with self.clock.measure_part("wait_for_plays"):
-                self.prefetched.wait()
+                self.prefetched_batch.wait()
         with self.clock.measure_part("update_weights"):
-            self.workers.sync_weights(version=self.global_step, updated=self.has_new_weights)
+            self.workers.sync_weights(version=self.global_step, is_updated=self.has_new_weights)
         self.has_new_weights = False
 
     # ------------------------------------------------------------------ after a step
@@ -389,15 +398,15 @@ class RayPPOTrainer(Generic[TasksT]):
             self.validate()
         tasks_used = (self.global_step - 1) * self.config.data.train_batch_size
         self.metrics["training/epoch"] = tasks_used / len(self.envs.task_list)
-        # Log before the checkpoint: a resumed run removes the later steps from the record.
+        # Log before the checkpoint: a resumed run deletes logged steps after its checkpoint.
         self.journal.log_step(self.global_step, self.drain_metrics())
         # save_freq=-1 saves after the last step only.
-        is_due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
-        if is_due or (is_last_step and trainer.save_freq != 0):
+        is_save_due = trainer.save_freq > 0 and self.global_step % trainer.save_freq == 0
+        if is_save_due or (is_last_step and trainer.save_freq != 0):
             self.save()
 
     def validate(self) -> DataProto:
-        """Generate the rows of the validation set, log them and record their metrics."""
+        """Generate the rows of the validation set, log them and add their metrics."""
         with self.clock.measure_part("testing"):
             tasks = self.val_envs.panel_batch()
             tasks.meta_info["global_step"] = self.global_step
@@ -423,21 +432,25 @@ class RayPPOTrainer(Generic[TasksT]):
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         """Start to write the state of the workers below ``directory``.
 
-        The returned function waits until it is written, and flushes the journal first. So the
-        record contains every step that a checkpoint contains.
+        The returned function flushes the journal and then waits until the state is written. So the
+        journal contains every step that a checkpoint contains.
         """
-        written_files = self.workers.save_checkpoint(directory)
+        wait_for_workers = self.workers.save_checkpoint(directory)
 
         def wait_for_files() -> list[WrittenFiles]:
             self.journal.flush()
-            return written_files()
+            return wait_for_workers()
 
         return wait_for_files
 
     def drain_metrics(self) -> dict[str, float]:
-        """Return the numeric metrics since the last call, timings included, and reset them."""
-        drained = self.metrics | self.clock.pop_metrics()
-        drained["training/global_step"] = float(self.global_step)
+        """Return the numeric metrics and timings since the last call, and reset them."""
+        all_metrics = self.metrics | self.clock.pop_metrics()
+        all_metrics["training/global_step"] = float(self.global_step)
         self.metrics = {}
-        numbers = (int, float, np.number, np.bool_)
-        return {key: float(value) for key, value in drained.items() if isinstance(value, numbers)}
+        numeric_types = (int, float, np.number, np.bool_)
+        return {
+            key: float(value)
+            for key, value in all_metrics.items()
+            if isinstance(value, numeric_types)
+        }

@@ -15,20 +15,20 @@ from verl.single_controller.ray.calls import gather_results
 from verl.trainer.ppo.minibatch_sharding import (
     FORWARD_COLUMNS,
     SCORE_REQUEST_COLUMNS,
-    score_on_ranks,
+    compute_balanced_on_ranks,
     select_columns,
 )
 from verl.workers.rollout.base import EnginePart
 from verl.workers.rollout.engine_calls import SYNC_TIMEOUT_S, call_engines
 
 logger = logging.getLogger(__name__)
-WRITE_TIMEOUT_S = 3600.0  # for all ranks to write their shards
-POLL_INTERVAL_S = 0.2  # between two polls of the ranks
-SHOWN_NAMES = 3  # largest number of tensor names in a message
+WRITE_TIMEOUT_S = 3600.0  # timeout until all ranks have written their shards
+POLL_INTERVAL_S = 0.2  # time between two polls of the ranks
+MAX_SHOWN_NAMES = 3  # largest number of tensor names in a message
 
 
 class WeightSyncError(RuntimeError):
-    """Weights that differ from those sent, or that did not change although they were updated."""
+    """Error if engines received other weights than were sent, or if an update changed no weight."""
 
 
 class Role(Enum):
@@ -43,7 +43,7 @@ class Role(Enum):
 
 @dataclass
 class ResourcePoolManager:
-    """Named pools of devices, and the pool of each role. Roles of one pool share its devices.
+    """Manager of named pools of devices. Roles in the same pool share its devices.
 
     ``resource_pool_spec`` has the processes per node of each pool: ``{"global_pool": [8, 8]}``.
     """
@@ -73,7 +73,7 @@ class ResourcePoolManager:
             pool.reserve_slots()
 
     def share_pool(self, *roles: Role) -> bool:
-        """Return whether all ``roles`` are in the same pool."""
+        """Return True if all ``roles`` are in the same pool."""
         return len({self.mapping[role] for role in roles}) == 1
 
     def get_resource_pool(self, role: Role) -> RayResourcePool:
@@ -97,7 +97,7 @@ class TrainingWorkers:
         critic_group: group that trains the value function.
         balanced: assign the rows of forward passes to ranks by their numbers of tokens.
         reward_group: group that scores trajectories.
-        weight_transfer: path of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
+        weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
     """
 
@@ -105,13 +105,13 @@ class TrainingWorkers:
     rollout_workers: Sequence[Any]
     reference_group: RayWorkerGroup | None = None
     critic_group: RayWorkerGroup | None = None
-    balanced: bool = True
+    is_balanced: bool = True
     reward_group: RayWorkerGroup | None = None
     weight_transfer: str = "store"
     engines_sleep: bool = True
     _engine_totals: dict[str, float] = field(default_factory=dict, init=False)
-    _asleep: bool = field(default=False, init=False)
-    _last_sent: WeightFingerprints | None = field(default=None, init=False)
+    _are_engines_asleep: bool = field(default=False, init=False)
+    _last_sent_fingerprints: WeightFingerprints | None = field(default=None, init=False)
 
     @classmethod
     def start(
@@ -119,25 +119,28 @@ class TrainingWorkers:
         specs: Mapping[Role, RayClassWithInitArgs],
         pools: ResourcePoolManager,
         rollout_workers: Sequence[Any],
-        balanced: bool = True,
+        is_balanced: bool = True,
         weight_transfer: str = "store",
     ) -> "TrainingWorkers":
         """Start the groups of ``specs``, load their models one after another, and wait for engines.
 
-        Roles that share processes start as one group. Engines load at the same time as the groups,
-        or before them if they share GPUs.
+        Roles that share processes start as one group. Engines that share GPUs with the groups load
+        before the groups. Other engines load at the same time as the groups.
         """
         engines_share_devices = pools.share_pool(Role.Actor, Role.Rollout)
-        engines_first = engines_share_devices and pools.use_gpu
-        if engines_first:
-            # An engine measures the free memory of its device, which must not change meanwhile.
+        load_engines_first = engines_share_devices and pools.use_gpu
+        if load_engines_first:
+            # An engine measures the free memory of its device while it loads. No group may
+            # allocate memory in the meantime.
             call_engines(rollout_workers, "wait_until_ready")
             call_engines(rollout_workers, "sleep", 2)
         groups: dict[Role, RayWorkerGroup] = {}
         for role, spec in specs.items():
             group = RayWorkerGroup(pools.get_resource_pool(role), spec, name_prefix=role.value)
-            role_map = group.spawn(spec.role_names)
-            groups |= {Role(name): subgroup for name, subgroup in role_map.items()} or {role: group}
+            groups_by_role_name = group.spawn(spec.role_names)
+            groups |= {Role(name): subgroup for name, subgroup in groups_by_role_name.items()} or {
+                role: group
+            }
         # Load one group at a time: rank 0 has a whole model in host memory while it loads.
         for group in groups.values():
             group.submit("init_model").get()
@@ -147,12 +150,12 @@ class TrainingWorkers:
             rollout_workers,
             groups.get(Role.RefPolicy),
             groups.get(Role.Critic),
-            balanced,
+            is_balanced,
             groups.get(Role.RewardModel),
             weight_transfer,
             engines_sleep=engines_share_devices,
         )
-        workers._asleep = engines_first
+        workers._are_engines_asleep = load_engines_first
         return workers
 
     @property
@@ -184,28 +187,32 @@ class TrainingWorkers:
         columns = select_columns(data, FORWARD_COLUMNS, ())
         return self._call_on_ranks(self.critic_group.compute_values, columns)
 
-    def _call_on_ranks(self, call: Callable[[DataProto], DataProto], data: DataProto) -> DataProto:
-        return score_on_ranks(call, data, self.data_parallel_size, self.balanced)
+    def _call_on_ranks(
+        self, compute_on_ranks: Callable[[DataProto], DataProto], data: DataProto
+    ) -> DataProto:
+        return compute_balanced_on_ranks(
+            compute_on_ranks, data, self.data_parallel_size, self.is_balanced
+        )
 
     def sleep_engines(self) -> None:
-        """Free the device memory of the engines for the groups, if they share devices."""
-        if self._asleep or not self.engines_sleep:
+        """Free the device memory of the engines if they share devices with the groups."""
+        if self._are_engines_asleep or not self.engines_sleep:
             return
         call_engines(self.rollout_workers, "sleep", 2)
-        self._asleep = True
+        self._are_engines_asleep = True
 
     def wake_engines(self) -> None:
         """Allocate the memory for weights in sleeping engines."""
         self._wake_part("weights")
 
-    def sync_weights(self, version: int, updated: bool = False) -> None:
-        """Send the actor's weights as ``version`` to the engines, not through the driver.
+    def sync_weights(self, version: int, is_updated: bool = False) -> None:
+        """Send the actor's weights to the engines as version ``version``, not through the driver.
 
-        ``updated`` states that the optimizer took a step with a gradient since the last sync.
+        ``is_updated`` states that the optimizer took a step with a gradient since the last sync.
 
         Raises:
-            WeightSyncError: an engine did not receive all weights, or they equal those of the last
-                sync although ``updated``.
+            WeightSyncError: an engine did not receive all weights, or the weights did not change
+                since the last sync although ``is_updated`` is True.
         """
         received_checksums = (
             self._send_by_object_store(version)
@@ -213,52 +220,54 @@ class TrainingWorkers:
             else self._send_by_device(version)
         )
         self._wake_part("kv_cache")
-        self._asleep = False
-        answer = self.actor_group.call_for_refs("weight_fingerprints")[:1]
+        self._are_engines_asleep = False
+        reply = self.actor_group.call_for_refs("weight_fingerprints")[:1]
         sent_fingerprints: WeightFingerprints = gather_results(
-            answer, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
+            reply, SYNC_TIMEOUT_S, ["fingerprints of the weights"]
         )[0]
         verify_weights_received(sent_fingerprints, received_checksums, version)
-        if updated:
-            verify_weights_changed(self._last_sent, sent_fingerprints, version)
-        self._last_sent = sent_fingerprints
+        if is_updated:
+            verify_weights_changed(self._last_sent_fingerprints, sent_fingerprints, version)
+        self._last_sent_fingerprints = sent_fingerprints
 
     def _send_by_object_store(self, version: int) -> list[dict[str, int]]:
         """Send the weights of rank 0 through the object store."""
         weights, *other_refs = self.actor_group.call_for_refs("export_weights")
         received_checksums = call_engines(self.rollout_workers, "update_weights", weights, version)
-        # The other ranks take part and send nothing. Raise their errors here.
+        # The other ranks take part in gathering and return nothing. Raise their errors here.
         gather_results(other_refs, SYNC_TIMEOUT_S, ["export of the weights"] * len(other_refs))
         return received_checksums
 
     def _send_by_device(self, version: int) -> list[dict[str, int]]:
         """Send the weights from the devices of the ranks to those of the engines."""
-        sending = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
-        labels = ["sending of the weights"] * len(sending)
-        return gather_results(sending, SYNC_TIMEOUT_S, labels)[0]
+        send_refs = self.actor_group.call_for_refs("send_weights", self.rollout_workers, version)
+        labels = ["sending of the weights"] * len(send_refs)
+        return gather_results(send_refs, SYNC_TIMEOUT_S, labels)[0]
 
-    def _wake_part(self, part: EnginePart) -> None:
-        if self._asleep:
-            call_engines(self.rollout_workers, "wake", part)
+    def _wake_part(self, engine_part: EnginePart) -> None:
+        if self._are_engines_asleep:
+            call_engines(self.rollout_workers, "wake", engine_part)
 
     def engine_metrics(self) -> dict[str, float]:
         """Return ``perf/engine_*``: work of the engines since the last call, summed over engines.
 
         ``perf/engine_batch`` is the number of sampled tokens per engine step.
         """
-        answers = call_engines(self.rollout_workers, "get_stats")
+        replies = call_engines(self.rollout_workers, "get_stats")
         keys = ("tokens", "steps", "busy_s")
-        totals = {key: float(sum(answer[key] for answer in answers)) for key in keys}
-        # Engines count from their start, so subtract the counts of the last call.
-        since = {key: total - self._engine_totals.get(key, 0.0) for key, total in totals.items()}
-        self._engine_totals = totals
-        tokens = since["tokens"]
-        busy_s = since["busy_s"]
+        engine_totals = {key: float(sum(reply[key] for reply in replies)) for key in keys}
+        # The counts of engines begin at their start, so subtract the counts of the last call.
+        counts_since_last_call = {
+            key: total - self._engine_totals.get(key, 0.0) for key, total in engine_totals.items()
+        }
+        self._engine_totals = engine_totals
+        tokens = counts_since_last_call["tokens"]
+        busy_s = counts_since_last_call["busy_s"]
         return {
             "perf/engine_tokens": tokens,
             "perf/engine_busy_s": busy_s,
             "perf/engine_throughput": tokens / max(busy_s, 1e-9),
-            "perf/engine_batch": tokens / max(since["steps"], 1.0),
+            "perf/engine_batch": tokens / max(counts_since_last_call["steps"], 1.0),
         }
 
     def save_checkpoint(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
@@ -272,19 +281,19 @@ class TrainingWorkers:
         return self._wait_for_files
 
     def _wait_for_files(self) -> list[WrittenFiles]:
-        # This runs in another thread and polls the ranks. A remote call that waits for the write
-        # would block the rank, which has to train at the same time.
+        # This method runs in another thread and polls the ranks. A remote call that waits for the
+        # write would block the rank, which has to train at the same time.
         groups = [group for group in (self.actor_group, self.critic_group) if group is not None]
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while True:
-            answers = [answer for group in groups for answer in group.written_files()]
-            rank_files = [answer for answer in answers if answer is not None]
-            if len(rank_files) == len(answers):
-                return rank_files
+            replies = [reply for group in groups for reply in group.written_files()]
+            written_files = [reply for reply in replies if reply is not None]
+            if len(written_files) == len(replies):
+                return written_files
             if time.monotonic() > deadline:
-                writers = ", ".join(files.writer for files in rank_files) or "none"
+                writers = ", ".join(files.writer for files in written_files) or "none"
                 raise TimeoutError(
-                    f"{len(answers) - len(rank_files)} of {len(answers)} ranks still write a "
+                    f"{len(replies) - len(written_files)} of {len(replies)} ranks still write a "
                     f"checkpoint after {WRITE_TIMEOUT_S:g} s; done: {writers}"
                 )
             time.sleep(POLL_INTERVAL_S)
@@ -308,27 +317,39 @@ class TrainingWorkers:
 
 
 def verify_weights_received(
-    fingerprints: WeightFingerprints, received: Sequence[Mapping[str, int]], version: int
+    fingerprints: WeightFingerprints, received_checksums: Sequence[Mapping[str, int]], version: int
 ) -> None:
-    """Raise ``WeightSyncError`` unless every engine ``received`` weights with ``fingerprints``."""
-    for worker_index, engine in enumerate(received):
-        bad_names = [
-            name for name, value in fingerprints.sent_weights.items() if engine.get(name) != value
+    """Raise ``WeightSyncError`` unless every engine received the weights that were sent.
+
+    ``fingerprints`` belong to the sent weights. ``received_checksums`` has the checksums by weight
+    name of each engine.
+    """
+    for worker_number, checksums in enumerate(received_checksums):
+        differing_names = [
+            name
+            for name, value in fingerprints.sent_weights.items()
+            if checksums.get(name) != value
         ]
-        if bad_names:
+        if differing_names:
             raise WeightSyncError(
-                f"rollout worker {worker_index} did not receive version {version} of the weights: "
-                f"{len(bad_names)} of {len(fingerprints.sent_weights)} are missing or differ from "
-                f"those that were sent, for example {', '.join(bad_names[:SHOWN_NAMES])}; it would "
-                "generate with an older policy"
+                f"rollout worker {worker_number} did not receive version {version} of the weights: "
+                f"{len(differing_names)} of {len(fingerprints.sent_weights)} are missing or differ "
+                "from those that were sent, for example "
+                f"{', '.join(differing_names[:MAX_SHOWN_NAMES])}; it would generate with an older "
+                "policy"
             )
 
 
 def verify_weights_changed(
-    before: WeightFingerprints | None, after: WeightFingerprints, version: int
+    fingerprints_before: WeightFingerprints | None,
+    fingerprints_after: WeightFingerprints,
+    version: int,
 ) -> None:
     """Raise ``WeightSyncError`` if an update with a gradient changed no weight."""
-    if before is not None and before.master_weights == after.master_weights:
+    if (
+        fingerprints_before is not None
+        and fingerprints_before.master_weights == fingerprints_after.master_weights
+    ):
         raise WeightSyncError(
             f"the optimizer took a step with a gradient before version {version}, but no weight "
             "of the rollout engines has changed: the step, the adapters or the learning rate have "
@@ -338,6 +359,8 @@ def verify_weights_changed(
 
 def has_updated_weights(metrics: Mapping[str, float]) -> bool:
     """Return True if a policy update with these ``actor/`` metrics changed weights."""
-    steps = metrics.get("actor/optimizer_steps", 0.0)
-    idle = metrics.get("actor/skipped_steps", 0.0) + metrics.get("actor/zero_steps", 0.0)
-    return steps > idle and metrics.get("actor/lr", 0.0) > 0.0
+    num_optimizer_steps = metrics.get("actor/optimizer_steps", 0.0)
+    steps_without_change = metrics.get("actor/skipped_steps", 0.0) + metrics.get(
+        "actor/zero_steps", 0.0
+    )
+    return num_optimizer_steps > steps_without_change and metrics.get("actor/lr", 0.0) > 0.0

@@ -21,84 +21,96 @@ class ValidationOutcome:
 
     Args:
         tasks: uids of the tasks.
-        success: success rate of each task [T]; NaN if all of its trajectories failed.
-        episodes: number of graded trajectories of all tasks.
-        steps: turns [T], summed over the graded trajectories of the task.
-        turn_tokens: tokens of these turns [T].
-        sampled_tokens: those of ``turn_tokens`` that the policy sampled [T]. They are fewer if
-            turns were forced to begin with given tokens.
-        failed: number of failed trajectories. They are excluded from all other fields.
+        success_rates: success rate of each task [T]; NaN if all of its trajectories failed.
+        num_graded: number of graded trajectories (those that did not fail) of all tasks.
+        turns: number of turns [T], summed over the graded trajectories of the task.
+        turn_tokens: number of tokens in these turns [T].
+        sampled_tokens: number of these tokens that the policy sampled [T]. The others are tokens
+            with which turns were forced to begin.
+        num_failed: number of failed trajectories. They are excluded from all other fields.
     """
 
     tasks: tuple[str, ...]
-    success: np.ndarray
-    episodes: int
+    success_rates: np.ndarray
+    num_graded: int
     turns: np.ndarray
     turn_tokens: np.ndarray
     sampled_tokens: np.ndarray
-    failed: int = 0
+    num_failed: int = 0
 
     @property
     def is_graded(self) -> np.ndarray:
-        """Mask [T] of the tasks with at least one graded trajectory."""
-        return ~np.isnan(self.success)
+        """Mask [T]: True for tasks with at least one trajectory that did not fail."""
+        return ~np.isnan(self.success_rates)
 
 
 def summarize_validation(batch: DataProto) -> ValidationOutcome:
-    """Return the outcome of the rows of a validation."""
+    """Return the outcome of a validation with the rows ``batch``."""
     columns = batch.non_tensor_batch
     uids = columns["uid"].astype(str)
     # Use all rows: the turns of a trajectory may be in several rows.
-    tasks, task = np.unique(uids, return_inverse=True)
-    graded = find_graded_rows(batch)
-    is_graded = np.isin(columns["traj_uid"].astype(str), columns["traj_uid"][graded].astype(str))
-    steps = [row if keep else [] for row, keep in zip(columns["steps"], is_graded, strict=True)]
+    tasks, task_indices = np.unique(uids, return_inverse=True)
+    graded_rows = find_graded_rows(batch)
+    is_graded = np.isin(
+        columns["traj_uid"].astype(str), columns["traj_uid"][graded_rows].astype(str)
+    )
+    steps = [
+        row if is_row_graded else []
+        for row, is_row_graded in zip(columns["steps"], is_graded, strict=True)
+    ]
     turns = [sum(step.span[1] - step.span[0] for step in row) for row in steps]
-    sampled = [sum(step.num_tokens for step in row) for row in steps]
-    episodes = np.bincount(task[graded], minlength=len(tasks))
+    num_sampled_tokens = [sum(step.num_tokens for step in row) for row in steps]
+    num_graded = np.bincount(task_indices[graded_rows], minlength=len(tasks))
     successes = np.bincount(
-        task[graded], columns["won"][graded].astype(float), minlength=len(tasks)
+        task_indices[graded_rows], columns["won"][graded_rows].astype(float), minlength=len(tasks)
     )
     return ValidationOutcome(
         tasks=tuple(tasks.tolist()),
-        success=_divide_or_nan(successes, episodes),
-        episodes=len(graded),
-        turns=np.bincount(task, weights=[len(row) for row in steps]),
-        turn_tokens=np.bincount(task, weights=turns),
-        sampled_tokens=np.bincount(task, weights=sampled),
-        failed=len(find_first_rows(batch)) - len(graded),
+        success_rates=_divide_or_nan(successes, num_graded),
+        num_graded=len(graded_rows),
+        turns=np.bincount(task_indices, weights=[len(row) for row in steps]),
+        turn_tokens=np.bincount(task_indices, weights=turns),
+        sampled_tokens=np.bincount(task_indices, weights=num_sampled_tokens),
+        num_failed=len(find_first_rows(batch)) - len(graded_rows),
     )
 
 
 def compute_outcome_metrics(outcome: ValidationOutcome, prefix: str) -> dict[str, float]:
-    """Return the metrics ``<prefix>/...`` of one outcome; only counts if all trajectories failed.
+    """Return the metrics ``<prefix>/...`` of one outcome.
+
+    If all trajectories failed, only the metrics ``graded`` and ``failed`` are returned.
 
     ``success_rate`` and ``tokens_per_step`` have 95% intervals over tasks. ``tokens_per_step``
     counts all tokens of a turn, forced or sampled, so that it is comparable between outcomes.
     ``sampled_tokens_per_step`` and ``sampled_tokens_per_episode`` count only sampled tokens. The
     number per episode is low if episodes end early without success.
     """
-    all_steps = float(outcome.turns.sum())
-    sampled = float(outcome.sampled_tokens.sum())
-    counts = {"graded": float(outcome.episodes), "failed": float(outcome.failed)}
-    if not outcome.episodes:
-        return {f"{prefix}/{name}": value for name, value in counts.items()}
-    success = outcome.success[outcome.is_graded]
+    num_turns = float(outcome.turns.sum())
+    num_sampled_tokens = float(outcome.sampled_tokens.sum())
+    counts = {"graded": float(outcome.num_graded), "failed": float(outcome.num_failed)}
+    if not outcome.num_graded:
+        return {
+            f"{prefix}/{name}": mean_tokens_per_turn
+            for name, mean_tokens_per_turn in counts.items()
+        }
+    success_rates = outcome.success_rates[outcome.is_graded]
     metrics = {
         **counts,
-        **_add_bounds("success_rate", success.mean(), rate_interval(success)),
-        "episode_length": all_steps / outcome.episodes,
-        "tokens_per_step": float(outcome.turn_tokens.sum()) / max(all_steps, 1.0),
-        "sampled_tokens_per_step": sampled / max(all_steps, 1.0),
-        "sampled_tokens_per_episode": sampled / outcome.episodes,
+        **_add_bounds("success_rate", success_rates.mean(), rate_interval(success_rates)),
+        "episode_length": num_turns / outcome.num_graded,
+        "tokens_per_step": float(outcome.turn_tokens.sum()) / max(num_turns, 1.0),
+        "sampled_tokens_per_step": num_sampled_tokens / max(num_turns, 1.0),
+        "sampled_tokens_per_episode": num_sampled_tokens / outcome.num_graded,
     }
-    if all_steps:
+    if num_turns:
         tokens, steps = compute_resampled_means(
             [outcome.turn_tokens[outcome.is_graded], outcome.turns[outcome.is_graded]]
         )
         bounds = _compute_interval(_divide_or_nan(tokens, steps))
         metrics |= _add_bounds("tokens_per_step", metrics["tokens_per_step"], bounds)
-    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+    return {
+        f"{prefix}/{name}": mean_tokens_per_turn for name, mean_tokens_per_turn in metrics.items()
+    }
 
 
 def compute_paired_difference(
@@ -111,8 +123,9 @@ def compute_paired_difference(
     95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
     difficulty that they share does not widen the intervals.
 
-    Tasks whose trajectories all failed in one outcome are excluded from both. The metric ``tasks``
-    then is the number of the other tasks. Token metrics are omitted if one outcome has no tokens.
+    A task is excluded if all of its trajectories failed in one of the outcomes. If tasks are
+    excluded, the metric ``tasks`` is the number of compared tasks. Token metrics are omitted if
+    one outcome has no tokens.
 
     Raises:
         ValueError: the outcomes have different tasks.
@@ -128,11 +141,17 @@ def compute_paired_difference(
         {} if graded_in_both.all() else {"tasks": float(graded_in_both.sum())}
     )
     if graded_in_both.any():
-        success = (outcome.success - other.success)[graded_in_both]
-        metrics |= _add_bounds("success_difference", success.mean(), bootstrap_interval(success))
+        success_differences = (outcome.success_rates - other.success_rates)[graded_in_both]
+        metrics |= _add_bounds(
+            "success_difference",
+            success_differences.mean(),
+            bootstrap_interval(success_differences),
+        )
     if outcome.turn_tokens[graded_in_both].sum() and other.turn_tokens[graded_in_both].sum():
         metrics |= _compute_token_differences(outcome, other, graded_in_both)
-    return {f"{prefix}/{name}": value for name, value in metrics.items()}
+    return {
+        f"{prefix}/{name}": mean_tokens_per_turn for name, mean_tokens_per_turn in metrics.items()
+    }
 
 
 def compare_outcomes(
@@ -164,22 +183,32 @@ def _compute_token_differences(
         for column in (outcome.turn_tokens, outcome.turns, other.turn_tokens, other.turns)
     ]
     tokens, turns, other_tokens, other_turns = compute_resampled_means(columns)
-    resampled = _divide_or_nan(tokens, turns)
-    other_resampled = _divide_or_nan(other_tokens, other_turns)
-    totals = [column.sum() for column in columns]
-    value = totals[0] / totals[1]
-    other_value = totals[2] / totals[3]
-    differences_bounds = _compute_interval(resampled - other_resampled)
-    change_bounds = _compute_interval(_divide_or_nan(resampled, other_resampled) - 1)
+    tokens_per_turn = _divide_or_nan(tokens, turns)
+    other_tokens_per_turn = _divide_or_nan(other_tokens, other_turns)
+    column_sums = [column.sum() for column in columns]
+    mean_tokens_per_turn = column_sums[0] / column_sums[1]
+    other_mean_tokens_per_turn = column_sums[2] / column_sums[3]
+    difference_bounds = _compute_interval(tokens_per_turn - other_tokens_per_turn)
+    change_bounds = _compute_interval(_divide_or_nan(tokens_per_turn, other_tokens_per_turn) - 1)
     return {
-        **_add_bounds("tokens_per_step_difference", value - other_value, differences_bounds),
-        **_add_bounds("tokens_per_step_change", value / other_value - 1, change_bounds),
+        **_add_bounds(
+            "tokens_per_step_difference",
+            mean_tokens_per_turn - other_mean_tokens_per_turn,
+            difference_bounds,
+        ),
+        **_add_bounds(
+            "tokens_per_step_change",
+            mean_tokens_per_turn / other_mean_tokens_per_turn - 1,
+            change_bounds,
+        ),
     }
 
 
-def _divide_or_nan(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Return ``above / below``; NaN where ``below`` is 0."""
-    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+def _divide_or_nan(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
+    """Return ``numerators / below``; NaN where ``denominators`` is 0."""
+    return np.divide(
+        numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators > 0
+    )
 
 
 def _compute_interval(values: np.ndarray) -> tuple[float, float]:
@@ -187,6 +216,12 @@ def _compute_interval(values: np.ndarray) -> tuple[float, float]:
     return percentile_interval(values[~np.isnan(values)])
 
 
-def _add_bounds(name: str, value: float, bounds: tuple[float, float]) -> dict[str, float]:
-    low, high = bounds
-    return {name: float(value), f"{name}_low": low, f"{name}_high": high}
+def _add_bounds(
+    name: str, mean_tokens_per_turn: float, bounds: tuple[float, float]
+) -> dict[str, float]:
+    lower_bound, upper_bound = bounds
+    return {
+        name: float(mean_tokens_per_turn),
+        f"{name}_low": lower_bound,
+        f"{name}_high": upper_bound,
+    }

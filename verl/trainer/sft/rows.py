@@ -1,4 +1,4 @@
-"""Rows of supervised training, read from files or as token ids, and their batches."""
+"""Rows of supervised training: records from files, token rows, and batches of rows."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ from verl.utils.message_rows import DataRow, read_episode_messages, read_table
 from verl.utils.seeds import derive_seed
 
 Record = dict[str, Any]
-PLACE_KEY = "place"  # key of a record: its file and row, for error messages
+LOCATION_KEY = "place"  # key of a record: its file and row, for error messages
 TOKENS_COLUMN = "input_ids"
 WEIGHTS_COLUMN = "loss_weights"
-# Columns that are refused next to token ids because they would be ignored, and the reason.
+# Column -> reason why rows with token ids must not have it. The column would be ignored.
 REFUSED_COLUMNS = {"labels": f"the column {WEIGHTS_COLUMN} defines the loss of each token"}
 AGENT_WEIGHT = 1.0  # loss weight of the agent's tokens
 
@@ -50,11 +50,11 @@ def read_records(data: SFTDataConfig, split: str) -> list[Record]:
     """Return the records of the files of ``split``: with messages, or with token ids and weights.
 
     Raises:
-        BadRow: a file cannot be read, or a row is not such a record.
+        BadRow: a file cannot be read, or a row has neither messages nor token ids with weights.
     """
     files = data.val_files if split == "val" else data.train_files
     return [
-        {**_parse_record(row, data.messages_key), PLACE_KEY: row.row_location}
+        {**_parse_record(row, data.messages_key), LOCATION_KEY: row.row_location}
         for row in read_table(f"data.{split}_files", files)
     ]
 
@@ -81,7 +81,7 @@ def _parse_record(row: DataRow, column: str) -> Record:
     return record
 
 
-def _read_numbers(row: DataRow, column: str, allowed_values: str, number_type: type) -> list[Any]:
+def _read_numbers(row: DataRow, column: str, allowed_items: str, number_type: type) -> list[Any]:
     """Return the list of numbers in ``column``. They must be finite and not negative."""
     value = row.read_cell(column)
     numbers: list[Any] = value if isinstance(value, list) else [None]
@@ -89,7 +89,7 @@ def _read_numbers(row: DataRow, column: str, allowed_values: str, number_type: t
         is_number = isinstance(item, (int, number_type)) and not isinstance(item, bool)
         if not is_number or item < 0 or not math.isfinite(item):
             why = f"contains {str(value if item is None else item)[:80]!r}"
-            raise row.make_error(column, why, f"{allowed_values}, 0 or more", "remove the row")
+            raise row.make_error(column, why, f"{allowed_items}, 0 or more", "remove the row")
     return numbers
 
 
@@ -109,26 +109,28 @@ def plan_batches(
     if not lengths:
         raise ValueError("lengths is empty: there are no rows to train on")
 
-    def cut_epochs() -> Iterator[list[int]]:
-        # With total_steps the number of epochs is unlimited: islice below ends them.
+    def iterate_batches() -> Iterator[list[int]]:
+        # With total_steps the number of epochs is unlimited: islice below limits the batches.
         for epoch in count() if total_steps else range(epochs):
             rng = np.random.default_rng(derive_seed("sft", seed, epoch))
-            order = rng.permutation(len(lengths)).tolist() if shuffle else range(len(lengths))
-            yield from _cut_batches(order, lengths, tokens_per_batch)
+            row_order = rng.permutation(len(lengths)).tolist() if shuffle else range(len(lengths))
+            yield from _split_into_batches(row_order, lengths, tokens_per_batch)
 
-    return list(islice(cut_epochs(), total_steps))
+    return list(islice(iterate_batches(), total_steps))
 
 
-def _cut_batches(order: Sequence[int], lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+def _split_into_batches(
+    row_order: Sequence[int], lengths: Sequence[int], tokens_per_batch: int
+) -> Iterator[list[int]]:
     batch: list[int] = []
-    tokens = 0
-    for row in order:
-        # Start a new batch if the token count of this one is closer to ``size`` without the row.
-        if batch and tokens + lengths[row] / 2 > size:
+    batch_tokens = 0
+    for row in row_order:
+        # Start a new batch if the current batch is closer to ``tokens_per_batch`` without the row.
+        if batch and batch_tokens + lengths[row] / 2 > tokens_per_batch:
             yield batch
             batch = []
-            tokens = 0
+            batch_tokens = 0
         batch.append(row)
-        tokens += lengths[row]
+        batch_tokens += lengths[row]
     if batch:
         yield batch

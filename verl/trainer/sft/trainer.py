@@ -21,18 +21,18 @@ from verl.workers.collectives import (
 )
 from verl.workers.engine import TrainEngine
 from verl.workers.engine_state import load_engine, save_engine
-from verl.workers.mini_batches import common_passes
+from verl.workers.mini_batches import count_common_passes
 from verl.workers.rows import micro_batches
 
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
-LOSS_PARTS = ("loss", "weight", "agent_loss", "agent_tokens")
-LossSums = dict[str, float]  # sums of LOSS_PARTS over the micro-batches of this rank
+LOSS_SUM_NAMES = ("loss", "weight", "agent_loss", "agent_tokens")
+LossSumsByName = dict[str, float]  # sums of LOSS_PARTS over the micro-batches of this rank
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """Result of one optimizer step: number (from 1), metrics, and whether it is the last one."""
+    """Result of one optimizer step: its number (from 1) and its metrics."""
 
     step: int
     metrics: dict[str, float]
@@ -45,8 +45,8 @@ class SFTTrainer:
 
     Every rank has all rows and the same batches. The rows of a batch are assigned to ranks by
     length. The gradient of a step is that of the whole batch, independent of the number of ranks
-    and micro-batches. A micro-batch is one packed sequence of whole rows; tokens attend only to
-    their own row.
+    and micro-batches. A micro-batch is one packed sequence of whole rows. Tokens attend only to
+    tokens of the same row.
 
     Args:
         engine: a ``TrainEngine`` around a ``PolicyModel``.
@@ -54,9 +54,10 @@ class SFTTrainer:
         batches: row indices of every optimizer step (``plan_batches``).
         val_rows: rows of the held-out loss; may be empty.
         max_tokens: tokens per forward/backward pass.
-        test_freq: steps between held-out losses. The loss is also computed before the first and
-            after the last step; -1: only then.
-        save_freq: steps between checkpoints. One is also written after the last step; -1: never.
+        test_freq: steps between computations of the held-out loss. It is also computed before the
+            first and after the last step; -1: only before the first and after the last step.
+        save_freq: steps between checkpoints. A checkpoint is also written after the last step;
+            -1: no checkpoints.
         checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
@@ -78,7 +79,10 @@ class SFTTrainer:
             logger.info("resumed from %s at step %d", directory, self.step)
 
     def fit(self, on_step: Callable[[OptimizerStep], None]) -> None:
-        """Take the remaining steps. Call ``on_step`` after each, in a new run also before them."""
+        """Take the remaining optimizer steps, and call ``on_step`` after each step.
+
+        A new run also calls ``on_step`` before the first step, with the held-out loss.
+        """
         if self.step == 0:
             on_step(OptimizerStep(0, self.evaluate(), is_last=False))
         while self.step < len(self.batches):
@@ -101,12 +105,12 @@ class SFTTrainer:
             self._write_engine(Path())
 
     def _write_engine(self, directory: Path) -> None:
-        # Only rank 0 knows the directory, into which every rank has to write.
+        # Only rank 0 knows the directory. Broadcast it, because every rank writes into it.
         try:
             save_engine(self.engine, broadcast_text(str(directory))).wait_for_files()
         finally:
-            # No rank continues before all have written. Ranks that failed reach the barrier too,
-            # so that none waits forever.
+            # No rank continues before all ranks have written. Ranks that failed reach the barrier
+            # too, so that no rank waits forever.
             wait_for_ranks()
 
     def train_step(self, batch: Sequence[int]) -> dict[str, float]:
@@ -116,44 +120,53 @@ class SFTTrainer:
         """
         start_time = time.perf_counter()
         rows = [self.rows[row] for row in batch]
-        tokens = sum(len(row) for row in rows)
+        batch_tokens = sum(len(row) for row in rows)
         # The first token of a row is not predicted, so its weight does not count.
-        weight = sum(sum(row.loss_weights[1:]) for row in rows)
-        sums = LossSums()
+        batch_weight = sum(sum(row.loss_weights[1:]) for row in rows)
+        sums = LossSumsByName()
         with self.engine.model_on_device(training=True):
-            row_lists = self._split_rank_rows(rows, self.max_tokens)
-            for pass_number, micro_rows in enumerate(row_lists, start=1):
-                loss = self._sum_losses(micro_rows or rows[:1], sums if micro_rows else LossSums())
+            micro_batches_of_rank = self._split_rank_rows(rows, self.max_tokens)
+            for micro_batch_number, micro_rows in enumerate(micro_batches_of_rank, start=1):
+                loss = self._sum_losses(
+                    micro_rows or rows[:1], sums if micro_rows else LossSumsByName()
+                )
                 # Divide by the weight of the whole batch, so that gradients do not depend on the
                 # micro-batches.
-                loss_share = loss / weight if micro_rows else loss * 0.0
-                self.engine.backward(loss_share, is_last_micro_batch=pass_number == len(row_lists))
-            report = self.engine.step()
+                loss_share = loss / batch_weight if micro_rows else loss * 0.0
+                self.engine.backward(
+                    loss_share, is_last_micro_batch=micro_batch_number == len(micro_batches_of_rank)
+                )
+            step_report = self.engine.step()
             self.engine.check_finite_weights()
         return compute_mean_losses(sums, "train") | {
-            "train/grad_norm": report.grad_norm,
-            "train/lr": report.lr,
-            "train/skipped": float(report.skipped),
-            "perf/tokens": float(tokens),
-            "perf/throughput": tokens / max(time.perf_counter() - start_time, 1e-9),
+            "train/grad_norm": step_report.grad_norm,
+            "train/lr": step_report.lr,
+            "train/skipped": float(step_report.is_skipped),
+            "perf/tokens": float(batch_tokens),
+            "perf/throughput": batch_tokens / max(time.perf_counter() - start_time, 1e-9),
         }
 
     def _split_rank_rows(self, rows: Sequence[SFTRow], max_tokens: int) -> list[list[SFTRow]]:
-        """Return the micro-batches of this rank's rows: as many as on all ranks, maybe empty."""
+        """Return the micro-batches of the rows of this rank.
+
+        All ranks return the same number of micro-batches, so some may be empty.
+        """
         rows_per_rank = assign_rows([len(row) for row in rows], world_size())
         rank_rows = [rows[i] for i in rows_per_rank[get_rank()]]
         micro_batch_rows = micro_batches([len(row) for row in rank_rows], max_tokens=max_tokens)
         # A forward pass through a sharded model is a collective operation, so all ranks need the
         # same number of micro-batches.
-        empty_batches = [[] for _ in range(common_passes(micro_batch_rows) - len(micro_batch_rows))]
+        empty_batches = [
+            [] for _ in range(count_common_passes(micro_batch_rows) - len(micro_batch_rows))
+        ]
         return [[rank_rows[i] for i in indices] for indices in micro_batch_rows] + empty_batches
 
-    def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSums) -> torch.Tensor:
-        """Return the sum over tokens of ``weight * -log p``; add losses and weights to ``sums``."""
+    def _sum_losses(self, rows: Sequence[SFTRow], sums: LossSumsByName) -> torch.Tensor:
+        """Return the sum over tokens of ``weight * -log p``, and update ``sums``."""
         device = self.engine.device
         packed = pack_with_branches([torch.tensor(row.input_ids) for row in rows], device=device)
         weights = torch.cat([torch.tensor((0.0, *row.loss_weights[1:])) for row in rows]).to(device)
-        # Score only tokens with a weight: most of a row can be observations of weight 0.
+        # Compute logits only for tokens with a weight: most tokens may be observations of weight 0.
         weighted_positions = weights.nonzero().squeeze(-1)
         # The logits at position i - 1 predict token i.
         targets = Targets(
@@ -166,8 +179,8 @@ class SFTTrainer:
         loss = -scores.log_probs
         is_agent_token = weights >= AGENT_WEIGHT
         loss_sum = (weights * loss).sum()
-        terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
-        for name, value in zip(LOSS_PARTS, terms, strict=True):
+        loss_terms = (loss_sum, weights.sum(), loss[is_agent_token].sum(), is_agent_token.sum())
+        for name, value in zip(LOSS_SUM_NAMES, loss_terms, strict=True):
             sums[name] = sums.get(name, 0.0) + value.item()
         return loss_sum
 
@@ -176,32 +189,38 @@ class SFTTrainer:
         """Return held-out ``val/loss`` and ``val/agent_loss`` (agent tokens) in nats per token."""
         if not self.val_rows:
             return {}
-        sums = LossSums()
+        sums = LossSumsByName()
         with self.engine.model_on_device():
             for batch in self._split_rank_rows(self.val_rows, EVAL_TOKENS):
-                self._sum_losses(batch or self.val_rows[:1], sums if batch else LossSums())
+                self._sum_losses(batch or self.val_rows[:1], sums if batch else LossSumsByName())
         return compute_mean_losses(sums, "val")
 
 
-def compute_mean_losses(sums: LossSums, prefix: str) -> dict[str, float]:
-    """Return ``<prefix>/loss`` and ``/agent_loss`` (if any) over all ranks; a collective call."""
-    rank_sums = [sums.get(name, 0.0) for name in LOSS_PARTS]
-    loss, weight, agent_loss, agent_tokens = sum_over_ranks(rank_sums)
-    means = {f"{prefix}/loss": loss / weight}
-    if agent_tokens:
-        means[f"{prefix}/agent_loss"] = agent_loss / agent_tokens
+def compute_mean_losses(sums: LossSumsByName, prefix: str) -> dict[str, float]:
+    """Return ``<prefix>/loss`` and ``<prefix>/agent_loss``, means over the tokens of all ranks.
+
+    All ranks must call it. ``agent_loss`` is omitted if there are no tokens of the agent.
+    """
+    rank_sums = [sums.get(name, 0.0) for name in LOSS_SUM_NAMES]
+    loss_sum, weight_sum, agent_loss_sum, num_agent_tokens = sum_over_ranks(rank_sums)
+    means = {f"{prefix}/loss": loss_sum / weight_sum}
+    if num_agent_tokens:
+        means[f"{prefix}/agent_loss"] = agent_loss_sum / num_agent_tokens
     return means
 
 
-def assign_rows(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Return the row indices of each rank, with about equal numbers of tokens; maybe none."""
-    if ranks == 1:
+def assign_rows(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Return the row indices of each rank, with about equal numbers of tokens.
+
+    A rank gets no rows if there are fewer rows than ranks.
+    """
+    if num_ranks == 1:
         return [list(range(len(lengths)))]
-    rank_rows: list[list[int]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    # Longest rows first, each to the rank with the fewest tokens.
+    rank_rows: list[list[int]] = [[] for _ in range(num_ranks)]
+    rank_tokens = [0] * num_ranks
+    # Assign the longest rows first, each to the rank with the fewest tokens.
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        least_loaded_rank = loads.index(min(loads))
+        least_loaded_rank = rank_tokens.index(min(rank_tokens))
         rank_rows[least_loaded_rank].append(row)
-        loads[least_loaded_rank] += lengths[row]
+        rank_tokens[least_loaded_rank] += lengths[row]
     return rank_rows

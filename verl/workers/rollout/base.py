@@ -16,12 +16,13 @@ from verl.utils.sampling import SamplingRequest, SamplingResult
 if TYPE_CHECKING:
     import torch
 
-GREEDY_BELOW = 1e-5  # temperatures below this mean argmax
-# SplitMix64: its increment (2**64 over the golden ratio) and the factors of its finaliser
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GREEDY_BELOW = 1e-5  # a temperature below this value means argmax
+# Constants of the SplitMix64 generator: its increment (2**64 divided by the golden ratio) and the
+# factors of its finaliser.
+_GOLDEN_RATIO_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
-_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds must fit the signed integers of torch and vLLM
+_MASK_63_BITS = 0x7FFFFFFFFFFFFFFF  # seeds must fit the signed integers of torch and vLLM
 
 Weights: TypeAlias = "Iterable[tuple[str, np.ndarray | torch.Tensor]]"
 SleepLevel: TypeAlias = Literal[1, 2]
@@ -43,8 +44,8 @@ class RolloutEngine(Protocol):
     the batch affect them only by floating-point rounding.
     """
 
-    gives_logprobs: bool  # class attribute: results have log-probs; training refuses others
-    policy_version: int  # of the weights in the engine; 0 for weights from disk
+    gives_logprobs: bool  # class attribute; training refuses engines whose results lack log-probs
+    policy_version: int  # version of the current weights; 0 for weights from disk
 
     def add(self, request: SamplingRequest) -> None:
         """Queue a request.
@@ -76,8 +77,8 @@ class RolloutEngine(Protocol):
     def held_weights(self) -> "Mapping[str, torch.Tensor]":
         """Return the current weights of the engine, with the names of ``update_weights``.
 
-        Weights that cannot be read may be missing, and other tensors may be included. A
-        user-provided engine may lack this method; then its weights are not verified after updates.
+        The result may lack weights that cannot be read, and may include other tensors. The weights
+        of a user-provided engine without this method are not verified after updates.
         """
         ...
 
@@ -90,7 +91,10 @@ class RolloutEngine(Protocol):
         ...
 
     def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate the memory of ``part`` again, or of all parts. Requests need all parts."""
+        """Allocate the memory of ``part`` again (None: of weights and KV cache).
+
+        Requests need both.
+        """
         ...
 
     def close(self) -> None:
@@ -109,8 +113,9 @@ class ReceivingEngine(RolloutEngine, Protocol):
         ...
 
     def begin_update(self) -> None:
-        """Prepare for new weights in chunks. Raises ``EngineError`` while requests are
-        unfinished.
+        """Prepare for new weights in chunks.
+
+        Raises ``EngineError`` while requests are unfinished.
         """
         ...
 
@@ -119,8 +124,9 @@ class ReceivingEngine(RolloutEngine, Protocol):
         ...
 
     def finish_update(self, version: int) -> dict[str, int]:
-        """Complete the update, clear the prefix cache and return a checksum of each received
-        weight, by name.
+        """Complete the update, clear the prefix cache and return the checksums of the weights.
+
+        The result maps the name of each received weight to its checksum.
 
         Raises ``EngineError`` if the engine does not hold the received weights.
         """
@@ -146,12 +152,12 @@ class StopTokenizer(Protocol):
 class StopPlan:
     """Stop conditions of a request: single tokens, and strings in the decoded text."""
 
-    token_ids: frozenset[int]  # end-of-turn tokens, and stop strings that are one token
-    strings: tuple[str, ...]  # other stop strings
+    token_ids: frozenset[int]  # end-of-turn tokens, and stop strings of one token
+    stop_strings: tuple[str, ...]  # stop strings of several tokens
 
 
 class StopRules:
-    """Factory and cache of ``StopPlan`` objects. ``end_ids`` stop every request."""
+    """Factory and cache of ``StopPlan`` objects. The tokens ``end_ids`` stop every request."""
 
     def __init__(self, tokenizer: StopTokenizer, end_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
@@ -167,61 +173,69 @@ class StopRules:
             return self._plans[stop]
         if "" in stop:
             raise ValueError("a stop string is empty; allowed: strings of at least one character")
-        singles = set(self._end_ids)
-        strings: list[str] = []
+        stop_token_ids = set(self._end_ids)
+        stop_strings: list[str] = []
         for text in stop:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
-            # decoded for the comparison, because the token may include a space before the text
+            # Compare the decoded token, because it may include a space before the text.
             if len(ids) == 1 and self._tokenizer.decode(ids) == text:
-                singles.add(ids[0])
+                stop_token_ids.add(ids[0])
             else:
-                strings.append(text)
-        self._plans[stop] = StopPlan(frozenset(singles), tuple(strings))
+                stop_strings.append(text)
+        self._plans[stop] = StopPlan(frozenset(stop_token_ids), tuple(stop_strings))
         return self._plans[stop]
 
     def completes_string(self, stop_plan: StopPlan, token_ids: list[int]) -> bool:
         """Return True if the last of ``token_ids`` completes a stop string of ``stop_plan``."""
-        if not stop_plan.strings:
+        if not stop_plan.stop_strings:
             return False
-        # A token has at least one byte, so this many tokens contain the longest string. One more is
-        # needed because decoding may drop a space at the start.
-        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.strings) + 1
-        tail = self._tokenizer.decode(
+        # A token has at least one byte, so as many tokens as the longest string has bytes contain
+        # it. One more token is needed, because decoding may drop a space at the start.
+        num_tokens = max(len(text.encode("utf-8")) for text in stop_plan.stop_strings) + 1
+        decoded_tail = self._tokenizer.decode(
             token_ids[-num_tokens:], skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return any(text in tail for text in stop_plan.strings)
+        return any(text in decoded_tail for text in stop_plan.stop_strings)
 
 
-def counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
+def derive_counter_seeds(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
     """Derive uint64 seeds [N] from request seeds [N] and token counters [N].
 
     The counter is the index of the sampled token in its request. Applies the finaliser of
     SplitMix64 twice. The result does not depend on the batch, chunked prefill or preemption.
     """
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
-        streams = _mix_bits(seeds.astype(np.uint64) + _GOLDEN)
-        return _mix_bits(streams + _GOLDEN * (counters.astype(np.uint64) + np.uint64(1)))
+        mixed_seeds = _mix_bits(seeds.astype(np.uint64) + _GOLDEN_RATIO_INCREMENT)
+        return _mix_bits(
+            mixed_seeds + _GOLDEN_RATIO_INCREMENT * (counters.astype(np.uint64) + np.uint64(1))
+        )
 
 
-def _mix_bits(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * _FIRST_FACTOR
-    x = (x ^ (x >> np.uint64(27))) * _SECOND_FACTOR
-    return x ^ (x >> np.uint64(31))
+def _mix_bits(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST_FACTOR
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND_FACTOR
+    return bits ^ (bits >> np.uint64(31))
 
 
 class RequestSeeds:
-    """Source of 63-bit seeds for requests. Requests without a seed get one from the engine's."""
+    """Source of 63-bit seeds for requests.
+
+    Seeds for requests without one are derived from the seed of the engine.
+    """
 
     def __init__(self, engine_seed: int) -> None:
-        self._engine_seed = np.array([engine_seed & _63_BITS], dtype=np.uint64)
-        self._drawn = 0
+        self._engine_seed = np.array([engine_seed & _MASK_63_BITS], dtype=np.uint64)
+        self._num_derived_seeds = 0
 
-    def seed_of(self, request: SamplingRequest) -> int:
-        """Return the seed of ``request``, or the next derived seed if it has none."""
+    def get_seed(self, request: SamplingRequest) -> int:
+        """Return the seed of ``request``, or the next seed derived from the engine seed."""
         if request.seed is not None:
-            return request.seed & _63_BITS
-        self._drawn += 1
-        return int(counter_seeds(self._engine_seed, np.array([self._drawn]))[0]) >> 1
+            return request.seed & _MASK_63_BITS
+        self._num_derived_seeds += 1
+        return (
+            int(derive_counter_seeds(self._engine_seed, np.array([self._num_derived_seeds]))[0])
+            >> 1
+        )
 
 
 def check_request(request: SamplingRequest, max_model_len: int, vocab_size: int) -> None:

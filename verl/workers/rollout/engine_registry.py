@@ -22,7 +22,7 @@ _OVERRIDDEN_MODELS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 class EngineClass(Protocol):
-    """Interface of the classes in the registry: a constructor of a ``RolloutEngine``."""
+    """Interface of the classes in the registry: a call creates a ``RolloutEngine``."""
 
     gives_logprobs: bool
 
@@ -39,12 +39,12 @@ class EngineClass(Protocol):
         ...
 
 
-def register_engine(name: str, target: str) -> None:
-    """Register the ``EngineClass`` with import path ``target`` as ``rollout.name=<name>``.
+def register_engine(name: str, import_path: str) -> None:
+    """Register the ``EngineClass`` at ``import_path`` for ``rollout.name=<name>``.
 
     Example: ``register_engine("mine", "my_package.engine:MyEngine")``.
     """
-    ENGINES[name] = target
+    ENGINES[name] = import_path
 
 
 def import_engine_class(name: str) -> EngineClass:
@@ -83,21 +83,22 @@ def create_engine(
 def apply_overrides(directory: str, override_config: Mapping[str, Any]) -> str:
     """Return a model directory whose ``config.json`` has the values of ``override_config``.
 
-    Without overrides it is ``directory``. Otherwise it is a temporary directory with links to the
-    other files. It is deleted when the process ends. So every engine loads the model that the
-    training worker loads, and no engine needs a setting for it.
+    Without overrides the result is ``directory``. Otherwise it is a temporary directory with a new
+    ``config.json`` and links to all other files of ``directory``. It is deleted when the process
+    ends. So every engine loads the same model as the training worker, and needs no setting for
+    overrides.
     """
     if not override_config:
         return directory
-    view = tempfile.TemporaryDirectory(prefix="overridden-model-")
-    _OVERRIDDEN_MODELS.append(view)  # the directory is deleted with this object
-    source, target = Path(directory).absolute(), Path(view.name)
+    temporary_directory = tempfile.TemporaryDirectory(prefix="overridden-model-")
+    _OVERRIDDEN_MODELS.append(temporary_directory)  # the directory is deleted with this object
+    source, target = Path(directory).absolute(), Path(temporary_directory.name)
     for path in source.iterdir():
         if path.name != "config.json":
             (target / path.name).symlink_to(path)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    text = json.dumps(config | dict(override_config))
-    (target / "config.json").write_text(text, encoding="utf-8")
+    config_text = json.dumps(config | dict(override_config))
+    (target / "config.json").write_text(config_text, encoding="utf-8")
     return str(target)
 
 
@@ -116,15 +117,15 @@ def start_engine(
     if config is None:
         raise ValueError("a rollout worker needs either a config or an engine")
     if devices:
-        # Replaces the single device set by Ray. CUDA reads it at its first use.
+        # Replace the single device that Ray has set. CUDA reads the variable at its first use.
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     if config.model.external_lib:
         importlib.import_module(config.model.external_lib)  # it may register the engine
     rollout = config.rollout
     import_engine_class(rollout.name)  # raises for a wrong name before a model is downloaded
-    # Resolved here, because a hub name refers to the cache of this node.
+    # The hub name is resolved here, because it refers to the cache of this node.
     directory = apply_overrides(model_directory(model_path), config.model.override_config)
-    trust = config.model.trust_remote_code
+    trust_remote_code = config.model.trust_remote_code
     return create_engine(
-        rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust
+        rollout.name, rollout, directory, seed, num_threads, trust_remote_code=trust_remote_code
     )

@@ -1,12 +1,14 @@
-"""Rollout engine without vLLM: a transformers model decodes one left-padded batch with a shared KV
-cache.
+"""Rollout engine without vLLM: a transformers model decodes one left-padded batch.
 
-    cache columns   . . . a a a a a
-                    . b b b b b b b
+The KV cache of two rows with tokens a and b (``.`` is padding)::
+
+    row 0   . . . a a a a a
+    row 1   . b b b b b b b
 
 Rows are left-padded to the widest row. When rows finish, columns with only padding are removed. New
-rows are prefilled together and added to the batch. This copies the whole cache, which costs a small
-policy more time than decoding. Therefore a few new rows wait some steps for others.
+rows are prefilled together and added to the batch. This copies the whole cache. For a small policy
+the copy takes more time than decoding. Therefore new rows wait a few steps, so that several are
+added at once.
 
 Layers with a recurrent state (linear attention, state spaces, convolutions) keep one state per row.
 The models set the inputs of padding to zero, which leaves these states unchanged.
@@ -34,7 +36,7 @@ from transformers.cache_utils import (
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
 from verl.models.weights import load_weights
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
@@ -49,12 +51,12 @@ from verl.workers.rollout.base import (
     Weights,
     check_request,
 )
-from verl.workers.rollout.token_sampling import sample_tokens, uniform_numbers
+from verl.workers.rollout.token_sampling import derive_uniform_numbers, sample_tokens
 
-# New rows join the batch when their number is at least ``_JOIN_SHARE`` of the running rows, or
-# after they have waited ``_JOIN_WAIT`` steps.
-_JOIN_SHARE = 1 / 4
-_JOIN_WAIT = 4
+# Waiting rows join the batch if their number is at least ``_MIN_JOIN_FRACTION`` times that of the
+# running rows, or if they have waited ``_MAX_JOIN_WAIT_STEPS`` steps.
+_MIN_JOIN_FRACTION = 1 / 4
+_MAX_JOIN_WAIT_STEPS = 4
 
 
 @dataclass(slots=True)
@@ -73,8 +75,8 @@ class _Row:
 
 
 @dataclass(slots=True)
-class _Prefixes:
-    """KV cache of the running rows. It holds all of their tokens except the last one of each row.
+class _KVCache:
+    """KV cache of the running rows. It holds all tokens of a row except the last one.
 
     ``mask`` [B, L] int64 is 1 for tokens and 0 for padding.
     """
@@ -110,11 +112,12 @@ class HFEngine(RolloutEngine):
         model.eval().requires_grad_(False)
         head = model.get_output_embeddings()
         if model.dtype != torch.float32 and isinstance(head, torch.nn.Linear):
-            # Compute logits as the trainer does. nn.Module calls ``forward`` of the instance.
+            # Compute logits in float32 as the trainer does. nn.Module calls the ``forward`` of the
+            # instance.
             head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        stop_rules = StopRules(tokenizer, find_end_ids(tokenizer, model_path))
-        self._set_up(model, stop_rules, seed, config.max_num_seqs, config.max_model_len)
+        stop_rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
+        self._initialise(model, stop_rules, seed, config.max_num_seqs, config.max_model_len)
 
     @classmethod
     def on_model(
@@ -131,10 +134,10 @@ class HFEngine(RolloutEngine):
         ``end_ids`` are the tokens that end a turn.
         """
         engine = cls.__new__(cls)
-        engine._set_up(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
+        engine._initialise(model, StopRules(tokenizer, end_ids), seed, max_num_seqs, None)
         return engine
 
-    def _set_up(
+    def _initialise(
         self,
         model: PreTrainedModel,
         rules: StopRules,
@@ -151,10 +154,11 @@ class HFEngine(RolloutEngine):
         self._max_model_len: int = max_model_len or model.config.max_position_embeddings
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[_Row] = deque()
-        self._waited = 0  # steps since the first waiting row was queued
+        self._steps_waited = 0  # steps since the first waiting row was queued
         self._rows: list[_Row] = []
-        self._prefixes: _Prefixes | None = None  # None if no row runs
-        self._shapes: dict[str, torch.Size] = {}  # of weights that ``sleep`` discarded
+        self._kv_cache: _KVCache | None = None  # None if no row runs
+        # Shapes of the weights that ``sleep`` has discarded.
+        self._discarded_shapes: dict[str, torch.Size] = {}
         self.policy_version = 0
 
     @property
@@ -166,31 +170,32 @@ class HFEngine(RolloutEngine):
     def add(self, request: SamplingRequest) -> None:
         check_request(request, self._max_model_len, self._vocab_size)
         stop_plan = self._rules.get_plan(tuple(request.stop))
-        self._waiting.append(_Row(request, stop_plan, self._seeds.seed_of(request)))
+        self._waiting.append(_Row(request, stop_plan, self._seeds.get_seed(request)))
 
     def has_work(self) -> bool:
         return bool(self._waiting or self._rows)
 
     def step(self) -> list[SamplingResult]:
         """Sample one token for every running or joining request and return finished results."""
-        # not inference_mode: autograd refuses its tensors, and the model may also be trained
+        # no_grad instead of inference_mode, because autograd refuses tensors made in
+        # inference_mode, and the caller may also train the model.
         with torch.no_grad():
-            logits = [self._decode()] if self._rows else []
-            if joining_rows := self._take_joining():
+            logits = [self._decode_running_rows()] if self._rows else []
+            if joining_rows := self._take_joining_rows():
                 logits.append(self._prefill_rows(joining_rows))
             if not logits:
                 return []
-            self._sample(torch.cat(logits))
+            self._sample_next_tokens(torch.cat(logits))
             return self._remove_finished()
 
     def _remove_finished(self) -> list[SamplingResult]:
-        """Remove the rows that end with their newest token and return their results."""
+        """Remove the rows that are finished by their newest token and return their results."""
         results: list[SamplingResult] = []
-        unfinished: list[int] = []
+        unfinished_indices: list[int] = []
         for index, row in enumerate(self._rows):
-            reason = self._stop_reason(row)
+            reason = self._find_stop_reason(row)
             if reason is None:
-                unfinished.append(index)
+                unfinished_indices.append(index)
             else:
                 results.append(
                     SamplingResult(
@@ -198,15 +203,17 @@ class HFEngine(RolloutEngine):
                     )
                 )
         if results:
-            self._keep_rows(unfinished)
+            self._keep_rows(unfinished_indices)
         return results
 
     def abort(self, request_ids: Iterable[str]) -> None:
         aborted_ids = set(request_ids)
         self._waiting = deque(row for row in self._waiting if row.name not in aborted_ids)
-        keep = [index for index, row in enumerate(self._rows) if row.name not in aborted_ids]
-        if len(keep) < len(self._rows):
-            self._keep_rows(keep)
+        kept_indices = [
+            index for index, row in enumerate(self._rows) if row.name not in aborted_ids
+        ]
+        if len(kept_indices) < len(self._rows):
+            self._keep_rows(kept_indices)
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Copy full weights into the model.
@@ -217,7 +224,7 @@ class HFEngine(RolloutEngine):
             num_requests = len(self._rows) + len(self._waiting)
             raise EngineError(f"weights cannot change while {num_requests} requests are unfinished")
         parameters = self.held_weights()
-        # by memory address: tied parameters are one weight with several names
+        # The key is the memory address, because tied parameters are one weight with several names.
         missing_names = {parameter.data_ptr(): name for name, parameter in parameters.items()}
         with torch.no_grad():
             for name, value in weights:
@@ -238,7 +245,7 @@ class HFEngine(RolloutEngine):
             return
         if level == 2:
             for name, parameter in self._open_model.named_parameters():
-                self._shapes[name] = parameter.shape
+                self._discarded_shapes[name] = parameter.shape
                 parameter.data = parameter.new_empty(0)
         _move_model(self._open_model, "cpu")
         if torch.cuda.is_available():
@@ -248,39 +255,42 @@ class HFEngine(RolloutEngine):
         if part == "kv_cache":  # the cache exists only while rows run
             return
         _move_model(self._open_model, self._device)
-        for name, shape in self._shapes.items():
+        for name, shape in self._discarded_shapes.items():
             parameter = self._open_model.get_parameter(name)
             parameter.data = parameter.new_empty(shape)
-        self._shapes = {}
+        self._discarded_shapes = {}
 
     def close(self) -> None:
         self._model_or_none = None
-        self._prefixes = None
+        self._kv_cache = None
         self._rows = []
         self._waiting = deque()
 
-    def _take_joining(self) -> list[_Row]:
+    def _take_joining_rows(self) -> list[_Row]:
         """Remove and return the waiting rows that join the batch in this step.
 
-        These are none, or as many as ``max_num_seqs`` allows.
+        No row joins, or as many rows as ``max_num_seqs`` allows.
         """
         count = min(len(self._waiting), self._max_num_seqs - len(self._rows))
-        if count < len(self._rows) * _JOIN_SHARE and self._waited < _JOIN_WAIT:
-            self._waited += bool(count)
+        if (
+            count < len(self._rows) * _MIN_JOIN_FRACTION
+            and self._steps_waited < _MAX_JOIN_WAIT_STEPS
+        ):
+            self._steps_waited += bool(count)
             return []
-        self._waited = 0
+        self._steps_waited = 0
         return [self._waiting.popleft() for _ in range(count)]
 
-    def _decode(self) -> torch.Tensor:
+    def _decode_running_rows(self) -> torch.Tensor:
         """Return the logits [B, V] after the last token of each running row.
 
         The last tokens are added to the cache.
         """
-        prefixes = self._prefixes
-        assert prefixes is not None  # rows are running
+        kv_cache = self._kv_cache
+        assert kv_cache is not None  # rows are running
         last_tokens = torch.tensor([[row.token_ids[-1]] for row in self._rows], device=self._device)
-        prefixes.mask = torch.cat([prefixes.mask, torch.ones_like(last_tokens)], dim=1)
-        return self._run_model(last_tokens, prefixes)
+        kv_cache.mask = torch.cat([kv_cache.mask, torch.ones_like(last_tokens)], dim=1)
+        return self._run_model(last_tokens, kv_cache)
 
     def _prefill_rows(self, rows: list[_Row]) -> torch.Tensor:
         """Add ``rows`` to the batch and return the logits [N, V] after their prompts."""
@@ -291,104 +301,114 @@ class HFEngine(RolloutEngine):
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
             for tensors in (prompts, masks)
         )
-        prefixes = _Prefixes(_make_cache(self._open_model), mask)
-        logits = self._run_model(ids, prefixes)
-        self._join(rows, prefixes)
+        kv_cache = _KVCache(_make_cache(self._open_model), mask)
+        logits = self._run_model(ids, kv_cache)
+        self._append_rows(rows, kv_cache)
         return logits
 
-    def _run_model(self, ids: torch.Tensor, prefixes: _Prefixes) -> torch.Tensor:
-        """Return the logits [B, V] after ``ids`` [B, N], the last tokens of ``prefixes.mask``.
+    def _run_model(self, ids: torch.Tensor, kv_cache: _KVCache) -> torch.Tensor:
+        """Return the logits [B, V] after ``ids`` [B, N], the last tokens of ``kv_cache.mask``.
 
-        The cache of ``prefixes`` gets their keys and values.
+        The cache of ``kv_cache`` gets their keys and values.
         """
         # Padding gets position 0. It is masked, so its position has no effect.
-        positions = (prefixes.mask.cumsum(dim=1) - 1).clamp_(min=0)
-        out = self._open_model(
+        positions = (kv_cache.mask.cumsum(dim=1) - 1).clamp_(min=0)
+        output = self._open_model(
             input_ids=ids,
-            attention_mask=prefixes.mask,
+            attention_mask=kv_cache.mask,
             position_ids=positions[:, -ids.shape[1] :],
-            past_key_values=prefixes.cache,
+            past_key_values=kv_cache.cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        return out.logits[:, -1].float()
+        return output.logits[:, -1].float()
 
-    def _join(self, rows: list[_Row], new: _Prefixes) -> None:
-        """Append ``rows`` with their cache to the running rows; pad both to the larger width."""
+    def _append_rows(self, rows: list[_Row], new_cache: _KVCache) -> None:
+        """Append ``rows`` to the running rows, and their cache to the cache of the running rows.
+
+        Both caches are padded to the larger width.
+        """
         self._rows = self._rows + rows
-        old = self._prefixes
-        if old is None:
-            self._prefixes = new
+        old_cache = self._kv_cache
+        if old_cache is None:
+            self._kv_cache = new_cache
             return
-        width = max(old.mask.shape[1], new.mask.shape[1])
-        old_pad = width - old.mask.shape[1]
-        new_pad = width - new.mask.shape[1]
-        old.mask = torch.cat([pad(old.mask, (old_pad, 0)), pad(new.mask, (new_pad, 0))])
+        width = max(old_cache.mask.shape[1], new_cache.mask.shape[1])
+        old_padding = width - old_cache.mask.shape[1]
+        new_padding = width - new_cache.mask.shape[1]
+        old_cache.mask = torch.cat(
+            [pad(old_cache.mask, (old_padding, 0)), pad(new_cache.mask, (new_padding, 0))]
+        )
         for layer, new_layer in zip(
-            _cache_layers(old.cache), _cache_layers(new.cache), strict=True
+            _cache_layers(old_cache.cache), _cache_layers(new_cache.cache), strict=True
         ):
             if layer.keys is not None:
-                layer.keys = _stack_padded(layer.keys, old_pad, new_layer.keys, new_pad)
-                layer.values = _stack_padded(layer.values, old_pad, new_layer.values, new_pad)
-        for states, new_states in zip(_row_states(old.cache), _row_states(new.cache), strict=True):
+                layer.keys = _stack_padded(layer.keys, old_padding, new_layer.keys, new_padding)
+                layer.values = _stack_padded(
+                    layer.values, old_padding, new_layer.values, new_padding
+                )
+        old_states, new_states = _row_states(old_cache.cache), _row_states(new_cache.cache)
+        for states, added_states in zip(old_states, new_states, strict=True):
             for number, state in states.items():
-                states[number] = torch.cat([state, new_states[number]])
+                states[number] = torch.cat([state, added_states[number]])
 
     def _keep_rows(self, kept_indices: list[int]) -> None:
         """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
         self._rows = [self._rows[index] for index in kept_indices]
-        prefixes = self._prefixes
-        if not kept_indices or prefixes is None:
-            self._prefixes = None
+        kv_cache = self._kv_cache
+        if not kept_indices or kv_cache is None:
+            self._kv_cache = None
             return
-        # If the longest row was removed, columns at the start hold only padding.
-        mask = prefixes.mask[kept_indices]
-        first_column = int(mask.any(dim=0).int().argmax())  # the first column that holds a token
-        prefixes.mask = mask[:, first_column:]
-        for layer in _cache_layers(prefixes.cache):
+        # If the longest row was removed, the first columns hold only padding.
+        mask = kv_cache.mask[kept_indices]
+        first_column = int(mask.any(dim=0).int().argmax())  # first column with a token
+        kv_cache.mask = mask[:, first_column:]
+        for layer in _cache_layers(kv_cache.cache):
             if layer.keys is not None and layer.values is not None:
                 layer.keys = layer.keys[kept_indices, :, first_column:]
                 layer.values = layer.values[kept_indices, :, first_column:]
-        for states in _row_states(prefixes.cache):
+        for states in _row_states(kv_cache.cache):
             for number, state in states.items():
                 states[number] = state[kept_indices]
 
-    def _sample(self, logits: torch.Tensor) -> None:
-        """Sample a token per row from ``logits`` [B, V]; append it and its log-prob to the row."""
+    def _sample_next_tokens(self, logits: torch.Tensor) -> None:
+        """Sample one token for each row from ``logits`` [B, V], and append it and its log-prob."""
         requests = [row.request for row in self._rows]
         temperature, top_p, top_k = (
             torch.tensor([getattr(request, name) for request in requests], device=self._device)
             for name in ("temperature", "top_p", "top_k")
         )
-        uniform = uniform_numbers(
+        random_numbers = derive_uniform_numbers(
             np.array([row.seed for row in self._rows], dtype=np.uint64),
             np.array([len(row.token_ids) for row in self._rows]),
         )
-        # truncation sorts the whole vocabulary, so it is only done if a request needs it
-        cut_k = top_k if bool((top_k > 0).any()) else None
-        cut_p = top_p if bool((top_p < 1).any()) else None
-        tokens, logprobs = sample_tokens(logits, temperature, cut_k, cut_p, uniform)
+        # Truncation sorts the whole vocabulary, so it is done only if a request needs it.
+        applied_top_k = top_k if bool((top_k > 0).any()) else None
+        applied_top_p = top_p if bool((top_p < 1).any()) else None
+        tokens, logprobs = sample_tokens(
+            logits, temperature, applied_top_k, applied_top_p, random_numbers
+        )
         for row, token, logprob in zip(self._rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
 
-    def _stop_reason(self, row: _Row) -> StopReason | None:
+    def _find_stop_reason(self, row: _Row) -> StopReason | None:
         ids = row.token_ids
         if ids[-1] in row.plan.token_ids or self._rules.completes_string(row.plan, ids):
             return StopReason.STOP
-        is_full = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
-        return StopReason.LENGTH if is_full or len(ids) >= row.request.max_tokens else None
+        is_full_score = len(row.request.prompt_ids) + len(ids) >= self._max_model_len
+        return StopReason.LENGTH if is_full_score or len(ids) >= row.request.max_tokens else None
 
 
 def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
-    model.to(device)  # type checkers do not accept the signature of ``PreTrainedModel.to``
+    model.to(device)  # a function, because type checkers refuse calls of ``PreTrainedModel.to``
 
 
 def _make_cache(model: PreTrainedModel) -> DynamicCache:
     """Return an empty cache for ``model``.
 
     Attention layers keep all keys and values, also those with a window: the mask of the model
-    applies the window. So all of them have the columns of ``_Prefixes.mask``. Raises
+    applies the window. So all of them have the columns of ``_KVCache.mask``. Raises
     ``EngineError`` for layers with another kind of cache.
     """
     parameters = inspect.signature(model.forward).parameters
@@ -432,8 +452,8 @@ def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
 
 
 def _stack_padded(
-    first: torch.Tensor | None, first_pad: int, second: torch.Tensor | None, second_pad: int
+    first: torch.Tensor | None, first_padding: int, second: torch.Tensor | None, second_padding: int
 ) -> torch.Tensor:
     """Left-pad keys or values [B, H, L, D] of two batches and concatenate them along B."""
     assert first is not None and second is not None  # set by the first forward of each batch
-    return torch.cat([pad(first, (0, 0, first_pad, 0)), pad(second, (0, 0, second_pad, 0))])
+    return torch.cat([pad(first, (0, 0, first_padding, 0)), pad(second, (0, 0, second_padding, 0))])

@@ -1,8 +1,8 @@
 """Rollout engine on vLLM: ``LLMEngine`` in this process, with token ids as input and output.
 
-On CPU, ``vllm_cpu`` replaces the sampler and corrects the weight reload. On CUDA, weights may be
-sent from the devices of the training ranks. With tensor parallelism, one worker process per device
-holds a part of the weights (``weight_receipt``).
+On CPU, ``vllm_cpu`` replaces the sampler and corrects the weight reload. On CUDA, training ranks
+may send weights directly between devices. With tensor parallelism, there is one worker process per
+device, which holds a part of the weights. ``weight_receipt`` verifies the weights there.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.names import CPU_CACHE_GB
-from verl.utils.chat_template import find_end_ids
+from verl.utils.chat_template import find_stop_token_ids
 from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers.rollout.base import (
@@ -36,12 +36,12 @@ if TYPE_CHECKING:  # vLLM is optional, and imported only after _prepare_process
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-    from verl.workers.rollout.vllm_cpu import CountedSampler
+    from verl.workers.rollout.vllm_cpu import SeededSampler
 
 logger = logging.getLogger(__name__)
 GIB = 2**30
 CPU_BLOCK_SIZE = 32  # tokens, the unit of prefix reuse; the CPU kernels need a multiple of 32
-_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
+_STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH}
 
 
 class VLLMEngine(ReceivingEngine):
@@ -57,55 +57,57 @@ class VLLMEngine(ReceivingEngine):
         num_threads: int | None = None,
         trust_remote_code: bool = False,
     ) -> None:
-        self._on_cpu = _prepare_process(num_threads, compiles=config.enforce_eager is False)
+        self._on_cpu = _prepare_process(num_threads, allow_compile=config.enforce_eager is False)
         arguments_cls, engine_cls = _import_vllm()
         _check_weights(str(model_path), config, trust_remote_code)
         arguments = engine_arguments(str(model_path), config, seed, trust_remote_code, self._on_cpu)
         self._engine = engine_cls.from_engine_args(arguments_cls(**arguments))
         self._sampler = self._install_cpu_sampler() if self._on_cpu else None
-        # Any, because the tokenizer type of vLLM lacks methods that tokenizers have.
+        # Any, because vLLM's type for tokenizers lacks methods that all tokenizers have.
         tokenizer: Any = self._engine.get_tokenizer()
-        self._rules = StopRules(tokenizer, find_end_ids(tokenizer, model_path))
+        self._rules = StopRules(tokenizer, find_stop_token_ids(tokenizer, model_path))
         self._seeds = RequestSeeds(seed)
         model_config = self._engine.vllm_config.model_config
         self._max_model_len = model_config.max_model_len
         self._vocab_size = model_config.get_vocab_size()
-        self._requests: dict[str, str] = {}  # request id -> internal id of vLLM
+        self._internal_ids: dict[str, str] = {}  # request id -> internal id of vLLM
         self._can_sleep = bool(arguments.get("enable_sleep_mode"))
         self.policy_version = 0
 
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._internal_ids)
 
     def add(self, request: SamplingRequest) -> None:
         from vllm.inputs.engine import tokens_input
 
         check_request(request, self._max_model_len, self._vocab_size)
-        if request.request_id in self._requests:
+        if request.request_id in self._internal_ids:
             raise ValueError(f"request {request.request_id} is already running")
-        params = self._sampling_params(request)
-        seed = self._seeds.seed_of(request)
+        params = self._make_sampling_params(request)
+        seed = self._seeds.get_seed(request)
         # The sampler of ``vllm_cpu`` derives random numbers from the seed and the position.
         if self._sampler is None:
             params.seed = seed
         prompt = tokens_input(list(request.prompt_ids))
-        internal = self._engine.add_request(request.request_id, prompt, params)
-        self._requests[request.request_id] = internal
+        internal_id = self._engine.add_request(request.request_id, prompt, params)
+        self._internal_ids[request.request_id] = internal_id
         if self._sampler is not None:
-            self._sampler.register_request(internal, seed)
+            self._sampler.register_request(internal_id, seed)
 
     def step(self) -> list[SamplingResult]:
         from vllm.outputs import RequestOutput
 
         outputs = self._engine.step()
-        sampled = [output for output in outputs if isinstance(output, RequestOutput)]
-        return [self._make_result(output) for output in sampled if output.finished]
+        request_outputs = [output for output in outputs if isinstance(output, RequestOutput)]
+        return [self._make_result(output) for output in request_outputs if output.finished]
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        internal = [self._requests.pop(name) for name in request_ids if name in self._requests]
-        self._engine.abort_request(internal, internal=True)
+        internal_ids = [
+            self._internal_ids.pop(name) for name in request_ids if name in self._internal_ids
+        ]
+        self._engine.abort_request(internal_ids, internal=True)
         if self._sampler is not None:
-            for name in internal:
+            for name in internal_ids:
                 self._sampler.remove_request(name)
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -117,8 +119,8 @@ class VLLMEngine(ReceivingEngine):
         if self._on_cpu:
             from verl.workers.rollout.vllm_cpu import repack_output_head
 
-            repack_output_head(self._model_runner().get_model())
-        self._begin_version(version)
+            repack_output_head(self._get_model_runner().get_model())
+        self._set_policy_version(version)
 
     def connect(self, info: Mapping[str, object]) -> None:
         self._call_workers("init_weight_transfer_engine", init_info=info)
@@ -144,19 +146,19 @@ class VLLMEngine(ReceivingEngine):
                 raise EngineError(
                     f"device {device_index} of the engine received other weights than device 0"
                 )
-        self._begin_version(version)
+        self._set_policy_version(version)
         return first_checksums
 
     def held_weights(self) -> "dict[str, torch.Tensor]":
         """Return the parameters of vLLM's model.
 
-        Only some have the same name and shape as in the checkpoint. On CPU these are only
-        parameters that no matrix product uses, because vLLM repacks the others.
+        Only some parameters have the same name and shape as in the checkpoint. On CPU these are
+        the parameters outside of matrix products, because vLLM repacks all others.
         """
-        return dict(self._model_runner().get_model().named_parameters())
+        return dict(self._get_model_runner().get_model().named_parameters())
 
     def sleep(self, level: SleepLevel = 1) -> None:
-        if self._can_sleep:  # not on CPU, and not with free_cache_engine=false
+        if self._can_sleep:  # False on CPU, and with free_cache_engine=false
             self._engine.sleep(level=level)
 
     def wake(self, part: EnginePart | None = None) -> None:
@@ -164,38 +166,39 @@ class VLLMEngine(ReceivingEngine):
             self._engine.wake_up(tags=None if part is None else [part])
 
     def close(self) -> None:
-        self._requests.clear()
+        self._internal_ids.clear()
         self._engine.engine_core.shutdown()
 
-    def _sampling_params(self, request: SamplingRequest) -> "SamplingParams":
+    def _make_sampling_params(self, request: SamplingRequest) -> "SamplingParams":
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         stop_plan = self._rules.get_plan(tuple(request.stop))
-        greedy = request.temperature < GREEDY_BELOW
+        is_greedy = request.temperature < GREEDY_BELOW
         return SamplingParams(
             max_tokens=request.max_tokens,
-            temperature=0.0 if greedy else request.temperature,
-            top_p=1.0 if greedy else request.top_p,
-            top_k=-1 if greedy else request.top_k,
-            stop=list(stop_plan.strings),
+            temperature=0.0 if is_greedy else request.temperature,
+            top_p=1.0 if is_greedy else request.top_p,
+            top_k=-1 if is_greedy else request.top_k,
+            stop=list(stop_plan.stop_strings),
             stop_token_ids=sorted(stop_plan.token_ids),
             include_stop_str_in_output=True,
             ignore_eos=True,  # end tokens are among stop_token_ids
-            detokenize=bool(stop_plan.strings),
+            detokenize=bool(stop_plan.stop_strings),
             skip_special_tokens=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            # 0: only of the sampled token; on CPU the sampler of ``vllm_cpu`` records it
+            # 0 asks for the log-prob of the sampled token only. On CPU, ``SeededSampler`` records
+            # it.
             logprobs=None if self._sampler is not None else 0,
-            skip_clone=True,  # used by this request only, so vLLM need not copy it
+            skip_clone=True,  # no other request uses this object, so vLLM need not copy it
         )
 
     def _make_result(self, output: "RequestOutput") -> SamplingResult:
         completion = output.outputs[0]
-        internal = self._requests.pop(output.request_id)
+        internal_id = self._internal_ids.pop(output.request_id)
         tokens = list(completion.token_ids)
         if self._sampler is not None:
-            logprobs = self._sampler.remove_request(internal)[: len(tokens)]
+            logprobs = self._sampler.remove_request(internal_id)[: len(tokens)]
         else:
             entries = zip(completion.logprobs or (), tokens, strict=True)
             logprobs = [entry[token].logprob for entry, token in entries if entry is not None]
@@ -203,22 +206,22 @@ class VLLMEngine(ReceivingEngine):
             raise EngineError(
                 f"request {output.request_id}: {len(logprobs)} log-probs for {len(tokens)} tokens"
             )
-        reason = _REASONS.get(completion.finish_reason or "", StopReason.ABORT)
+        reason = _STOP_REASONS.get(completion.finish_reason or "", StopReason.ABORT)
         info = {"cached_tokens": output.num_cached_tokens or 0}
         return SamplingResult(
             output.request_id, tokens, logprobs, reason, self.policy_version, info
         )
 
     def _refuse_while_running(self) -> None:
-        if self._requests:
+        if self._internal_ids:
             raise EngineError(
-                f"weights cannot change while {len(self._requests)} requests are unfinished"
+                f"weights cannot change while {len(self._internal_ids)} requests are unfinished"
             )
 
     def _call_workers(self, method: str, **arguments: object) -> None:
         self._engine.collective_rpc(method, kwargs=arguments)
 
-    def _begin_version(self, version: int) -> None:
+    def _set_policy_version(self, version: int) -> None:
         # Cached keys and values of old weights would mix two policies.
         if not self._engine.reset_prefix_cache():
             raise EngineError(
@@ -227,13 +230,13 @@ class VLLMEngine(ReceivingEngine):
             )
         self.policy_version = version
 
-    def _model_runner(self) -> "GPUModelRunner":
+    def _get_model_runner(self) -> "GPUModelRunner":
         return self._engine.model_executor.driver_worker.worker.model_runner
 
-    def _install_cpu_sampler(self) -> "CountedSampler":
-        from verl.workers.rollout.vllm_cpu import CountedSampler
+    def _install_cpu_sampler(self) -> "SeededSampler":
+        from verl.workers.rollout.vllm_cpu import SeededSampler
 
-        return CountedSampler(self._model_runner())
+        return SeededSampler(self._get_model_runner())
 
 
 def engine_arguments(
@@ -244,14 +247,14 @@ def engine_arguments(
     ``config.engine_kwargs`` override all others, except that ``hf_overrides`` are merged.
     """
     user_arguments = dict(config.engine_kwargs)
-    overrides = user_arguments.pop("hf_overrides", {})
-    if not isinstance(overrides, Mapping):
-        raise ValueError(f"engine_kwargs.hf_overrides={overrides!r}; allowed: a mapping")
+    hf_overrides = user_arguments.pop("hf_overrides", {})
+    if not isinstance(hf_overrides, Mapping):
+        raise ValueError(f"engine_kwargs.hf_overrides={hf_overrides!r}; allowed: a mapping")
     arguments: dict[str, Any] = {
         "model": path,
         "dtype": config.dtype,
-        # float32 logits as in the trainer: see full_logits in verl/models/token_scores.py
-        "hf_overrides": {"head_dtype": "float32"} | dict(overrides),
+        # Logits are float32 as in the trainer; see full_logits in verl/models/token_scores.py.
+        "hf_overrides": {"head_dtype": "float32"} | dict(hf_overrides),
         "seed": seed & 0x7FFFFFFF,  # vLLM takes signed 32-bit integers
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
@@ -259,14 +262,14 @@ def engine_arguments(
         "enable_chunked_prefill": config.enable_chunked_prefill,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "logprobs_mode": "processed_logprobs",  # of the sampling distribution
-        # only requests set sampling parameters, not generation_config.json of the model
+        "logprobs_mode": "processed_logprobs",  # log-probs of the sampling distribution
+        # Sampling parameters are set by requests only, not by generation_config.json of the model.
         "generation_config": "vllm",
         "trust_remote_code": trust_remote_code,
     }
     if on_cpu:
-        # Not compiled unless enforce_eager=false: compilation takes up to 30 s at the start and
-        # shortens a training step by 10%.
+        # The model is compiled only with enforce_eager=false. Compilation takes up to 30 s at the
+        # start and shortens a training step by 10%.
         arguments["enforce_eager"] = config.enforce_eager is not False
         arguments["block_size"] = CPU_BLOCK_SIZE
         cache_gb = CPU_CACHE_GB if config.kv_cache_gb is None else config.kv_cache_gb
@@ -281,15 +284,18 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
 
     For models that transformers cannot compare, only the files are checked.
     """
-    # Imported here because these load torch, which reads environment variables at import.
+    # Imported here because these modules load torch, which reads environment variables at import.
     from verl.models.loader import read_config
     from verl.models.weights import check_files, check_weights, is_comparable
 
-    if "load_format" in config.engine_kwargs:  # dummy weights, or another file format
+    # With load_format the user asks for dummy weights or another file format.
+    if "load_format" in config.engine_kwargs:
         return
-    described = read_config(path, trust_remote_code)
-    if is_comparable(described):
-        check_weights(path, described, trust_remote_code=trust_remote_code, values=False)
+    model_config = read_config(path, trust_remote_code)
+    if is_comparable(model_config):
+        check_weights(
+            path, model_config, trust_remote_code=trust_remote_code, should_check_values=False
+        )
     else:
         check_files(Path(path), f"model path={path!r}")
 
@@ -307,22 +313,24 @@ def _cuda_arguments(config: RolloutConfig) -> dict[str, Any]:
     if config.weight_transfer in ("ipc", "nccl"):
         arguments["weight_transfer_config"] = {"backend": config.weight_transfer}
     if config.tensor_model_parallel_size > 1:
-        # One process per visible device. By default vLLM would use Ray, because this is an actor in
-        # a placement group, and would need bundles that training ranks already use.
+        # "mp" starts one process per visible device. By default vLLM would use Ray, because this
+        # process is an actor in a placement group. It would need bundles that training ranks use.
         arguments["distributed_executor_backend"] = "mp"
     return arguments
 
 
-def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
-    """Set environment variables that vLLM and OpenMP read at import. Return True for CPU.
+def _prepare_process(num_threads: int | None, allow_compile: bool) -> bool:
+    """Set environment variables that vLLM and OpenMP read at import.
 
-    ``compiles``: allow vLLM to use ``torch.compile`` on CPU.
+    Returns True if the engine will run on CPU. ``allow_compile`` allows vLLM to use
+    ``torch.compile`` on CPU.
     """
-    # run the engine core in this process, so that weights are passed without a copy
+    # Run the engine core in this process, so that weights are passed without a copy.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # Each reload warns about modules without weights. Tests check that a reload is complete.
+    # Hide the warnings of each reload about modules without weights. Tests check that a reload is
+    # complete.
     logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
     if num_threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
@@ -330,10 +338,10 @@ def _prepare_process(num_threads: int | None, compiles: bool) -> bool:
 
     if torch.cuda.is_available():
         return False
-    if not compiles:
-        # otherwise vLLM compiles a helper during the first requests, which takes 4 to 20 s
+    if not allow_compile:
+        # Otherwise vLLM compiles a function during the first requests, which takes 4 to 20 s.
         os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
-    # this variable would override kv_cache_memory_bytes, and allows only whole GiB
+    # This variable would override kv_cache_memory_bytes, and it allows only whole GiB.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     if num_threads is not None:
         torch.set_num_threads(num_threads)

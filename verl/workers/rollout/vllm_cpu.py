@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from verl.workers.rollout.base import EngineError
-from verl.workers.rollout.token_sampling import sample_tokens, uniform_numbers
+from verl.workers.rollout.token_sampling import derive_uniform_numbers, sample_tokens
 
 if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.sample.metadata import SamplingMetadata
@@ -27,16 +27,16 @@ def inspect_models_in_process() -> None:
     registry._run_in_subprocess = lambda inspect: inspect()
 
 
-class CountedSampler:
+class SeededSampler:
     """Replacement of ``Sampler.sample`` in vLLM's CPU model runner.
 
-    Random numbers are computed from request seed and token index, for the whole batch at once. The
-    log-prob of each sampled token is recorded here. The original sampler loops over generators in
-    Python, which fails on CPU with chunked prefill, and makes a dictionary per token.
+    It computes random numbers from request seeds and token indices for the whole batch at once, and
+    records the log-prob of each sampled token. The original sampler loops over generators in
+    Python, which fails on CPU with chunked prefill. It also makes a dictionary per token.
     """
 
     def __init__(self, runner: "GPUModelRunner") -> None:
-        self._runner = runner  # not its input_batch, which the runner may replace
+        self._runner = runner  # keep the runner, because it may replace its input_batch
         self._seeds: dict[str, int] = {}
         self._logprobs: dict[str, list[float]] = {}
         runner.sampler.sample = self.sample
@@ -57,30 +57,34 @@ class CountedSampler:
         sampling_metadata: "SamplingMetadata",
         logprobs_mode_override: str | None = None,  # noqa: ARG002  given by vLLM
     ) -> tuple[torch.Tensor, None]:
-        """Sample tokens [N] from ``logits`` [N, V]. Returns them, and None for vLLM's log-probs."""
+        """Return tokens [N] sampled from ``logits`` [N, V], and None for the log-probs of vLLM."""
         batch = self._runner.input_batch
-        rows = logits.shape[0]
-        ids = batch.req_ids[:rows]
-        if len(ids) != rows:
+        num_rows = logits.shape[0]
+        ids = batch.req_ids[:num_rows]
+        if len(ids) != num_rows:
             raise EngineError(
-                f"vLLM sampled {rows} rows for {len(ids)} requests; speculative decoding is not "
-                "supported on CPU"
+                f"vLLM sampled {num_rows} rows for {len(ids)} requests; speculative decoding is "
+                "not supported on CPU"
             )
-        counters = batch.num_tokens_no_spec[:rows] - batch.num_prompt_tokens[:rows]
-        seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=rows)
-        sampling = sampling_metadata
-        temperature = None if sampling.all_greedy else sampling.temperature
+        counters = batch.num_tokens_no_spec[:num_rows] - batch.num_prompt_tokens[:num_rows]
+        seeds = np.fromiter((self._seeds.get(i, 0) for i in ids), dtype=np.uint64, count=num_rows)
+        metadata = sampling_metadata
+        temperature = None if metadata.all_greedy else metadata.temperature
         tokens, logprobs = sample_tokens(
-            logits, temperature, sampling.top_k, sampling.top_p, uniform_numbers(seeds, counters)
+            logits,
+            temperature,
+            metadata.top_k,
+            metadata.top_p,
+            derive_uniform_numbers(seeds, counters),
         )
         for request_id, position, logprob in zip(
             ids, counters.tolist(), logprobs.tolist(), strict=True
         ):
-            # A partly prefilled prompt also gives a row. The next row of the request has the same
-            # position and overwrites its log-prob.
-            recorded = self._logprobs.get(request_id)
-            if recorded is not None:
-                recorded[position:] = [logprob]
+            # A request whose prompt is only partly prefilled also has a row. The next row of the
+            # request has the same position and overwrites this log-prob.
+            request_logprobs = self._logprobs.get(request_id)
+            if request_logprobs is not None:
+                request_logprobs[position:] = [logprob]
         return tokens, None
 
 

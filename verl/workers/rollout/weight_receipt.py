@@ -13,66 +13,77 @@ if TYPE_CHECKING:  # vLLM is optional
     from vllm.v1.worker.worker_base import WorkerBase
 
 RECEIPT_ATTRIBUTE = "_verl_arrival"
-SHOWN = 3  # largest number of weight names in an error message
-READABLE = (torch.float32, torch.bfloat16, torch.float16)
-Values: TypeAlias = np.ndarray | torch.Tensor
+MAX_SHOWN_NAMES = 3  # largest number of weight names in an error message
+COMPARABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+Array: TypeAlias = np.ndarray | torch.Tensor
 
 
 class WeightReceipt:
     """Record of the weights that an engine receives, to verify afterwards that it holds them.
 
-    ``held`` are the readable weights of the engine before the update. For an engine with tensor
-    parallelism, this record is for device number ``share`` of ``shares`` devices. ``received`` maps
-    the name of each weight that the engine received to its fingerprint (checksum).
+    ``weights_before`` are the readable weights of the engine before the update. For an engine with
+    tensor parallelism, this record is for device ``device_index`` of ``num_devices`` devices.
+    ``received_checksums`` maps the name of each received weight to its checksum (fingerprint).
     """
 
-    def __init__(self, held: Mapping[str, torch.Tensor], share: int = 0, shares: int = 1) -> None:
-        self._held = held
-        self._share = share
-        self._shares = shares
-        self._expected: dict[str, int] = {}
-        self.received: dict[str, int] = {}
+    def __init__(
+        self,
+        weights_before: Mapping[str, torch.Tensor],
+        device_index: int = 0,
+        num_devices: int = 1,
+    ) -> None:
+        self._weights_before = weights_before
+        self._device_index = device_index
+        self._num_devices = num_devices
+        self._expected_checksums: dict[str, int] = {}
+        self.received_checksums: dict[str, int] = {}
 
-    def record_weights(self, weights: Weights) -> Iterator[tuple[str, Values]]:
+    def record_weights(self, weights: Weights) -> Iterator[tuple[str, Array]]:
         """Yield ``weights`` unchanged and record the fingerprint (checksum) of each one."""
         for name, value in weights:
-            self.received[name] = compute_fingerprint(value)
-            held_weight = self._held.get(name)
-            # Quantised weights are excluded: a cast does not reproduce their values.
-            if held_weight is not None and held_weight.dtype in READABLE:
-                local_part = self._local_part(value, held_weight.shape)
+            self.received_checksums[name] = compute_fingerprint(value)
+            engine_weight = self._weights_before.get(name)
+            # Quantised weights are not compared, because a cast does not reproduce their values.
+            if engine_weight is not None and engine_weight.dtype in COMPARABLE_DTYPES:
+                local_part = self._local_part(value, engine_weight.shape)
                 if local_part is not None:
-                    self._expected[name] = compute_fingerprint(local_part, held_weight.dtype)
+                    self._expected_checksums[name] = compute_fingerprint(
+                        local_part, engine_weight.dtype
+                    )
             yield name, value
 
-    def _local_part(self, value: Values, shape: torch.Size) -> Values | None:
-        """Return the part of ``value`` that this device holds in a tensor of ``shape``.
+    def _local_part(self, value: Array, shape: torch.Size) -> Array | None:
+        """Return the part of ``value`` that this device holds as a tensor of ``shape``.
 
-        None if the tensor is fused, repacked, or not split by columns.
+        Returns None if the tensor is fused, repacked, or not split by columns.
         """
         if value.shape == shape:
             return value
-        # Only a split by columns is certain: fused tensors have an engine-specific order of rows.
-        if len(shape) != 2 or value.shape != (shape[0], shape[1] * self._shares):
+        # Only tensors split by columns can be compared. Fused tensors have an engine-specific order
+        # of rows.
+        if len(shape) != 2 or value.shape != (shape[0], shape[1] * self._num_devices):
             return None
-        first_column = self._share * shape[1]
+        first_column = self._device_index * shape[1]
         return value[:, first_column : first_column + shape[1]]
 
-    def verify_held(self, held: Mapping[str, torch.Tensor]) -> int:
-        """Compare ``held``, the current weights of the engine, with the received ones.
+    def verify_weights(self, current_weights: Mapping[str, torch.Tensor]) -> int:
+        """Compare the current weights of the engine with the weights that it received.
 
         Returns the number of weights that could be compared. Raises ``EngineError`` if one differs.
         """
-        readable = [name for name in self._expected if name in held]
-        stale = [
-            name for name in readable if compute_fingerprint(held[name]) != self._expected[name]
+        comparable_names = [name for name in self._expected_checksums if name in current_weights]
+        differing_names = [
+            name
+            for name in comparable_names
+            if compute_fingerprint(current_weights[name]) != self._expected_checksums[name]
         ]
-        if stale:
+        if differing_names:
             raise EngineError(
-                f"the engine received new weights, but {len(stale)} of the {len(readable)} weights "
-                f"that can be read back differ from them: {', '.join(stale[:SHOWN])}"
+                f"the engine received new weights, but {len(differing_names)} of the "
+                f"{len(comparable_names)} weights that can be read back differ from them: "
+                f"{', '.join(differing_names[:MAX_SHOWN_NAMES])}"
             )
-        return len(readable)
+        return len(comparable_names)
 
 
 def load_and_verify_weights(
@@ -80,16 +91,17 @@ def load_and_verify_weights(
 ) -> dict[str, int]:
     """Load ``weights`` into ``engine``, verify them and return their checksums by name.
 
-    Only weights that the engine can return are verified. Raises ``EngineError`` if one differs.
+    Only weights that ``held_weights`` of the engine returns are verified. Raises ``EngineError`` if
+    one of them differs.
     """
     read_held_weights = engine.held_weights if hasattr(engine, "held_weights") else dict
     receipt = WeightReceipt(read_held_weights())
     engine.update_weights(receipt.record_weights(weights), version)
-    receipt.verify_held(read_held_weights())
-    return receipt.received
+    receipt.verify_weights(read_held_weights())
+    return receipt.received_checksums
 
 
-# ---- for vLLM: ``collective_rpc`` calls these in the worker of each device, maybe another process
+# ---- functions that vLLM's ``collective_rpc`` calls in the worker process of each device
 
 
 def start_recording(worker: "WorkerBase") -> None:
@@ -105,13 +117,13 @@ def start_recording(worker: "WorkerBase") -> None:
         get_tensor_model_parallel_rank(),
         get_tensor_model_parallel_world_size(),
     )
-    load = cast(Callable[[Weights], object], model.load_weights)
+    load_weights = cast(Callable[[Weights], object], model.load_weights)
 
-    def load_recorded(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
-        return load(receipt.record_weights(weights))
+    def load_and_record(weights: Iterable[tuple[str, torch.Tensor]]) -> object:
+        return load_weights(receipt.record_weights(weights))
 
-    # Set on the instance, where vLLM looks up the method for every chunk.
-    model.__dict__ |= {RECEIPT_ATTRIBUTE: receipt, "load_weights": load_recorded}
+    # Replace the method on the instance, where vLLM looks it up for every chunk.
+    model.__dict__ |= {RECEIPT_ATTRIBUTE: receipt, "load_weights": load_and_record}
 
 
 def finish_recording(worker: "WorkerBase") -> dict[str, int]:
@@ -125,5 +137,5 @@ def finish_recording(worker: "WorkerBase") -> dict[str, int]:
     if receipt is None:
         raise EngineError("finish_update was called without begin_update")
     del model.__dict__["load_weights"]
-    receipt.verify_held(dict(model.named_parameters()))
-    return receipt.received
+    receipt.verify_weights(dict(model.named_parameters()))
+    return receipt.received_checksums

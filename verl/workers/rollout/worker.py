@@ -38,11 +38,11 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Longest wait of ``poll`` for a result. Long enough that idle clients cost little, short enough
-# that a caller soon notices a stopped engine.
+# Longest wait of ``poll`` for a result. A longer wait makes idle clients cheaper. A shorter wait
+# lets a caller notice a stopped engine sooner.
 POLL_S = 1.0
-BURST_S = 0.05  # longest time that the engine thread runs before the deadlines are checked
-# Time limit for one request, from submit to result. The longest turn on a busy CPU takes less.
+STEP_LOOP_LIMIT_S = 0.05  # the engine thread stops stepping after this time, to check deadlines
+# Time limit for one request, from submit to result. Even a long turn on a busy CPU takes less.
 REQUEST_TIMEOUT_S = 600.0
 # Time limit for the clean-up of the engine. Ray kills the process afterwards.
 CLOSE_TIMEOUT_S = 10.0
@@ -54,7 +54,7 @@ class _ClientResults:
     """Finished results of one client that it has not received yet."""
 
     results: list[SamplingResult] = field(default_factory=list)
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    has_results: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RolloutWorker:
@@ -62,13 +62,13 @@ class RolloutWorker:
 
     ``config`` is the section ``actor_rollout_ref``. ``engine`` replaces the configured engine in
     tests. ``devices`` are the GPUs (as in ``CUDA_VISIBLE_DEVICES``) of an engine on several GPUs,
-    because Ray assigns only one to this process. The environment variables ``env`` are set before
-    the libraries of the engine are loaded.
+    because Ray assigns only one GPU to this process. The environment variables ``env`` are set
+    before the libraries of the engine are loaded.
 
     Every request gives exactly one result unless its client aborts. A request ends as
-    ``StopReason.ABORT`` with ``info["error"]`` if the engine refuses it or raises while it runs, or
-    after ``request_timeout_s``. After ``MAX_FAILURES`` consecutive failed steps, or while a step
-    hangs, calls raise ``EngineError``.
+    ``StopReason.ABORT`` with ``info["error"]`` if the engine refuses it, if a step raises an error
+    while it runs, or after ``request_timeout_s``. After ``MAX_FAILURES`` consecutive failed steps,
+    or while a step hangs, calls raise ``EngineError``.
     """
 
     def __init__(
@@ -85,27 +85,28 @@ class RolloutWorker:
         answer_with_stacks(type(self).__name__)
         os.environ.update(env or {})
         self._timeout_s = request_timeout_s
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._engine_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
         self._engine_or_none = engine
         create_engine = partial(start_engine, config, model_path, seed, num_threads, devices)
-        self._started = self._thread.submit(self._start, create_engine)
-        self._commands: deque[Callable[[], list[SamplingResult]]] = deque()  # for the engine thread
-        # request -> client and deadline, oldest first
-        self._running: dict[str, tuple[str, float]] = {}
-        self._in_engine: dict[str, None] = {}  # used only by the engine thread
-        self._delayed: list[SamplingRequest] = []
-        self._pauses = 0
-        self._results: dict[str, _ClientResults] = defaultdict(_ClientResults)
-        self._work = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._exclusive = asyncio.Lock()
-        self._server: asyncio.Task[None] | None = None
-        self._failures = 0
+        self._start_future = self._engine_thread.submit(self._start_engine, create_engine)
+        # Calls that the engine thread makes before its next engine step.
+        self._engine_commands: deque[Callable[[], list[SamplingResult]]] = deque()
+        # Request id -> (client, deadline) of requests without a result, oldest first.
+        self._unfinished_requests: dict[str, tuple[str, float]] = {}
+        self._ids_in_engine: dict[str, None] = {}  # ids in order; used only by the engine thread
+        self._delayed_requests: list[SamplingRequest] = []
+        self._num_pauses = 0
+        self._results_by_client: dict[str, _ClientResults] = defaultdict(_ClientResults)
+        self._work_event = asyncio.Event()
+        self._idle_event = asyncio.Event()
+        self._idle_event.set()
+        self._exclusive_lock = asyncio.Lock()
+        self._serve_task: asyncio.Task[None] | None = None
+        self._num_failures = 0
         self._stop_cause = ""
-        count_names = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
-        self._counts = dict.fromkeys(count_names, 0.0)
-        self._since = 0.0
+        stat_names = ("tokens", "prompt_tokens", "requests", "aborted", "steps", "busy_s")
+        self._counts = dict.fromkeys(stat_names, 0.0)
+        self._start_time = 0.0
 
     @property
     def _started_engine(self) -> RolloutEngine:
@@ -118,11 +119,11 @@ class RolloutWorker:
 
         Raises the error of a failed start.
         """
-        # shielded: a cancelled caller must not cancel the start that others wait for
-        await asyncio.shield(asyncio.wrap_future(self._started))
-        if self._server is None:
-            self._since = time.monotonic()
-            self._server = asyncio.create_task(self._serve())
+        # shield() keeps a cancelled caller from cancelling the start, which other callers wait for.
+        await asyncio.shield(asyncio.wrap_future(self._start_future))
+        if self._serve_task is None:
+            self._start_time = time.monotonic()
+            self._serve_task = asyncio.create_task(self._serve_requests())
         engine = self._started_engine
         return {"engine": type(engine).__name__, "policy_version": engine.policy_version}
 
@@ -133,16 +134,16 @@ class RolloutWorker:
         """
         await self.wait_until_ready()
         self._check_alive()
-        names = [request.request_id for request in requests]
-        used_ids = [name for name in names if name in self._running]
-        if used_ids or len(set(names)) < len(names):
-            in_use = used_ids[:3] or "an id occurs twice in this call"
-            raise ValueError(f"request ids must be unique; in use: {in_use}")
+        request_ids = [request.request_id for request in requests]
+        used_ids = [name for name in request_ids if name in self._unfinished_requests]
+        if used_ids or len(set(request_ids)) < len(request_ids):
+            ids_in_use = used_ids[:3] or "an id occurs twice in this call"
+            raise ValueError(f"request ids must be unique; in use: {ids_in_use}")
         deadline = time.monotonic() + self._timeout_s
         for request in requests:
-            self._running[request.request_id] = (request.client, deadline)
-        if self._pauses:
-            self._delayed.extend(requests)
+            self._unfinished_requests[request.request_id] = (request.client, deadline)
+        if self._num_pauses:
+            self._delayed_requests.extend(requests)
         else:
             self._queue_requests(requests)
 
@@ -152,12 +153,12 @@ class RolloutWorker:
         Returns [] if there are none after that time. Raises ``EngineError`` if there are none and
         the engine has stopped.
         """
-        client_results = self._results[client]
+        client_results = self._results_by_client[client]
         if not client_results.results:
             self._check_alive()
-            client_results.filled.clear()
+            client_results.has_results.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(client_results.filled.wait(), POLL_S)
+                await asyncio.wait_for(client_results.has_results.wait(), POLL_S)
         results = client_results.results
         client_results.results = []
         if not results:
@@ -166,78 +167,83 @@ class RolloutWorker:
 
     async def abort(self, client: str) -> None:
         """Discard all requests and results of ``client``."""
-        dropped = [name for name, (owner, _) in self._running.items() if owner == client]
-        self._remove_requests(dropped)
-        self._results[client].results = []
+        client_request_ids = [
+            name for name, (owner, _) in self._unfinished_requests.items() if owner == client
+        ]
+        self._remove_requests(client_request_ids)
+        self._results_by_client[client].results = []
 
     async def get_stats(self) -> dict[str, float]:
-        """Return totals since the start of the engine: tokens, requests, engine steps, busy and
-        idle time in seconds.
+        """Return totals since the start of the engine.
+
+        These are tokens, requests, engine steps, and busy and idle time in seconds.
         """
-        alive = time.monotonic() - self._since if self._since else 0.0
-        idle_s = max(0.0, alive - self._counts["busy_s"])
-        return {**self._counts, "idle_s": idle_s, "running": float(len(self._running))}
+        running_s = time.monotonic() - self._start_time if self._start_time else 0.0
+        idle_s = max(0.0, running_s - self._counts["busy_s"])
+        return {**self._counts, "idle_s": idle_s, "running": float(len(self._unfinished_requests))}
 
     async def close(self) -> None:
         """Stop serving and free the engine. Later calls raise ``EngineError``."""
         self._stop_cause = self._stop_cause or "it is closed"
-        if self._server is not None and not self._server.cancelled():
-            self._server.cancel()
-            await asyncio.wait([self._server])
-            with contextlib.suppress(TimeoutError):  # a step may hang
-                await asyncio.wait_for(self._in_thread(self._started_engine.close), CLOSE_TIMEOUT_S)
-        self._thread.shutdown(wait=False)
+        if self._serve_task is not None and not self._serve_task.cancelled():
+            self._serve_task.cancel()
+            await asyncio.wait([self._serve_task])
+            with contextlib.suppress(TimeoutError):  # if a step hangs, do not wait longer
+                await asyncio.wait_for(
+                    self._call_in_engine_thread(self._started_engine.close), CLOSE_TIMEOUT_S
+                )
+        self._engine_thread.shutdown(wait=False)
 
-    # ---- calls to an idle engine: they wait for running requests, and new requests wait for them.
-    # They raise ``EngineError`` if requests still run after the request timeout.
+    # ---- calls that need an idle engine. A call waits for running requests, and new requests wait
+    # for the call. It raises ``EngineError`` if requests still run after the request timeout.
 
     async def update_weights(self, weights: Weights, version: int) -> dict[str, int]:
         """Load new weights and return a checksum of each one that the engine received, by name.
 
         Raises ``EngineError`` if the engine does not hold the new weights afterwards.
         """
-        # Imported here because it loads torch. The engine must set environment variables before.
+        # Imported here because it loads torch, and the engine must set environment variables first.
         from verl.workers.rollout.weight_receipt import load_and_verify_weights
 
         async with self._exclusive_access("update_weights"):
-            return await self._in_thread(
+            return await self._call_in_engine_thread(
                 load_and_verify_weights, self._started_engine, weights, version
             )
 
     async def connect(self, info: Mapping[str, object]) -> None:
         """Prepare a ``ReceivingEngine`` for weight transfers."""
         async with self._exclusive_access("connect"):
-            await self._in_thread(self._receiving_engine.connect, info)
+            await self._call_in_engine_thread(self._receiving_engine.connect, info)
 
     async def begin_update(self) -> None:
         """Begin an update in chunks. New requests wait for ``finish_update``."""
         await self._pause_requests("begin_update")
         try:
-            await self._in_thread(self._receiving_engine.begin_update)
+            await self._call_in_engine_thread(self._receiving_engine.begin_update)
         except BaseException:
             self._resume_requests()
             raise
 
     async def receive(self, info: Mapping[str, object]) -> None:
         """Load one chunk of the weights."""
-        await self._in_thread(self._receiving_engine.receive, info)
+        await self._call_in_engine_thread(self._receiving_engine.receive, info)
 
     async def finish_update(self, version: int) -> dict[str, int]:
         """Complete the update in chunks; see ``ReceivingEngine.finish_update``."""
         try:
-            return await self._in_thread(self._receiving_engine.finish_update, version)
+            return await self._call_in_engine_thread(self._receiving_engine.finish_update, version)
         finally:
             self._resume_requests()
 
     async def sleep(self, level: SleepLevel = 1) -> None:
         """Free accelerator memory; see ``RolloutEngine.sleep``."""
         async with self._exclusive_access("sleep"):
-            await self._in_thread(self._started_engine.sleep, level)
+            await self._call_in_engine_thread(self._started_engine.sleep, level)
 
     async def wake(self, part: EnginePart | None = None) -> None:
-        """Allocate accelerator memory again, for one part or for all."""
+        """Allocate accelerator memory again; see ``RolloutEngine.wake``."""
         async with self._exclusive_access("wake"):
-            await self._in_thread(self._started_engine.wake, part)
+            await self._call_in_engine_thread(self._started_engine.wake, part)
 
     @contextlib.asynccontextmanager
     async def _exclusive_access(self, purpose: str) -> AsyncIterator[None]:
@@ -249,16 +255,16 @@ class RolloutWorker:
 
     @property
     def _receiving_engine(self) -> ReceivingEngine:
-        # Not checked here: only callers whose engine is a ReceivingEngine may use it.
+        # The type is not checked: callers use this only if the engine is a ReceivingEngine.
         return cast(ReceivingEngine, self._started_engine)
 
-    # ---- in the event loop
+    # ---- methods that run in the event loop
 
     def _queue_requests(self, requests: Sequence[SamplingRequest]) -> None:
-        self._commands.extend(partial(self._add, request) for request in requests)
+        self._engine_commands.extend(partial(self._add_request, request) for request in requests)
         if requests:
-            self._idle.clear()
-            self._work.set()
+            self._idle_event.clear()
+            self._work_event.set()
 
     async def _pause_requests(self, purpose: str) -> None:
         """Delay new requests and wait until none runs.
@@ -267,9 +273,9 @@ class RolloutWorker:
         """
         await self.wait_until_ready()
         self._check_alive()
-        self._pauses += 1
+        self._num_pauses += 1
         try:
-            await self._exclusive.acquire()
+            await self._exclusive_lock.acquire()
         except BaseException:
             self._queue_delayed()
             raise
@@ -280,60 +286,62 @@ class RolloutWorker:
             raise
 
     def _resume_requests(self) -> None:
-        self._exclusive.release()
+        self._exclusive_lock.release()
         self._queue_delayed()
 
     def _queue_delayed(self) -> None:
-        self._pauses -= 1
-        if not self._pauses:
-            delayed = self._delayed
-            self._delayed = []
-            self._queue_requests(delayed)
+        self._num_pauses -= 1
+        if not self._num_pauses:
+            delayed_requests = self._delayed_requests
+            self._delayed_requests = []
+            self._queue_requests(delayed_requests)
 
     async def _wait_until_idle(self, purpose: str) -> None:
         try:
-            await asyncio.wait_for(self._idle.wait(), self._timeout_s)
+            await asyncio.wait_for(self._idle_event.wait(), self._timeout_s)
         except TimeoutError:
-            num_running = len(self._running) - len(self._delayed)
+            num_running = len(self._unfinished_requests) - len(self._delayed_requests)
             raise EngineError(
                 f"{purpose} needs an idle engine, but {num_running} requests still run after "
                 f"{self._timeout_s:g} s"
             ) from None
         self._check_alive()
 
-    async def _in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _call_in_engine_thread(
+        self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         call = partial(function, *args, **kwargs)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        return await asyncio.get_running_loop().run_in_executor(self._engine_thread, call)
 
     def _check_alive(self) -> None:
-        if self._server is not None and self._server.done() and not self._stop_cause:
-            self._stop_cause = f"its loop ended: {self._server.exception()!r}"
+        if self._serve_task is not None and self._serve_task.done() and not self._stop_cause:
+            self._stop_cause = f"its loop ended: {self._serve_task.exception()!r}"
         if self._stop_cause:
             raise EngineError(f"the rollout engine has stopped: {self._stop_cause}")
-        oldest = next(iter(self._running.values()), None)
-        if oldest is not None and time.monotonic() > oldest[1] + self._timeout_s:
+        oldest_request = next(iter(self._unfinished_requests.values()), None)
+        if oldest_request is not None and time.monotonic() > oldest_request[1] + self._timeout_s:
             raise EngineError(
                 f"the rollout engine hangs: a request has run longer than {2 * self._timeout_s:g} "
                 "s, twice its timeout"
             )
 
-    async def _serve(self) -> None:
+    async def _serve_requests(self) -> None:
         while True:
-            await self._work.wait()
-            self._deliver_results(await self._in_thread(self._run_burst))
+            await self._work_event.wait()
+            self._deliver_results(await self._call_in_engine_thread(self._run_steps))
             self._abort_expired()
-            if not self._commands and not self._in_engine:
-                self._work.clear()
-                self._idle.set()
+            if not self._engine_commands and not self._ids_in_engine:
+                self._work_event.clear()
+                self._idle_event.set()
 
     def _deliver_results(self, results: list[SamplingResult]) -> None:
         for result in results:
-            client, _ = self._running.pop(result.request_id, (None, 0.0))
+            client, _ = self._unfinished_requests.pop(result.request_id, (None, 0.0))
             if client is None:  # the client aborted or the request timed out
                 continue
-            client_results = self._results[client]
+            client_results = self._results_by_client[client]
             client_results.results.append(result)
-            client_results.filled.set()
+            client_results.has_results.set()
             self._counts["tokens"] += len(result.token_ids)
             self._counts["requests"] += 1
             self._counts["aborted"] += result.stop_reason is StopReason.ABORT
@@ -341,7 +349,7 @@ class RolloutWorker:
     def _abort_expired(self) -> None:
         current_time = time.monotonic()
         expired_ids: list[str] = []
-        for name, (_, deadline) in self._running.items():
+        for name, (_, deadline) in self._unfinished_requests.items():
             if deadline > current_time:  # requests are ordered by deadline
                 break
             expired_ids.append(name)
@@ -350,83 +358,87 @@ class RolloutWorker:
         logger.warning(
             "%d requests took more than %g s and are aborted", len(expired_ids), self._timeout_s
         )
-        why = f"no result after {self._timeout_s:g} s"
-        self._deliver_results([self._aborted_result(name, why) for name in expired_ids])
+        message = f"no result after {self._timeout_s:g} s"
+        self._deliver_results([self._make_aborted_result(name, message) for name in expired_ids])
         self._remove_requests(expired_ids)
 
-    def _remove_requests(self, names: list[str]) -> None:
-        gone = set(names)
-        for name in names:
-            self._running.pop(name, None)
-        self._delayed = [request for request in self._delayed if request.request_id not in gone]
-        if names:
-            self._commands.append(lambda: self._drop_requests(names))
-            self._idle.clear()
-            self._work.set()
+    def _remove_requests(self, request_ids: list[str]) -> None:
+        removed_ids = set(request_ids)
+        for name in request_ids:
+            self._unfinished_requests.pop(name, None)
+        self._delayed_requests = [
+            request for request in self._delayed_requests if request.request_id not in removed_ids
+        ]
+        if request_ids:
+            self._engine_commands.append(lambda: self._drop_requests(request_ids))
+            self._idle_event.clear()
+            self._work_event.set()
 
-    def _aborted_result(self, name: str, error: str) -> SamplingResult:
+    def _make_aborted_result(self, request_id: str, error: str) -> SamplingResult:
         version = self._started_engine.policy_version
-        return SamplingResult(name, [], [], StopReason.ABORT, version, {"error": error})
+        return SamplingResult(request_id, [], [], StopReason.ABORT, version, {"error": error})
 
-    # ---- in the engine thread
+    # ---- methods that run in the engine thread
 
-    def _start(self, make: Callable[[], RolloutEngine]) -> None:
+    def _start_engine(self, create_engine: Callable[[], RolloutEngine]) -> None:
         if self._engine_or_none is None:
-            began = time.perf_counter()
-            self._engine_or_none = make()
+            start_time = time.perf_counter()
+            self._engine_or_none = create_engine()
             name = type(self._engine_or_none).__name__
-            logger.info("rollout engine %s started in %.1f s", name, time.perf_counter() - began)
+            logger.info(
+                "rollout engine %s started in %.1f s", name, time.perf_counter() - start_time
+            )
 
-    def _run_burst(self) -> list[SamplingResult]:
-        """Run engine steps until a request finishes or ``BURST_S`` seconds have passed."""
-        began = time.perf_counter()
+    def _run_steps(self) -> list[SamplingResult]:
+        """Run engine steps until a request finishes, for at most ``STEP_LOOP_LIMIT_S`` seconds."""
+        start_time = time.perf_counter()
         results: list[SamplingResult] = []
         try:
-            while not results and time.perf_counter() - began < BURST_S:
-                while self._commands:
-                    results += self._commands.popleft()()
+            while not results and time.perf_counter() - start_time < STEP_LOOP_LIMIT_S:
+                while self._engine_commands:
+                    results += self._engine_commands.popleft()()
                 if not self._started_engine.has_work():
                     break
                 results += self._started_engine.step()
                 self._counts["steps"] += 1
-                self._failures = 0
+                self._num_failures = 0
         except Exception as error:
-            # boundary of the engine: running requests end as aborted, the worker continues
+            # Errors of the engine stop here: running requests end as aborted, the worker continues.
             results += self._handle_failure(error)
         for result in results:
-            self._in_engine.pop(result.request_id, None)
-        self._counts["busy_s"] += time.perf_counter() - began
+            self._ids_in_engine.pop(result.request_id, None)
+        self._counts["busy_s"] += time.perf_counter() - start_time
         return results
 
-    def _add(self, request: SamplingRequest) -> list[SamplingResult]:
-        self._in_engine[request.request_id] = None
+    def _add_request(self, request: SamplingRequest) -> list[SamplingResult]:
+        self._ids_in_engine[request.request_id] = None
         try:
             self._started_engine.add(request)
         except ValueError as error:
-            # only the trajectory of this request ends, the run continues
+            # Only the trajectory of this request ends, and the run continues.
             logger.warning("the engine refused request %s: %s", request.request_id, error)
-            return [self._aborted_result(request.request_id, str(error))]
+            return [self._make_aborted_result(request.request_id, str(error))]
         self._counts["prompt_tokens"] += len(request.prompt_ids)
         return []
 
-    def _drop_requests(self, names: list[str]) -> list[SamplingResult]:
-        self._started_engine.abort([name for name in names if name in self._in_engine])
-        for name in names:
-            self._in_engine.pop(name, None)
+    def _drop_requests(self, request_ids: list[str]) -> list[SamplingResult]:
+        self._started_engine.abort([name for name in request_ids if name in self._ids_in_engine])
+        for name in request_ids:
+            self._ids_in_engine.pop(name, None)
         return []
 
     def _handle_failure(self, error: Exception) -> list[SamplingResult]:
-        running_ids = list(self._in_engine)
-        self._in_engine = {}
-        self._failures += 1
+        running_ids = list(self._ids_in_engine)
+        self._ids_in_engine = {}
+        self._num_failures += 1
         logger.error("the engine failed with %d requests running", len(running_ids), exc_info=error)
         try:
             self._started_engine.abort(running_ids)
-        except Exception as second:  # the engine cannot abort requests either: stop the worker
-            self._stop_cause = f"{error!r}, and then {second!r}"
-        if self._failures >= MAX_FAILURES:
+        except Exception as abort_error:  # if even abort() fails, stop the worker
+            self._stop_cause = f"{error!r}, and then {abort_error!r}"
+        if self._num_failures >= MAX_FAILURES:
             self._stop_cause = (
                 self._stop_cause
-                or f"{self._failures} consecutive steps failed, the last: {error!r}"
+                or f"{self._num_failures} consecutive steps failed, the last: {error!r}"
             )
-        return [self._aborted_result(name, repr(error)) for name in running_ids]
+        return [self._make_aborted_result(name, repr(error)) for name in running_ids]

@@ -1,1 +1,1 @@
-"""User-provided agents, which generate episodes with ``agent_system.endpoint``."""
+"""User-provided agents. They query the policy through the server in ``agent_system.endpoint``."""

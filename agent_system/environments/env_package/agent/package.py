@@ -2,7 +2,7 @@
 
 In that step the agent sends any number of requests to the policy through the endpoint. It knows
 only a base URL, a key and OpenAI's API. The policy is trained on the sampled tokens of the replies.
-An episode fails if the agent raises, exceeds its deadline or gives no reward.
+An episode fails if the agent raises an error, exceeds its deadline or returns no reward.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from agent_system.environments.package import EnvPackage
 from agent_system.reward_manager.custom import load_import_path
 
 NAME = "agent"
-LOOPBACK = "127.0.0.1"
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class AgentEnv:
@@ -33,15 +33,15 @@ class AgentEnv:
     placement = "process"  # the agent is user-provided code
 
     def __init__(self, settings: AgentSettings) -> None:
-        self._agent = _load_user_function(settings, "path")
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=NAME)
+        self._agent_function = _load_user_function(settings, "path")
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=NAME)
         self._task: Task = {}
         self._seed = 0
-        # A client must not send its API key to a proxy, so exclude the loopback addresses.
-        for name in ("NO_PROXY", "no_proxy"):
-            hosts = [host for host in os.environ.get(name, "").split(",") if host]
-            if LOOPBACK not in hosts:
-                os.environ[name] = ",".join([*hosts, LOOPBACK])
+        # Exclude the host of the endpoint from proxies: the agent must not send its API key to one.
+        for variable in ("NO_PROXY", "no_proxy"):
+            excluded_hosts = [host for host in os.environ.get(variable, "").split(",") if host]
+            if LOOPBACK_ADDRESS not in excluded_hosts:
+                os.environ[variable] = ",".join([*excluded_hosts, LOOPBACK_ADDRESS])
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Store ``task`` and ``seed``. The observation is empty: the agent writes the prompts."""
@@ -55,39 +55,43 @@ class AgentEnv:
         The reward is posted to the endpoint, so this method returns a reward of 0. Raises
         ``RewardRefused`` and the errors of the agent.
         """
-        address = json.loads(action)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._run_agent, address)
+        endpoint_address = json.loads(action)
+        await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._run_agent, endpoint_address
+        )
         return Observation(""), 0.0, True, {}
 
     def close(self) -> None:
         """Shut the thread down without waiting for the agent."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _run_agent(self, address: dict[str, str]) -> None:
+    def _run_agent(self, endpoint_address: dict[str, str]) -> None:
         try:
-            reward = await_if_needed(self._agent(task=self._task, seed=self._seed, **address))
-        except SystemExit as error:  # it would end the process and so all other agents in it
+            reward = await_if_needed(
+                self._agent_function(task=self._task, seed=self._seed, **endpoint_address)
+            )
+        except SystemExit as error:  # the exit would also end the other agents of this process
             raise RuntimeError(
                 f"the agent called exit with status {error.code}; it must return instead"
             ) from error
         if reward is not None:
-            post_reward(address["base_url"], address["api_key"], reward)
+            post_reward(endpoint_address["base_url"], endpoint_address["api_key"], reward)
 
 
-def _load_user_function(settings: AgentSettings, key: str) -> Callable[..., Any]:
-    import_path = getattr(settings, key)
-    config_key = f"env.{NAME}.{key}"
+def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., Any]:
+    import_path = getattr(settings, setting)
+    config_key = f"env.{NAME}.{setting}"
     if not import_path:
         raise ValueError(
             f"{config_key}='': no function is given; allowed: FILE.py:NAME, MODULE:NAME; "
-            f"fix: {config_key}=my_agent.py:{'play' if key == 'path' else key}"
+            f"fix: {config_key}=my_agent.py:{'play' if setting == 'path' else setting}"
         )
     return load_import_path(import_path, config_key)
 
 
 def list_tasks(settings: AgentSettings, split: str) -> list[Task]:
-    """Return the tasks of the user's function for ``split``, with a default ``data_source``."""
-    _load_user_function(settings, "path")  # report a missing agent now, not when the workers start
+    """Call the user's function ``env.agent.tasks`` and return its tasks with a ``data_source``."""
+    _load_user_function(settings, "path")  # report a missing agent at startup, not in a worker
     return [{"data_source": NAME, **task} for task in _load_user_function(settings, "tasks")(split)]
 
 

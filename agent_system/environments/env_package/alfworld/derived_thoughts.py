@@ -1,43 +1,45 @@
-"""Thoughts that derive from the prompt the facts that the action needs (``thoughts=carried``).
+"""Expert whose thoughts state the facts that the next action needs (``thoughts=carried``).
 
-With ``env.history=window`` a prompt shows the observations so far in their order, and no earlier
-thought. A thought states facts and never an action:
+The thoughts derive these facts from the prompt. With ``env.history=window`` a prompt shows all
+earlier observations in order, and no earlier thought. A thought states facts and never an action:
 
 - Level 1: nothing.
 - Level 2: the held object, as in ``hold nothing.``
-- Level 3: also where the wanted object was seen, or where the held one goes, as in ``mug unseen.``
-- Level 4: also the receptacles in room order, up to the first that was not visited, as in
-  ``cabinet 2 done, desk 1 goal, shelf 1 left.``
+- Level 3: also the receptacle that contains the wanted object, or the destination of the held
+  object. ``mug unseen.`` means that no mug was seen yet.
+- Level 4: also the receptacles in the order of the first observation, up to the first one that is
+  still to be searched, as in ``cabinet 2 done, desk 1 goal, shelf 1 left.``
 
-A level writes all its parts in every state. The parts that the action needs depend on the state:
-the expert names the kind of the state and the lowest sufficient level.
+A thought contains all facts of its level in every state. The state determines which facts the next
+action needs. The expert therefore labels each state with the lowest level that suffices.
 """
 
 from dataclasses import dataclass, replace
 
-from agent_system.environments.env_package.alfworld.expert import AlfworldExpert, class_of
+from agent_system.environments.env_package.alfworld.expert import AlfworldExpert, get_class_name
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
-# By kind of the right action: the lowest level whose thought states all facts that it needs.
+# Maps each kind of right action to the lowest level whose thought states all facts it needs.
 NEEDED_LEVELS = {
     "open": 1,  # open the closed receptacle where the agent is
     "look": 1,  # examine the receptacle where the agent is
     "take": 1,  # take an object where the agent is
-    "begin": 1,  # no receptacle was visited yet: going to any one is right
+    "begin": 1,  # go to any receptacle: none was visited yet
     "put": 2,  # put the held object down where the agent is
-    "use": 2,
-    "bring": 3,  # go to the receptacle for the held object
+    "use": 2,  # use the tool or the lamp where the agent is
+    "bring": 3,  # go to the tool or to the target receptacle with the held object
     "return": 3,  # go to an object that was seen at another receptacle
     "search": 4,  # go to a receptacle that was not visited
 }
-SEARCH_KINDS = {"begin", "search"}
+SEARCH_ACTION_KINDS = {"begin", "search"}
 
 
 @dataclass(frozen=True, slots=True)
 class RightActions:
-    """Kind of the next action (a key of ``NEEDED_LEVELS``), and all right actions of that kind in
-    the order in which the first observation lists the receptacles.
+    """All right actions in a state. They have the same kind, which is a key of ``NEEDED_LEVELS``.
+
+    The order of ``actions`` is that of the receptacles in the first observation.
     """
 
     kind: str
@@ -52,7 +54,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
     """
 
     def act(self) -> Decision:
-        """Return the next action with the thought and action of each level."""
+        """Return the next action, and for each level a thought and the action after it."""
         right_actions = self.find_right_actions()
         decision = super().act()
         sentences = (self._describe_held_object(), self._describe_target(), self._describe_visits())
@@ -64,7 +66,7 @@ class DerivedThoughtsExpert(AlfworldExpert):
         }
         # Only the thought of level 4 names the first receptacle that was not visited.
         if (
-            right_actions.kind in SEARCH_KINDS
+            right_actions.kind in SEARCH_ACTION_KINDS
             and not decision.is_useless
             and not decision.is_invalid
         ):
@@ -79,106 +81,134 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def find_right_actions(self) -> RightActions:
         """Return all right actions in this state. They depend on the observations only."""
         location = self.location
-        if location in self.closed:
+        if location in self.closed_receptacles:
             return RightActions("open", (f"open {location}",))
-        if location is not None and location not in self.seen:
+        if location is not None and location not in self.seen_contents:
             return RightActions("look", (f"examine {location}",))
-        if self.held is None:
-            return self._right_actions_for_object(self.goal.object_class, "take {} from {}")
-        if class_of(self.held) != self.goal.object_class:
-            return RightActions("put", (f"move {self.held} to {location}",))
+        if self.held_object is None:
+            return self._find_object_actions(self.goal.object_class, "take {} from {}")
+        if get_class_name(self.held_object) != self.goal.object_class:
+            return RightActions("put", (f"move {self.held_object} to {location}",))
         if self.needed_tool:
-            return self._right_actions_at(
-                self.needed_tool, "use", f"{self.goal.task_type} {self.held} with {{}}"
+            return self._find_receptacle_actions(
+                self.needed_tool, "use", f"{self.goal.task_type} {self.held_object} with {{}}"
             )
         if self.goal.lamp_class:
-            return self._right_actions_for_object(self.goal.lamp_class, "use {}")
-        return self._right_actions_at(
-            self.goal.receptacle_class, "put", f"move {self.held} to {{}}"
+            return self._find_object_actions(self.goal.lamp_class, "use {}")
+        return self._find_receptacle_actions(
+            self.goal.receptacle_class, "put", f"move {self.held_object} to {{}}"
         )
 
-    def _right_actions_for_object(self, object_class: str, action_template: str) -> RightActions:
+    def _find_object_actions(self, object_class: str, action_template: str) -> RightActions:
         """Return the right actions to take or use an object of class ``object_class``.
 
         These are ``action_template`` with the object if it is at the agent's location. Otherwise
         they go to a receptacle where one was seen, or else to one that was not visited.
         """
-        candidates = self._seen_objects(object_class)
-        names = [name for name, receptacle in candidates if receptacle == self.location]
-        if names:
-            actions = tuple(action_template.format(name, self.location) for name in names)
-            return RightActions("take" if self.held is None else "use", actions)
+        candidates = self._list_seen_objects(object_class)
+        object_names = [
+            object_name for object_name, receptacle in candidates if receptacle == self.location
+        ]
+        if object_names:
+            actions = tuple(
+                action_template.format(object_name, self.location) for object_name in object_names
+            )
+            return RightActions("take" if self.held_object is None else "use", actions)
         if candidates:
             receptacles = dict.fromkeys(receptacle for _, receptacle in candidates)
-            return RightActions("return", tuple(f"go to {place}" for place in receptacles))
-        # If all receptacles were visited without success, going to any other one is right.
+            return RightActions(
+                "return", tuple(f"go to {receptacle}" for receptacle in receptacles)
+            )
+        # If the object is in no receptacle that was visited, go to any receptacle to be searched.
         return RightActions(
-            "search" if self.seen else "begin",
-            tuple(f"go to {place}" for place in self._list_search_places()),
+            "search" if self.seen_contents else "begin",
+            tuple(f"go to {receptacle}" for receptacle in self._list_search_receptacles()),
         )
 
-    def _right_actions_at(
+    def _find_receptacle_actions(
         self, receptacle_class: str, kind: str, action_template: str
     ) -> RightActions:
-        """Return ``action_template`` at a receptacle of the class, else the moves to one."""
-        targets = self._target_receptacles(receptacle_class)
-        if self.location in targets:
-            return RightActions(kind, (action_template.format(self.location),))
-        return RightActions("bring", tuple(f"go to {target}" for target in targets))
+        """Return the right actions for something to do at a receptacle of ``receptacle_class``.
 
-    def _target_receptacles(self, receptacle_class: str) -> list[str]:
-        """Return the receptacles of the class.
+        If the agent is at such a receptacle, this is ``action_template`` with its name. Otherwise
+        these are the moves to all such receptacles.
+        """
+        target_receptacles = self._list_target_receptacles(receptacle_class)
+        if self.location in target_receptacles:
+            return RightActions(kind, (action_template.format(self.location),))
+        return RightActions("bring", tuple(f"go to {target}" for target in target_receptacles))
+
+    def _list_target_receptacles(self, receptacle_class: str) -> list[str]:
+        """Return the names of the receptacles of ``receptacle_class``.
 
         Once an object was placed in one of them, return only that one: a task with two objects
         needs both in the same receptacle.
         """
-        if self.last_target is not None and class_of(self.last_target) == receptacle_class:
-            return [self.last_target]
-        return [receptacle for receptacle in self.room if class_of(receptacle) == receptacle_class]
+        if (
+            self.last_target_receptacle is not None
+            and get_class_name(self.last_target_receptacle) == receptacle_class
+        ):
+            return [self.last_target_receptacle]
+        return [
+            receptacle
+            for receptacle in self.room_receptacles
+            if get_class_name(receptacle) == receptacle_class
+        ]
 
-    def _seen_objects(self, object_class: str) -> list[tuple[str, str]]:
-        """Return the objects of the base class in another order.
+    def _list_seen_objects(self, object_class: str) -> list[tuple[str, str]]:
+        """Return the same (object, receptacle) pairs as ``AlfworldExpert``, sorted differently.
 
-        Objects at the agent's location come first, then those at other receptacles in room order.
-        Within a receptacle the order is that of the engine's text: descending numbers.
+        Objects at the agent's location come first. Then the order is that of the receptacles in the
+        first observation. Within a receptacle, object numbers descend, as in the engine's text.
         """
 
-        def sort_key(candidate: tuple[str, str]) -> tuple[bool, int, int]:
-            name, place = candidate
-            number = int(name.rsplit(" ", 1)[1])
-            return place != self.location, self.room.index(place), -number
+        def get_sort_key(object_and_receptacle: tuple[str, str]) -> tuple[bool, int, int]:
+            object_name, receptacle = object_and_receptacle
+            object_number = int(object_name.rsplit(" ", 1)[1])
+            return (
+                receptacle != self.location,
+                self.room_receptacles.index(receptacle),
+                -object_number,
+            )
 
-        return sorted(super()._seen_objects(object_class), key=sort_key)
+        return sorted(super()._list_seen_objects(object_class), key=get_sort_key)
 
     def _choose_action(self) -> Decision:
         right_actions = self.find_right_actions()
-        if right_actions.kind in SEARCH_KINDS:
+        if right_actions.kind in SEARCH_ACTION_KINDS:
             return Decision(self.rng.choice(right_actions.actions))
         return Decision(right_actions.actions[0])
 
-    # Parts of the thoughts
+    # Sentences of the thoughts, one for each level from 2 to 4
 
     def _describe_held_object(self) -> str:
-        held = f"hold {self.held or 'nothing'}"
-        return f"{held}, {len(self.placed)} home" if self.placed else held
+        held_text = f"hold {self.held_object or 'nothing'}"
+        return f"{held_text}, {len(self.placed_objects)} home" if self.placed_objects else held_text
 
     def _describe_target(self) -> str:
-        if self.held is not None and not self.goal.lamp_class:
-            # The tool comes before the target receptacle.
-            targets = self._target_receptacles(self.needed_tool or self.goal.receptacle_class)
-            return f"to {self.location if self.location in targets else targets[0]}"
-        object_class = self.goal.object_class if self.held is None else self.goal.lamp_class
-        for name, receptacle in self._seen_objects(object_class):
+        if self.held_object is not None and not self.goal.lamp_class:
+            # The object must be brought to the tool first, then to the target receptacle.
+            target_receptacles = self._list_target_receptacles(
+                self.needed_tool or self.goal.receptacle_class
+            )
+            is_at_target = self.location in target_receptacles
+            return f"to {self.location if is_at_target else target_receptacles[0]}"
+        object_class = self.goal.object_class if self.held_object is None else self.goal.lamp_class
+        for name, receptacle in self._list_seen_objects(object_class):
             return f"{name} in {receptacle}"
         return f"{object_class} unseen"
 
     def _describe_visits(self) -> str:
-        """Return ``done``, ``goal`` or ``left`` by receptacle, up to the first ``left``."""
+        """List receptacles with a status word, up to the first ``left``.
+
+        ``done``: the content was seen. ``goal``: receptacle of the target class. ``left``: still to
+        be searched.
+        """
         visit_notes = []
-        for receptacle in self.room:
-            if receptacle in self.seen:
+        for receptacle in self.room_receptacles:
+            if receptacle in self.seen_contents:
                 visit_notes.append(f"{receptacle} done")
-            elif class_of(receptacle) == self.goal.receptacle_class:
+            elif get_class_name(receptacle) == self.goal.receptacle_class:
                 visit_notes.append(f"{receptacle} goal")
             else:
                 return ", ".join([*visit_notes, f"{receptacle} left"])

@@ -32,7 +32,7 @@ BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 MAX_CACHED_FACTS = 200_000  # facts cached over all games, about 0.5 kB each
 # Each engine has its own copy of the planner library, which holds the state of its game. Copies
 # are reused and never unloaded: loading a copy after unloading another crashes the process.
-_idle_libraries: list[Any] = []
+_unused_libraries: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +40,20 @@ class EngineOutput:
     """Output of the engine after ``reset`` or ``step``."""
 
     text: str
-    commands: tuple[str, ...]  # admissible commands, sorted
+    admissible_commands: tuple[str, ...]  # sorted
     won: bool
     is_valid: bool  # the command was one of the admissible ones
 
 
 class Engine:
-    """Engine that runs one loaded game at a time. ``translations`` is the folder in which
-    translated PDDL problems are cached.
+    """Engine that runs one loaded game at a time.
+
+    ``translations_folder`` caches the translated PDDL problems on disk.
     """
 
-    def __init__(self, translations: Path) -> None:
+    def __init__(self, translations_folder: Path) -> None:
         requested_infos = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._env: Any = MemoPddlEnv(requested_infos, translations)
+        self._env: Any = MemoPddlEnv(requested_infos, translations_folder)
 
     def load(self, game: dict[str, Any]) -> None:
         """Load a game from the content of a ``game.tw-pddl`` file."""
@@ -68,25 +69,27 @@ class Engine:
         return self._make_output(state, is_valid=self._env._last_action is not None)
 
     def _make_output(self, state: Any, is_valid: bool) -> EngineOutput:
-        commands = tuple(state["admissible_commands"])
-        return EngineOutput(strip_banner(state.feedback), commands, bool(state["won"]), is_valid)
+        admissible_commands = tuple(state["admissible_commands"])
+        return EngineOutput(
+            strip_banner(state.feedback), admissible_commands, bool(state["won"]), is_valid
+        )
 
-    def list_facts(self, names: frozenset[str]) -> list[str]:
-        """Return the current facts with a predicate in ``names``, sorted, with readable names."""
+    def list_facts(self, predicates: frozenset[str]) -> list[str]:
+        """Return the current facts of ``predicates``, sorted, such as ``opened drawer 1``."""
         # Facts name objects by symbols such as ``mug_bar__plus_01_dot_20``. Use the readable names.
-        readable_names = self._env._names
+        readable_names = self._env._readable_names
         return sorted(
             " ".join(
                 [fact.name, *(readable_names[variable.name].strip() for variable in fact.arguments)]
             )
             for fact in self._env._pddl_state.facts
-            if fact.name in names
+            if fact.name in predicates
         )
 
     def close(self) -> None:
         """Release the planner library for the next engine of this process."""
         if self._env is not None:
-            _idle_libraries.append(self._env.downward_lib)
+            _unused_libraries.append(self._env.downward_lib)
             self._env = None
 
 
@@ -96,13 +99,13 @@ def strip_banner(text: str) -> str:
 
 
 class MemoPddlEnv(PddlEnv):
-    """``PddlEnv`` with ALFWorld's object names, and one translation and one parse per game."""
+    """``PddlEnv`` with ALFWorld's object names. Translations and parsed grammars are cached."""
 
-    def __init__(self, infos: textworld.EnvInfos, translations: Path) -> None:
+    def __init__(self, infos: textworld.EnvInfos, translations_folder: Path) -> None:
         # Skip ``PddlEnv.__init__``, which always loads another library.
         textworld.Environment.__init__(self, infos)
-        self._translations = translations
-        self.downward_lib = _idle_libraries.pop() if _idle_libraries else load_planner()
+        self._translations_folder = translations_folder
+        self.downward_lib = _unused_libraries.pop() if _unused_libraries else load_planner()
 
     def load(self, filename_or_data: Any) -> None:
         if len(_memento_cache) > MAX_CACHED_FACTS:
@@ -112,15 +115,17 @@ class MemoPddlEnv(PddlEnv):
         domain = filename_or_data["pddl_domain"]
         self._logic = MemoLogic(domain, filename_or_data["grammar"])
         self._translation = load_translation(
-            domain, filename_or_data["pddl_problem"], self._translations
+            domain, filename_or_data["pddl_problem"], self._translations_folder
         )
         self._pddl_state = MemoState(self.downward_lib, self._translation, self._logic)
         self._entity_infos = self._get_entity_infos()
-        names = Demangler(game_infos=self._entity_infos, shuffle=False)
-        infos: dict[str, Any] = self._entity_infos
-        for info in infos.values():
-            info.name = names.demangle_alfred_name(info.id)
-        self._names = {key: info.name for key, info in self._entity_infos.items()}
+        name_converter = Demangler(game_infos=self._entity_infos, shuffle=False)
+        entity_infos: dict[str, Any] = self._entity_infos
+        for entity_info in entity_infos.values():
+            entity_info.name = name_converter.demangle_alfred_name(entity_info.id)
+        self._readable_names = {
+            key: entity_info.name for key, entity_info in self._entity_infos.items()
+        }
         self._commands: dict[int, str] = {}
 
     def reset(self):
@@ -147,46 +152,47 @@ class MemoPddlEnv(PddlEnv):
 
     def _gather_infos(self) -> None:
         actions = self._pddl_state.all_applicable_actions()
-        commands = [
+        admissible_commands = [
             self._commands.get(action.id) or self._make_command(action) for action in actions
         ]
         self.state["won"] = self._pddl_state.check_goal()
         # No ALFWorld game can be lost. The caller limits the number of turns.
         self.state["lost"] = False
         self.state["_valid_actions"] = actions
-        self.state["_valid_commands"] = commands
-        self.state["admissible_commands"] = sorted(set(commands))
+        self.state["_valid_commands"] = admissible_commands
+        self.state["admissible_commands"] = sorted(set(admissible_commands))
 
     def _make_command(self, action) -> str:
-        """Return the command text of an operator, cached per game: names never change."""
+        """Return the command text of ``action``. Cache it, because object names never change."""
         template = self._logic.grammar.derive(
             self._logic.actions[action.name].template, self._make_context(action.mapping)
         )
-        self._commands[action.id] = template.format(**self._names)
+        self._commands[action.id] = template.format(**self._readable_names)
         return self._commands[action.id]
 
 
 class MemoState(PddlState):
-    """``PddlState`` made from a cached translation. ``replan`` is unavailable: no planner is
-    loaded.
+    """``PddlState`` made from a cached translation.
+
+    The library only tracks the state and never plans, so ``replan`` is unavailable.
     """
 
     def __init__(self, downward_lib, translation: Translation, logic: MemoLogic) -> None:
         self._logic = logic
         self.downward_lib = downward_lib
         self.sas = translation.sas
-        self.name2type = translation.types_of_things
+        self.name2type = translation.object_types
         self._actions = translation.actions
-        self._known_operators = translation.known_operators
+        self._operator_cache = translation.operator_cache
         self._operators: dict[int, Any] = {}
         logic.types = translation.types
-        # The library holds one state. Loading replaces it by the start of this game.
+        # The library holds one state. Loading replaces it by the start state of this game.
         downward_lib.load_sas(translation.sas.encode())
         if translation.start_state is None:
-            translation.start_state = self._first_state(translation)
+            translation.start_state = self._compute_start_state(translation)
         self._restore_state(translation.start_state)
 
-    def _first_state(self, translation: Translation) -> tuple:
+    def _compute_start_state(self, translation: Translation) -> tuple:
         self._restore_state((defaultdict(set), {}, defaultdict(set), Counter()))
         self.add_facts(translation.static_facts)
         atoms = (Atom * self.downward_lib.get_state_size())()
@@ -195,40 +201,43 @@ class MemoState(PddlState):
         self.add_facts([fact for fact in facts if not fact.is_negation])
         return self._facts, self._vars_by_name, self._vars_by_type, self._var_counts
 
-    def _restore_state(self, start: tuple) -> None:
-        # Copy the four containers: the running state changes them in place.
-        facts, by_name, by_type, counts = start
+    def _restore_state(self, start_state: tuple) -> None:
+        # Copy the containers of the start state, because the running state changes them in place.
+        facts, variables_by_name, variables_by_type, variable_counts = start_state
         self._facts = defaultdict(set, {key: value.copy() for key, value in facts.items()})
-        self._vars_by_name = by_name.copy()
-        self._vars_by_type = defaultdict(set, {key: value.copy() for key, value in by_type.items()})
-        self._var_counts = counts.copy()
+        self._vars_by_name = variables_by_name.copy()
+        self._vars_by_type = defaultdict(
+            set, {key: value.copy() for key, value in variables_by_type.items()}
+        )
+        self._var_counts = variable_counts.copy()
 
     def all_applicable_actions(self) -> list:
         """Return one action per distinct operator name, in the library's order."""
-        count = self.downward_lib.get_applicable_operators_count()
-        operators = (fast_downward.Operator * count)()
+        operator_count = self.downward_lib.get_applicable_operators_count()
+        operators = (fast_downward.Operator * operator_count)()
         self.downward_lib.get_applicable_operators(operators)
-        # Stored for ``_read_operator``, which reads the names of new operators only.
+        # ``_read_operator`` reads from this dict the operators that are not cached yet.
         self._operators = {operator.id: operator for operator in operators}
         actions = []
         seen_names = set()
         for operator_id in self._operators:
-            name, action = self._known_operators.get(operator_id) or self._read_operator(
-                operator_id
-            )
-            # The planner grounds some actions into several operators of one name. They have one
-            # command.
+            name, action = self._operator_cache.get(operator_id) or self._read_operator(operator_id)
+            # The planner grounds some actions into several operators with the same name and the
+            # same command. Return only the first one.
             if name not in seen_names:
                 seen_names.add(name)
                 actions.append(action)
         return actions
 
-    def _read_operator(self, number: int) -> tuple[str, Any]:
-        """Return label and action of an operator, cached: they do not depend on the state."""
-        label = self._operators[number].name
-        name, *arguments = label.split()
+    def _read_operator(self, operator_id: int) -> tuple[str, Any]:
+        """Return the name with arguments and the action of an operator.
+
+        Both are cached, because they do not depend on the state.
+        """
+        operator_text = self._operators[operator_id].name
+        name, *arguments = operator_text.split()
         action: Any = textworld.logic.Action(name=name, preconditions=[], postconditions=[])
-        action.id = number
+        action.id = operator_id
         action.mapping = {
             textworld.logic.Placeholder(parameter.strip("?"), var_type): textworld.logic.Variable(
                 argument, var_type
@@ -236,5 +245,5 @@ class MemoState(PddlState):
             for (parameter, var_type), argument in zip(self._actions[name], arguments, strict=False)
         }
         action.feedback_rule = self._logic.actions[name].feedback_rule
-        self._known_operators[number] = (label, action)
-        return self._known_operators[number]
+        self._operator_cache[operator_id] = (operator_text, action)
+        return self._operator_cache[operator_id]

@@ -9,7 +9,7 @@ from agent_system.environments.env_package.alfworld.derived_thoughts import (
     DerivedThoughtsExpert,
 )
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
-from agent_system.environments.env_package.alfworld.store import load_game, translations_folder
+from agent_system.environments.env_package.alfworld.store import get_translations_folder, load_game
 
 if TYPE_CHECKING:
     from agent_system.environments.env_package.alfworld.engine import EngineOutput
@@ -24,9 +24,10 @@ class AlfworldEnv:
     """Text household tasks. The reward is 1.0 on the turn that solves the task, else 0.0.
 
     The caller limits the number of turns. ``info`` holds ``won``, ``is_action_valid`` and
-    ``admissible_actions``. A command is valid if it was admissible; the answer to any other command
-    is "Nothing happens.". ``anchor`` lists the facts that can change: the agent's place, the held
-    object, open doors, moved objects. Two histories that lead to the same state have equal anchors.
+    ``admissible_actions``. A command is valid if it was admissible. The answer to any other command
+    is "Nothing happens.". ``anchor`` lists the facts that can change, such as the agent's location,
+    the held object, open receptacles and moved objects. Equal states have equal anchors, even after
+    different actions.
     With ``thoughts=carried``, ``info`` also holds ``situation`` (the kind of the right action) and
     ``needed_level``.
     """
@@ -38,50 +39,50 @@ class AlfworldEnv:
         from agent_system.environments.env_package.alfworld.engine import Engine
 
         self.settings = settings
-        self._engine = Engine(translations_folder(settings))
+        self._engine = Engine(get_translations_folder(settings))
         self._loaded_task_id: str | None = None
         self._start_facts: frozenset[str] = frozenset()
-        # Expert that only observes. It provides ``situation`` and ``needed_level`` for ``info``.
-        self._tracker: DerivedThoughtsExpert | None = None
+        # Expert that does not act. It labels states with ``situation`` and ``needed_level``.
+        self._state_labeler: DerivedThoughtsExpert | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         """Start ``task`` and return the first observation."""
         del seed  # the engine is deterministic, so a task has one start state
         if self._loaded_task_id != task["task_id"]:
-            # Clear first: after a failed load, a later reset must not use the previous game.
+            # Clear the id first: if loading fails, a later reset must not use the previous game.
             self._loaded_task_id = None
             self._engine.load(load_game(self.settings, task))
             self._loaded_task_id = task["task_id"]
         output = self._engine.reset()
         self._start_facts = frozenset(self._engine.list_facts(LOCATION_PREDICATES))
         if self.settings.thoughts == "carried":
-            self._tracker = DerivedThoughtsExpert(output.text, random.Random(0))
+            self._state_labeler = DerivedThoughtsExpert(output.text, random.Random(0))
         return self._add_labels(self._make_observation(output))
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Run the command ``action``. The episode is done when the task is solved."""
         output = self._engine.step(action)
         observation = self._make_observation(output)
-        if self._tracker is not None:
-            self._tracker.observe(action, observation)
+        if self._state_labeler is not None:
+            self._state_labeler.observe(action, observation)
         observation = self._add_labels(observation)
         return observation, float(output.won), output.won, observation.info
 
     def _make_observation(self, output: "EngineOutput") -> Observation:
-        # Start positions are fixed by the task, so only the moved objects distinguish states.
+        # All episodes of a task have the same start positions, so list only the moved objects.
         locations = self._engine.list_facts(LOCATION_PREDICATES)
         moved_facts = [fact for fact in locations if fact not in self._start_facts]
         anchor = "; ".join(self._engine.list_facts(CHANGING_PREDICATES) + moved_facts)
         info = {
             "won": output.won,
             "is_action_valid": output.is_valid,
-            "admissible_actions": list(output.commands),
+            "admissible_actions": list(output.admissible_commands),
         }
         return Observation(output.text, anchor=anchor, info=info)
 
     def _add_labels(self, observation: Observation) -> Observation:
-        if self._tracker is not None:
-            situation = self._tracker.find_right_actions().kind
+        if self._state_labeler is not None:
+            situation = self._state_labeler.find_right_actions().kind
             observation.info |= {"situation": situation, "needed_level": NEEDED_LEVELS[situation]}
         return observation
 

@@ -1,10 +1,10 @@
-"""Offline generation of ALFWorld games, as PDDL problems. Rooms are drawn from the wheel's floor
-plans and solvable by construction.
+"""Offline generation of ALFWorld games, as PDDL problems.
 
-These are not the official ALFWorld splits. They share engine, domain, grammar, object tables and
-floor plans with them. The rooms may be smaller, and their data sources differ
-(``alfworld_generated/pick``). Held-out games use the wheel's test floor plans and training games
-its training floor plans. The two splits are drawn with different seeds.
+A room is a random part of a floor plan from the alfworld wheel. It is solvable by construction.
+Generated games are not the official ALFWorld games. Engine, domain, grammar, object tables and
+floor plans are the same. The rooms may be smaller, and the data sources have other names
+(``alfworld_generated/pick``). Validation games use the wheel's test floor plans, training games its
+training floor plans. The two splits are drawn with different seeds.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from agent_system.environments.env_package.alfworld.settings import (
 )
 from verl.utils.seeds import derive_seed
 
-# Part of each folder's name: increase it when the code changes the games for equal settings.
+# Part of the folder name of the games. Increase it when the code makes other games than before.
 GENERATOR_VERSION = 1
 START_LOCATION = "loc|0|0|0|30"
-PROPERTIES = {
+PREDICATES_BY_PROPERTY = {
     "Heatable": "heatable",
     "Coolable": "coolable",
     "Cleanable": "cleanable",
@@ -34,7 +34,7 @@ PROPERTIES = {
 _SYMBOL_ENCODING = str.maketrans(
     {"|": "_bar_", "-": "_minus_", "+": "_plus_", ".": "_dot_", " ": "", ",": "_comma_"}
 )
-TOOLS = {
+TOOLS_AND_PROPERTIES = {
     "clean": ("SinkBasin", "Cleanable"),
     "heat": ("Microwave", "Heatable"),
     "cool": ("Fridge", "Coolable"),
@@ -46,10 +46,10 @@ MAX_DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """Object of a room: id in the scene, class, and the receptacle that it starts in."""
+    """Object of a room: id, class name, and the receptacle that contains it at the start."""
 
     id: str
-    cls: str
+    class_name: str
     receptacle: Receptacle
 
 
@@ -62,20 +62,20 @@ class Room:
     objects: tuple[SceneObject, ...]
 
 
-def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, Any]:
+def generate_game(settings: AlfworldSettings, split: str, index: int) -> dict[str, Any]:
     """Generate game ``index`` of ``split`` as ``{hash, kind, scene, description, problem, traj}``.
 
-    The split ``val`` uses the test floor plans, any other name the training floor plans. The game
-    depends only on ``split``, ``index`` and the settings of rooms. Game ``index`` has task type
-    ``index % number of task types``. ``game_file`` converts the result to the engine's file. Raises
-    ``RuntimeError`` if no draw succeeds.
+    The split ``val`` uses the test floor plans, other splits the training floor plans. The game
+    depends only on ``split``, ``index`` and ``settings``. The task types alternate with ``index``.
+    ``make_game_file`` converts the result to the engine's file format. Raises ``RuntimeError`` if
+    no draw succeeds.
     """
     task_type = settings.task_types[index % len(settings.task_types)]
     # The seed depends on the index, so game 700 can be generated without the games before it.
     rng = random.Random(derive_seed("alfworld", GENERATOR_VERSION, settings.seed, split, index))
-    numbers = layout.list_scenes(TASK_TYPES[task_type], held_out=split == "val")
+    scene_numbers = layout.list_scenes(TASK_TYPES[task_type], is_validation=split == "val")
     for _ in range(MAX_DRAWS):
-        floor_plan = layout.load_floor_plan(rng.choice(numbers))
+        floor_plan = layout.load_floor_plan(rng.choice(scene_numbers))
         room_and_goal = draw_room(floor_plan, task_type, settings, rng)
         if room_and_goal is not None:
             return make_game(*room_and_goal, rng)
@@ -89,128 +89,160 @@ def generate(settings: AlfworldSettings, split: str, index: int) -> dict[str, An
 def draw_room(
     floor_plan: FloorPlan, task_type: str, settings: AlfworldSettings, rng: random.Random
 ) -> tuple[Room, TaskGoal] | None:
-    """Draw furniture, a goal that this furniture allows, and objects. Return None if the floor plan
-    does not fit.
+    """Draw receptacles, a goal that they allow, and objects.
+
+    Return None if the floor plan lacks the tool, the lamp or an object for the task.
 
     The room is solvable by construction:
 
     - Enough target objects start in receptacles that can be reached and opened.
-    - No target object starts in a receptacle of the target class. That class can contain it.
+    - The receptacle of the goal can contain the target objects. None of them starts in it.
     - The room has the tool or lamp that the task needs.
     """
-    tool, property_name = TOOLS.get(task_type, ("", ""))
-    receptacles = draw_receptacles(floor_plan, tool, rng.randint(*settings.receptacles), rng)
+    tool_class, property_name = TOOLS_AND_PROPERTIES.get(task_type, ("", ""))
+    receptacles = draw_receptacles(floor_plan, tool_class, rng.randint(*settings.receptacles), rng)
     needs_lamp = task_type == "light"
-    lamps = [lamp for lamp in layout.LAMPS if needs_lamp and lamp in floor_plan.classes]
-    if receptacles is None or (needs_lamp and not lamps):
+    lamp_classes = [
+        lamp_class
+        for lamp_class in layout.LAMP_CLASSES
+        if needs_lamp and lamp_class in floor_plan.classes
+    ]
+    if receptacles is None or (needs_lamp and not lamp_classes):
         return None
     # Sorted because later draws depend on the order, and the order of a set differs by process.
-    receptacle_classes = sorted({receptacle.cls for receptacle in receptacles})
+    receptacle_classes = sorted({receptacle.class_name for receptacle in receptacles})
     constants = layout.load_constants()
-    fixed = constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET | set(layout.LAMPS)
+    fixed_classes = constants.RECEPTACLES - constants.MOVABLE_RECEPTACLES_SET | set(
+        layout.LAMP_CLASSES
+    )
     object_classes = []
-    goals = []
-    for cls in floor_plan.classes:
-        containers = [place for place in receptacle_classes if layout.can_contain(place, cls)]
-        if cls in fixed or not containers:
+    possible_goals = []
+    for class_name in floor_plan.classes:
+        containers = [
+            container
+            for container in receptacle_classes
+            if layout.can_contain(container, class_name)
+        ]
+        if class_name in fixed_classes or not containers:
             continue
-        object_classes.append(cls)
-        if property_name and cls not in constants.VAL_ACTION_OBJECTS[property_name]:
+        object_classes.append(class_name)
+        if property_name and class_name not in constants.VAL_ACTION_OBJECTS[property_name]:
             continue
         if needs_lamp:
-            goals.append((cls, ""))
+            possible_goals.append((class_name, ""))
         elif len(containers) > 1:
             # With a single container, the object could start only in the target receptacle.
-            goals += [(cls, place) for place in containers if place != tool]
-    if not goals:
+            possible_goals += [
+                (class_name, container) for container in containers if container != tool_class
+            ]
+    if not possible_goals:
         return None
-    object_class, target_class = rng.choice(goals)
-    goal = TaskGoal(task_type, object_class, target_class, rng.choice(lamps) if lamps else "")
+    object_class, receptacle_class = rng.choice(possible_goals)
+    goal = TaskGoal(
+        task_type, object_class, receptacle_class, rng.choice(lamp_classes) if lamp_classes else ""
+    )
     other_count = rng.randint(*settings.objects)
     scene_objects = draw_objects(receptacles, object_classes, goal, other_count, rng)
     return Room(floor_plan.number, receptacles, scene_objects), goal
 
 
 def draw_receptacles(
-    floor_plan: FloorPlan, tool: str, count: int, rng: random.Random
+    floor_plan: FloorPlan, tool_class: str, count: int, rng: random.Random
 ) -> tuple[Receptacle, ...] | None:
-    """Draw ``count`` receptacles of the floor plan, the tool among them, and return them in the
-    plan's order.
+    """Draw ``count`` receptacles of the floor plan and return them in its order.
 
-    There are fewer if the plan has fewer locations. Return None if it lacks the tool. No two of
-    them have the same location: going from one to the other would give "Nothing happens.".
+    One of them has class ``tool_class``, unless this is "". Return None if the plan has no such
+    receptacle. Return fewer receptacles if the plan has fewer locations. All locations differ: to
+    go between receptacles at one location would give "Nothing happens.".
     """
-    order = list(floor_plan.receptacles)
-    rng.shuffle(order)
-    if tool:
-        first_tool = next((receptacle for receptacle in order if receptacle.cls == tool), None)
+    shuffled_receptacles = list(floor_plan.receptacles)
+    rng.shuffle(shuffled_receptacles)
+    if tool_class:
+        first_tool = next(
+            (
+                receptacle
+                for receptacle in shuffled_receptacles
+                if receptacle.class_name == tool_class
+            ),
+            None,
+        )
         if first_tool is None:
             return None
-        # The tool comes first, so that cutting the list to ``count`` keeps it.
-        order.insert(0, first_tool)
-    by_place: dict[str, Receptacle] = {}
-    for receptacle in order:
-        by_place.setdefault(receptacle.location, receptacle)
-    kept = list(by_place.values())[:count]
-    return tuple(receptacle for receptacle in floor_plan.receptacles if receptacle in kept)
+        # Move the tool to the front, so that it is among the first ``count`` receptacles.
+        shuffled_receptacles.insert(0, first_tool)
+    receptacles_by_location: dict[str, Receptacle] = {}
+    for receptacle in shuffled_receptacles:
+        receptacles_by_location.setdefault(receptacle.location, receptacle)
+    chosen_receptacles = list(receptacles_by_location.values())[:count]
+    return tuple(
+        receptacle for receptacle in floor_plan.receptacles if receptacle in chosen_receptacles
+    )
 
 
 def draw_objects(
     receptacles: tuple[Receptacle, ...],
-    classes: list[str],
+    object_classes: list[str],
     goal: TaskGoal,
     other_count: int,
     rng: random.Random,
 ) -> tuple[SceneObject, ...]:
     """Draw the target objects, ``other_count`` more objects, and the lamp of a light task."""
     target_count = 2 if goal.task_type == "two" else 1
-    # In a third of the rooms there is one more target object than the task needs.
+    # With a probability of 1/3 the room has one more target object than the task needs.
     target_classes = [goal.object_class] * (target_count + (rng.random() < 1 / 3))
-    other_classes = [cls for cls in classes if cls != goal.object_class]
+    other_classes = [class_name for class_name in object_classes if class_name != goal.object_class]
     rng.shuffle(other_classes)
     scene_objects = []
-    for cls in target_classes + other_classes[:other_count]:
-        fitting = [
+    for class_name in target_classes + other_classes[:other_count]:
+        possible_receptacles = [
             receptacle
             for receptacle in receptacles
-            if layout.can_contain(receptacle.cls, cls)
-            and (cls, receptacle.cls) != (goal.object_class, goal.receptacle_class)
+            if layout.can_contain(receptacle.class_name, class_name)
+            and (class_name, receptacle.class_name) != (goal.object_class, goal.receptacle_class)
         ]
-        scene_objects.append(SceneObject(_object_id(cls, rng), cls, rng.choice(fitting)))
+        scene_objects.append(
+            SceneObject(
+                _draw_object_id(class_name, rng), class_name, rng.choice(possible_receptacles)
+            )
+        )
     if goal.lamp_class:
-        lamp_id = _object_id(goal.lamp_class, rng)
-        furniture = [place for place in receptacles if place.cls in layout.LAMP_FURNITURE]
-        receptacle = rng.choice(furniture or receptacles)
+        lamp_id = _draw_object_id(goal.lamp_class, rng)
+        lamp_receptacles = [
+            receptacle
+            for receptacle in receptacles
+            if receptacle.class_name in layout.LAMP_FURNITURE_CLASSES
+        ]
+        receptacle = rng.choice(lamp_receptacles or receptacles)
         scene_objects.append(SceneObject(lamp_id, goal.lamp_class, receptacle))
     return tuple(scene_objects)
 
 
-def _object_id(cls: str, rng: random.Random) -> str:
-    # ALFRED's ids consist of class and position. The position distinguishes objects of a class.
-    return "|".join([cls, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
+def _draw_object_id(class_name: str, rng: random.Random) -> str:
+    # ALFRED's ids consist of class and position. Random positions make the ids distinct.
+    return "|".join([class_name, *(f"{rng.uniform(-3, 3):+06.2f}" for _ in range(3))])
 
 
 def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
-    """Return the game of a room, with a trajectory record in ALFRED's format."""
-    official = TASK_TYPES[goal.task_type]
-    entry = layout.load_goals()[official]
-    slots = {
+    """Return the game of a room. Its key ``traj`` is in the format of ALFRED's trajectory files."""
+    official_task_type = TASK_TYPES[goal.task_type]
+    goal_entry = layout.load_goals()[official_task_type]
+    goal_classes = {
         "obj": goal.object_class,
         "recep": goal.receptacle_class,
         "toggle": goal.lamp_class,
         "mrecep": "",
     }
-    sentence = rng.choice(entry["templates"]).format(
-        **{name: value.lower() for name, value in slots.items()}
+    sentence = rng.choice(goal_entry["templates"]).format(
+        **{slot: class_name.lower() for slot, class_name in goal_classes.items()}
     )
     game = {
         "kind": goal.task_type,
         "scene": room.scene,
         "description": sentence,
         # Some PDDL texts of the wheel's goal library contain "#" instead of "-".
-        "problem": write_problem(room, entry["pddl"].format(**slots).replace("#", "-")),
+        "problem": write_problem(room, goal_entry["pddl"].format(**goal_classes).replace("#", "-")),
         "traj": {
-            "task_type": official,
+            "task_type": official_task_type,
             "pddl_params": {
                 "object_target": goal.object_class,
                 "parent_target": goal.receptacle_class,
@@ -221,74 +253,87 @@ def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
             "scene": {"scene_num": room.scene},
         },
     }
-    return {"hash": content_hash(game), **game}
+    return {"hash": compute_content_hash(game), **game}
 
 
-def write_problem(room: Room, goal: str) -> str:
-    """Return the PDDL problem of a room. ``goal`` includes the bracket that closes the problem."""
+def write_problem(room: Room, goal_pddl: str) -> str:
+    """Return the PDDL problem of a room. The text ``goal_pddl`` contains its last bracket."""
     # Sorted because the text is hashed: the order of a set differs between processes.
-    receptacle_classes = sorted({receptacle.cls for receptacle in room.receptacles})
-    object_classes = sorted({scene_object.cls for scene_object in room.objects})
+    receptacle_classes = sorted({receptacle.class_name for receptacle in room.receptacles})
+    object_classes = sorted({scene_object.class_name for scene_object in room.objects})
     locations = sorted({receptacle.location for receptacle in room.receptacles} | {START_LOCATION})
     lines = ["(define (problem plan_generated)", "(:domain alfred)", "(:objects", "agent1 - agent"]
-    lines += [f"{cls}Type - otype" for cls in object_classes]
-    lines += [f"{cls}Type - rtype" for cls in receptacle_classes]
-    lines += [f"{encode_symbol(thing.id)} - object" for thing in room.objects]
+    lines += [f"{class_name}Type - otype" for class_name in object_classes]
+    lines += [f"{class_name}Type - rtype" for class_name in receptacle_classes]
+    lines += [f"{encode_symbol(scene_object.id)} - object" for scene_object in room.objects]
     lines += [f"{encode_symbol(receptacle.id)} - receptacle" for receptacle in room.receptacles]
     lines += [f"{encode_symbol(location)} - location" for location in locations]
     lines += [")", "(:init", "(= (total-cost) 0)"]
     for receptacle in room.receptacles:
-        symbol = encode_symbol(receptacle.id)
-        lines.append(f"(receptacleType {symbol} {receptacle.cls}Type)")
-        lines.append(f"(receptacleAtLocation {symbol} {encode_symbol(receptacle.location)})")
-        if receptacle.cls in layout.load_constants().OPENABLE_CLASS_SET:
-            lines.append(f"(openable {symbol})")
-    for receptacle_cls in receptacle_classes:
-        fitting = [cls for cls in object_classes if layout.can_contain(receptacle_cls, cls)]
-        lines += [f"(canContain {receptacle_cls}Type {cls}Type)" for cls in fitting]
-    for thing in room.objects:
-        lines += _object_facts(thing)
-    lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal.strip()]
+        receptacle_symbol = encode_symbol(receptacle.id)
+        lines.append(f"(receptacleType {receptacle_symbol} {receptacle.class_name}Type)")
+        lines.append(
+            f"(receptacleAtLocation {receptacle_symbol} {encode_symbol(receptacle.location)})"
+        )
+        if receptacle.class_name in layout.load_constants().OPENABLE_CLASS_SET:
+            lines.append(f"(openable {receptacle_symbol})")
+    for receptacle_class in receptacle_classes:
+        possible_classes = [
+            class_name
+            for class_name in object_classes
+            if layout.can_contain(receptacle_class, class_name)
+        ]
+        lines += [
+            f"(canContain {receptacle_class}Type {class_name}Type)"
+            for class_name in possible_classes
+        ]
+    for scene_object in room.objects:
+        lines += _list_object_facts(scene_object)
+    lines += [f"(atLocation agent1 {encode_symbol(START_LOCATION)})", ")", goal_pddl.strip()]
     return "\n".join(lines)
 
 
-def encode_symbol(identifier: str) -> str:
+def encode_symbol(object_id: str) -> str:
     """Return the PDDL symbol of an object id. The engine converts the symbol to a readable name.
 
     >>> encode_symbol("Mug|+00.20")
     'Mug_bar__plus_00_dot_20'
     """
-    return identifier.translate(_SYMBOL_ENCODING)
+    return object_id.translate(_SYMBOL_ENCODING)
 
 
-def _object_facts(thing: SceneObject) -> list[str]:
-    symbol = encode_symbol(thing.id)
-    table = layout.load_constants().VAL_ACTION_OBJECTS
-    # Lamps can be switched on and not taken. All other objects can be taken.
-    use = "toggleable" if thing.cls in layout.LAMPS else "pickupable"
-    properties = [predicate for key, predicate in PROPERTIES.items() if thing.cls in table[key]]
+def _list_object_facts(scene_object: SceneObject) -> list[str]:
+    object_symbol = encode_symbol(scene_object.id)
+    classes_by_property = layout.load_constants().VAL_ACTION_OBJECTS
+    # Lamps can be switched on but not taken. Other objects can be taken.
+    use_predicate = "toggleable" if scene_object.class_name in layout.LAMP_CLASSES else "pickupable"
+    property_predicates = [
+        predicate
+        for property_name, predicate in PREDICATES_BY_PROPERTY.items()
+        if scene_object.class_name in classes_by_property[property_name]
+    ]
     return [
-        f"(objectType {symbol} {thing.cls}Type)",
-        f"(inReceptacle {symbol} {encode_symbol(thing.receptacle.id)})",
-        f"(objectAtLocation {symbol} {encode_symbol(thing.receptacle.location)})",
-        *(f"({predicate} {symbol})" for predicate in (use, *properties)),
+        f"(objectType {object_symbol} {scene_object.class_name}Type)",
+        f"(inReceptacle {object_symbol} {encode_symbol(scene_object.receptacle.id)})",
+        f"(objectAtLocation {object_symbol} {encode_symbol(scene_object.receptacle.location)})",
+        *(f"({predicate} {object_symbol})" for predicate in (use_predicate, *property_predicates)),
     ]
 
 
-def game_file(game: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``game.tw-pddl`` for a generated game, which the engine loads."""
+def make_game_file(game: dict[str, Any]) -> dict[str, Any]:
+    """Convert a generated game to the content of ``game.tw-pddl``, which the engine loads."""
     domain, grammar = layout.load_domain_and_grammar()
     return {
         "pddl_domain": domain,
         "grammar": grammar.replace("UNKNOWN GOAL", game["description"]),
         "pddl_problem": game["problem"],
         "solvable": True,
-        # Unknown: it would need a planner.
+        # No walkthrough is known: a planner would have to compute it.
         "walkthrough": None,
     }
 
 
-def content_hash(game: dict[str, Any]) -> str:
+def compute_content_hash(game: dict[str, Any]) -> str:
     """Return a hash of all that the engine loads: domain, grammar, task sentence and problem."""
     domain, grammar = layout.load_domain_and_grammar()
     content_json = json.dumps([domain, grammar, game["description"], game["problem"]])

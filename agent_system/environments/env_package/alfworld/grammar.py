@@ -1,8 +1,8 @@
 """Memoised text generation of the engine.
 
 TextWorld's context-sensitive grammar parses every template, query and expression again for each
-text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It does not store the
-context in a symbol, so symbols need no copy. Both grammars generate equal texts
+text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It does not store
+the context in a symbol, so symbols need no copy. The texts equal those of TextWorld
 (``tests/unit/agent_system/environments/env_package/test_alfworld_engine.py`` compares them).
 """
 
@@ -16,8 +16,8 @@ from textworld.envs.pddl import logic as pddl_logic
 from textworld.envs.pddl import textgen
 from textworld.logic import Rule, TypeHierarchy
 
-_TASK = re.compile(r'(?<="rhs": ")Your task is to: (?:[^"\\]|\\.)*(?=")')
-_PLACEHOLDER = "Your task is to: ."
+_TASK_SENTENCE = re.compile(r'(?<="rhs": ")Your task is to: (?:[^"\\]|\\.)*(?=")')
+_EMPTY_TASK_SENTENCE = "Your task is to: ."
 
 parse_symbols = functools.lru_cache(maxsize=4096)(
     functools.partial(textgen._parse_and_convert, rule_name="symbols")
@@ -60,29 +60,31 @@ def _compile_expression(expression: str) -> Any:
 
 
 @functools.lru_cache(maxsize=16)
-def _parse_document(text: str) -> tuple[dict, dict]:
+def _parse_grammar_file(text: str) -> tuple[dict, dict]:
     parsed: Any = pddl_logic._parse_and_convert(text, rule_name="pddlStart")
     actions, grammar = parsed
     return actions, dict(grammar._rules)
 
 
 class MemoLogic(pddl_logic.GameLogic):
-    """Logic of a game. Games that differ only in the task sentence share one parsed grammar."""
+    """Actions and text grammar of a game. Games share everything except the task sentence."""
 
     def __init__(self, domain: str, grammar: str) -> None:
-        # Remove the sentence before parsing: the rest of the grammar is the key of the cache.
-        sentence = _TASK.search(grammar)
+        # Remove the task sentence before parsing. Games then share one cached grammar.
+        sentence_match = _TASK_SENTENCE.search(grammar)
         self.domain = domain
         self.types = TypeHierarchy()
-        actions, rules = _parse_document(_TASK.sub(_PLACEHOLDER, grammar) if sentence else grammar)
+        actions, rules = _parse_grammar_file(
+            _TASK_SENTENCE.sub(_EMPTY_TASK_SENTENCE, grammar) if sentence_match else grammar
+        )
         self.actions = dict(actions)
         self.grammar = MemoGrammar()
-        # Copy the shared rules: the sentence of this game is added below.
+        # Copy the rules, which other games share, because the sentence of this game is added.
         self.grammar._rules.update(rules)
-        if sentence:
+        if sentence_match:
             # The grammar file is JSON, so the task sentence in it contains JSON escapes.
-            text = json.loads(f'"{sentence.group()}"')
-            self.grammar._rules["task"] = [textgen.ProductionRule("task", parse_symbols(text))]
+            sentence = json.loads(f'"{sentence_match.group()}"')
+            self.grammar._rules["task"] = [textgen.ProductionRule("task", parse_symbols(sentence))]
 
 
 class MemoGrammar(textgen.ContextSensitiveGrammar):
@@ -92,7 +94,7 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
     """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
-        """Expand ``start`` depth first and return the text, equal to that of the parent class."""
+        """Expand ``start`` and return the text. It equals the text of the parent class."""
         # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         terminal_texts = []
@@ -112,10 +114,10 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
             value = eval(_compile_expression(symbol.expression), {}, context["variables"])
             return [(textgen.TerminalSymbol(value), context)]
         if isinstance(symbol, textgen.ConditionalSymbol):
-            contexts = bind_matches(symbol.given, context) if symbol.given else [context]
+            contexts = bind_variables(symbol.given, context) if symbol.given else [context]
             return [(symbol.expression, match_context) for match_context in contexts]
         if isinstance(symbol, textgen.ListSymbol):
-            return enumerate_parts(self._expand_symbol(symbol.symbol, context), context)
+            return insert_separators(self._expand_symbol(symbol.symbol, context), context)
         raise NotImplementedError(f"unknown grammar symbol {type(symbol).__name__}")
 
     def _choose_rule(self, symbol, context: dict[str, Any]):
@@ -133,10 +135,10 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
         raise IndexError(f"no rule of #{symbol}# applies")
 
 
-def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one context per assignment of objects that makes ``expression`` true.
+def bind_variables(expression: str, context: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return one context per assignment of objects to variables that makes ``expression`` true.
 
-    Each contains its assignment of the variables. The order is the engine's (sorted).
+    Each context contains one assignment. The assignments are sorted, as in the engine.
     """
     entities = context["entity_infos"]
     contexts = []
@@ -145,17 +147,17 @@ def bind_matches(expression: str, context: dict[str, Any]) -> list[dict[str, Any
             placeholder.name: entities[variable.name] for placeholder, variable in mapping.items()
         }
         variables = {**context["variables"], **entity_by_placeholder}
-        bound = {**context["mapping"], **mapping}
-        contexts.append({**context, "variables": variables, "mapping": bound})
+        combined_mapping = {**context["mapping"], **mapping}
+        contexts.append({**context, "variables": variables, "mapping": combined_mapping})
     return contexts
 
 
-def enumerate_parts(parts: list[tuple], context: dict[str, Any]) -> list[tuple]:
-    """Return ``parts`` with the grammar's separator symbols between them: ``a, b, and c``."""
-    if not parts:
+def insert_separators(items: list[tuple], context: dict[str, Any]) -> list[tuple]:
+    """Insert the grammar's separator symbols between ``items``, for a text like ``a, b, and c``."""
+    if not items:
         return [(textgen.NonterminalSymbol("list_empty"), context)]
-    separated_parts = [parts[0]]
-    for position, part in enumerate(parts[1:], start=2):
-        separator = "list_last_separator" if position == len(parts) else "list_separator"
-        separated_parts += [(textgen.NonterminalSymbol(separator), context), part]
-    return separated_parts
+    separated_items = [items[0]]
+    for item_number, item in enumerate(items[1:], start=2):
+        separator = "list_last_separator" if item_number == len(items) else "list_separator"
+        separated_items += [(textgen.NonterminalSymbol(separator), context), item]
+    return separated_items

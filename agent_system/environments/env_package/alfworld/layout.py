@@ -1,7 +1,7 @@
 """Floor plans, receptacles and object classes, read from the installed alfworld wheel.
 
-Only the wheel's data modules and files are read. They are imported on first use, because importing
-``alfworld`` creates a cache folder and sets ``ALFWORLD_DATA``.
+The wheel is imported on first use, because importing ``alfworld`` creates a cache folder and sets
+``ALFWORLD_DATA``. Only its data modules and data files are used.
 """
 
 import functools
@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib import resources
 
-LAMPS = ("DeskLamp", "FloorLamp")
-BASINS = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
-# Receptacle classes for lamps: furniture that has lamps on or near it in ALFRED scenes.
-LAMP_FURNITURE = ("SideTable", "Desk", "Dresser", "Shelf", "DiningTable", "CoffeeTable")
+LAMP_CLASSES = ("DeskLamp", "FloorLamp")
+SINK_CLASSES_BY_BASIN = {"SinkBasin": "Sink", "BathtubBasin": "Bathtub"}
+# Classes of the furniture on which lamps are placed, as in ALFRED scenes.
+LAMP_FURNITURE_CLASSES = ("SideTable", "Desk", "Dresser", "Shelf", "DiningTable", "CoffeeTable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Receptacle:
     """
 
     id: str
-    cls: str
+    class_name: str
     location: str
 
 
@@ -37,7 +37,7 @@ class FloorPlan:
 
 
 def load_constants():
-    """Import the wheel's module with its tables of classes, properties and scene splits."""
+    """Import and return the wheel's module of object classes, properties and scene splits."""
     from alfworld.gen import constants
 
     return constants
@@ -52,84 +52,121 @@ def load_goals() -> dict[str, dict]:
 
 @functools.cache
 def load_domain_and_grammar() -> tuple[str, str]:
-    """Return the PDDL domain and the text grammar of all games, with the task ``UNKNOWN GOAL``."""
+    """Return the PDDL domain and the text grammar, which all games share.
+
+    The grammar contains the placeholder ``UNKNOWN GOAL`` instead of a task sentence.
+    """
     data = resources.files("alfworld") / "data"
     return (data / "alfred.pddl").read_text(), (data / "alfred.twl2").read_text()
 
 
-def list_scenes(task_type: str, held_out: bool) -> list[int]:
+def list_scenes(task_type: str, is_validation: bool) -> list[int]:
     """Return the numbers of the scenes that suit a task type (official name), sorted.
 
-    ``held_out`` selects the wheel's test floor plans, otherwise its training floor plans.
+    ``is_validation`` selects the wheel's test floor plans, otherwise its training floor plans.
     """
-    table = load_constants()
-    rooms = [table.SCENE_TYPE[room] for room in sorted(table.GOALS_VALID[task_type])]
-    numbers = table.TEST_SCENE_NUMBERS if held_out else table.TRAIN_SCENE_NUMBERS
-    return [number for number in sorted(numbers) if any(number in room for room in rooms)]
+    constants = load_constants()
+    scene_ranges = [
+        constants.SCENE_TYPE[room_type] for room_type in sorted(constants.GOALS_VALID[task_type])
+    ]
+    split_numbers = constants.TEST_SCENE_NUMBERS if is_validation else constants.TRAIN_SCENE_NUMBERS
+    return [
+        number
+        for number in sorted(split_numbers)
+        if any(number in scene_range for scene_range in scene_ranges)
+    ]
 
 
 @functools.cache
-def load_floor_plan(number: int) -> FloorPlan:
-    """Return the floor plan of scene ``number``.
+def load_floor_plan(scene_number: int) -> FloorPlan:
+    """Return the floor plan of scene ``scene_number``.
 
-    A receptacle class without a pose of the agent in the scene file gets one receptacle at a
-    separate location.
+    The scene file lists the agent's pose at each receptacle. A receptacle class without a pose gets
+    one receptacle, at a location that no other receptacle uses.
     """
-    layouts = resources.files("alfworld") / "gen" / "layouts"
-    poses = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
-    classes = sorted(set(json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())))
+    layout_folder = resources.files("alfworld") / "gen" / "layouts"
+    poses = json.loads((layout_folder / f"FloorPlan{scene_number}-openable.json").read_text())
+    class_names = sorted(
+        set(json.loads((layout_folder / f"FloorPlan{scene_number}-objects.json").read_text()))
+    )
     receptacles = []
-    for identifier, (x, z, rotation, horizon) in poses.items():
+    for receptacle_id, (x, z, rotation, horizon) in poses.items():
         # The engine reads the class from the id: ``Sink|..|SinkBasin`` is a ``SinkBasin``.
-        cls = identifier.split("|", 1)[0] + ("Basin" if identifier.endswith("Basin") else "")
-        if is_furniture(cls):
+        class_name = receptacle_id.split("|", 1)[0] + (
+            "Basin" if receptacle_id.endswith("Basin") else ""
+        )
+        if is_furniture(class_name):
             # Poses are in metres and degrees. As in ALFRED, location ids use quarters of a metre
             # and quarter turns.
             location_id = f"loc|{round(x * 4)}|{round(z * 4)}|{int(rotation) // 90}|{int(horizon)}"
-            receptacles.append(Receptacle(identifier, cls, location_id))
-    posed = {receptacle.cls for receptacle in receptacles}
-    excluded = posed.union(BASINS.values())
-    missing_classes = [cls for cls in classes if is_furniture(cls) and cls not in excluded]
-    for index, cls in enumerate(missing_classes):
+            receptacles.append(Receptacle(receptacle_id, class_name, location_id))
+    classes_with_pose = {receptacle.class_name for receptacle in receptacles}
+    excluded_classes = classes_with_pose.union(SINK_CLASSES_BY_BASIN.values())
+    missing_classes = [
+        class_name
+        for class_name in class_names
+        if is_furniture(class_name) and class_name not in excluded_classes
+    ]
+    for class_index, class_name in enumerate(missing_classes):
         # The engine makes the name "sinkbasin" of the id "Sink|..|SinkBasin". An id that starts
         # with "SinkBasin" would get the name "sinkbasinbasin".
-        stem, tail = (BASINS[cls], f"|{cls}") if cls in BASINS else (cls, "")
-        identifier = f"{stem}|+{index:02d}.00|+00.50|+{index:02d}.25{tail}"
-        # The x coordinates differ, so that no two of them share a location.
-        receptacles.append(Receptacle(identifier, cls, f"loc|{index + 20}|{index}|0|30"))
+        id_prefix, id_suffix = (
+            (SINK_CLASSES_BY_BASIN[class_name], f"|{class_name}")
+            if class_name in SINK_CLASSES_BY_BASIN
+            else (class_name, "")
+        )
+        receptacle_id = f"{id_prefix}|+{class_index:02d}.00|+00.50|+{class_index:02d}.25{id_suffix}"
+        # Use a different x coordinate for each, so that all locations differ.
+        receptacles.append(
+            Receptacle(receptacle_id, class_name, f"loc|{class_index + 20}|{class_index}|0|30")
+        )
     receptacles.sort(key=lambda receptacle: receptacle.id)
-    return FloorPlan(number, tuple(receptacles), tuple(classes))
+    return FloorPlan(scene_number, tuple(receptacles), tuple(class_names))
 
 
-def is_furniture(cls: str) -> bool:
+def is_furniture(class_name: str) -> bool:
     """Return True if the class can contain objects and cannot be moved."""
-    table = load_constants()
-    return cls in table.VAL_RECEPTACLE_OBJECTS and cls not in table.MOVABLE_RECEPTACLES_SET
+    constants = load_constants()
+    return (
+        class_name in constants.VAL_RECEPTACLE_OBJECTS
+        and class_name not in constants.MOVABLE_RECEPTACLES_SET
+    )
 
 
-def can_contain(receptacle_cls: str, object_cls: str) -> bool:
-    """Return True if the wheel's table allows ``object_cls`` in or on ``receptacle_cls``."""
-    return object_cls in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_cls, ())
+def can_contain(receptacle_class: str, object_class: str) -> bool:
+    """Return True if the wheel's table allows ``object_class`` in or on ``receptacle_class``."""
+    return object_class in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_class, ())
 
 
-def list_words() -> list[str]:
-    """Return the names of all classes, and the numbers 1 to 30, each with a leading space."""
-    table = load_constants()
-    names = sorted({name.lower() for name in table.OBJECTS_SET | set(table.VAL_RECEPTACLE_OBJECTS)})
-    return [f" {name}" for name in names] + [f" {number}" for number in range(1, 31)]
+def list_class_words() -> list[str]:
+    """Return the words of object names: all class names and the numbers 1 to 30.
+
+    A new tokenizer encodes each of them as one token. Each has a leading space.
+    """
+    constants = load_constants()
+    class_names = sorted(
+        {
+            class_name.lower()
+            for class_name in constants.OBJECTS_SET | set(constants.VAL_RECEPTACLE_OBJECTS)
+        }
+    )
+    return [f" {class_name}" for class_name in class_names] + [
+        f" {number}" for number in range(1, 31)
+    ]
 
 
 def list_receptacle_names(max_receptacles: int) -> list[str]:
-    """Return all receptacle names (``desk 1``) that are possible in rooms of at most
-    ``max_receptacles`` receptacles, each with a leading space.
+    """Return the names (``desk 1``) of receptacles that rooms can contain, with a leading space.
+
+    A room has at most ``max_receptacles`` receptacles.
     """
-    table = load_constants()
+    constants = load_constants()
     max_counts: Counter[str] = Counter()
-    for number in {*table.TRAIN_SCENE_NUMBERS, *table.TEST_SCENE_NUMBERS}:
-        receptacles = load_floor_plan(number).receptacles
-        max_counts |= Counter(receptacle.cls.lower() for receptacle in receptacles)
+    for scene_number in {*constants.TRAIN_SCENE_NUMBERS, *constants.TEST_SCENE_NUMBERS}:
+        receptacles = load_floor_plan(scene_number).receptacles
+        max_counts |= Counter(receptacle.class_name.lower() for receptacle in receptacles)
     return [
-        f" {name} {number}"
-        for name, count in sorted(max_counts.items())
-        for number in range(1, min(count, max_receptacles) + 1)
+        f" {class_name} {receptacle_number}"
+        for class_name, count in sorted(max_counts.items())
+        for receptacle_number in range(1, min(count, max_receptacles) + 1)
     ]

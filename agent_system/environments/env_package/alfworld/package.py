@@ -17,15 +17,17 @@ from agent_system.environments.env_package.alfworld.prompts import (
 from agent_system.environments.env_package.alfworld.settings import AlfworldSettings
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks, list_tasks
 from agent_system.environments.expert_protocol import EpisodeStart, Expert
-from agent_system.environments.experts.demonstrations import MAX_STEPS
+from agent_system.environments.experts.demonstrations import DEFAULT_MAX_STEPS
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
 
-VERSION = 2  # of the demonstrations: increase it when the code changes them for equal settings
-DERIVED_THOUGHTS_VERSION = 1  # as ``VERSION``, for env.alfworld.thoughts=carried
-# Settings that change an episode. The others set folders and the numbers of games.
+# Increase a version when the code makes other demonstrations than before from the same settings.
+DEMONSTRATION_VERSION = 2
+DERIVED_THOUGHTS_VERSION = 1  # version for env.alfworld.thoughts=carried
+# Settings that change the episode of a demonstration. Its key does not contain other settings.
 EPISODE_SETTINGS = {"task_types", "receptacles", "objects", "seed", "prompt"}
-EPISODES_PER_GAME = 3  # several, because translating a new game takes as long as ten episodes
+# Run several episodes per game, because to translate a new game takes as long as ten episodes.
+EPISODES_PER_GAME = 3
 
 
 def make_prompts(settings: AlfworldSettings) -> Prompts:
@@ -36,7 +38,7 @@ def make_prompts(settings: AlfworldSettings) -> Prompts:
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
-    """Return True if ``env.alfworld.thoughts=carried``. Decisions then have a ``needed_level``."""
+    """Return True if ``thoughts=carried``. Expert decisions then have a ``needed_level``."""
     return settings.thoughts == "carried"
 
 
@@ -47,7 +49,7 @@ def start_expert(episode: EpisodeStart[AlfworldSettings]) -> AlfworldExpert:
     return expert_class(episode.first.text, episode.rng, episode.noise)
 
 
-def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
+def list_demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
     """Return ``count`` tasks with generated games, for any value of ``settings.source``.
 
     The games use training floor plans, but they are not among the training tasks.
@@ -55,21 +57,27 @@ def demonstration_tasks(settings: AlfworldSettings, count: int) -> list[Task]:
     return list_generated_tasks(settings, "demo", count=count)
 
 
-def demonstration_key(settings: AlfworldSettings) -> list[Any]:
-    """Return the versions and the settings that change a demonstration episode."""
+def make_demonstration_key(settings: AlfworldSettings) -> list[Any]:
+    """Return all versions and settings that determine the demonstrations, as a cache key."""
     episode_settings = settings.model_dump(mode="json", include=EPISODE_SETTINGS)
-    episode_settings["max_steps"] = settings.max_steps or MAX_STEPS
-    versions = [VERSION, games.GENERATOR_VERSION, EPISODES_PER_GAME, metadata.version("alfworld")]
-    # Appended only for ``carried``, so that the names of ``announced`` files stay valid.
+    episode_settings["max_steps"] = settings.max_steps or DEFAULT_MAX_STEPS
+    versions = [
+        DEMONSTRATION_VERSION,
+        games.GENERATOR_VERSION,
+        EPISODES_PER_GAME,
+        metadata.version("alfworld"),
+    ]
+    # Extend the key only for ``carried``: existing files of ``announced`` keep their names.
     if uses_derived_thoughts(settings):
         versions += ["carried", DERIVED_THOUGHTS_VERSION]
     return [*versions, episode_settings]
 
 
 def list_receptacle_tokens(settings: AlfworldSettings) -> list[str]:
-    """Return receptacle names for the tokenizer, one token each, if ``thoughts=carried``.
+    """Return the receptacle names that a new tokenizer encodes as one token each.
 
-    To find a receptacle in the prompt, the policy then has to match a single token.
+    The policy can then find a receptacle in the prompt by matching a single token. Return an empty
+    list unless ``thoughts=carried``.
     """
     if not uses_derived_thoughts(settings):
         return []
@@ -78,10 +86,10 @@ def list_receptacle_tokens(settings: AlfworldSettings) -> list[str]:
 
 EXPERT = Expert(
     start_expert,
-    tasks=demonstration_tasks,
+    tasks=list_demonstration_tasks,
     episodes_per_task=EPISODES_PER_GAME,
-    key=demonstration_key,
-    words=layout.list_words,
+    key=make_demonstration_key,
+    words=layout.list_class_words,
     symbols=list_receptacle_tokens,
     names_needed_level=uses_derived_thoughts,
 )

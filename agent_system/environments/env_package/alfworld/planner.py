@@ -1,7 +1,7 @@
-"""Planner: its library, and translations of PDDL problems into its format (SAS), cached on disk.
+"""Planner library, and translations of PDDL problems to its SAS format, cached on disk.
 
-A translation takes as long as ten episodes. It is written to ``data_dir/translations``, from where
-other processes and later runs read it. Only environment workers import this module.
+A translation takes as long as ten episodes. The result is written to ``data_dir/translations``.
+Other processes and later runs read it from there. Only environment workers import this module.
 """
 
 import base64
@@ -33,7 +33,7 @@ ELF_HEADER = b"\x7fELF\x02\x01"
 PT_LOAD = 1
 
 
-# Library
+# Planner library
 
 
 def load_planner() -> Any:
@@ -45,10 +45,10 @@ def load_planner() -> Any:
 
 @functools.cache
 def _use_stripped_library() -> None:
-    """Make ``fast_downward`` copy the library without its debug information in this process.
+    """Make ``fast_downward`` load copies of the library without debug information.
 
-    Nine tenths of the installed file are debug information, 30 MB that each of 128 engines would
-    write to disk at the start.
+    Each engine copies the library file at its start. Debug information is 30 MB of it (90%), which
+    would be written to disk by each of 128 engines.
     """
     # A file in memory, open until the process ends: no file remains if the process is killed.
     stripped_file = os.memfd_create("planner")
@@ -65,56 +65,56 @@ def strip_debug_info(library: bytes) -> bytes:
     """
     if not library.startswith(ELF_HEADER):
         return library
-    (table,) = struct.unpack_from("<Q", library, 32)
-    size, count = struct.unpack_from("<HH", library, 54)
+    (header_table_offset,) = struct.unpack_from("<Q", library, 32)
+    header_size, header_count = struct.unpack_from("<HH", library, 54)
     segment_ends: list[int] = []
-    for header_index in range(count):
-        segment_type, _, offset, _, _, length = struct.unpack_from(
-            "<IIQQQQ", library, table + header_index * size
+    for header_index in range(header_count):
+        segment_type, _, segment_offset, _, _, segment_length = struct.unpack_from(
+            "<IIQQQQ", library, header_table_offset + header_index * header_size
         )
         if segment_type == PT_LOAD:
-            segment_ends.append(offset + length)
-    stripped = bytearray(library[: max(segment_ends)])
-    stripped[40:48] = bytes(8)  # e_shoff: offset of the section table
-    stripped[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
-    return bytes(stripped)
+            segment_ends.append(segment_offset + segment_length)
+    stripped_library = bytearray(library[: max(segment_ends)])
+    stripped_library[40:48] = bytes(8)  # e_shoff: offset of the section table
+    stripped_library[58:64] = bytes(6)  # e_shentsize, e_shnum, e_shstrndx
+    return bytes(stripped_library)
 
 
-# Translations
+# Translations of PDDL problems
 
 
 @dataclass(slots=True)
 class Translation:
-    """Translated PDDL problem.
+    """Translated PDDL problem, with caches that all episodes of the game share.
 
-    ``actions`` maps an action name to its parameters, each (name, type). ``start_state`` is the
-    initial state, set when the first ``MemoState`` is made. ``known_operators`` caches label and
-    action by operator id.
+    ``actions`` maps an action name to its parameters, each (name, type). ``operator_cache`` maps an
+    operator id to its name with arguments, and its action. ``start_state`` is set when the first
+    ``MemoState`` is made.
     """
 
     sas: str
-    types_of_things: dict[str, str]
+    object_types: dict[str, str]
     actions: dict[str, list[tuple[str, str]]]
     static_facts: list[Proposition]
     types: TypeHierarchy
-    known_operators: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    operator_cache: dict[int, tuple[str, Any]] = field(default_factory=dict)
     start_state: tuple | None = None
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_TRANSLATIONS)
 def load_translation(domain: str, problem: str, folder: Path) -> Translation:
-    """Return the translation of a problem: read from ``folder``, or made and written there."""
+    """Return the translation of ``problem``. It is cached as a file in ``folder``."""
     key = json.dumps([FILE_FORMAT, _planner_version(), domain, problem])
     path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
-    # Compression divides the size by twelve, and zlib's checksum detects damaged files.
+    # The file is compressed to a twelfth of its size. The checksum of zlib detects damaged files.
     try:
         content = json.loads(zlib.decompress(base64.b85decode(path.read_text())))
     except (OSError, ValueError, zlib.error):  # missing or damaged
         content = _translate_problem(domain, problem)
-        packed = zlib.compress(json.dumps(content).encode(), level=1)
+        compressed = zlib.compress(json.dumps(content).encode(), level=1)
         try:
             with atomic_write(path) as file:
-                file.write(base64.b85encode(packed).decode())
+                file.write(base64.b85encode(compressed).decode())
         except OSError as error:
             logger.warning("cannot cache the translation of a game in %s: %s", folder, error)
     return _build_translation(content)
@@ -122,20 +122,20 @@ def load_translation(domain: str, problem: str, folder: Path) -> Translation:
 
 @functools.cache
 def _planner_version() -> str:
-    # Cached because it is slow: it would add a third to the time of reading a translation.
+    # Cached, because reading the version takes a third of the time of reading a translation.
     return metadata.version("fast-downward-textworld")
 
 
 def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
     """Translate a problem and return the content of its file, a JSON object."""
-    # The translator overwrites ``sys.argv``.
-    arguments = sys.argv
+    # Restore ``sys.argv`` afterwards: the translator overwrites it.
+    saved_arguments = sys.argv
     try:
-        translated: Any = fast_downward.pddl2sas(domain, problem)
+        task_and_sas: Any = fast_downward.pddl2sas(domain, problem)
     finally:
-        sys.argv = arguments
-    task, sas = translated
-    facts = [_convert_fact(atom) for atom in task.init]
+        sys.argv = saved_arguments
+    task, sas = task_and_sas
+    initial_facts = [_convert_fact(atom) for atom in task.init]
     return {
         "sas": sas,
         "things": {pddl_object.name: pddl_object.type_name for pddl_object in task.objects},
@@ -143,18 +143,18 @@ def _translate_problem(domain: str, problem: str) -> dict[str, Any]:
             action.name: [(parameter.name, parameter.type_name) for parameter in action.parameters]
             for action in task.actions
         },
-        "facts": [fact for fact in facts if fact is not None],
+        "facts": [fact for fact in initial_facts if fact is not None],
         "types": [(pddl_type.name, pddl_type.supertype_names) for pddl_type in task.types],
     }
 
 
 def _convert_fact(atom: Any) -> tuple[str, list[str]] | None:
     """Return name and arguments of an initial fact; None for equalities, costs and distances."""
-    translator = vars(fast_downward.translate)["pddl"]  # module without a public import path
-    if isinstance(atom, translator.conditions.Atom) and atom.predicate != "=":
+    pddl_module = vars(fast_downward.translate)["pddl"]  # module without a public import path
+    if isinstance(atom, pddl_module.conditions.Atom) and atom.predicate != "=":
         name = atom.predicate
         arguments = atom.args
-    elif isinstance(atom, translator.f_expression.Assign) and atom.fluent.symbol != "total-cost":
+    elif isinstance(atom, pddl_module.f_expression.Assign) and atom.fluent.symbol != "total-cost":
         name = str(atom.expression.value)
         arguments = atom.fluent.args
     else:
@@ -170,11 +170,11 @@ def _build_translation(content: dict[str, Any]) -> Translation:
         for name, arguments in content["facts"]
     ]
     hierarchy = TypeHierarchy()
-    parents_of: dict[str, list[str]] = {}
-    for name, parents in content["types"]:
-        # The translator lists the type "object" twice, from itself and from the domain. Use the
-        # first.
-        parents_of.setdefault(name, parents)
-    for name, parents in parents_of.items():
-        hierarchy.add(Type(name, parents))
+    parents_by_type: dict[str, list[str]] = {}
+    for name, parent_types in content["types"]:
+        # The translator lists the type "object" twice, from itself and from the domain. Keep the
+        # first definition.
+        parents_by_type.setdefault(name, parent_types)
+    for name, parent_types in parents_by_type.items():
+        hierarchy.add(Type(name, parent_types))
     return Translation(content["sas"], object_types, content["actions"], facts, hierarchy)

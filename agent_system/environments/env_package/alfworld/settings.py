@@ -18,13 +18,16 @@ TASK_TYPES = {
     "cool": "pick_cool_then_place_in_recep",
     "two": "pick_two_obj_and_place",
 }
-SHORT_NAMES = {official: short for short, official in TASK_TYPES.items()}
-EVAL_SPLITS = {"eval_in_distribution": "valid_seen", "eval_out_of_distribution": "valid_unseen"}
+SHORT_TASK_TYPES = {official: short for short, official in TASK_TYPES.items()}
+SPLITS_BY_EVAL_DATASET = {
+    "eval_in_distribution": "valid_seen",
+    "eval_out_of_distribution": "valid_unseen",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class TaskGoal:
-    """Goal of a game: short task type and classes of object, target receptacle and lamp.
+    """Goal of a game: task type (short name), and classes of object, target receptacle and lamp.
 
     The receptacle is "" for ``light``, the lamp is "" for the other task types.
     """
@@ -35,12 +38,12 @@ class TaskGoal:
     lamp_class: str
 
 
-def _to_short_names(names: object) -> object:
-    """Replace official task types by short names. Pydantic reports the invalid ones."""
-    name_list = [names] if isinstance(names, str) else names
+def _to_short_names(values: object) -> object:
+    """Replace official task types in ``values`` by short names. Invalid values stay unchanged."""
+    name_list = [values] if isinstance(values, str) else values
     if isinstance(name_list, list | tuple):
-        return tuple(SHORT_NAMES.get(name, name) for name in name_list)
-    return names
+        return tuple(SHORT_TASK_TYPES.get(value, value) for value in name_list)
+    return values
 
 
 class AlfworldSettings(EnvSettings):
@@ -64,7 +67,7 @@ class AlfworldSettings(EnvSettings):
     """generated games to train on"""
     val_games: PositiveInt = 256
     """generated games held out: other floor plans, other seeds"""
-    # Game generation needs a seed: null, which the base class allows, is not allowed here.
+    # The base class allows null. Here null is an error, because game generation needs a seed.
     seed: Seed = 0  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """seed of game generation: the same games in every run"""
     data_dir: str = "data/alfworld"
@@ -105,7 +108,7 @@ class AlfworldSettings(EnvSettings):
     @property
     def official_split(self) -> str:
         """Folder name of the official games to validate on."""
-        return self.val_split or EVAL_SPLITS[self.eval_dataset]
+        return self.val_split or SPLITS_BY_EVAL_DATASET[self.eval_dataset]
 
     @property
     def uses_generated_games(self) -> bool:
@@ -117,15 +120,15 @@ class AlfworldSettings(EnvSettings):
         return self.source == "generated"
 
     def describe_substitute(self, env_name: str) -> str:
-        """Return a sentence about the generated games if they replace official games.
+        """Return a sentence for the user if generated games replace official games.
 
-        Return "" for official games. Also return "" if ``source=generated`` requests generated
-        games and ``env_name`` has no variant such as ``/AlfredTWEnv`` that names official ones.
+        Return "" if the games are official. Also return "" if the user asked for generated games
+        with ``source=generated`` and without a variant (``alfworld/AlfredTWEnv``) in ``env_name``.
         """
         if not self.uses_generated_games or (self.source == "generated" and "/" not in env_name):
             return ""
-        why = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
-        return f"rooms generated here, in place of ALFWorld's games ({why})"
+        reason = "no ALFWORLD_DATA" if self.source == "auto" else "env.alfworld.source=generated"
+        return f"rooms generated here, in place of ALFWorld's games ({reason})"
 
     def known_tasks(self, split: str) -> int | None:
         """Return the number of generated games in ``split``; None for official games."""

@@ -2,8 +2,8 @@
 
 ``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line.
 ``index.json`` in the same folder holds the byte offset and the content hash of each line. It is
-written last, and later runs with the same settings reuse both files. A task contains the number of
-its game, so a worker reads one game and not the whole file.
+written last. Later runs with the same settings reuse both files. A task contains the index of its
+game, so a worker reads only one line of the file.
 """
 
 import contextlib
@@ -18,7 +18,10 @@ from typing import Any
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.alfworld import games
-from agent_system.environments.env_package.alfworld.settings import SHORT_NAMES, AlfworldSettings
+from agent_system.environments.env_package.alfworld.settings import (
+    SHORT_TASK_TYPES,
+    AlfworldSettings,
+)
 from verl.utils.files import atomic_write
 from verl.utils.progress import Progress
 
@@ -38,8 +41,8 @@ def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     """
     if split not in ("train", "val"):
         raise ValueError(f"alfworld has no split {split!r}; allowed: train, val")
-    is_installed = official_folder() is not None
-    if settings.source == "official" or (settings.source == "auto" and is_installed):
+    has_official_games = find_official_folder() is not None
+    if settings.source == "official" or (settings.source == "auto" and has_official_games):
         return list_official_tasks(settings, split)
     return list_generated_tasks(settings, split)
 
@@ -50,9 +53,9 @@ def list_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
 def list_generated_tasks(
     settings: AlfworldSettings, split: str, count: int | None = None
 ) -> list[Task]:
-    """Return the tasks of generated games, after writing the split if it does not exist.
+    """Return the tasks of generated games. Generate the games of the split if they do not exist.
 
-    ``count`` overrides the number of games in the settings. All splits except ``val`` use the
+    ``count`` replaces the number of games in the settings. All splits except ``val`` use the
     training floor plans.
     """
     entries = GeneratedGames(settings, split, count).read_index()
@@ -73,7 +76,7 @@ def list_generated_tasks(
 
 @dataclass(frozen=True)
 class GeneratedGames:
-    """Generated games of one split for given settings. ``count`` overrides their number."""
+    """Generated games of one split. ``count`` replaces the number of games in ``settings``."""
 
     settings: AlfworldSettings
     split: str
@@ -89,7 +92,7 @@ class GeneratedGames:
     @functools.cached_property
     def split_folder(self) -> Path:
         """Folder of the split. Its name has a hash of all settings that affect the games."""
-        key = {
+        hashed_values = {
             "generator": games.GENERATOR_VERSION,
             "alfworld": metadata.version("alfworld"),
             "task_types": self.settings.task_types,
@@ -97,15 +100,19 @@ class GeneratedGames:
             "objects": self.settings.objects,
             "seed": self.settings.seed,
             "split": self.split,
-            # Tasks contain the size of the split, so each size has its own folder.
+            # Each number of games has its own folder.
             "size": self.game_count,
         }
-        name = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
-        return _data_dir(self.settings) / "generated" / f"{self.split}-{name}"
+        settings_hash = hashlib.blake2b(
+            json.dumps(hashed_values, sort_keys=True).encode(), digest_size=8
+        ).hexdigest()
+        return _get_data_dir(self.settings) / "generated" / f"{self.split}-{settings_hash}"
 
     def read_index(self) -> list[dict[str, Any]]:
-        """Return ``{hash, kind, scene, start, length}`` of each game, after writing the split if it
-        does not exist. Several processes may write it at once: they write the same content.
+        """Return ``{hash, kind, scene, start, length}`` for each game.
+
+        ``start`` and ``length`` are in bytes of ``games.jsonl``. The split is generated if it does
+        not exist. Several processes may do so at once, because they write the same content.
         """
         folder = self.split_folder
         if not (folder / "index.json").exists():
@@ -118,7 +125,7 @@ class GeneratedGames:
         byte_offset = 0
         with Progress(f"ALFWorld, {self.split}", self.game_count, "games") as progress:
             for game_index in range(self.game_count):
-                game = games.generate(self.settings, self.split, game_index)
+                game = games.generate_game(self.settings, self.split, game_index)
                 line = json.dumps(game) + "\n"  # ASCII only, so a character is a byte
                 entry = {key: game[key] for key in ("hash", "kind", "scene")}
                 entries.append({**entry, "start": byte_offset, "length": len(line)})
@@ -138,7 +145,7 @@ class GeneratedGames:
             line = file.read(entry["length"])
         with contextlib.suppress(ValueError, KeyError):
             game = json.loads(line)
-            if games.content_hash(game) == entry["hash"]:
+            if games.compute_content_hash(game) == entry["hash"]:
                 return game
         raise DamagedAlfworldGame(
             f"game {number} of {self.split_folder} does not match its hash; fix: delete the "
@@ -146,7 +153,7 @@ class GeneratedGames:
         )
 
 
-# Cached: a worker reads many games of few splits.
+# Cached, because a worker reads many games of the same split.
 @functools.lru_cache(maxsize=8)
 def _read_index(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "index.json").read_text())["games"]
@@ -160,37 +167,37 @@ def load_game(settings: AlfworldSettings, task: Task) -> dict[str, Any]:
     """
     if task["source"] == "official":
         return json.loads((_require_official_folder() / task["path"]).read_text())
-    store = GeneratedGames(settings, task["split"], task["count"])
-    game = store.read_game(task["index"])
+    generated_games = GeneratedGames(settings, task["split"], task["count"])
+    game = generated_games.read_game(task["index"])
     if game["hash"] != task["hash"]:
         raise DamagedAlfworldGame(
             f"{task['task_id']}: the settings of env.alfworld give another game, {game['hash']}; "
             "fix: restore the settings that the task was made with"
         )
-    return games.game_file(game)
+    return games.make_game_file(game)
 
 
-def translations_folder(settings: AlfworldSettings) -> Path:
-    """Return the folder of the planner's translations of all games."""
-    return _data_dir(settings) / "translations"
+def get_translations_folder(settings: AlfworldSettings) -> Path:
+    """Return the folder in which translated PDDL problems are cached."""
+    return _get_data_dir(settings) / "translations"
 
 
-def _data_dir(settings: AlfworldSettings) -> Path:
+def _get_data_dir(settings: AlfworldSettings) -> Path:
     return Path(settings.data_dir).expanduser().absolute()
 
 
 # Official games
 
 
-def official_folder() -> Path | None:
-    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``; None without games."""
+def find_official_folder() -> Path | None:
+    """Return ``$ALFWORLD_DATA/json_2.1.1``, made by ``alfworld-download``. None: missing."""
     root = os.environ.get("ALFWORLD_DATA")
-    folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
-    return folder if folder is not None and (folder / "train").is_dir() else None
+    games_folder = Path(root).expanduser() / OFFICIAL_FOLDER if root else None
+    return games_folder if games_folder is not None and (games_folder / "train").is_dir() else None
 
 
 def _require_official_folder() -> Path:
-    folder = official_folder()
+    folder = find_official_folder()
     if folder is None:
         raise FileNotFoundError(
             "env.alfworld.source=official needs the folder "
@@ -207,15 +214,15 @@ def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
     official loader, games with movable receptacles, slicing or no known solution are excluded.
     Raises ``FileNotFoundError`` if the games are missing.
     """
-    root = _require_official_folder()
-    name = "train" if split == "train" else settings.official_split
-    official = []
-    for path in sorted((root / name).rglob("game.tw-pddl")):
-        task_type = SHORT_NAMES.get(_official_type(path))
-        # Games without the key ``solvable`` were never solved. They are excluded too.
+    games_folder = _require_official_folder()
+    folder_name = "train" if split == "train" else settings.official_split
+    tasks = []
+    for path in sorted((games_folder / folder_name).rglob("game.tw-pddl")):
+        task_type = SHORT_TASK_TYPES.get(_read_official_task_type(path))
+        # Also exclude games without the key ``solvable``: their solvability is unknown.
         if task_type in settings.task_types and json.loads(path.read_text()).get("solvable"):
-            relative_path = path.relative_to(root)
-            official.append(
+            relative_path = path.relative_to(games_folder)
+            tasks.append(
                 {
                     "task_id": f"alfworld/{relative_path.parent.as_posix()}",
                     "data_source": f"alfworld/{task_type}",
@@ -224,11 +231,11 @@ def list_official_tasks(settings: AlfworldSettings, split: str) -> list[Task]:
                     "path": relative_path.as_posix(),
                 }
             )
-    return official
+    return tasks
 
 
-def _official_type(path: Path) -> str:
-    record = path.parent / "traj_data.json"
-    if "movable" in str(path) or "Sliced" in str(path) or not record.exists():
+def _read_official_task_type(path: Path) -> str:
+    record_path = path.parent / "traj_data.json"
+    if "movable" in str(path) or "Sliced" in str(path) or not record_path.exists():
         return ""
-    return json.loads(record.read_text()).get("task_type", "")
+    return json.loads(record_path.read_text()).get("task_type", "")

@@ -1,11 +1,12 @@
-"""Normal form of an answer or a ground truth: one spelling for characters, LaTeX and mark-up."""
+"""Normalisation of answers and ground truths: Unicode characters, LaTeX and mark-up."""
 
 import re
 import unicodedata
 
-_VULGAR = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")  # 1½ is 1 1/2, not 11/2
+# A space is inserted at this position: 1½ is 1 1/2, not 11/2.
+_BEFORE_UNICODE_FRACTION = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")
 _SUPERSCRIPT = re.compile(r"[\u00b2\u00b3\u00b9\u2070\u2071\u2074-\u207e]+")
-_SPELLINGS = str.maketrans(
+_CHARACTER_REPLACEMENTS = str.maketrans(
     {
         **dict.fromkeys("\u2018\u2019\u201a\u201b\u2032\u02bc\u00b4", "'"),
         **dict.fromkeys("\u201c\u201d\u201e\u201f\u2033\u00ab\u00bb\u300c\u300d", '"'),
@@ -24,25 +25,28 @@ _SPELLINGS = str.maketrans(
         "\u2265": r"\ge ",
     }
 )
-_WRITTEN = re.compile(
+_LATEX_TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}"
 )
-_SEPARATOR = re.compile(r"\{,\}|,?\\!")
-_ONE_RAISED = re.compile(r"\^\{(\w)\}")
+_DIGIT_SEPARATOR = re.compile(r"\{,\}|,?\\!")
+_ONE_CHARACTER_POWER = re.compile(r"\^\{(\w)\}")
 _BULLET = re.compile(r"^(?:[-\u2022]\s+(?=[^\W\d_]{2})|>\s+)")
-_SPACES = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
-_SILENT = re.compile(r"\\(?:left|right|displaystyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])")
-_FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
-_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
-_ESCAPED = re.compile(r"\\([$%#&_])")
-_HTML = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span)\s*/?>", re.IGNORECASE)
-_MATHS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
-_LOUD = re.compile(r"(?<=[^\W\d_]{2})!+$")  # "!" after a word; after a number it is a factorial
+_SPACE_VARIANTS = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
+_LATEX_LAYOUT_COMMAND = re.compile(
+    r"\\(?:left|right|displaystyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])"
+)
+_LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
+_LATEX_DEGREE_SIGN = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
+_LATEX_ESCAPE = re.compile(r"\\([$%#&_])")
+_HTML_TAG = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span)\s*/?>", re.IGNORECASE)
+_MATH_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
+# Exclamation marks after a word. After a number, as in 5!, they are factorial signs.
+_FINAL_EXCLAMATION_MARKS = re.compile(r"(?<=[^\W\d_]{2})!+$")
 MAX_MARKUP_LAYERS = 6  # maximum number of nested mark-ups, such as **"x"**, that are removed
 
 
 def normalize_answer(text: str) -> str:
-    r"""Return ``text`` in one spelling, without surrounding mark-up and final full stops.
+    r"""Return ``text`` in a uniform spelling, without surrounding mark-up and final full stops.
 
     Variants of Unicode characters, digits, dashes, quotes and spaces are unified. LaTeX commands
     that only affect the layout are removed. The case of letters is kept.
@@ -52,27 +56,28 @@ def normalize_answer(text: str) -> str:
     >>> normalize_answer("$\\text{Paris}$")
     'Paris'
     """
-    text = _VULGAR.sub(" ", text)
+    text = _BEFORE_UNICODE_FRACTION.sub(" ", text)
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{_to_ascii(match[0])}}}", text)
-    text = _to_ascii(text).translate(_SPELLINGS)
-    text = _HTML.sub(" ", text)
+    text = _to_ascii(text).translate(_CHARACTER_REPLACEMENTS)
+    text = _HTML_TAG.sub(" ", text)
     for _ in range(MAX_MARKUP_LAYERS):
-        shorter = _WRITTEN.sub(r" \1 ", text)
-        if shorter == text:
+        unwrapped_text = _LATEX_TEXT_COMMAND.sub(r" \1 ", text)
+        if unwrapped_text == text:
             break
-        text = shorter
-    text = _SEPARATOR.sub(lambda match: match[0].strip("{}\\!"), text)
-    text = _ONE_RAISED.sub(r"^\1", text)
-    text = _FRACTION.sub(r"\\frac", _SILENT.sub("", text))
-    text = _SPACES.sub(" ", _DEGREES.sub("\u00b0", text))
-    return _ESCAPED.sub(r"\1", _strip_markup(_BULLET.sub("", _strip_markup(text))))
+        text = unwrapped_text
+    text = _DIGIT_SEPARATOR.sub(lambda match: match[0].strip("{}\\!"), text)
+    text = _ONE_CHARACTER_POWER.sub(r"^\1", text)
+    text = _LATEX_FRACTION.sub(r"\\frac", _LATEX_LAYOUT_COMMAND.sub("", text))
+    text = _SPACE_VARIANTS.sub(" ", _LATEX_DEGREE_SIGN.sub("\u00b0", text))
+    return _LATEX_ESCAPE.sub(r"\1", _strip_markup(_BULLET.sub("", _strip_markup(text))))
 
 
-def fold_words(text: str) -> str:
-    """Return normalised ``text`` in lower case, without hyphens and a leading article, to compare
-    words.
+def normalize_words(text: str) -> str:
+    """Return ``text`` in a form in which equal words are equal texts.
 
-    >>> fold_words("The  Eiffel-Tower")
+    ``text`` must be normalised. The result is in lower case, without hyphens and leading article.
+
+    >>> normalize_words("The  Eiffel-Tower")
     'eiffel tower'
     """
     words = re.sub(r"(?<=\w)-(?=\w)", " ", text.casefold()).split()
@@ -90,22 +95,35 @@ def _to_ascii_character(character: str) -> str:
     category = unicodedata.category(character)
     if category == "Nd":
         return str(unicodedata.decimal(character))
-    # Category Cf: zero-width spaces and joiners, byte-order marks, directions.
+    # Remove characters of category Cf: zero-width spaces, byte-order marks, text directions.
     return "" if category == "Cf" else character
 
 
 def _strip_markup(text: str) -> str:
     """Return ``text`` without surrounding mark-up, quotes and punctuation."""
     for _ in range(MAX_MARKUP_LAYERS):
-        shorter = _LOUD.sub("", text.strip().strip("*_`").rstrip(".,;:?").lstrip(":,;").strip())
-        for opener, closer in _MATHS:
-            content = shorter[len(opener) : -len(closer)]
-            wrapped = shorter.startswith(opener) and shorter.endswith(closer) and content
-            if wrapped and opener not in content and closer not in content and content[-1] != "\\":
-                shorter = content
-        if len(shorter) > 1 and shorter[0] == shorter[-1] and shorter[0] in "\"'":
-            shorter = shorter[1:-1]
-        if shorter == text:
+        stripped_text = _FINAL_EXCLAMATION_MARKS.sub(
+            "", text.strip().strip("*_`").rstrip(".,;:?").lstrip(":,;").strip()
+        )
+        for opener, closer in _MATH_DELIMITERS:
+            content = stripped_text[len(opener) : -len(closer)]
+            is_delimited = (
+                stripped_text.startswith(opener) and stripped_text.endswith(closer) and content
+            )
+            if (
+                is_delimited
+                and opener not in content
+                and closer not in content
+                and content[-1] != "\\"
+            ):
+                stripped_text = content
+        if (
+            len(stripped_text) > 1
+            and stripped_text[0] == stripped_text[-1]
+            and stripped_text[0] in "\"'"
+        ):
+            stripped_text = stripped_text[1:-1]
+        if stripped_text == text:
             return text
-        text = shorter
+        text = stripped_text
     return text

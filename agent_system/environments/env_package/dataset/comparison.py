@@ -1,18 +1,24 @@
-"""Comparison of an answer with a ground truth, by the kind of the ground truth.
+"""Comparison of an answer with a ground truth.
 
-- letter, as in "A" and "(B)": the option's letter, with or without its text.
+The kind of the ground truth determines what must be equal:
+
+- letter, as in "A" and "(B)": the letter of the option. The answer may also contain its text.
+- verdict ("yes", "no", "true", "false"): the word. A remark may follow it.
 - number, as in "42", "1/2", "5 km" and "ten": the value. Units must not contradict each other.
-- maths, as in "x^2+1" and "[0, 1)": equal in value, by math-verify.
-- text, as in "Paris": the same words.
+- formula, as in "x^2+1" and "[0, 1)": the value, computed by math-verify.
+- other text, as in "Paris": the words.
 """
 
 import logging
 import re
 from collections.abc import Iterator
 
-from agent_system.environments.env_package.dataset.answer_text import fold_words, normalize_answer
+from agent_system.environments.env_package.dataset.answer_text import (
+    normalize_answer,
+    normalize_words,
+)
 from agent_system.environments.env_package.dataset.answers import ExtractedAnswer, extract_answer
-from agent_system.environments.env_package.dataset.formula_size import is_too_large
+from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
 from agent_system.environments.env_package.dataset.written_numbers import (
     is_same_number,
     read_number,
@@ -20,63 +26,73 @@ from agent_system.environments.env_package.dataset.written_numbers import (
 
 EXTRA_CHARACTERS = 2000  # an answer may have twice the characters of the truth plus this number
 MAX_FORMULA_LENGTH = 300  # characters; a longer formula is compared as text
-MAX_LIST_DEPTH = 3  # levels of nested lists, such as 2 for [[1], [2]]
+MAX_LIST_DEPTH = 3  # maximum nesting of lists, such as 2 for [[1], [2]]
 
-_LETTER = re.compile(r"\(?([A-Za-z])[).]?")
-_OPTION = re.compile(
+_SINGLE_LETTER = re.compile(r"\(?([A-Za-z])[).]?")
+_OPTION_LETTER = re.compile(
     r"(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])\s*[).:]|([A-Za-z]))"
     r"(?:(?<=[).:])\s*(?P<text>\S.*)|\s+-\s+(?P<after>\S.*))?",
     re.IGNORECASE | re.DOTALL,
 )
-_LABELLED = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+(\S.*)", re.DOTALL)
-_CHOSEN = re.compile(
+_LABELLED_OPTION = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+(\S.*)", re.DOTALL)
+_OPTION_STATEMENT = re.compile(
     r"(?:(?:option|choice)\s+)?\(?([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b.*",
     re.DOTALL,
 )
-_VERDICT = re.compile(r"(yes|no|true|false)\s*[,.;:!-].*", re.IGNORECASE | re.DOTALL)
+_VERDICT_WITH_REMARK = re.compile(r"(yes|no|true|false)\s*[,.;:!-].*", re.IGNORECASE | re.DOTALL)
 _VERDICTS = ("yes", "no", "true", "false")
-_JOINED = re.compile(r"(?:\s*,)?\s+(?:or|and)\s+")
-_ASIDE = re.compile(r"\s*\([^()]*\)$")
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
-_NAMES = re.compile(
+_LIST_CONJUNCTION = re.compile(r"(?:\s*,)?\s+(?:or|and)\s+")
+_FINAL_PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
+_LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_FORMULA_NAME = re.compile(
     r"pi|e|i|a?(?:sin|cos|tan|sec|csc|cot)h?|log|ln|exp|sqrt|oo|inf|infty|mod", re.IGNORECASE
 )
 _FORMULA_SIGN = re.compile(r"[-+*/^=<>(){}\[\]|!,]|\d[a-zA-Z]")
 _DATE = re.compile(r"(?<![\d.,])0\d|\d{4}-\d{1,2}-\d{1,2}|\d{1,2}/\d{1,2}/\d{2,4}|\d:\d")
-_CLOSED_FORM = re.compile(
+_ROOT_OR_FUNCTION = re.compile(
     r"\\(?:frac|sqrt|pi|log|ln|exp|sin|cos|tan|binom)|\^|\d!|\b(?:e|pi|sqrt)\b"
 )
-_OPERATOR = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{d\}")
-_TO_CALCULATE = re.compile(r"\d\s*(?:[-+*]|\\times|\\cdot)\s*\d")
-_BRACKETS = {"(": ")", "[": "]", "{": "}"}
+_UNEVALUATED_OPERATOR = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{d\}")
+_CALCULATION = re.compile(r"\d\s*(?:[-+*]|\\times|\\cdot)\s*\d")
+_CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if one of the possible texts of ``answer`` equals ``truth``.
+    """Return True if a reading of ``answer`` equals ``truth``.
 
-    A letter, a verdict, a number, a formula and words are each compared in their own way.
+    See the module for the kinds of ground truths and their comparison.
     """
-    gold = normalize_answer(truth)
+    truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)
-    given_texts = [
+    answer_texts = [
         normalize_answer(reading) for reading in answer.readings if len(reading) <= max_length
     ]
-    if letter := _LETTER.fullmatch(gold):
-        may_be_small = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
+    if letter := _SINGLE_LETTER.fullmatch(truth_text):
+        accepts_lower_case = answer.is_marked or len(answer.readings) == 1 or letter[1].islower()
         return any(
-            _named_option(text, may_be_small) == letter[1].casefold() for text in given_texts
+            _read_option_letter(text, accepts_lower_case) == letter[1].casefold()
+            for text in answer_texts
         )
-    if any(fold_words(one) == fold_words(gold) for one in given_texts):
+    if any(
+        normalize_words(answer_text) == normalize_words(truth_text) for answer_text in answer_texts
+    ):
         return True
-    if fold_words(gold) in _VERDICTS:
-        verdicts = [match[1] for one in given_texts if (match := _VERDICT.fullmatch(one))]
-        return fold_words(gold) in map(str.casefold, verdicts)
-    if _is_written_number(gold):
-        numbers = [*given_texts, *map(normalize_answer, answer.numbers)]
-        return any(_equals_number(one, gold) for one in numbers)
-    if _is_formula(gold):
-        return any(_same_formula(one, gold, MAX_LIST_DEPTH) for one in given_texts)
-    return any(_same_words(one, gold) for one in given_texts)
+    if normalize_words(truth_text) in _VERDICTS:
+        answer_verdicts = [
+            match[1]
+            for answer_text in answer_texts
+            if (match := _VERDICT_WITH_REMARK.fullmatch(answer_text))
+        ]
+        return normalize_words(truth_text) in map(str.casefold, answer_verdicts)
+    if _is_written_number(truth_text):
+        number_texts = [*answer_texts, *map(normalize_answer, answer.numbers)]
+        return any(_is_equal_number(answer_text, truth_text) for answer_text in number_texts)
+    if _is_formula(truth_text):
+        return any(
+            _is_same_formula(answer_text, truth_text, MAX_LIST_DEPTH)
+            for answer_text in answer_texts
+        )
+    return any(_are_same_words(answer_text, truth_text) for answer_text in answer_texts)
 
 
 def answer_key(text: str) -> str | None:
@@ -96,101 +112,114 @@ def answer_key(text: str) -> str | None:
         if number is not None:
             return f"{number.value} {number.unit}".strip()
     last_reading = normalize_answer(answer.readings[-1])
-    letter = _named_option(last_reading, answer.is_marked)
-    return letter or fold_words(last_reading) or None
+    letter = _read_option_letter(last_reading, answer.is_marked)
+    return letter or normalize_words(last_reading) or None
 
 
-def _named_option(given: str, may_be_small: bool) -> str | None:
-    """Return the lower-case letter of the option that ``given`` names, or None.
+def _read_option_letter(answer_text: str, accepts_lower_case: bool) -> str | None:
+    """Return the letter, in lower case, of the option that ``answer_text`` names, or None.
 
-    A single lower-case letter without brackets counts only with ``may_be_small``. Otherwise it is
-    taken as a word, such as "a".
+    ``accepts_lower_case`` tells if a lower-case letter alone names an option. Without it, a text
+    such as "a" is a word.
     """
-    match = _CHOSEN.fullmatch(given) or _OPTION.fullmatch(given)
+    match = _OPTION_STATEMENT.fullmatch(answer_text) or _OPTION_LETTER.fullmatch(answer_text)
     if match is None:
         return None
     letter = next(filter(None, match.groups()), "")
-    is_option = may_be_small or letter.isupper() or given != letter
+    is_option = accepts_lower_case or letter.isupper() or answer_text != letter
     return letter.casefold() if is_option else None
 
 
-def _is_written_number(gold: str) -> bool:
-    number = None if _DATE.search(gold) else read_number(gold)
+def _is_written_number(text: str) -> bool:
+    number = None if _DATE.search(text) else read_number(text)
     # A number before a capitalised word is part of a name, such as "50 Cent".
-    return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", gold))
+    return number is not None and not (number.unit and re.search(r"\d\s+[A-Z][a-z]", text))
 
 
-def _equals_number(given: str, gold: str) -> bool:
-    truth = read_number(gold)
+def _is_equal_number(answer_text: str, truth_text: str) -> bool:
+    truth = read_number(truth_text)
     # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
-    answer_text = given.rsplit("=", 1)[-1].strip()
-    given_number = read_number(answer_text)
+    answer_text = answer_text.rsplit("=", 1)[-1].strip()
+    answer_number = read_number(answer_text)
     if truth is None:
         return False
-    if given_number is not None:
-        return is_same_number(given_number, truth)
-    # A root or a power, such as sqrt(2), is accepted. An unevaluated calculation (1 + 2) is not.
-    is_closed = _CLOSED_FORM.search(answer_text) and not _TO_CALCULATE.search(answer_text)
+    if answer_number is not None:
+        return is_same_number(answer_number, truth)
+    # Accept a root or a power, such as sqrt(2), but not an unevaluated calculation (1 + 2).
+    is_root_or_function = _ROOT_OR_FUNCTION.search(answer_text) and not _CALCULATION.search(
+        answer_text
+    )
     fraction = f"\\frac{{{truth.value.numerator}}}{{{truth.value.denominator}}}"
-    return bool(is_closed) and _equal_in_value(answer_text, fraction)
+    return bool(is_root_or_function) and _have_equal_values(answer_text, fraction)
 
 
-def _is_formula(gold: str) -> bool:
-    if _COMMAND.search(gold):
+def _is_formula(text: str) -> bool:
+    if _LATEX_COMMAND.search(text):
         return True
-    if not gold.isascii() or _DATE.search(gold) or not _FORMULA_SIGN.search(gold):
+    if not text.isascii() or _DATE.search(text) or not _FORMULA_SIGN.search(text):
         return False
-    words = re.findall(r"[A-Za-z]+", gold)
-    return all(len(word) == 1 or _NAMES.fullmatch(word) for word in words)
+    words = re.findall(r"[A-Za-z]+", text)
+    return all(len(word) == 1 or _FORMULA_NAME.fullmatch(word) for word in words)
 
 
-def _same_formula(given: str, gold: str, layers: int) -> bool:
-    if "".join(given.split()) == "".join(gold.split()):
+def _is_same_formula(answer_text: str, truth_text: str, remaining_depth: int) -> bool:
+    if "".join(answer_text.split()) == "".join(truth_text.split()):
         return True
-    given_list, gold_list = _split_list(given), _split_list(gold)
-    if gold_list is None or not layers:
-        return _same_element(given, gold)
-    if given_list is None or not _same_brackets(given_list, gold_list):
+    answer_list, truth_list = _split_list(answer_text), _split_list(truth_text)
+    if truth_list is None or not remaining_depth:
+        return _is_same_element(answer_text, truth_text)
+    if answer_list is None or not _are_brackets_compatible(answer_list, truth_list):
         return False
-    brackets, gold_members = gold_list
-    given_members = given_list[1]
-    if len(given_members) != len(gold_members):
+    truth_brackets, truth_members = truth_list
+    answer_members = answer_list[1]
+    if len(answer_members) != len(truth_members):
         return False
-    if brackets in ("", "{"):
-        return _same_set(given_members, gold_members, layers - 1)
+    if truth_brackets in ("", "{"):
+        return _are_same_members(answer_members, truth_members, remaining_depth - 1)
     return all(
-        _same_formula(given_member, gold_member, layers - 1)
-        for given_member, gold_member in zip(given_members, gold_members, strict=True)
+        _is_same_formula(answer_member, truth_member, remaining_depth - 1)
+        for answer_member, truth_member in zip(answer_members, truth_members, strict=True)
     )
 
 
-def _same_element(given: str, gold: str) -> bool:
-    given_number, gold_number = read_number(given), read_number(gold)
-    if given_number is not None and gold_number is not None:
-        return is_same_number(given_number, gold_number)
-    if not _is_formula(gold) and gold_number is None:
-        return _same_words(given, gold)
-    return _equal_in_value(given, gold)
+def _is_same_element(answer_text: str, truth_text: str) -> bool:
+    answer_number, truth_number = read_number(answer_text), read_number(truth_text)
+    if answer_number is not None and truth_number is not None:
+        return is_same_number(answer_number, truth_number)
+    if not _is_formula(truth_text) and truth_number is None:
+        return _are_same_words(answer_text, truth_text)
+    return _have_equal_values(answer_text, truth_text)
 
 
-def _same_brackets(one: tuple[str, list[str]], other: tuple[str, list[str]]) -> bool:
-    """Return True if the brackets of two lists, given as (brackets, members), are compatible.
+def _are_brackets_compatible(
+    first_list: tuple[str, list[str]], second_list: tuple[str, list[str]]
+) -> bool:
+    """Return True if two lists, each (brackets, members), have compatible brackets.
 
-    A list of two members may be an interval, so its brackets must be equal. For other lists, both
-    or neither must have brackets, and both or neither must have braces.
+    Lists of two members may be intervals, and braces mark a set. Their brackets must be equal. In
+    all other cases it suffices that both lists have brackets, or that both have none.
     """
-    if len(one[1]) == 2 or "{" in (one[0][:1], other[0][:1]):
-        return one[0] == other[0]
-    return bool(one[0]) == bool(other[0])
+    if len(first_list[1]) == 2 or "{" in (first_list[0][:1], second_list[0][:1]):
+        return first_list[0] == second_list[0]
+    return bool(first_list[0]) == bool(second_list[0])
 
 
-def _same_set(ours: list[str], theirs: list[str], layers: int) -> bool:
-    unmatched = list(theirs)
-    for member in ours:
-        match = next((truth for truth in unmatched if _same_formula(member, truth, layers)), None)
+def _are_same_members(
+    answer_members: list[str], truth_members: list[str], remaining_depth: int
+) -> bool:
+    unmatched_truths = list(truth_members)
+    for member in answer_members:
+        match = next(
+            (
+                truth_member
+                for truth_member in unmatched_truths
+                if _is_same_formula(member, truth_member, remaining_depth)
+            ),
+            None,
+        )
         if match is None:
             return False
-        unmatched.remove(match)
+        unmatched_truths.remove(match)
     return True
 
 
@@ -200,9 +229,9 @@ def _split_list(text: str) -> tuple[str, list[str]] | None:
     >>> _split_list("[0, 1)")
     ('[)', ['0', '1'])
     """
-    text = _JOINED.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
+    text = _LIST_CONJUNCTION.sub(", ", text.replace("\\{", "{").replace("\\}", "}").strip())
     list_text, brackets = text, ""
-    if len(text) > 1 and text[0] in _BRACKETS and text[-1] in ")]}" and _is_enclosed(text):
+    if len(text) > 1 and text[0] in _CLOSING_BRACKETS and text[-1] in ")]}" and _is_enclosed(text):
         list_text, brackets = text[1:-1], text[0] if text[0] == "{" else text[0] + text[-1]
     members = list(_split_at_commas(list_text))
     return (brackets, members) if len(members) > 1 or brackets == "{" else None
@@ -218,7 +247,7 @@ def _is_enclosed(text: str) -> bool:
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
-    """Yield the parts of ``text`` between the commas outside of brackets."""
+    """Split ``text`` at the commas that are not inside brackets."""
     depth = start = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -228,36 +257,54 @@ def _split_at_commas(text: str) -> Iterator[str]:
     yield text[start:].strip()
 
 
-def _same_words(given: str, gold: str) -> bool:
-    text_without_aside = given[1:-1] if given[:1] + given[-1:] == "()" else _ASIDE.sub("", given)
-    if fold_words(gold) in (fold_words(given), fold_words(text_without_aside)):
+def _are_same_words(answer_text: str, truth_text: str) -> bool:
+    text_without_parenthesis = (
+        answer_text[1:-1]
+        if answer_text[:1] + answer_text[-1:] == "()"
+        else _FINAL_PARENTHESIS.sub("", answer_text)
+    )
+    if normalize_words(truth_text) in (
+        normalize_words(answer_text),
+        normalize_words(text_without_parenthesis),
+    ):
         return True
-    label = _LABELLED.fullmatch(gold)
-    if label is None:
+    truth_label = _LABELLED_OPTION.fullmatch(truth_text)
+    if truth_label is None:
         return False
-    letter = (label[1] or label[2]).casefold()
-    label_text = fold_words(label[3])
-    given_label = _LABELLED.fullmatch(given)
-    if given_label is not None:
-        given_letter = (given_label[1] or given_label[2]).casefold()
-        return given_letter == letter and fold_words(given_label[3]) == label_text
-    return _named_option(given, may_be_small=False) == letter or fold_words(given) == label_text
+    truth_letter = (truth_label[1] or truth_label[2]).casefold()
+    truth_label_text = normalize_words(truth_label[3])
+    answer_label = _LABELLED_OPTION.fullmatch(answer_text)
+    if answer_label is not None:
+        answer_letter = (answer_label[1] or answer_label[2]).casefold()
+        return (
+            answer_letter == truth_letter and normalize_words(answer_label[3]) == truth_label_text
+        )
+    return (
+        _read_option_letter(answer_text, accepts_lower_case=False) == truth_letter
+        or normalize_words(answer_text) == truth_label_text
+    )
 
 
-def _equal_in_value(given: str, gold: str) -> bool:
-    if len(given) > MAX_FORMULA_LENGTH or is_too_large(given) or is_too_large(gold):
+def _have_equal_values(answer_text: str, truth_text: str) -> bool:
+    if (
+        len(answer_text) > MAX_FORMULA_LENGTH
+        or is_formula_too_large(answer_text)
+        or is_formula_too_large(truth_text)
+    ):
         return False
-    # If the answer has an operator, such as a sum or an integral, that the truth lacks, then it is
-    # an unevaluated calculation and not accepted.
-    if not set(_OPERATOR.findall(given)) <= set(_OPERATOR.findall(gold)):
+    # A sum, an integral or a limit that occurs only in the answer is an unevaluated calculation. It
+    # is not accepted.
+    if not set(_UNEVALUATED_OPERATOR.findall(answer_text)) <= set(
+        _UNEVALUATED_OPERATOR.findall(truth_text)
+    ):
         return False
-    # math-verify warns at each call that it has no timeout. The pool limits the time instead.
+    # Hide the warning of math-verify about a missing timeout. The environment pool limits the time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse, verify
 
-    parsed_answer = parse(f"\\boxed{{{given}}}", parsing_timeout=0)
-    parsed_truth = parse(f"\\boxed{{{gold}}}", parsing_timeout=0)
-    # A parsed result has at least two items. With fewer, math-verify could not parse the formula.
+    parsed_answer = parse(f"\\boxed{{{answer_text}}}", parsing_timeout=0)
+    parsed_truth = parse(f"\\boxed{{{truth_text}}}", parsing_timeout=0)
+    # The result has fewer than two items if math-verify could not parse the formula.
     if len(parsed_answer) < 2 or len(parsed_truth) < 2:
         return False
     return verify(parsed_truth, parsed_answer, timeout_seconds=0)

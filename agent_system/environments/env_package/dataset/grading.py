@@ -1,7 +1,7 @@
 """Grading of answers by a user-provided function, or by comparison with the ground truth.
 
-The grader of the package extracts the answer (``answers``) and compares it according to the kind of
-the ground truth (``comparison``).
+The default grader extracts the answer (module ``answers``) and compares it with the ground truth
+(module ``comparison``).
 """
 
 import json
@@ -18,21 +18,23 @@ from agent_system.environments.env_package.dataset.settings import RewardFromFil
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.reward_manager.custom import load_function
 from agent_system.reward_manager.scores import (
-    is_full,
+    compute_weighted_sum,
+    is_full_score,
     is_number,
     read_finite_number,
     read_flag,
-    weighted_sum,
 )
 from verl.utils.limits import time_limit
 
-# Keys of a ground truth that is a dictionary of accepted answers. A dictionary with other keys
-# needs a user-provided grader.
-ALIASES = (
+# A ground truth may be a dictionary with these keys. Its values are accepted answers. Dictionaries
+# with other keys need a user-provided grader.
+TRUTH_KEYS = (
     *("answer", "answers", "target", "targets", "value", "text", "aliases"),
     *("normalized_value", "normalized_aliases"),
 )
-_FIX = "fix: custom_reward_function.path=FILE (env.dataset.reward.path), or a column ground_truth"
+_FIX_TEXT = (
+    "fix: custom_reward_function.path=FILE (env.dataset.reward.path), or a column ground_truth"
+)
 
 
 class NoGrade(ValueError):
@@ -41,78 +43,81 @@ class NoGrade(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Grade of an answer: a finite score, True if the answer counts as a success, and the single
-    rewards by name if the grader returned a dictionary.
+    """Grade of an answer: a finite score, and True if the answer counts as a success.
+
+    If the grader returned a dictionary, ``rewards`` contains all its numbers by name.
     """
 
     score: float
     is_right: bool
-    parts: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 class Grader:
-    """Grader of answers: the function of ``reward.path``, or ``compare_with_truth``."""
+    """Grader of answers: the user's function at ``reward.path``, else ``compare_with_truth``."""
 
     def __init__(self, reward: RewardFromFile) -> None:
         self._kwargs = reward.reward_kwargs
         self._weights = reward.weights
-        self._grade: Callable[..., Any] = compare_with_truth
+        self._grading_function: Callable[..., Any] = compare_with_truth
         if reward.path is not None:
-            name = reward.name or "compute_score"
-            self._grade = load_function(reward.path, name, "env.dataset.reward")
+            function_name = reward.name or "compute_score"
+            self._grading_function = load_function(reward.path, function_name, "env.dataset.reward")
 
     def __call__(self, task: Task, solution: str) -> Grade:
         """Return the grade of ``solution``. Raises ``NoGrade`` and the exceptions of the grader."""
-        returned = self._grade(
+        returned_value = self._grading_function(
             data_source=task["data_source"],
             solution_str=solution,
             ground_truth=task["ground_truth"],
             extra_info=task["extra_info"],
             **self._kwargs,
         )
-        return read_grade(await_if_needed(returned), task["task_id"], self._weights)
+        return read_grade(await_if_needed(returned_value), task["task_id"], self._weights)
 
 
-def read_grade(returned: Any, task_id: str, weights: Mapping[str, float] | None = None) -> Grade:
+def read_grade(
+    returned_value: Any, task_id: str, weights: Mapping[str, float] | None = None
+) -> Grade:
     """Convert the return value of a grader: a number, or a dictionary of rewards with ``score``.
 
     The answer is right if ``acc`` of the dictionary is true. Without ``acc`` it is right if the
     score is at least 1, up to rounding. With ``weights`` the score is the weighted sum of the named
-    rewards. Entries that are not numbers are ignored. Raises ``NoGrade`` for NaN and infinity, for
+    rewards. Values that are not numbers are ignored. Raises ``NoGrade`` for NaN and infinity, for
     a missing score, and for an ``acc`` other than true, false, 0 and 1.
 
-    >>> read_grade({"score": 0.5, "acc": 1}, "task").parts
+    >>> read_grade({"score": 0.5, "acc": 1}, "task").rewards
     {'score': 0.5, 'acc': 1.0}
     """
-    rewards = returned if isinstance(returned, Mapping) else {"score": returned}
-    context = f"{task_id}: the grader returned {str(returned)[:80]!r}"
+    rewards = returned_value if isinstance(returned_value, Mapping) else {"score": returned_value}
+    context = f"{task_id}: the grader returned {str(returned_value)[:80]!r}"
     try:
         scores = {
-            name: read_finite_number(value, context)
-            for name, value in rewards.items()
+            reward_name: read_finite_number(value, context)
+            for reward_name, value in rewards.items()
             if is_number(value)
         }
     except ValueError as error:
         raise NoGrade(f"{error}; allowed: finite numbers") from error
     try:
         if weights:
-            scores["score"] = weighted_sum(scores, weights, context)
+            scores["score"] = compute_weighted_sum(scores, weights, context)
         if "score" not in scores:
             raise NoGrade(
                 f"{context}; allowed: a finite number, or a dictionary with one as score; fix: "
                 "return such a value, or name the rewards of the dictionary in "
                 "reward_model.weights"
             )
-        is_success = is_full(scores["score"])
+        is_success = is_full_score(scores["score"])
         if "acc" in rewards:
             is_success = read_flag(rewards["acc"], f"{context}, 'acc'")
     except ValueError as error:
         raise NoGrade(str(error)) from error
-    return Grade(scores["score"], is_success, scores if isinstance(returned, Mapping) else {})
+    return Grade(scores["score"], is_success, scores if isinstance(returned_value, Mapping) else {})
 
 
 def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
-    """Grade ``answer`` within ``grade_s`` seconds and return the last step of the episode.
+    """Grade ``answer`` within ``grade_s`` seconds and return the step that ends the episode.
 
     Raises ``TimeLimit``, ``NoGrade`` and the exceptions of the grader.
     """
@@ -120,8 +125,8 @@ def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.is_right, "is_action_valid": bool(answer)}
     info["answer"] = answer_key(answer)
-    if grade.parts:
-        info["reward_parts"] = dict(grade.parts)
+    if grade.rewards:
+        info["reward_parts"] = dict(grade.rewards)
     return Observation(""), grade.score, True, info
 
 
@@ -130,7 +135,7 @@ def compare_with_truth(
 ) -> float:
     """Return 1.0 if the answer in ``solution_str`` equals one of the ground truths, else 0.0.
 
-    Raises ``NoGrade`` if the row has no ground truth that an answer can be compared with.
+    Raises ``NoGrade`` if ``read_truths`` rejects the ground truth.
     """
     del extra_info  # part of the grader interface, unused here
     try:
@@ -144,52 +149,53 @@ def compare_with_truth(
 def read_truths(ground_truth: Any) -> list[str]:
     """Return the accepted answers as texts. An answer is right if it equals one of them.
 
-    A list contains alternative answers, and so does a dictionary with keys in ``ALIASES``. Raises
-    ``ValueError`` if there is no ground truth, or one that cannot be compared with a text.
+    All items of a list are accepted, and all values of a dictionary with keys of ``TRUTH_KEYS``.
+    Raises ``ValueError`` for a missing or empty ground truth, and for other structures.
 
     >>> read_truths({"value": "Paris", "aliases": ["City of Light"]})
     ['Paris', 'City of Light']
     """
-    truths = list(_accepted_texts(ground_truth))
+    truths = list(_list_accepted_texts(ground_truth))
     if not truths or not all(map(normalize_answer, truths)):
         raise ValueError(
             f"ground_truth={_quote_value(ground_truth)} is no ground truth; allowed: a text, a "
-            f"number, or a list of them; {_FIX}"
+            f"number, or a list of them; {_FIX_TEXT}"
         )
     return list(dict.fromkeys(truths))
 
 
-def _accepted_texts(truth: Any) -> Iterator[str]:
+def _list_accepted_texts(truth: Any) -> Iterator[str]:
     if isinstance(truth, Mapping):
-        unknown = [key for key in truth if key not in ALIASES]
-        if unknown or not truth:
+        unknown_keys = [key for key in truth if key not in TRUTH_KEYS]
+        if unknown_keys or not truth:
             raise ValueError(
                 f"ground_truth={_quote_value(truth)}: an answer cannot be compared with a "
-                f"dictionary with {unknown[:1] or 'no keys'}; allowed: the keys "
-                f"{', '.join(sorted(ALIASES))}; {_FIX}"
+                f"dictionary with {unknown_keys[:1] or 'no keys'}; allowed: the keys "
+                f"{', '.join(sorted(TRUTH_KEYS))}; {_FIX_TEXT}"
             )
         for value in truth.values():
-            yield from _accepted_texts(value)
+            yield from _list_accepted_texts(value)
     elif isinstance(truth, (list, tuple)):
-        for alias in truth:
-            if isinstance(alias, (list, tuple, Mapping)):
+        for accepted_answer in truth:
+            if isinstance(accepted_answer, (list, tuple, Mapping)):
                 raise ValueError(
-                    f"ground_truth={_quote_value(truth)} contains {_quote_value(alias)}; allowed: "
-                    f"a list of texts and numbers; {_FIX}"
+                    f"ground_truth={_quote_value(truth)} contains "
+                    f"{_quote_value(accepted_answer)}; allowed: a list of texts and "
+                    f"numbers; {_FIX_TEXT}"
                 )
-            yield from _accepted_texts(alias)
+            yield from _list_accepted_texts(accepted_answer)
     elif isinstance(truth, bool):
-        # For the JSON value true, accept the words "true" and "yes".
+        # The JSON value true accepts the words "true" and "yes".
         yield from (("true", "yes") if truth else ("false", "no"))
     elif isinstance(truth, float) and not math.isfinite(truth):
         yield ""
     elif isinstance(truth, str) and truth.lstrip().startswith("{"):
         try:
-            parsed = json.loads(truth)
+            parsed_truth = json.loads(truth)
         except (ValueError, RecursionError):
             yield truth
         else:
-            yield from _accepted_texts(parsed)
+            yield from _list_accepted_texts(parsed_truth)
     else:
         yield "" if truth is None else str(truth)
 

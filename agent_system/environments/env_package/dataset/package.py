@@ -1,6 +1,6 @@
 """Single-turn data as an environment: ``env.env_name=dataset``.
 
-An episode has one turn. The prompt is a row of a file, the whole answer is the action, and a grader
+An episode has one turn. A row of a file is the prompt, the whole reply is the action, and a grader
 returns the reward. If the grader raises an error, the trajectory is aborted. It does not count as a
 wrong answer: ``env.on_abort`` decides how it is used.
 """
@@ -14,7 +14,7 @@ from agent_system.environments.package import EnvPackage, TaskText
 
 
 class DatasetEnv:
-    """Environment of one turn: a row as prompt, a grade as reward."""
+    """Environment of one turn. A row of a file is the prompt, and a grade is the reward."""
 
     placement = "process"  # graders are user-provided code, or compute formulas of the answer
 
@@ -30,11 +30,11 @@ class DatasetEnv:
         return first_observation(task)
 
     def step(self, action: str) -> Step:
-        """Grade the answer and end the episode. Raises as ``grade_step``."""
+        """Grade the answer and end the episode. Raises the exceptions of ``grade_step``."""
         return grade_step(self.grader, self.task, action, self.settings.grade_s)
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return the (first) ground truth of ``task`` as a boxed answer."""
+        """Return the ground truth of ``task``, or the first of several, as a boxed answer."""
         truth = task["ground_truth"]
         return [f"\\boxed{{{truth[0] if isinstance(truth, list) else truth}}}"]
 
@@ -43,7 +43,7 @@ class DatasetEnv:
 
 
 def first_observation(task: Task) -> Observation:
-    """Return the text of the row's last message, with the earlier messages as ``opening``."""
+    """Return the last message of the row as observation, with earlier messages as ``opening``."""
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 
@@ -55,7 +55,7 @@ def replace_text(task: Task, text: str) -> Task:
 
 
 def project_answer(text: str) -> tuple[str, bool]:
-    """Return the whole answer, and True if it is not empty. The grader extracts the result."""
+    """Return the whole reply, and True if it is not empty. The grader extracts the answer."""
     answer = text.strip()
     return answer, bool(answer)
 

@@ -7,7 +7,7 @@ from agent_system.environments.settings import FunctionFromFile, GradedSettings
 
 
 class RewardFromFile(FunctionFromFile):
-    """Config values that name a user-provided grader: the Python file and the function.
+    """Python file and name of a user-provided grading function, and its arguments.
 
     ``compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`` is a function
     or a coroutine function. It returns a number or a dictionary with ``score``.
@@ -25,12 +25,12 @@ class RewardFromFile(FunctionFromFile):
 class DatasetSettings(GradedSettings):
     """Settings of ``env.dataset``: files, columns and grader.
 
-    ``data_keys`` maps config keys outside ``env``, such as ``data.train_files``, to the settings
-    that get their values.
+    The values of some keys outside ``env``, such as ``data.train_files``, are copied to this
+    section. ``data_keys`` maps these keys to settings.
     """
 
     is_single_turn: ClassVar[bool] = True
-    fits_prompts: ClassVar[bool] = True
+    can_fit_prompts: ClassVar[bool] = True
     data_keys: ClassVar[Mapping[str, str]] = {
         "data.train_files": "train_files",
         "data.val_files": "val_files",

@@ -10,7 +10,7 @@ from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, 
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.frozen_lake.expert import EXPERT
 from agent_system.environments.env_package.frozen_lake.prompts import (
-    HERE,
+    AGENT_SIGN,
     MOVES,
     describe_with_map,
     shorten_observation,
@@ -24,50 +24,52 @@ RULES = """\
 You cross a frozen lake, one cell per move: left, down, right or up. P is you, \
 . is ice, O is a hole, G is the goal.
 Reach the goal. Whoever enters a hole has lost. {ice}"""
-ICE = {
+ICE_RULES = {
     True: (
         "The ice is slippery: only one move in three goes where you want, "
         "the others go to one side of it."
     ),
     False: "The ice is not slippery: you move where you want.",
 }
-# The start cell is drawn as ice.
-DRAWING_SIGNS = str.maketrans("SFH", "..O")
-VAL_SHARE = 5  # one map in five belongs to the validation split
-# Maximum number of draws without a new map. Small lakes have few different maps.
+# Maps gymnasium's signs to those of observations. The start cell (S) is shown as ice.
+DRAWN_SIGNS = str.maketrans("SFH", "..O")
+VAL_DIVISOR = 5  # one map in five belongs to the validation split
+# Stop drawing after this many draws without a new map. Small lakes have few different maps.
 MAX_DRAWS_WITHOUT_NEW_MAP = 300
 
 
 class FrozenLakeText:
-    """Environment with reward 1.0 on the goal, else 0.0. It is done on the goal and in a hole.
+    """Environment with reward 1.0 on the goal, else 0.0. The goal and holes end an episode.
 
-    The caller limits the number of turns. An unknown action changes nothing and is not valid. On
-    ice that is not slippery, the same holds for a move off the lake.
+    The caller limits the number of turns. An unknown action changes nothing and is not valid.
+    Without slippery ice, this also applies to moves that would leave the lake.
     """
 
     placement = "inline"
 
     def __init__(self, settings: LakeSettings) -> None:
         self.settings = settings
-        self._lake: Any = None  # environment of gymnasium, made when a map is known
-        self._map: tuple[str, ...] = ()
+        self._gym_env: Any = None  # FrozenLakeEnv of the current map
+        self._map_rows: tuple[str, ...] = ()
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start on ``task["map"]``. ``seed`` determines the directions of slipping."""
-        if self._map != tuple(task["map"]):
-            self._map = tuple(task["map"])
-            # Made only for a new map, because gymnasium builds a table of all transitions.
-            self._lake = rules.FrozenLakeEnv(desc=task["map"], is_slippery=self.settings.slippery)
-        self._lake.reset(seed=seed)
+        if self._map_rows != tuple(task["map"]):
+            self._map_rows = tuple(task["map"])
+            # Reuse the environment for equal maps: gymnasium builds a table of all transitions.
+            self._gym_env = rules.FrozenLakeEnv(
+                desc=task["map"], is_slippery=self.settings.slippery
+            )
+        self._gym_env.reset(seed=seed)
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Apply the move ``action``. For reward and ``done`` see the class."""
+        """Apply the move ``action``. Reward and end of an episode: see the class."""
         action = action.strip().lower()
-        if action not in self._possible_moves():
+        if action not in self._list_possible_moves():
             observation = self._make_observation("That is not possible here.\n")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        _, reward, done, _, _ = self._lake.step(list(MOVES).index(action))
+        _, reward, done, _, _ = self._gym_env.step(list(MOVES).index(action))
         won = bool(reward > 0)
         message = "You reached the goal.\n" if won else "You fell into a hole.\n" if done else ""
         info = {"won": won, "is_action_valid": True}
@@ -76,41 +78,44 @@ class FrozenLakeText:
     def close(self) -> None:
         """Do nothing: no resources are in use."""
 
-    def _agent_cell(self) -> tuple[int, int]:
-        return divmod(int(self._lake.s), len(self._map))
+    def _get_agent_cell(self) -> tuple[int, int]:
+        return divmod(int(self._gym_env.s), len(self._map_rows))
 
-    def _possible_moves(self) -> list[str]:
-        # On slippery ice the agent may move sideways instead. A move off the lake can then change
-        # its cell.
+    def _list_possible_moves(self) -> list[str]:
+        # On slippery ice all moves are possible. The agent may move sideways, so it may change
+        # its cell even if the move itself would leave the lake.
         if self.settings.slippery:
             return list(MOVES)
-        row, column = self._agent_cell()
-        cells = range(len(self._map))
+        row, column = self._get_agent_cell()
+        indices = range(len(self._map_rows))
         return [
             move
-            for move, (down, right) in MOVES.items()
-            if row + down in cells and column + right in cells
+            for move, (row_offset, column_offset) in MOVES.items()
+            if row + row_offset in indices and column + column_offset in indices
         ]
 
     def _make_observation(self, message: str) -> Observation:
-        row, column = self._agent_cell()
-        cells = [list(line.translate(DRAWING_SIGNS)) for line in self._map]
-        cells[row][column] = HERE
-        drawing = "\n".join(" ".join(line) for line in cells)
-        anchor = f"{'/'.join(self._map)} {row},{column}"
-        info = {"admissible_actions": self._possible_moves()}
-        return Observation(f"{message}{drawing}", anchor=anchor, info=info)
+        row, column = self._get_agent_cell()
+        drawn_cells = [list(line.translate(DRAWN_SIGNS)) for line in self._map_rows]
+        drawn_cells[row][column] = AGENT_SIGN
+        drawn_map = "\n".join(" ".join(line) for line in drawn_cells)
+        anchor = f"{'/'.join(self._map_rows)} {row},{column}"
+        info = {"admissible_actions": self._list_possible_moves()}
+        return Observation(f"{message}{drawn_map}", anchor=anchor, info=info)
 
 
 def make_prompts(settings: LakeSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with the rules for this kind of ice, or compact prompts without rules."""
+    """Return prompts with rules, or compact prompts without rules, as ``settings`` select."""
     if settings.prompt == "compact":
         return CompactPrompts(shorten_observation, describe_with_map, keep_first=True)
-    return ChatPrompts(RULES.format(ice=ICE[settings.slippery]), example="down")
+    return ChatPrompts(RULES.format(ice=ICE_RULES[settings.slippery]), example="down")
 
 
 def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
-    """Return distinct maps with a path to the goal. A small lake has fewer than asked for."""
+    """Return distinct maps with a path to the goal.
+
+    A small lake has fewer different maps than ``train_maps`` or ``val_maps``.
+    """
     maps = _draw_maps(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {"task_id": f"{NAME}/{'-'.join(rows)}", "data_source": NAME, "map": list(rows)}
@@ -122,32 +127,32 @@ def list_tasks(settings: LakeSettings, split: str) -> list[Task]:
 def _draw_maps(settings: LakeSettings) -> dict[str, list[tuple[str, ...]]]:
     map_counts = {"train": settings.train_maps, "val": settings.val_maps}
     maps_by_split: dict[str, dict[tuple[str, ...], None]] = {"train": {}, "val": {}}
-    map_number = last_new = 0
-    while map_number < last_new + MAX_DRAWS_WITHOUT_NEW_MAP and any(
+    map_number = last_new_map_number = 0
+    while map_number < last_new_map_number + MAX_DRAWS_WITHOUT_NEW_MAP and any(
         len(maps_by_split[split]) < map_counts[split] for split in map_counts
     ):
         rows = _draw_map(settings, random.Random(derive_seed(NAME, settings.map_seed, map_number)))
-        # Choose the split by the map, not by its number: many numbers give the same map.
-        split = "train" if derive_seed(NAME, *rows) % VAL_SHARE else "val"
+        # Choose the split by a hash of the map: different map numbers may give the same map.
+        split = "train" if derive_seed(NAME, *rows) % VAL_DIVISOR else "val"
         map_number += 1
         if len(maps_by_split[split]) < map_counts[split] and rows not in maps_by_split[split]:
             maps_by_split[split][rows] = None
-            last_new = map_number
+            last_new_map_number = map_number
     return {split: list(maps) for split, maps in maps_by_split.items()}
 
 
 def _draw_map(settings: LakeSettings, rng: random.Random) -> tuple[str, ...]:
     size = settings.size
-    # Draw again if no path leads to the goal. The bounds of ``frozen`` keep this rare.
+    # Draw again if no path leads to the goal. With the bounds of ``frozen`` this is rare.
     while True:
-        board = [
+        rows_of_signs = [
             ["F" if rng.random() < settings.frozen else "H" for _ in range(size)]
             for _ in range(size)
         ]
-        board[0][0] = "S"
-        board[-1][-1] = "G"
-        if rules.is_valid(board, size):
-            return tuple(map("".join, board))
+        rows_of_signs[0][0] = "S"
+        rows_of_signs[-1][-1] = "G"
+        if rules.is_valid(rows_of_signs, size):
+            return tuple(map("".join, rows_of_signs))
 
 
 PACKAGE = EnvPackage(

@@ -5,18 +5,18 @@ the four neighbouring cells.
 """
 
 Cell = tuple[int, int]
-HERE = "P"
-HOLE = "O"
-GOAL = "G"
-# Offset of each move: rows down, columns to the right. In the order of gymnasium's action numbers.
+AGENT_SIGN = "P"
+HOLE_SIGN = "O"
+GOAL_SIGN = "G"
+# Offset (rows down, columns to the right) of each move, in the order of gymnasium's action numbers.
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-_NAMES = {HOLE: "hole", GOAL: "goal"}
+_CELL_NAMES = {HOLE_SIGN: "hole", GOAL_SIGN: "goal"}
 
 
 def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
-    """Return the text above the drawing, with its line break, and the sign of every cell."""
+    """Return the text above the map, with its line break, and the sign of each (row, column)."""
     lines = text.splitlines()
-    # Lines of the drawing consist of single signs. Other lines contain longer words.
+    # Lines of the map consist of single characters. Other lines contain longer words.
     drawing_lines = [line for line in lines if all(len(sign) == 1 for sign in line.split())]
     cells = {
         (row, column): sign
@@ -28,7 +28,7 @@ def read_drawing(text: str) -> tuple[str, dict[Cell, str]]:
 
 
 def describe_with_map(text: str) -> str:
-    """Return the map, followed by the text of ``shorten_observation``."""
+    """Return ``text``, which contains the map, followed by its short form."""
     short_text = shorten_observation(text)
     return text if short_text == text else f"{text}\n{short_text}"
 
@@ -36,11 +36,13 @@ def describe_with_map(text: str) -> str:
 def shorten_observation(text: str) -> str:
     """Return row, column and neighbours: ``1 2: left hole, down ice, right edge, up ice``."""
     text_above, cells = read_drawing(text)
-    position = next((cell for cell, sign in cells.items() if sign == HERE), None)
+    position = next((cell for cell, sign in cells.items() if sign == AGENT_SIGN), None)
     if position is None:
         return text
-    around = []
-    for direction, (down, right) in MOVES.items():
-        sign = cells.get((position[0] + down, position[1] + right))
-        around.append(f"{direction} {'edge' if sign is None else _NAMES.get(sign, 'ice')}")
-    return f"{text_above}{position[0]} {position[1]}: {', '.join(around)}"
+    neighbour_texts = []
+    for direction, (row_offset, column_offset) in MOVES.items():
+        sign = cells.get((position[0] + row_offset, position[1] + column_offset))
+        neighbour_texts.append(
+            f"{direction} {'edge' if sign is None else _CELL_NAMES.get(sign, 'ice')}"
+        )
+    return f"{text_above}{position[0]} {position[1]}: {', '.join(neighbour_texts)}"

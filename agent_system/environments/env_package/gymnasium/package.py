@@ -1,8 +1,8 @@
 """Text version of every Gymnasium environment with discrete actions.
 
-A task is a start state, given by the seed of Gymnasium's ``reset``. All later randomness depends on
-the environment seed. Members of a group have the same seed, so equal actions give them equal
-observations. An episode is restored by repeating its actions.
+A task is a start state, which the seed of Gymnasium's ``reset`` determines. After the start, all
+randomness depends on the environment seed. Rows of a group have the same environment seed, so equal
+actions lead to equal observations. An episode is restored by repeating its actions.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from agent_system.environments.env_package.gymnasium import worlds
 from agent_system.environments.env_package.gymnasium.settings import GymnasiumSettings
 from agent_system.environments.package import EnvPackage
 from agent_system.environments.prompts import Prompts
-from agent_system.environments.tasks import SEED_MASK, number_range
+from agent_system.environments.tasks import SEED_MASK, get_task_number_range
 from verl.utils.seeds import derive_seed
 
 
 class GymnasiumEnv:
     """Environment with a reward of 1.0 for success, else 0.0, or with Gymnasium's reward.
 
-    ``info["score"]`` is the sum of Gymnasium's rewards in the episode. An action that has no known
-    name changes nothing and is not valid.
+    ``info["score"]`` is the sum of Gymnasium's rewards in the episode. An unknown action changes
+    nothing and is not valid.
     """
 
     placement = "process"  # third-party code may render, wait or crash
@@ -31,49 +31,49 @@ class GymnasiumEnv:
     def __init__(self, settings: GymnasiumSettings) -> None:
         import numpy
 
-        self._generator = numpy.random.default_rng
+        self._make_generator = numpy.random.default_rng
         self.settings = settings
-        self.world = worlds.make_world(settings)
+        self.gym_env = worlds.make_gym_env(settings)
         self.description = worlds.make_description(settings)
         self.action_numbers = {
             name.lower(): number for number, name in enumerate(self.description.actions)
         }
         self.score = 0.0
-        self.steps = 0
+        self.turn_count = 0
         self._observation: Any = None
         self._info: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Start ``task``. ``seed`` determines all randomness after the start state."""
         self.score = 0.0
-        self.steps = 0
+        self.turn_count = 0
         # Some environments print to standard output while they generate a level.
         with contextlib.redirect_stdout(io.StringIO()):
-            self._observation, self._info = self.world.reset(seed=task["reset_seed"])
-        self.world.unwrapped.np_random = self._generator(seed)
+            self._observation, self._info = self.gym_env.reset(seed=task["reset_seed"])
+        self.gym_env.unwrapped.np_random = self._make_generator(seed)
         return self._make_observation("")
 
     def step(self, action: str) -> Step:
-        """Apply the action of this name.
+        """Apply the action with the name ``action``.
 
-        The episode is done when Gymnasium terminates or truncates it, or after ``max_steps`` turns
-        if surviving them is the goal.
+        The episode is done when Gymnasium terminates or truncates it. If the success condition is
+        ``survival``, it is also done after ``max_steps`` turns.
         """
         action_number = self.action_numbers.get(action.strip().lower())
         if action_number is None:
             message = f"There is no such action. Actions: {', '.join(self.description.actions)}.\n"
             info = {"won": False, "is_action_valid": False}
             return self._make_observation(message), 0.0, False, info
-        self._observation, gym_reward, is_terminated, is_truncated, self._info = self.world.step(
+        self._observation, gym_reward, is_terminated, is_truncated, self._info = self.gym_env.step(
             action_number
         )
-        self.steps += 1
+        self.turn_count += 1
         self.score += float(gym_reward)
         needs_survival = self.description.success_condition == "survival"
-        has_survived = is_truncated or (
-            needs_survival and self.steps >= (self.settings.max_steps or 0) > 0
+        is_limit_reached = is_truncated or (
+            needs_survival and self.turn_count >= (self.settings.max_steps or 0) > 0
         )
-        done = bool(is_terminated or has_survived)
+        done = bool(is_terminated or is_limit_reached)
         if needs_survival:
             won = done and not is_terminated
         else:
@@ -85,38 +85,42 @@ class GymnasiumEnv:
         return self._make_observation(""), reward, done, info
 
     def close(self) -> None:
-        self.world.close()
+        self.gym_env.close()
 
     def _make_observation(self, message: str) -> Observation:
-        text = self.description.describe(self._observation, self._info, self.world)
-        anchor = f"{text}\n{self.description.state(self.world)}".strip()
+        text = self.description.describe(self._observation, self._info, self.gym_env)
+        anchor = f"{text}\n{self.description.state(self.gym_env)}".strip()
         return Observation(
-            f"{message}{text}", anchor=anchor, info={"admissible_actions": self._allowed_actions()}
+            f"{message}{text}",
+            anchor=anchor,
+            info={"admissible_actions": self._list_allowed_actions()},
         )
 
-    def _allowed_actions(self) -> list[str]:
-        """Return the actions that Gymnasium's action mask allows, or all without a mask."""
-        mask = self._info.get("action_mask")
-        actions = self.description.actions
-        if mask is None or len(mask) != len(actions):
-            return list(actions)
-        return [name for name, allowed in zip(actions, mask, strict=True) if allowed]
+    def _list_allowed_actions(self) -> list[str]:
+        """Return the actions that Gymnasium's action mask allows. Without a mask, return all."""
+        action_mask = self._info.get("action_mask")
+        action_names = self.description.actions
+        if action_mask is None or len(action_mask) != len(action_names):
+            return list(action_names)
+        return [
+            name for name, is_allowed in zip(action_names, action_mask, strict=True) if is_allowed
+        ]
 
 
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
-    """Return start states by number. Validation has the first numbers, training those after them.
+    """Return one task per start state. Validation uses the first numbers, training the next ones.
 
-    If an environment has a single start state, tasks of both splits start in it. Only their seeds
-    differ.
+    If the environment has a single start state, it is the start of all tasks in both splits. Only
+    their seeds differ.
     """
-    source = f"{worlds.NAME}/{settings.env_id}"
+    data_source = f"{worlds.NAME}/{settings.env_id}"
     return [
         {
-            "task_id": f"{source}/{task_number}",
-            "data_source": source,
+            "task_id": f"{data_source}/{task_number}",
+            "data_source": data_source,
             "reset_seed": derive_seed(worlds.NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
+        for task_number in get_task_number_range(split, settings.train_tasks, settings.val_tasks)
     ]
 
 
@@ -134,5 +138,5 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    variants=worlds.known_ids,
+    variants=worlds.list_env_ids,
 )

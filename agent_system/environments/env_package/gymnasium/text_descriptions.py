@@ -1,7 +1,7 @@
 """Text descriptions of Gymnasium environments: toy text, classic control, MiniGrid and BabyAI.
 
-The texts about toy text and classic control environments are in ``toy_text.yaml``. Observations of
-MiniGrid and BabyAI are mission, direction, inventory and visible objects.
+Rules and action names of toy text and classic control environments are in ``toy_text.yaml``. An
+observation of MiniGrid or BabyAI states mission, direction, inventory and visible objects.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ import yaml
 
 from agent_system.environments.env_package.gymnasium.settings import SuccessCondition
 
-TAXI_MOVES = ("south", "north", "east", "west")  # moves of the taxi, by number
-TAXI_STANDS = ("red", "green", "yellow", "blue")  # taxi stands, by number
-IN_TAXI = 4  # location number of a passenger in the taxi
-CLIFF_COLUMNS = 12  # columns of the cliff board
+TAXI_MOVES = ("south", "north", "east", "west")  # in the order of their action numbers
+TAXI_STANDS = ("red", "green", "yellow", "blue")  # in the order of their location numbers
+PASSENGER_IN_TAXI = 4  # number of the location "in the taxi", after the four stands
+CLIFF_COLUMNS = 12  # number of columns of the CliffWalking board
 
 GRID_ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done")
-COMPASS = ("east", "south", "west", "north")  # by MiniGrid's number of the direction
-SIGNS = {
+DIRECTION_NAMES = ("east", "south", "west", "north")  # in the order of MiniGrid's direction numbers
+SIGNS_BY_KIND = {
     "unseen": "?", "empty": ".", "floor": ".", "wall": "#", "door": "D", "key": "K",
     "ball": "B", "box": "X", "goal": "G", "lava": "~",
 }  # fmt: skip
-# Shown in the drawing only, not listed in words.
-UNLISTED_KINDS = ("unseen", "empty", "floor", "wall")
+# Kinds of cells that are only drawn. All other kinds are also listed in words.
+KINDS_WITHOUT_TEXT = ("unseen", "empty", "floor", "wall")
 GRID_RULES = """\
 You move in a world of cells and see a part of it: A is you, and you look up in the drawing. \
 # is a wall, . is free, ? is hidden, D a door, K a key, B a ball, X a box, G the goal, ~ lava.
@@ -42,22 +42,22 @@ DescribeFunction = Callable[[Any, Mapping[str, Any], Any], str]
 class TextDescription:
     """Text description of one environment.
 
-    ``describe`` returns the text of an observation. ``actions`` are the names of the actions by
-    number. ``rules`` is text for the system message. ``state`` returns the part of the state of the
-    environment that the observation does not show.
+    ``describe`` returns the text of an observation. ``actions`` are the action names in the order
+    of their numbers. ``rules`` is text for the system message. ``state`` returns a text for the
+    anchor: state of the environment that the observation does not show.
     """
 
     describe: DescribeFunction
     actions: Sequence[str]
     rules: str
     success_condition: SuccessCondition = "reward"
-    state: Callable[[Any], str] = lambda _world: ""
+    state: Callable[[Any], str] = lambda _gym_env: ""
 
 
-def describe_lake(observation: Any, info: Mapping[str, Any], world: Any) -> str:
+def describe_lake(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
     """Return the map with the agent, one row per line."""
-    del info  # holds the probability of the last transition
-    cells = [[cell.decode() for cell in row] for row in world.unwrapped.desc]
+    del info  # contains only the probability of the last transition
+    cells = [[cell.decode() for cell in row] for row in gym_env.unwrapped.desc]
     row, column = divmod(int(observation), len(cells[0]))
     signs = {"S": ".", "F": ".", "H": "O", "G": "G"}
     drawing = [[signs[cell] for cell in line] for line in cells]
@@ -65,15 +65,18 @@ def describe_lake(observation: Any, info: Mapping[str, Any], world: Any) -> str:
     return "\n".join(" ".join(line) for line in drawing)
 
 
-def describe_taxi(observation: Any, info: Mapping[str, Any], world: Any) -> str:
-    """Return the taxi's position, its free sides, and the passenger's position and destination."""
+def describe_taxi(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+    """Return the positions of taxi and passenger, the destination, and sides without a wall."""
     del info  # the free sides are read from the map
-    row, column, passenger, destination = map(int, world.unwrapped.decode(int(observation)))
-    stand_positions = [_format_cell(*stand) for stand in world.unwrapped.locs]
-    free_sides = ", ".join(_free_sides(world.unwrapped.desc, row, column))
+    row, column, passenger_location, destination = map(
+        int, gym_env.unwrapped.decode(int(observation))
+    )
+    stand_positions = [_format_cell(*stand) for stand in gym_env.unwrapped.locs]
+    free_sides = ", ".join(_list_free_sides(gym_env.unwrapped.desc, row, column))
     passenger_place = "in your taxi"
-    if passenger != IN_TAXI:
-        passenger_place = f"at the {TAXI_STANDS[passenger]} stand ({stand_positions[passenger]})"
+    if passenger_location != PASSENGER_IN_TAXI:
+        stand_name = TAXI_STANDS[passenger_location]
+        passenger_place = f"at the {stand_name} stand ({stand_positions[passenger_location]})"
     return (
         f"You are at {_format_cell(row, column)}. Free sides: {free_sides}.\n"
         f"The passenger is {passenger_place} and wants to go to the {TAXI_STANDS[destination]} "
@@ -85,46 +88,46 @@ def _format_cell(row: Any, column: Any) -> str:
     return f"row {int(row)}, column {int(column)}"
 
 
-def _free_sides(drawn: Any, row: int, column: int) -> list[str]:
-    # The drawing has a frame. Between two cells it has a sign, a colon if there is no wall.
-    line, character_index = row + 1, 2 * column + 1
-    is_free = {
-        "south": line + 2 < len(drawn),
+def _list_free_sides(drawn_map: Any, row: int, column: int) -> list[str]:
+    # The map has a frame of one character. Between two cells it has a colon if there is no wall.
+    map_line, character_index = row + 1, 2 * column + 1
+    free_by_side = {
+        "south": map_line + 2 < len(drawn_map),
         "north": row > 0,
-        "east": drawn[line][character_index + 1] == b":",
-        "west": drawn[line][character_index - 1] == b":",
+        "east": drawn_map[map_line][character_index + 1] == b":",
+        "west": drawn_map[map_line][character_index - 1] == b":",
     }
-    return [side for side in TAXI_MOVES if is_free[side]]
+    return [side for side in TAXI_MOVES if free_by_side[side]]
 
 
-def describe_cliff(observation: Any, info: Mapping[str, Any], world: Any) -> str:
-    """Return the position of the agent. The rules give the position of everything else."""
-    del info, world  # the position is the whole state
+def describe_cliff(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+    """Return the position of the agent. The rules state where the cliff and the goal are."""
+    del info, gym_env  # the observation is the position, which is the whole state
     return f"You are at {_format_cell(*divmod(int(observation), CLIFF_COLUMNS))}."
 
 
-def describe_blackjack(observation: Any, info: Mapping[str, Any], world: Any) -> str:
+def describe_blackjack(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
     """Return the sum of the agent's cards and the dealer's visible card."""
-    del info, world  # the dealer's second card is hidden
-    total, dealer, ace = map(int, observation)
-    ace_text = "with an ace that counts 11" if ace else "without an ace that counts 11"
-    return f"Your cards add up to {total}, {ace_text}. The dealer shows {dealer}."
+    del info, gym_env  # the environment also knows the dealer's hidden card
+    card_sum, dealer_card, has_usable_ace = map(int, observation)
+    ace_text = "with an ace that counts 11" if has_usable_ace else "without an ace that counts 11"
+    return f"Your cards add up to {card_sum}, {ace_text}. The dealer shows {dealer_card}."
 
 
-def _describe_numbers(*names: str) -> Any:
-    """Return a function that describes a vector as ``name: value`` pairs."""
+def _make_vector_description(*names: str) -> Any:
+    """Return a function that formats a vector as ``name: value`` pairs."""
 
-    def describe_vector(observation: Any, info: Mapping[str, Any], world: Any) -> str:
-        del info, world  # the numbers are the state
-        values = (f"{value:.3f}" for value in observation)
-        named_values = (f"{name}: {value}" for name, value in zip(names, values, strict=True))
+    def describe_vector(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
+        del info, gym_env  # part of the interface, unused here
+        number_texts = (f"{value:.3f}" for value in observation)
+        named_values = (f"{name}: {value}" for name, value in zip(names, number_texts, strict=True))
         return ", ".join(named_values)
 
     return describe_vector
 
 
 def _read_descriptions() -> dict[str, TextDescription]:
-    functions = {
+    describe_functions = {
         "lake": describe_lake,
         "taxi": describe_taxi,
         "cliff": describe_cliff,
@@ -134,9 +137,9 @@ def _read_descriptions() -> dict[str, TextDescription]:
     entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     return {
         name: TextDescription(
-            functions[entry["describe"]]
+            describe_functions[entry["describe"]]
             if "describe" in entry
-            else _describe_numbers(*entry["numbers"]),
+            else _make_vector_description(*entry["numbers"]),
             tuple(entry["actions"]),
             entry["rules"],
             entry.get("success_condition", "reward"),
@@ -148,34 +151,34 @@ def _read_descriptions() -> dict[str, TextDescription]:
 TOY_DESCRIPTIONS = _read_descriptions()
 
 
-def describe_grid(observation: Any, info: Mapping[str, Any], world: Any) -> str:
+def describe_grid(observation: Any, info: Mapping[str, Any], gym_env: Any) -> str:
     """Return an observation as text: mission, direction, inventory, drawing, list of objects."""
-    del info  # empty
+    del info  # always empty for MiniGrid
     image = observation["image"]
-    held_object = world.unwrapped.carrying
+    held_object = gym_env.unwrapped.carrying
     inventory = f"{held_object.color} {held_object.type}" if held_object is not None else "nothing"
     object_texts = _list_objects(image)
-    facing = COMPASS[int(observation["direction"])]
+    direction = DIRECTION_NAMES[int(observation["direction"])]
     lines = [
         f"Mission: {observation['mission']}",
-        f"You face {facing} and carry {inventory}.",
+        f"You face {direction} and carry {inventory}.",
         *_draw_view(image),
         f"You see: {', '.join(object_texts)}." if object_texts else "You see nothing but cells.",
     ]
     return "\n".join(lines)
 
 
-def grid_state(world: Any) -> str:
-    """Return a hash of all cells, the agent's position and direction, and the held object.
+def describe_grid_state(gym_env: Any) -> str:
+    """Return a hash of all cells and the agent, and the name of the held object.
 
-    MiniGrid's own ``hash`` does not contain the held object, and takes half of the time of a step.
+    MiniGrid's own ``hash`` is not used: it ignores the held object and is slow.
     """
-    base = world.unwrapped
-    cells = b"".join(bytes(cell.encode()) if cell else b"-" for cell in base.grid.grid)
-    agent = f"{tuple(map(int, base.agent_pos))} {int(base.agent_dir)}"
-    held_object = base.carrying
+    base_env = gym_env.unwrapped
+    cells = b"".join(bytes(cell.encode()) if cell else b"-" for cell in base_env.grid.grid)
+    agent_state = f"{tuple(map(int, base_env.agent_pos))} {int(base_env.agent_dir)}"
+    held_object = base_env.carrying
     inventory = f"{held_object.color} {held_object.type}" if held_object is not None else ""
-    digest = hashlib.blake2b(cells + agent.encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(cells + agent_state.encode(), digest_size=8).hexdigest()
     return f"{digest} {inventory}"
 
 
@@ -184,7 +187,10 @@ def _draw_view(image: Any) -> list[str]:
 
     width, height = image.shape[:2]
     rows = [
-        [SIGNS.get(IDX_TO_OBJECT[int(image[column, row, 0])], "?") for column in range(width)]
+        [
+            SIGNS_BY_KIND.get(IDX_TO_OBJECT[int(image[column, row, 0])], "?")
+            for column in range(width)
+        ]
         for row in range(height)
     ]
     rows[-1][width // 2] = "A"
@@ -192,39 +198,44 @@ def _draw_view(image: Any) -> list[str]:
 
 
 def _list_objects(image: Any) -> list[str]:
-    """Return a text such as ``locked red door 2 ahead and 1 left`` per object, nearest first."""
+    """Describe each visible object: ``locked red door 2 ahead and 1 left``. Nearest first."""
     from minigrid.core.constants import IDX_TO_COLOR, IDX_TO_OBJECT
 
     width, height = image.shape[:2]
     objects_by_distance: list[tuple[int, str]] = []
     for column in range(width):
         for row in range(height):
-            object_kind, colour, condition = map(int, image[column, row])
-            ahead, right = height - 1 - row, column - width // 2
+            object_kind, colour, door_state = map(int, image[column, row])
+            steps_ahead, steps_right = height - 1 - row, column - width // 2
             name = IDX_TO_OBJECT[object_kind]
-            # The agent's cell contains the object that it holds, which the text already names.
-            if name in UNLISTED_KINDS or (ahead, right) == (0, 0):
+            # The agent's cell shows the held object, which is already stated as inventory.
+            if name in KINDS_WITHOUT_TEXT or (steps_ahead, steps_right) == (0, 0):
                 continue
-            object_name = _object_name(name, IDX_TO_COLOR[colour], condition)
-            words = f"{object_name} {_relative_position(ahead, right)}"
-            objects_by_distance.append((ahead + abs(right), words))
-    return [words for _, words in sorted(objects_by_distance)]
+            object_name = _format_object(name, IDX_TO_COLOR[colour], door_state)
+            object_text = f"{object_name} {_format_relative_position(steps_ahead, steps_right)}"
+            objects_by_distance.append((steps_ahead + abs(steps_right), object_text))
+    return [object_text for _, object_text in sorted(objects_by_distance)]
 
 
-def _object_name(name: str, colour: str, condition: int) -> str:
+def _format_object(name: str, colour: str, door_state: int) -> str:
     if name in ("goal", "lava"):
         return name
-    condition_word = f"{('open', 'closed', 'locked')[condition]} " if name == "door" else ""
-    return f"{condition_word}{colour} {name}"
+    door_state_word = f"{('open', 'closed', 'locked')[door_state]} " if name == "door" else ""
+    return f"{door_state_word}{colour} {name}"
 
 
-def _relative_position(ahead: int, right: int) -> str:
-    side_text = f"{abs(right)} {'right' if right > 0 else 'left'}"
-    if not right:
-        return f"{ahead} ahead"
-    return f"{ahead} ahead and {side_text}" if ahead else side_text
+def _format_relative_position(steps_ahead: int, steps_right: int) -> str:
+    side_text = f"{abs(steps_right)} {'right' if steps_right > 0 else 'left'}"
+    if not steps_right:
+        return f"{steps_ahead} ahead"
+    return f"{steps_ahead} ahead and {side_text}" if steps_ahead else side_text
 
 
-def grid_description(actions: int) -> TextDescription:
-    """Return the text description of a MiniGrid environment with the first ``actions`` actions."""
-    return TextDescription(describe_grid, GRID_ACTIONS[:actions], GRID_RULES, state=grid_state)
+def make_grid_description(action_count: int) -> TextDescription:
+    """Return the text description of a MiniGrid environment.
+
+    It uses the first ``action_count`` actions of ``GRID_ACTIONS``.
+    """
+    return TextDescription(
+        describe_grid, GRID_ACTIONS[:action_count], GRID_RULES, state=describe_grid_state
+    )

@@ -1,7 +1,8 @@
-"""Mixture: the tasks of several packages, each with its prompts, projection and settings.
+"""Mixture of several environments in one run.
 
-Tasks alternate between the parts in proportion to their weights, independent of the numbers of
-tasks. Success is reported per data source.
+Each environment of the mixture is called a part. A part has its own tasks, prompts, projection and
+settings. Tasks of the parts alternate in proportion to the weights, independent of how many tasks a
+part has. Success is reported per data source.
 """
 
 from collections.abc import Sequence
@@ -14,70 +15,74 @@ from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage, Mixture
 from agent_system.environments.prompts import Prompts, shows_level_prompts
 from agent_system.environments.settings import EnvSettings
-from agent_system.environments.tasks import interleave_parts
+from agent_system.environments.tasks import interleave_mixture_tasks
 
 NAME = "mixture"
 
 
-def part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
-    """Return the settings of ``part``. Raises ``ConfigError``."""
+def read_part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
+    """Return the settings of environment ``part``. Raises ``ConfigError`` if they are invalid."""
     return get_package(part).read_settings(settings.kwargs.get(part))
 
 
 class MixtureEnv:
-    """Environment that delegates to the environment that the task belongs to (its part).
+    """Environment that passes all calls to the environment of the current task.
 
-    The environments of the parts are made on first use.
+    The environment of a part is made when its first task starts.
     """
 
-    placement = "process"  # also for parts with another placement
+    placement = "process"  # even if all parts have another placement
 
     def __init__(self, settings: MixtureSettings) -> None:
         self.settings = settings
-        self._environments: dict[str, Env] = {}
-        self._part = ""
+        self._envs_by_part: dict[str, Env] = {}
+        self._part_name = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        self._part = task["part"]
-        if self._part not in self._environments:
-            settings = part_settings(self.settings, self._part)
-            self._environments[self._part] = get_package(self._part).make(settings)
-        return self._add_part(
-            await_if_needed(self._environments[self._part].reset(task["task"], seed))
+        self._part_name = task["part"]
+        if self._part_name not in self._envs_by_part:
+            settings = read_part_settings(self.settings, self._part_name)
+            self._envs_by_part[self._part_name] = get_package(self._part_name).make(settings)
+        return self._add_part_name(
+            await_if_needed(self._envs_by_part[self._part_name].reset(task["task"], seed))
         )
 
     def step(self, action: str) -> Step:
         observation, reward, done, info = await_if_needed(
-            self._environments[self._part].step(action)
+            self._envs_by_part[self._part_name].step(action)
         )
-        return self._add_part(observation), reward, done, info
+        return self._add_part_name(observation), reward, done, info
 
     def close(self) -> None:
-        for env in self._environments.values():
+        for env in self._envs_by_part.values():
             env.close()
 
-    def _add_part(self, observation: Observation) -> Observation:
-        # ``MixturePrompts`` selects the prompts by this key.
-        observation.info = {**observation.info, "part": self._part}
+    def _add_part_name(self, observation: Observation) -> Observation:
+        # ``MixturePrompts`` reads this key to select the prompts.
+        observation.info = {**observation.info, "part": self._part_name}
         return observation
 
 
 class MixturePrompts:
-    """Prompts that delegate to the prompts of an observation's part."""
+    """Prompts that pass all calls to the prompts of the part that made the observation."""
 
     def __init__(self, settings: MixtureSettings) -> None:
-        texts = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
-        self._parts = {
-            part: get_package(part).prompts(part_settings(settings, part).model_copy(update=texts))
+        updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
+        self._prompts_by_part = {
+            part: get_package(part).prompts(
+                read_part_settings(settings, part).model_copy(update=updates)
+            )
             for part in settings.part_weights
         }
-        # The prompts of a mixture can ask for levels only if those of all parts can.
-        self.asks_for_levels = all(prompts.asks_for_levels for prompts in self._parts.values())
-        self.shows_level_prompts = all(map(shows_level_prompts, self._parts.values()))
+        # Prompts of a mixture can ask for thinking levels only if the prompts of all parts can.
+        self.asks_for_levels = all(
+            prompts.asks_for_levels for prompts in self._prompts_by_part.values()
+        )
+        self.shows_level_prompts = all(map(shows_level_prompts, self._prompts_by_part.values()))
 
     def of(self, observation: Observation) -> Prompts:
-        """Return the prompts of the part that ``observation`` is from."""
-        return self._parts[observation.info["part"]]
+        """Return the prompts of the part that made ``observation``."""
+        return self._prompts_by_part[observation.info["part"]]
 
     def system(self, levels: bool) -> str | None:
         """Return None: each part has its own system message (see ``of``)."""
@@ -101,7 +106,7 @@ class MixturePrompts:
 
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
-    """Return the tasks of all parts, interleaved so that the first tasks are from every part."""
+    """Return the tasks of all parts, interleaved in proportion to the weights."""
     tasks_by_part: dict[str, list[Task]] = {
         part: [
             {
@@ -110,23 +115,26 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
                 "part": part,
                 "task": task,
             }
-            for task in get_package(part).tasks(part_settings(settings, part), split)
+            for task in get_package(part).tasks(read_part_settings(settings, part), split)
         ]
         for part in settings.part_weights
     }
-    return interleave_parts(tasks_by_part, settings.part_weights)
+    return interleave_mixture_tasks(tasks_by_part, settings.part_weights)
 
 
-def image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the first part whose observations are images, or None."""
+def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
+    """Return the setting that requests images: key, value, and value for text observations.
+
+    The value is the first part whose observations are images. Return None if no part has images.
+    """
     for part in settings.part_weights:
-        if get_package(part).images(part_settings(settings, part)) is not None:
+        if get_package(part).images(read_part_settings(settings, part)) is not None:
             return "parts", part, "parts whose observations are text"
     return None
 
 
-def _stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
-    """Return the stop strings of all parts. The sampler has one list for all tasks."""
+def _list_stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
+    """Return the stop strings of all parts, because all tasks share one sampler."""
     stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
     return tuple(dict.fromkeys(stop_strings))
 
@@ -137,11 +145,11 @@ PACKAGE = EnvPackage(
     make=MixtureEnv,
     tasks=list_tasks,
     prompts=MixturePrompts,
-    project=lambda text: (text, True),  # the task's part projects it (``package_for_task``)
-    images=image_setting,
+    project=lambda text: (text, True),  # ``package_for_task`` selects the projection of the part
+    images=find_image_setting,
     mixture=Mixture(
         weights=lambda settings: settings.part_weights,
         package_of=lambda task: get_package(task["part"]),
-        stop=_stop_strings,
+        stop=_list_stop_strings,
     ),
 )

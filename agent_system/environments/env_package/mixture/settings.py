@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
-_WEIGHTED_PART = re.compile(r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?")  # NAME=WEIGHT
+# NAME=WEIGHT
+_WEIGHTED_PART_PATTERN = re.compile(r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?")
 
 
 class MixtureSettings(EnvSettings):
     """Environments of a mixture and their weights."""
 
-    # None and not a dict of default parts: merging configs would add these to the user's parts.
+    # The default is None, because a default dict would be merged with the parts of the user.
     parts: dict[str, PositiveInt] | None = None
     """environments by name, NAME or NAME/VARIANT, and their weights: {frozen_lake: 2, sokoban: 1},
     or ["my_lab.grid:PACKAGE=2", "sokoban=1"] if a name contains a colon; the default weight is 1;
@@ -31,7 +32,7 @@ class MixtureSettings(EnvSettings):
     @field_validator("parts", mode="before")
     @classmethod
     def _convert_list_of_weights(cls, parts: Any) -> Any:
-        # The command line parses {a:P: 2} as {"a": "P: 2"}.
+        # Refuse keys with a colon: the command line parses {a:P: 2} as {"a": "P: 2"}.
         if isinstance(parts, dict) and any(":" in str(value) for value in parts.values()):
             raise ValueError(
                 f"{parts!r}: on the command line a name with a colon cannot be a key; "
@@ -40,21 +41,21 @@ class MixtureSettings(EnvSettings):
             )
         if not isinstance(parts, list):
             return parts
-        weights: dict[str, Any] = {}
+        weights_by_name: dict[str, Any] = {}
         for part in parts:
-            match = _WEIGHTED_PART.fullmatch(part) if isinstance(part, str) else None
+            match = _WEIGHTED_PART_PATTERN.fullmatch(part) if isinstance(part, str) else None
             if match is None:
                 raise ValueError(
                     f"{part!r}; allowed in a list: NAME, or NAME=WEIGHT with a positive integer; "
                     'fix: ["frozen_lake=2", "sokoban"]'
                 )
             name, weight = match.groups()
-            if name in weights:
+            if name in weights_by_name:
                 raise ValueError(
                     f"{name!r} occurs twice; allowed: each environment once; fix: remove one entry"
                 )
-            weights[name] = int(weight or 1)
-        return weights
+            weights_by_name[name] = int(weight or 1)
+        return weights_by_name
 
     @field_validator("parts")
     @classmethod
@@ -75,21 +76,22 @@ class MixtureSettings(EnvSettings):
     def with_derived_values(self, env: "EnvConfig") -> Self:
         """Return a copy whose ``kwargs`` hold all settings of every part.
 
-        They are read from the sections of the parts in ``env``. Raises ``ConfigError`` for unknown
-        keys and ``UnknownEnvironment``.
+        They are read from the config section of each part in ``env``. Raises ``ConfigError`` for
+        unknown keys, and ``UnknownEnvironment`` for unknown parts.
         """
         settings_by_part: dict[str, dict[str, Any]] = {}
         for part in self.part_weights:
             part_keys = {"env_name": part, "kwargs": self.kwargs.get(part, {})}
-            limits = {"max_steps": self.max_steps, "seed": self.seed}
-            settings = env_settings(env.model_copy(update=part_keys | limits))
+            shared_keys = {"max_steps": self.max_steps, "seed": self.seed}
+            settings = env_settings(env.model_copy(update=part_keys | shared_keys))
             settings_by_part[part] = settings.model_dump(mode="json", exclude_none=True)
         return self.model_copy(update={"kwargs": settings_by_part})
 
     def memory_limit_gb(self) -> float | None:
-        """Return the largest limit of the parts, which share a process."""
-        part_settings = [
-            get_package(part).read_settings(self.kwargs.get(part)) for part in self.part_weights
+        """Return the largest memory limit of the parts, because all parts run in one process."""
+        settings_of_parts = [
+            get_package(settings).read_settings(self.kwargs.get(settings))
+            for settings in self.part_weights
         ]
-        limits = [part.memory_limit_gb() for part in part_settings]
+        limits = [settings.memory_limit_gb() for settings in settings_of_parts]
         return max((limit for limit in limits if limit is not None), default=None)

@@ -1,7 +1,7 @@
 """Number line: reach a target number with steps of 1 and jumps of 3.
 
-It is pure Python and deterministic, and an episode has a few turns. Tests use it when any
-environment will do. It is also the template for a new environment.
+It is pure Python and deterministic, and an episode has only a few turns. Tests use it if they do
+not need a specific environment. It is also the template for new environments.
 """
 
 import re
@@ -10,17 +10,21 @@ from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts
 from agent_system.environments.env import Observation, Task
-from agent_system.environments.env_package.number_line.expert import EXPERT, MOVES, POSITIONS
+from agent_system.environments.env_package.number_line.expert import (
+    EXPERT,
+    MOVES,
+    POSITIONS_PATTERN,
+)
 from agent_system.environments.env_package.number_line.settings import LineSettings
 from agent_system.environments.package import EnvPackage
 from rlvcr.levels import merge_level_prompts
 
 MAX_STEPS = 12  # default number of turns
-ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+ACTION_PATTERN = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 RULES = """You stand on a number line. Reach the target number.
 Moves: left (-1), right (+1), jump left (-3), jump right (+3)."""
-PLAIN = "Answer with your move between tags: <action>right</action>"
-LEVELS = """First choose how much to think, then think, then act:
+ANSWER_FORMAT = "Answer with your move between tags: <action>right</action>"
+LEVELS_ANSWER_FORMAT = """First choose how much to think, then think, then act:
 <level>1</level><think></think><action>move</action> {}
 <level>2</level><think>where am I?</think><action>move</action> {}
 <level>3</level><think>what did I try?</think><action>move</action> {}
@@ -34,7 +38,7 @@ LEVEL_TEXTS = {
 
 
 class NumberLineEnv:
-    """Environment that is solved when the target is reached.
+    """Environment that is solved when the agent reaches the target number.
 
     An unknown move or a move off the line changes nothing and is not valid.
     """
@@ -54,13 +58,13 @@ class NumberLineEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Apply a move. The reward is 1 on the target, else 0.
+        """Apply the move ``action``. The reward is 1.0 on the target, else 0.0.
 
         The episode is done on the target or after ``max_steps`` moves.
         """
-        goal = self.position + MOVES.get(action, 0)
-        is_valid = action in MOVES and 0 <= goal <= self.size
-        self.position = goal if is_valid else self.position
+        new_position = self.position + MOVES.get(action, 0)
+        is_valid = action in MOVES and 0 <= new_position <= self.size
+        self.position = new_position if is_valid else self.position
         self.steps += 1
         won = self.position == self.target
         observation = self._make_observation("" if is_valid else "Nothing happens. ")
@@ -72,27 +76,29 @@ class NumberLineEnv:
 
     def _make_observation(self, prefix: str) -> Observation:
         text = f"{prefix}You are at {self.position}. The target is {self.target}."
-        possible = [move for move, by in MOVES.items() if 0 <= self.position + by <= self.size]
+        possible_moves = [
+            move for move, offset in MOVES.items() if 0 <= self.position + offset <= self.size
+        ]
         anchor = f"{self.position}->{self.target}"
-        return Observation(text, anchor=anchor, info={"admissible_actions": possible})
+        return Observation(text, anchor=anchor, info={"admissible_actions": possible_moves})
 
 
 class NumberLinePrompts(ChatPrompts):
-    """Prompts with the rules in the system message and plain observations after it.
+    """Prompts with the rules in the system message. Later messages are the observations.
 
-    Only the answer format differs between prompts with and without thinking levels.
+    Prompts with and without thinking levels differ only in the answer format.
     """
 
     shows_level_prompts = True
 
     def __init__(self, settings: LineSettings) -> None:
         super().__init__(RULES, example="right")
-        texts = merge_level_prompts(settings.level_prompts, LEVEL_TEXTS)
-        self._levels = LEVELS.format(*texts.values())
+        level_texts = merge_level_prompts(settings.level_prompts, LEVEL_TEXTS)
+        self._levels_answer_format = LEVELS_ANSWER_FORMAT.format(*level_texts.values())
 
     def system(self, levels: bool) -> str | None:
         """Return the rules and the answer format."""
-        return f"{RULES}\n{self._levels if levels else PLAIN}"
+        return f"{RULES}\n{self._levels_answer_format if levels else ANSWER_FORMAT}"
 
     def window(
         self,
@@ -102,7 +108,7 @@ class NumberLinePrompts(ChatPrompts):
         levels: bool,
     ) -> str:
         """Return the last turns, followed by the observation."""
-        del first, levels  # not needed here
+        del first, levels  # the system message contains the rules and the answer format
         past_turns = "".join(f"{past_text} You chose: {action}\n" for past_text, action in history)
         return f"{past_turns}{observation.text}"
 
@@ -112,7 +118,7 @@ def shorten_observation(text: str) -> str:
 
     The short text is for policies that cannot subtract.
     """
-    match = POSITIONS.search(text)
+    match = POSITIONS_PATTERN.search(text)
     if match is None:
         return text
     position, target = map(int, match.groups())
@@ -121,16 +127,25 @@ def shorten_observation(text: str) -> str:
 
 
 def list_tasks(settings: LineSettings, split: str) -> list[Task]:
-    """Return the (start, target) pairs of a split. ``val`` has a quarter of all pairs."""
+    """Return the (start, target) pairs of ``split``. A quarter of all pairs belongs to ``val``."""
     numbers = range(settings.size + 1)
-    pairs = [(a, b) for a in numbers for b in numbers if a != b]
-    # Both numbers determine the split. If only their difference did, training would lack some
-    # distances completely, and validation would need moves that were never trained on.
-    split_pairs = [(a, b) for a, b in pairs if ((a + 2 * b) % 4 == 0) == (split == "val")]
-    limit = settings.val_tasks if split == "val" else settings.train_tasks
+    pairs = [(start, target) for start in numbers for target in numbers if start != target]
+    # The split depends on both numbers. If it depended on their distance only, some distances
+    # would never occur in training.
+    split_pairs = [
+        (start, target)
+        for start, target in pairs
+        if ((start + 2 * target) % 4 == 0) == (split == "val")
+    ]
+    max_tasks = settings.val_tasks if split == "val" else settings.train_tasks
     return [
-        {"task_id": f"number_line/{a}-{b}", "data_source": "number_line", "start": a, "target": b}
-        for a, b in split_pairs[:limit]
+        {
+            "task_id": f"number_line/{start}-{target}",
+            "data_source": "number_line",
+            "start": start,
+            "target": target,
+        }
+        for start, target in split_pairs[:max_tasks]
     ]
 
 
@@ -142,9 +157,9 @@ def make_prompts(settings: LineSettings) -> NumberLinePrompts | CompactPrompts:
 
 
 def project_move(text: str) -> tuple[str, bool]:
-    """Return the last tagged action and True; without a tag, the end of the text and False."""
-    actions = ACTION.findall(text)
-    # An action is expected at the end of the text. Every move is shorter than 40 characters.
+    """Return the last tagged action and True. Without a tag, return the last words and False."""
+    actions = ACTION_PATTERN.findall(text)
+    # Without a tag, use the last 40 characters, which is more than any move has.
     return (actions[-1].strip().lower(), True) if actions else (text.strip().lower()[-40:], False)
 
 

@@ -1,7 +1,7 @@
 """Text version of OpenEnv environments, in this process or on a server.
 
-A task is a seed, which is sent to the environment's ``reset``. It depends on the environment which
-part of an episode the seed determines. A server exchanges JSON messages over a WebSocket at
+A task is a seed, which is passed to the environment's ``reset``. The environment defines what the
+seed affects. A server exchanges JSON messages over a WebSocket at
 ``/ws``::
 
     {"type": "reset", "data": {"seed": 3}}           {"type": "step", "data": {"message": "look"}}
@@ -21,14 +21,14 @@ from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.openenv.settings import OpenEnvSettings
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.environments.package import EnvPackage
-from agent_system.environments.tasks import SEED_MASK, number_range
+from agent_system.environments.tasks import SEED_MASK, get_task_number_range
 from agent_system.reward_manager.custom import load_import_path
 from verl.utils.seeds import derive_seed
 
 NAME = "openenv"
-MAX_BYTES = 64 * 1024 * 1024
-# Attributes of an observation that are not part of its content.
-_RESULT_FIELDS = ("done", "reward", "metadata")
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+# Fields of OpenEnv's observations that do not belong to the content.
+_NON_CONTENT_FIELDS = ("done", "reward", "metadata")
 
 
 class InvalidAction(ValueError):
@@ -36,7 +36,7 @@ class InvalidAction(ValueError):
 
 
 class ServerFailed(RuntimeError):
-    """The server answered with an error or an unreadable message, or did not answer."""
+    """Error: the server did not answer, or answered with an error or an unreadable message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,20 @@ class LocalSession:
                 f"env.{NAME}.action=null with env.{NAME}.environment={settings.environment!r}; "
                 f"allowed: the class of its actions; fix: env.{NAME}.action=MODULE:CLASS"
             )
-        self._action = load_import_path(settings.action, f"env.{NAME}.action")
+        self._action_class = load_import_path(settings.action, f"env.{NAME}.action")
         environment_class = load_import_path(settings.environment or "", f"env.{NAME}.environment")
         self._env = environment_class(**settings.options)
 
     def reset(self, options: Mapping[str, Any]) -> SessionResult:
-        return _session_result(await_if_needed(self._env.reset(**options)))
+        return _make_session_result(await_if_needed(self._env.reset(**options)))
 
     def step(self, action: Mapping[str, Any]) -> SessionResult:
         """Apply the fields of one action. Raises ``InvalidAction``."""
         try:
-            parsed_action = self._action.model_validate(dict(action))
+            parsed_action = self._action_class.model_validate(dict(action))
         except ValidationError as error:
             raise InvalidAction(str(error)) from error
-        return _session_result(await_if_needed(self._env.step(parsed_action)))
+        return _make_session_result(await_if_needed(self._env.step(parsed_action)))
 
     def close(self) -> None:
         close_env = getattr(self._env, "close", None)
@@ -78,16 +78,16 @@ class LocalSession:
             close_env()
 
 
-def _session_result(observation: Any) -> SessionResult:
-    fields = observation.model_dump(mode="json", exclude=set(_RESULT_FIELDS))
+def _make_session_result(observation: Any) -> SessionResult:
+    fields = observation.model_dump(mode="json", exclude=set(_NON_CONTENT_FIELDS))
     return SessionResult(fields, float(observation.reward or 0.0), bool(observation.done))
 
 
 class ServerSession:
-    """Session with a server. It connects at the first reset, and again after a failure."""
+    """Session with a server. It connects at the first reset, and reconnects after a failure."""
 
     def __init__(self, settings: OpenEnvSettings) -> None:
-        self._url = _socket_url(settings.url or "")
+        self._url = _make_socket_url(settings.url or "")
         self._timeout_s = settings.timeout_s
         self._socket: Any = None
 
@@ -96,9 +96,9 @@ class ServerSession:
         if self._socket is None:
             from websockets.sync.client import connect
 
-            # Use no proxy: the user has configured the address of the server itself.
+            # Use no proxy, because the address in the settings is that of the server.
             self._socket = connect(
-                self._url, open_timeout=self._timeout_s, max_size=MAX_BYTES, proxy=None
+                self._url, open_timeout=self._timeout_s, max_size=MAX_MESSAGE_BYTES, proxy=None
             )
         return self._send_request({"type": "reset", "data": dict(options)})
 
@@ -117,33 +117,35 @@ class ServerSession:
         try:
             self._socket.send(json.dumps(message))
             answer = json.loads(self._socket.recv(timeout=self._timeout_s))
-            answer_type, data = answer["type"], answer["data"]
+            answer_type, answer_data = answer["type"], answer["data"]
             if answer_type == "observation":
-                reward = float(data.get("reward") or 0.0)
-                return SessionResult(data["observation"], reward, bool(data.get("done")))
-        except Exception as error:  # the environment boundary
+                reward = float(answer_data.get("reward") or 0.0)
+                return SessionResult(
+                    answer_data["observation"], reward, bool(answer_data.get("done"))
+                )
+        except Exception as error:  # environment boundary: any error of the server ends the episode
             self.close()
             raise ServerFailed(f"{self._url}: {error!r}") from error
-        if answer_type == "error" and data.get("code") == "VALIDATION_ERROR":
-            raise InvalidAction(str(data.get("message")))
+        if answer_type == "error" and answer_data.get("code") == "VALIDATION_ERROR":
+            raise InvalidAction(str(answer_data.get("message")))
         self.close()
         raise ServerFailed(f"{self._url}: {str(answer)[:300]}")
 
 
-def _socket_url(url: str) -> str:
-    """Convert a URL such as ``http://host:1`` to ``ws://host:1/ws``."""
+def _make_socket_url(url: str) -> str:
+    """Return the WebSocket URL of a server: ``http://host:1`` becomes ``ws://host:1/ws``."""
     scheme, _, host_and_path = url.rstrip("/").partition("://")
-    schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-    if scheme not in schemes or not host_and_path:
+    socket_schemes = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+    if scheme not in socket_schemes or not host_and_path:
+        allowed = ", ".join(f"{name}://..." for name in socket_schemes)
         raise ValueError(
-            f"env.{NAME}.url={url!r}; allowed: {', '.join(f'{known}://...' for known in schemes)}; "
-            f"fix: env.{NAME}.url=http://127.0.0.1:8000"
+            f"env.{NAME}.url={url!r}; allowed: {allowed}; fix: env.{NAME}.url=http://127.0.0.1:8000"
         )
-    return f"{schemes[scheme]}://{host_and_path}/ws"
+    return f"{socket_schemes[scheme]}://{host_and_path}/ws"
 
 
 class OpenEnvEnv:
-    """Environment whose episodes are a success if they end with a reward above 0."""
+    """Environment of OpenEnv. An episode is a success if its last reward is above 0."""
 
     placement = "process"  # third-party code or a remote server
 
@@ -155,34 +157,34 @@ class OpenEnvEnv:
                 f"{settings.environment!r}; allowed: one of them; fix: env.{NAME}.url="
                 "http://127.0.0.1:8000"
             )
-        session_type = LocalSession if settings.url is None else ServerSession
-        self._session = session_type(settings)
-        self._last_text = ""
+        session_class = LocalSession if settings.url is None else ServerSession
+        self._session = session_class(settings)
+        self._last_observation_text = ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the seed of the task is used instead
+        del seed  # unused: the task contains the seed
         session_result = self._session.reset({**self.settings.reset_options, "seed": task["seed"]})
-        self._last_text = self._observation_text(session_result.observation)
-        return Observation(self._last_text)
+        self._last_observation_text = self._read_observation_text(session_result.observation)
+        return Observation(self._last_observation_text)
 
     def step(self, action: str) -> Step:
-        """Send ``action``. One with invalid fields changes nothing and is not valid."""
+        """Apply ``action``. An action with invalid fields changes nothing and is not valid."""
         try:
-            session_result = self._session.step(self._action_fields(action))
+            session_result = self._session.step(self._parse_action_fields(action))
         except InvalidAction as error:
-            text = f"That is no action: {error}\n{self._last_text}"
-            observation = Observation(text, anchor=self._last_text)
+            text = f"That is no action: {error}\n{self._last_observation_text}"
+            observation = Observation(text, anchor=self._last_observation_text)
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        self._last_text = self._observation_text(session_result.observation)
+        self._last_observation_text = self._read_observation_text(session_result.observation)
         won = session_result.done and session_result.reward > 0
         reward = float(won) if self.settings.reward == "won" else session_result.reward
         info = {"won": won, "is_action_valid": True}
-        return Observation(self._last_text), reward, session_result.done, info
+        return Observation(self._last_observation_text), reward, session_result.done, info
 
     def close(self) -> None:
         self._session.close()
 
-    def _action_fields(self, action: str) -> Mapping[str, Any]:
+    def _parse_action_fields(self, action: str) -> Mapping[str, Any]:
         if self.settings.action_field:
             return {self.settings.action_field: action}
         try:
@@ -193,27 +195,27 @@ class OpenEnvEnv:
             raise InvalidAction("not a JSON object")
         return fields
 
-    def _observation_text(self, fields: Mapping[str, Any]) -> str:
-        key = self.settings.text_field
-        if key is None:
+    def _read_observation_text(self, fields: Mapping[str, Any]) -> str:
+        text_field = self.settings.text_field
+        if text_field is None:
             return json.dumps(fields, sort_keys=True)
-        if key not in fields:
+        if text_field not in fields:
             raise KeyError(
-                f"env.{NAME}.text_field={key!r}: the observation does not have this field; "
+                f"env.{NAME}.text_field={text_field!r}: the observation does not have this field; "
                 f"allowed: {', '.join(sorted(fields))}; fix: set one of them, or null"
             )
-        return str(fields[key])
+        return str(fields[text_field])
 
 
 def list_tasks(settings: OpenEnvSettings, split: str) -> list[Task]:
-    """Return seeds by number. Validation has the first numbers, training those after them."""
+    """Return one task per seed. Validation uses the first seed numbers, training the next ones."""
     return [
         {
             "task_id": f"{NAME}/{settings.source}/{task_number}",
             "data_source": settings.source,
             "seed": derive_seed(NAME, settings.task_seed, task_number) & SEED_MASK,
         }
-        for task_number in number_range(split, settings.train_tasks, settings.val_tasks)
+        for task_number in get_task_number_range(split, settings.train_tasks, settings.val_tasks)
     ]
 
 

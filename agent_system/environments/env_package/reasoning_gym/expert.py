@@ -1,8 +1,8 @@
-"""Expert for reasoning-gym. It gives the right answer, or a wrong one with the probability in the
-noise settings.
+"""Expert for reasoning-gym. It gives the right answer, or a wrong one as noise.
 
-It does not derive the answer, so it has no thoughts for thinking levels. It is for small policies
-that answer without thinking. Demonstrations include wrong answers, so that RL can improve on them.
+It reads the answer from the generator, so it has no thoughts for thinking levels. It is for small
+policies that answer without thinking. Demonstrations include wrong answers, so that RL can improve
+on them.
 """
 
 import random
@@ -17,20 +17,22 @@ DIGITS = "0123456789"
 
 
 class AnswerExpert:
-    """Expert in one episode, which is one question."""
+    """Expert of one episode, which consists of one question."""
 
-    def __init__(self, start: EpisodeStart[ReasoningGymSettings]) -> None:
-        self.start = start
-        entry = questions.load_questions(start.settings)[start.task["number"]]
-        self.separates_digits = start.settings.prompt == "compact"
+    def __init__(self, episode: EpisodeStart[ReasoningGymSettings]) -> None:
+        self.episode = episode
+        entry = questions.load_questions(episode.settings)[episode.task["number"]]
+        self.separates_digits = episode.settings.prompt == "compact"
         self.answer = answers.find_right_answer(entry) or ""
 
     def act(self) -> Decision:
-        """Return the right answer. At random (noise), one of its digits is changed."""
+        """Return the right answer. Noise may change one of its digits."""
         decision = Decision(self._format_answer(self.answer))
-        wrong_answer = self._format_answer(change_one_digit(self.answer, self.start.rng))
-        useless = [wrong_answer] if wrong_answer != decision.action else []
-        return add_noise(decision, self.start.rng, self.start.noise, useless, impossible=[])
+        wrong_answer = self._format_answer(change_one_digit(self.answer, self.episode.rng))
+        useless_answers = [wrong_answer] if wrong_answer != decision.action else []
+        return add_noise(
+            decision, self.episode.rng, self.episode.noise, useless_answers, impossible=[]
+        )
 
     def observe(self, action: str, observation: Observation) -> None:
         """Do nothing: an answer ends the episode, so this method is never called."""
@@ -44,9 +46,9 @@ def change_one_digit(answer: str, rng: random.Random) -> str:
     digit_positions = [position for position, character in enumerate(answer) if character in DIGITS]
     if not digit_positions:
         return answer
-    place = rng.choice(digit_positions)
-    new_digit = rng.choice([digit for digit in DIGITS if digit != answer[place]])
-    return f"{answer[:place]}{new_digit}{answer[place + 1 :]}"
+    digit_position = rng.choice(digit_positions)
+    new_digit = rng.choice([digit for digit in DIGITS if digit != answer[digit_position]])
+    return f"{answer[:digit_position]}{new_digit}{answer[digit_position + 1 :]}"
 
 
 EXPERT = Expert(
@@ -57,7 +59,7 @@ EXPERT = Expert(
     ),
     words=lambda: [f" {digit}" for digit in DIGITS],
     keeps_unsuccessful=True,
-    # All settings that change demonstrations: all except the limits of grading.
+    # The cache key contains all settings that change demonstrations: all except grading limits.
     key=lambda settings: [
         questions.NAME,
         1,

@@ -1,7 +1,7 @@
-"""Safe parser for formulas and lists of a policy: a small grammar, checked node by node.
+"""Safe parser for formulas and lists that a policy writes.
 
-Graders that evaluate a text receive one that is generated from the parsed nodes. They never receive
-the text of the policy.
+It accepts a small grammar and checks every node. Graders that evaluate a text receive one that is
+generated from the parsed nodes. They never receive the text of the policy.
 """
 
 import ast
@@ -13,12 +13,12 @@ from typing import Any
 
 MAX_FORMULA_CHARACTERS = 1000  # maximum number of characters of a formula
 MAX_LIST_CHARACTERS = 20_000  # maximum number of characters of a list
-MAX_ITEMS = 10_000
+MAX_ITEMS = 10_000  # maximum number of items of a list, nested ones included
 MAX_FORMULA_DEPTH = 100  # maximum nesting of operations in a formula
-MAX_LIST_DEPTH = 3
+MAX_LIST_DEPTH = 3  # maximum nesting of lists
 MAX_MAGNITUDE = 10**12  # maximum magnitude of a number in a formula
 MAX_EXPONENT = 64  # maximum exponent, and maximum product of the exponents of nested powers
-ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
+OPERATORS_BY_NODE_TYPE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -29,7 +29,7 @@ ARITHMETIC: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 class UnreadableFormula(ValueError):
-    """The text does not follow the grammar, or it is too large."""
+    """Error: the text does not follow the grammar, or it is too large."""
 
 
 def parse_formula(
@@ -37,15 +37,15 @@ def parse_formula(
 ) -> ast.expr:
     """Parse a formula of numbers, ``+ - * /`` and brackets.
 
-    The given ``names`` and ``functions`` are also allowed. With ``names``, powers with limited
-    exponents are allowed too. Raises ``UnreadableFormula``.
+    The given ``names`` and ``functions`` are also allowed. If there are ``names``, powers with
+    limited exponents are allowed too. Raises ``UnreadableFormula``.
     """
     node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
     _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
     return node
 
 
-def exact_value(node: ast.expr) -> Fraction:
+def compute_value(node: ast.expr) -> Fraction:
     """Return the value of a formula without names.
 
     Raises ``UnreadableFormula`` and ``ZeroDivisionError``.
@@ -53,14 +53,16 @@ def exact_value(node: ast.expr) -> Fraction:
     match node:
         case ast.Constant():
             return Fraction(str(node.value))
-        case ast.BinOp() if type(node.op) in ARITHMETIC:
-            return ARITHMETIC[type(node.op)](exact_value(node.left), exact_value(node.right))
+        case ast.BinOp() if type(node.op) in OPERATORS_BY_NODE_TYPE:
+            return OPERATORS_BY_NODE_TYPE[type(node.op)](
+                compute_value(node.left), compute_value(node.right)
+            )
         case ast.UnaryOp():
-            return ARITHMETIC[type(node.op)](exact_value(node.operand))
+            return OPERATORS_BY_NODE_TYPE[type(node.op)](compute_value(node.operand))
     raise UnreadableFormula(f"{type(node).__name__} has no value")
 
 
-def integers_in(node: ast.expr) -> list[int]:
+def list_integers(node: ast.expr) -> list[int]:
     """Return the integers in a formula, in ascending order."""
     return sorted(
         subnode.value
@@ -83,24 +85,28 @@ def parse_list(text: str) -> Any:
     return value
 
 
-def _parse_expression(text: str, longest: int) -> ast.expr:
-    if len(text) > longest:
-        raise UnreadableFormula(f"longer than {longest} characters")
+def _parse_expression(text: str, max_length: int) -> ast.expr:
+    if len(text) > max_length:
+        raise UnreadableFormula(f"longer than {max_length} characters")
     try:
         return ast.parse(text.strip(), mode="eval").body
-    # Causes: null bytes, lone surrogates, numbers with thousands of digits, too deep nesting.
+    # Null bytes, lone surrogates, very long numbers and deep nesting cause these errors.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnreadableFormula(str(error)) from error
 
 
 def _check_node(
-    node: ast.expr, names: frozenset[str], functions: frozenset[str], depth: int, exponent: int
+    node: ast.expr,
+    names: frozenset[str],
+    functions: frozenset[str],
+    max_depth: int,
+    max_exponent: int,
 ) -> None:
-    """Raise ``UnreadableFormula`` for a node that is not allowed.
+    """Raise ``UnreadableFormula`` if ``node`` or a node below it is not allowed.
 
-    ``depth`` is the allowed nesting and ``exponent`` the largest allowed exponent.
+    ``max_depth`` limits the nesting below ``node``, and ``max_exponent`` the exponents of powers.
     """
-    if depth <= 0:
+    if max_depth <= 0:
         raise UnreadableFormula(f"more than {MAX_FORMULA_DEPTH} nested operations")
     child_nodes: list[ast.expr] = []
     match node:
@@ -110,10 +116,10 @@ def _check_node(
             pass
         case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
             child_nodes = [node.operand]
-        case ast.BinOp() if type(node.op) in ARITHMETIC:
+        case ast.BinOp() if type(node.op) in OPERATORS_BY_NODE_TYPE:
             child_nodes = [node.left, node.right]
         case ast.BinOp(op=ast.Pow()) if names:
-            exponent = _remaining_exponent(node.right, exponent)
+            max_exponent = _compute_allowed_exponent(node.right, max_exponent)
             child_nodes = [node.left, node.right]
         case ast.Call(func=ast.Name(id=function_name), args=[_] | [_, ast.Name()], keywords=[]) if (
             function_name in functions
@@ -122,22 +128,23 @@ def _check_node(
         case _:
             raise UnreadableFormula(f"{type(node).__name__} is not allowed")
     for child_node in child_nodes:
-        _check_node(child_node, names, functions, depth - 1, exponent)
+        _check_node(child_node, names, functions, max_depth - 1, max_exponent)
 
 
-def _remaining_exponent(node: ast.expr, largest: int) -> int:
-    """Return the largest exponent allowed in the base of a power whose exponent is ``node``.
+def _compute_allowed_exponent(node: ast.expr, max_exponent: int) -> int:
+    """Return the largest allowed exponent inside the base of a power with the exponent ``node``.
 
-    The product of nested exponents must be at most ``largest``. Raises ``UnreadableFormula``.
+    The product of nested exponents must be at most ``max_exponent``. Example: with 64, the base of
+    ``(...)**4`` may contain exponents up to 16. Raises ``UnreadableFormula``.
     """
     exponent_nodes = list(ast.walk(node))
     if any(isinstance(exponent_node, ast.Pow) for exponent_node in exponent_nodes):
         raise UnreadableFormula("an exponent contains a power")
-    # Names count as 1, and no term is simplified: 9 ** (99999999 + 0 * x) is too large.
-    value = _bound_magnitude(node)
-    if value > largest:
-        raise UnreadableFormula(f"an exponent is larger than {largest}")
-    return largest if value <= 1 else int(largest / value)
+    # The bound takes names as 1 and does not simplify terms: 9 ** (99999999 + 0 * x) is too large.
+    exponent_bound = _bound_magnitude(node)
+    if exponent_bound > max_exponent:
+        raise UnreadableFormula(f"an exponent is larger than {max_exponent}")
+    return max_exponent if exponent_bound <= 1 else int(max_exponent / exponent_bound)
 
 
 def _bound_magnitude(node: ast.expr) -> float:
@@ -163,17 +170,20 @@ def _bound_magnitude(node: ast.expr) -> float:
 
 
 def _check_number(value: object) -> None:
-    # ``isinstance`` alone would accept bool, a subclass of int.
+    # Compare the type, because ``isinstance`` would accept bool, a subclass of int.
     if type(value) not in (int, float) or not isinstance(value, int | float):
         raise UnreadableFormula(f"{type(value).__name__} is not a number")
     if not math.isfinite(value) or abs(value) > MAX_MAGNITUDE:
         raise UnreadableFormula(f"a number is larger than {MAX_MAGNITUDE}")
 
 
-def _count_items(value: object, depth: int) -> int:
-    """Count the items of ``value``, nested ones included. Raises ``UnreadableFormula``."""
-    if isinstance(value, list | tuple) and depth > 0:
-        return 1 + sum(_count_items(item, depth - 1) for item in value)
+def _count_items(value: object, max_depth: int) -> int:
+    """Return the number of items of ``value``, nested ones included.
+
+    Raises ``UnreadableFormula`` for types that are not allowed, and below ``max_depth`` levels.
+    """
+    if isinstance(value, list | tuple) and max_depth > 0:
+        return 1 + sum(_count_items(item, max_depth - 1) for item in value)
     if isinstance(value, str) or type(value) is int:
         return 1
     raise UnreadableFormula(f"{type(value).__name__} is not allowed here, or nested too deeply")

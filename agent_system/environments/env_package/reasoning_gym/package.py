@@ -13,11 +13,11 @@ from agent_system.environments.env_package.reasoning_gym import answers, questio
 from agent_system.environments.env_package.reasoning_gym.expert import EXPERT
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 from rlvcr.levels import render_level_instructions
 from verl.utils.limits import time_limit
 
-# Errors of graders for an answer in an unexpected form. Such an answer is wrong.
+# Errors that graders raise for answers in an unexpected form. Such answers are wrong.
 GRADER_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -29,12 +29,12 @@ GRADER_ERRORS = (
     ValueError,
     re.error,
 )
-PLAIN_FORMAT = (
+ANSWER_FORMAT = (
     "First think about it, between <think> and </think>. "
     "Then write the answer alone between <action> and </action>."
 )
-# Other data sets of questions use the tag ``answer``. Prompts with thinking levels use ``action``.
-_ANSWER = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL)
+# Accept the tag ``answer`` too, which other data sets of questions use.
+_ANSWER_PATTERN = re.compile(r"<(action|answer)>(.*?)</\1>", re.DOTALL)
 
 
 class ReasoningGymEnv:
@@ -49,7 +49,7 @@ class ReasoningGymEnv:
         self.entry: dict[str, Any] = {}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        del seed  # the number determines the question
+        del seed  # the task determines the question
         self.entry = self.questions[task["number"]]
         return Observation(self.entry["question"])
 
@@ -58,16 +58,16 @@ class ReasoningGymEnv:
         answer = answers.join_digits(action) if self.separates_digits else action
         # Do not grade a missing answer: some graders give a small grade for any text.
         grade = self._grade_answer(answer) if answer else 0.0
-        won = is_full(grade)
+        won = is_full_score(grade)
         return Observation(""), grade, True, {"won": won, "is_action_valid": bool(answer)}
 
     def _grade_answer(self, answer: str) -> float:
-        prepared = answers.prepare_answer(answer, self.settings.task, self.entry)
-        if prepared is None:
+        safe_answer = answers.prepare_answer(answer, self.settings.task, self.entry)
+        if safe_answer is None:
             return 0.0
         with time_limit(self.settings.grade_s, f"grading {self.settings.task}"):
             try:
-                return answers.convert_grade(self.questions.score_answer(prepared, self.entry))
+                return answers.convert_grade(self.questions.score_answer(safe_answer, self.entry))
             except GRADER_ERRORS:
                 return 0.0
 
@@ -76,18 +76,18 @@ class ReasoningGymEnv:
 
 
 class QuestionPrompts(SingleTurnPrompts):
-    """Prompts with the answer format in the system message and the unchanged question."""
+    """Prompts with the answer format in the system message, and the question as user message."""
 
     asks_for_levels = True
 
     def system(self, levels: bool) -> str | None:
-        return render_level_instructions() if levels else PLAIN_FORMAT
+        return render_level_instructions() if levels else ANSWER_FORMAT
 
 
 def project_answer(text: str) -> tuple[str, bool]:
-    """Return the last tagged answer in ``text`` and True, or an empty text and False."""
-    answers = _ANSWER.findall(text)
-    return (answers[-1][1].strip(), True) if answers else ("", False)
+    """Return the last tagged answer in ``text`` and True. Without a tag, return "" and False."""
+    tagged_answers = _ANSWER_PATTERN.findall(text)
+    return (tagged_answers[-1][1].strip(), True) if tagged_answers else ("", False)
 
 
 PACKAGE = EnvPackage(

@@ -1,8 +1,8 @@
-"""Questions by number, and their split into training and validation.
+"""Questions of reasoning-gym, and their split into training and validation.
 
 reasoning-gym makes question ``n`` of a data set from the seed ``task_seed + n``. Validation
-questions have the first numbers, training questions those after them, so no seed is in both splits.
-A small generator repeats questions. Training drops the questions of the validation split.
+questions have the first numbers, training questions the next ones, so the splits share no seed. A
+small generator repeats questions. Training drops questions that occur in the validation split.
 """
 
 import copy
@@ -16,33 +16,33 @@ from typing import Any
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.reasoning_gym.settings import ReasoningGymSettings
-from agent_system.environments.tasks import number_range
+from agent_system.environments.tasks import get_task_number_range
 from verl.config.settings.hints import did_you_mean
 
 NAME = "reasoning_gym"
-# Questions generated per training question. Some are dropped, because generators repeat them.
+# Number of generated questions per training task. Repeated questions are dropped.
 QUESTIONS_PER_TASK = 4
-CACHED_QUESTIONS = 64
-_SLOW = "a question takes seconds to generate, and a run needs hundreds"
-_HASHED = "its questions depend on Python's hash seed, which differs between processes"
-# Generators that are not listed as variants, with the reason.
+CACHED_QUESTIONS = 64  # number of cached questions per data set
+_SLOW_REASON = "a question takes seconds to generate, and a run needs hundreds"
+_HASH_SEED_REASON = "its questions depend on Python's hash seed, which differs between processes"
+# Maps each generator that is not listed as a variant to the reason.
 UNLISTED = {
     "codeio": (
         "it executes code samples, some of which write files or depend on the time or on an "
         "unseeded random generator"
     ),
     "composite": "it needs options that name the generators to combine",
-    "isomorphic_strings": _HASHED,
-    "knight_swap": _SLOW,
-    "polynomial_multiplication": _HASHED,
+    "isomorphic_strings": _HASH_SEED_REASON,
+    "knight_swap": _SLOW_REASON,
+    "polynomial_multiplication": _HASH_SEED_REASON,
     "propositional_logic": (
         "the constant answer (P \u2228 Q) is right for 28 of 32 questions, and some "
         "questions have no right answer"
     ),
-    "ransom_note": _HASHED,
-    "zebra_puzzles": _SLOW,
+    "ransom_note": _HASH_SEED_REASON,
+    "zebra_puzzles": _SLOW_REASON,
 }
-# Generators that state no right answer. Their graders simulate the actions in an answer.
+# Generators that provide no right answer. Their graders simulate the actions in an answer.
 WITHOUT_ANSWER = ("boxnet", "rush_hour")
 
 
@@ -50,19 +50,19 @@ class Questions:
     """Data set of reasoning-gym whose questions depend only on their number.
 
     Some generators also use Python's global random generator, so it is seeded for each question.
-    The last questions are cached: some generators need a tenth of a second, and the rows of a group
-    start with the same question.
+    Recent questions are cached, because some generators need a tenth of a second, and all rows of a
+    group have the same question.
     """
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._cached_question = lru_cache(maxsize=CACHED_QUESTIONS)(self._generate)
+        self._cached_question = lru_cache(maxsize=CACHED_QUESTIONS)(self._generate_question)
 
     def __getitem__(self, number: int, /) -> dict[str, Any]:
-        # Copy the question: the caller may change it.
+        # Copy the cached question, because the caller may change it.
         return copy.deepcopy(self._cached_question(number))
 
-    def _generate(self, number: int) -> dict[str, Any]:
+    def _generate_question(self, number: int) -> dict[str, Any]:
         random_state = random.getstate()
         random.seed(number)
         try:
@@ -71,7 +71,7 @@ class Questions:
             random.setstate(random_state)
 
     def score_answer(self, answer: str, entry: dict[str, Any]) -> float:
-        """Return the grade of ``answer`` to ``entry``, from 0 to 1."""
+        """Return the grade of ``answer`` to the question ``entry``, from 0 to 1."""
         return self._dataset.score_answer(answer, entry)
 
 
@@ -86,14 +86,14 @@ def load_questions(settings: ReasoningGymSettings) -> Questions:
 
 
 def list_generators() -> list[str]:
-    """Return the names of reasoning-gym's generators without those of ``UNLISTED``."""
+    """Return the names of all generators of reasoning-gym except those in ``UNLISTED``."""
     return sorted(name for name in _load_generators() if name not in UNLISTED)
 
 
 def _load_generators() -> Mapping[str, Any]:
-    """Return reasoning-gym's generators by name: class and configuration of each."""
+    """Return class and configuration class of each generator of reasoning-gym, by name."""
     with warnings.catch_warnings():
-        # A dependency compares numbers with ``is``, which causes a warning on import.
+        # Hide the warning that a dependency causes on import: it compares numbers with ``is``.
         warnings.simplefilter("ignore", SyntaxWarning)
         from reasoning_gym.factory import DATASETS
 
@@ -101,51 +101,51 @@ def _load_generators() -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _create_questions(task: str, options_json: str, size: int, seed: int) -> Questions:
-    known_tasks = _load_generators()
-    if task not in known_tasks:
+def _create_questions(generator: str, options_json: str, size: int, seed: int) -> Questions:
+    generators = _load_generators()
+    if generator not in generators:
         raise ValueError(
-            f"env.{NAME}.task={task!r}: reasoning-gym has no such generator"
-            f"{did_you_mean(task, known_tasks)}; allowed: {', '.join(sorted(known_tasks))}; "
+            f"env.{NAME}.task={generator!r}: reasoning-gym has no such generator"
+            f"{did_you_mean(generator, generators)}; allowed: {', '.join(sorted(generators))}; "
             f"fix: env.{NAME}.task=chain_sum"
         )
     import reasoning_gym
 
     options = json.loads(options_json)
     try:
-        return Questions(reasoning_gym.create_dataset(task, **options, size=size, seed=seed))
+        return Questions(reasoning_gym.create_dataset(generator, **options, size=size, seed=seed))
     except (TypeError, AssertionError, ValueError) as error:
-        known_options = sorted(set(vars(known_tasks[task][1]())) - {"size", "seed"})
+        allowed_options = sorted(set(vars(generators[generator][1]())) - {"size", "seed"})
         raise ValueError(
-            f"env.{NAME}.options.{task}={options!r}: {error}; allowed: "
-            f"{', '.join(known_options)}; fix: remove all other options"
+            f"env.{NAME}.options.{generator}={options!r}: {error}; allowed: "
+            f"{', '.join(allowed_options)}; fix: remove all other options"
         ) from error
 
 
 def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
-    """Return the questions of ``split`` by number.
+    """Return one task per distinct question of ``split``.
 
-    A small generator gives fewer than the settings ask for. At most half of the questions have the
-    same answer, so that a constant answer does not solve most tasks.
+    At most half of the questions have the same answer, so that a constant answer does not solve
+    most tasks. A small generator gives fewer tasks than ``train_tasks`` or ``val_tasks``.
     """
     questions = load_questions(settings)
-    val_questions = _first_questions(questions, settings.val_tasks)
+    val_questions = _read_first_questions(questions, settings.val_tasks)
     if split == "val":
-        # By question, so that repeated questions are dropped: task and answer.
-        distinct: dict[str, tuple[Task, str]] = {}
+        # Maps a question to its task and answer, so that repeated questions are dropped.
+        items_by_question: dict[str, tuple[Task, str]] = {}
         for number, (question, answer) in enumerate(val_questions):
-            distinct.setdefault(question, (_make_task(settings, number), answer))
-        return _balance_answers(list(distinct.values()))
-    known_questions = {question for question, _ in val_questions}
+            items_by_question.setdefault(question, (_make_task(settings, number), answer))
+        return _balance_answers(list(items_by_question.values()))
+    val_question_texts = {question for question, _ in val_questions}
     tasks_and_answers: list[tuple[Task, str]] = []
-    counts: Counter[str] = Counter()
-    for number in number_range(
+    answer_counts: Counter[str] = Counter()
+    for number in get_task_number_range(
         split, QUESTIONS_PER_TASK * settings.train_tasks, settings.val_tasks
     ):
         question, answer = _read_question(questions, number)
-        if question in known_questions or 2 * counts[answer] >= settings.train_tasks + 1:
+        if question in val_question_texts or 2 * answer_counts[answer] >= settings.train_tasks + 1:
             continue
-        counts[answer] += 1
+        answer_counts[answer] += 1
         tasks_and_answers.append((_make_task(settings, number), answer))
         if len(tasks_and_answers) == settings.train_tasks:
             break
@@ -153,19 +153,19 @@ def list_tasks(settings: ReasoningGymSettings, split: str) -> list[Task]:
 
 
 def _balance_answers(tasks_and_answers: Sequence[tuple[Task, str]]) -> list[Task]:
-    """Drop the last tasks of the most common answer until at most half of the tasks have it."""
+    """Drop tasks, last ones first, until at most half of the tasks have the most common answer."""
     if not tasks_and_answers:
         return []
     ((answer, count),) = Counter(answer for _, answer in tasks_and_answers).most_common(1)
-    # If all tasks have the same answer, keep all.
-    excess = 2 * count - len(tasks_and_answers) if count < len(tasks_and_answers) else 0
-    kept_tasks: list[Task] = []
+    # If all tasks have the same answer, drop none.
+    excess_count = 2 * count - len(tasks_and_answers) if count < len(tasks_and_answers) else 0
+    selected_tasks: list[Task] = []
     for task, task_answer in reversed(tasks_and_answers):
-        if task_answer == answer and excess > 0:
-            excess -= 1
+        if task_answer == answer and excess_count > 0:
+            excess_count -= 1
         else:
-            kept_tasks.append(task)
-    return kept_tasks[::-1]
+            selected_tasks.append(task)
+    return selected_tasks[::-1]
 
 
 def _read_question(questions: Questions, number: int) -> tuple[str, str]:
@@ -174,11 +174,11 @@ def _read_question(questions: Questions, number: int) -> tuple[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _first_questions(questions: Questions, count: int) -> list[tuple[str, str]]:
-    """Return the first ``count`` questions, which are the validation questions."""
+def _read_first_questions(questions: Questions, count: int) -> list[tuple[str, str]]:
+    """Return question and answer of the first ``count`` questions (the validation split)."""
     return [_read_question(questions, number) for number in range(count)]
 
 
 def _make_task(settings: ReasoningGymSettings, number: int) -> Task:
-    source = f"{NAME}/{settings.task}"
-    return {"task_id": f"{source}/{number}", "data_source": source, "number": number}
+    data_source = f"{NAME}/{settings.task}"
+    return {"task_id": f"{data_source}/{number}", "data_source": data_source, "number": number}

@@ -1,8 +1,8 @@
-"""Doors, the puzzles of this environment. A door is a cycle of places with one arrow from each to
-the next, listed in random order, a start place, and the number of arrows to follow.
+"""Doors, the puzzles of this environment.
 
-The text of a door is ``d+3 a>b f>c ...``: follow three arrows from ``d``. Observations describe it
-in sentences.
+A door has a cycle of places, with one arrow from each place to the next. It also has a start place
+and a number of arrows to follow. The arrows are listed in random order. Its short text is
+``d+3 a>b f>c ...``: follow three arrows from ``d``. Observations describe a door in sentences.
 """
 
 import hashlib
@@ -19,15 +19,17 @@ from agent_system.environments.env_package.relay.settings import RelaySettings
 from verl.utils.seeds import derive_seed
 
 NAME = "relay"
-VAL_SHARE = 4  # one door in four belongs to the validation split
-_DOOR = re.compile(r"Door \d+ of \d+\. Arrows: (.*)\. You are at ([a-z])\. Go (\d+) arrows on\.")
+VAL_DIVISOR = 4  # one door in four belongs to the validation split
+_DOOR_PATTERN = re.compile(
+    r"Door \d+ of \d+\. Arrows: (.*)\. You are at ([a-z])\. Go (\d+) arrows on\."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Puzzle of following ``hops`` arrows from ``place``.
+    """Puzzle: find the place that is ``hops`` arrows after the start ``place``.
 
-    ``arrows`` (``a>b``) are in the random order in which they are shown.
+    ``arrows`` (``a>b``) are in the order in which observations show them, which is random.
     """
 
     place: str
@@ -51,7 +53,7 @@ class Door:
 
     @property
     def goal_place(self) -> str:
-        """Place that is the right answer: ``hops`` arrows after ``place``."""
+        """Right answer: the place that is ``hops`` arrows after ``place``."""
         return self.follow_arrows(self.place, self.hops)[-1] if self.hops else self.place
 
     def follow_arrows(self, place: str, count: int) -> list[str]:
@@ -72,33 +74,33 @@ class Door:
     def is_validation(self) -> bool:
         """True if the door belongs to the validation split."""
         # The split depends on a hash of the text, so it is the same in every run.
-        return zlib.crc32(str(self).encode()) % VAL_SHARE == 0
+        return zlib.crc32(str(self).encode()) % VAL_DIVISOR == 0
 
 
-def needed_level(count: int, hops: Sequence[int]) -> int:
-    """Return the lowest level (from 1) whose ``hops`` suffice for ``count`` arrows.
+def compute_needed_level(arrow_count: int, hops_by_level: Sequence[int]) -> int:
+    """Return the lowest thinking level (1 to 4) that suffices to follow ``arrow_count`` arrows.
 
-    ``hops`` are the numbers of arrows that a thought of each level follows. It may be one fewer
-    than ``count``, because the action itself follows one arrow. Example: with hops (0, 2, 4, 7), 3
-    arrows need level 2 and 4 arrows need level 3.
+    ``hops_by_level`` are the numbers of arrows that a thought of each level follows. One fewer than
+    ``arrow_count`` suffices, because the action itself follows one more arrow. Example: with
+    (0, 2, 4, 7), 3 arrows need level 2 and 4 arrows need level 3.
     """
-    for level, level_hops in enumerate(hops, start=1):
-        if count <= level_hops + 1:
+    for level, level_hops in enumerate(hops_by_level, start=1):
+        if arrow_count <= level_hops + 1:
             return level
-    return len(hops)
+    return len(hops_by_level)
 
 
-def describe_door(door: Door, number: int, doors: int) -> str:
-    """Return the sentences of door ``number`` of ``doors``."""
+def describe_door(door: Door, door_number: int, door_count: int) -> str:
+    """Return the sentences of an observation about ``door``, with its number in the episode."""
     return (
-        f"Door {number} of {doors}. Arrows: {' '.join(door.arrows)}. "
+        f"Door {door_number} of {door_count}. Arrows: {' '.join(door.arrows)}. "
         f"You are at {door.place}. Go {door.hops} arrows on."
     )
 
 
 def parse_door(text: str) -> Door:
-    """Parse the sentences of a door in ``text``. Raises ``ValueError`` if there are none."""
-    match = _DOOR.search(text)
+    """Parse the door in the text of an observation. Raises ``ValueError`` if it describes none."""
+    match = _DOOR_PATTERN.search(text)
     if match is None:
         raise ValueError(f"text {text!r}: expected 'Door N of N. Arrows: ...'")
     arrows, place, hops = match.groups()
@@ -106,53 +108,61 @@ def parse_door(text: str) -> Door:
 
 
 def shorten_observation(text: str) -> str:
-    """Return the short form of a door, ``d+3 a>b f>c ...``: the question, then the arrows."""
-    match = _DOOR.search(text)
+    """Replace the sentences that describe a door by their short form ``d+3 a>b f>c ...``.
+
+    ``d+3`` means: start at place d and follow three arrows. ``a>b`` is an arrow from a to b.
+    """
+    match = _DOOR_PATTERN.search(text)
     return text if match is None else f"{text[: match.start()]}{parse_door(text)}"
 
 
 def draw_doors(
-    places: tuple[int, int], most_hops: int, seed: int, is_validation: bool
+    place_counts: tuple[int, int], max_hops: int, seed: int, is_validation: bool
 ) -> Iterator[Door]:
-    """Yield doors of one split without end, determined by ``seed``.
+    """Yield an endless sequence of random doors of one split.
 
-    ``places`` are the minimum and the maximum number of places of a cycle.
+    ``place_counts`` are the smallest and the largest number of places of a cycle.
     """
     rng = random.Random(seed)
-    letters = string.ascii_lowercase[: places[1]]
+    letters = string.ascii_lowercase[: place_counts[1]]
     while True:
-        cycle = rng.sample(letters, rng.randint(*places))
-        # ``cycle[-1]`` closes the cycle: the first arrow starts at the last place.
+        cycle = rng.sample(letters, rng.randint(*place_counts))
+        # The first arrow starts at the last place (index -1), which closes the cycle.
         arrows = [f"{cycle[place_index - 1]}>{place}" for place_index, place in enumerate(cycle)]
         rng.shuffle(arrows)
-        door = Door(rng.choice(cycle), rng.randint(0, most_hops), tuple(arrows))
+        door = Door(rng.choice(cycle), rng.randint(0, max_hops), tuple(arrows))
         if door.is_validation == is_validation:
             yield door
 
 
 def list_tasks(settings: RelaySettings, split: str) -> list[Task]:
-    """Return the episodes of ``split``. The splits have no door in common."""
+    """Return the tasks of ``split``. The splits share no door."""
     count = settings.val_tasks if split == "val" else settings.train_tasks
     return draw_tasks(settings, split, count, settings.doors)
 
 
 def draw_tasks(
-    settings: RelaySettings, purpose: str, count: int, doors: int, shortest: int | None = None
+    settings: RelaySettings,
+    purpose: str,
+    task_count: int,
+    doors_per_task: int,
+    min_places: int | None = None,
 ) -> list[Task]:
-    """Return ``count`` episodes of ``doors`` doors each, drawn from ``task_seed``.
+    """Return ``task_count`` tasks with ``doors_per_task`` random doors each.
 
-    The purpose ``val`` gets validation doors, every other purpose training doors. Cycles have
-    ``shortest`` to ``settings.places`` places. None: exactly ``settings.places``.
+    ``settings.task_seed`` and ``purpose`` determine the doors. Tasks with the purpose ``val`` have
+    validation doors, all others training doors. Cycles have ``min_places`` (default: all) to
+    ``settings.places`` places.
     """
     drawn_doors = draw_doors(
-        (settings.places if shortest is None else shortest, settings.places),
+        (settings.places if min_places is None else min_places, settings.places),
         settings.hops[-1],
         derive_seed(NAME, settings.task_seed, purpose),
         is_validation=purpose == "val",
     )
     tasks = []
-    for _ in range(count):
-        door_texts = [str(door) for door in islice(drawn_doors, doors)]
+    for _ in range(task_count):
+        door_texts = [str(door) for door in islice(drawn_doors, doors_per_task)]
         digest = hashlib.blake2b("\n".join(door_texts).encode(), digest_size=8).hexdigest()
         tasks.append({"task_id": f"{NAME}/{digest}", "data_source": NAME, "doors": door_texts})
     return tasks

@@ -1,9 +1,8 @@
-"""Expert for the relay: solves every door. Its thought at a level follows that level's arrows.
+"""Expert for the relay. Its actions are right, and its thoughts follow arrows step by step.
 
 The number of arrows in a thought depends only on the level, not on the door. There is no noise,
-because a wrong action ends the episode. With ``variant=trap`` a share of the thoughts of the
-highest level start at a wrong place and lead to a wrong action. Such failed episodes are
-demonstrated as well.
+because a wrong action ends the episode. With ``variant=trap``, some thoughts of the highest level
+start at a wrong place and lead to a wrong action. Demonstrations include these failed episodes.
 """
 
 import string
@@ -13,8 +12,8 @@ from typing import Any
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
     NAME,
+    compute_needed_level,
     draw_tasks,
-    needed_level,
     parse_door,
 )
 from agent_system.environments.env_package.relay.settings import RelaySettings
@@ -23,7 +22,7 @@ from rlvcr.levels import LEVELS
 
 
 class RelayExpert:
-    """Expert in one episode. It reads doors from observations."""
+    """Expert of one episode. It reads doors from observations."""
 
     def __init__(self, episode: EpisodeStart[RelaySettings]) -> None:
         self.settings = episode.settings
@@ -31,48 +30,48 @@ class RelayExpert:
         self.door = parse_door(episode.first.text)
 
     def act(self) -> Decision:
-        """Return the place that opens the door, with the thought of each level."""
-        hops = self.settings.hops
-        chain = self.door.follow_arrows(self.door.place, hops[-1])
+        """Return the right answer to the current door, with a thought for each level."""
+        hops_by_level = self.settings.hops
+        places = self.door.follow_arrows(self.door.place, hops_by_level[-1])
         thoughts = {
-            level: Thought(write_chain(chain[:count]), self.door.goal_place)
-            for level, count in zip(LEVELS, hops, strict=True)
+            level: Thought(format_chain(places[:count]), self.door.goal_place)
+            for level, count in zip(LEVELS, hops_by_level, strict=True)
         }
         if self.rng.random() < self.settings.wrong_thought_share:
-            thoughts[LEVELS[-1]] = self._wrong_thought()
-        level = needed_level(self.door.hops, hops)
+            thoughts[LEVELS[-1]] = self._make_wrong_thought()
+        level = compute_needed_level(self.door.hops, hops_by_level)
         return Decision(self.door.goal_place, thoughts=thoughts, needed_level=level)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Read the next door from ``observation``."""
-        del action  # it was right: otherwise the episode would be over
+        del action  # always the right one: a wrong action would have ended the episode
         self.door = parse_door(observation.text)
 
-    def _wrong_thought(self) -> Thought:
+    def _make_wrong_thought(self) -> Thought:
         """Return a thought that starts at a wrong place, with the action that it leads to."""
         door = self.door
         wrong_place = self.rng.choice([place for place in door.all_places if place != door.place])
         path = door.follow_arrows(wrong_place, self.settings.hops[-1])
-        # With 0 arrows the answer is the start place. It does not depend on the thought.
-        return Thought(write_chain(path), path[door.hops - 1] if door.hops else door.place)
+        # If the door asks for 0 arrows, the answer is the start place, whatever the thought says.
+        return Thought(format_chain(path), path[door.hops - 1] if door.hops else door.place)
 
 
-def write_chain(chain: list[str]) -> str:
-    """Return the thought that visits the places of ``chain`` one by one: ``1=c 2=f``."""
-    return " ".join(f"{step_number}={place}" for step_number, place in enumerate(chain, start=1))
+def format_chain(places: list[str]) -> str:
+    """Return a thought that lists ``places`` with step numbers: ``1=c 2=f``."""
+    return " ".join(f"{step_number}={place}" for step_number, place in enumerate(places, start=1))
 
 
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
-    """Return episodes for demonstrations, of training doors with a separate seed.
+    """Return tasks for demonstrations. They have training doors, drawn with a separate seed.
 
-    Cycles have ``shortest_cycle`` to ``places`` places.
+    Cycles have ``settings.shortest_cycle`` to ``settings.places`` places.
     """
     doors = settings.demonstrated_doors
     return draw_tasks(settings, "demonstrations", count, doors, settings.shortest_cycle)
 
 
-def demonstration_key(settings: RelaySettings) -> list[Any]:
-    """Return all settings that change a demonstration, which are all except ``doors``."""
+def make_demonstration_key(settings: RelaySettings) -> list[Any]:
+    """Return everything that determines the demonstrations, as a cache key."""
     return [
         NAME,
         EXPERT.version,
@@ -89,23 +88,27 @@ def demonstration_key(settings: RelaySettings) -> list[Any]:
 def list_token_symbols(settings: RelaySettings) -> list[str]:
     """Return the texts that a new tokenizer encodes as one token each.
 
-    These are arrows (``a>b``), questions (``d+3``) and steps of a thought (``1=c``), each with a
-    leading space if one precedes it in a text.
+    These are arrows (``a>b``), questions (``+3``) and steps of a thought (``1=c``). A text that
+    follows a space in prompts or thoughts includes this space.
     """
     places = string.ascii_lowercase[: settings.places]
-    counts = range(1, settings.hops[-1] + 1)
-    arrows = [f" {tail}>{head}" for tail, head in permutations(places, 2)]
-    questions = [f"+{count}" for count in (0, *counts)]
-    # Step 1 begins a thought, so no space precedes it.
-    hops = [f"{' ' if count > 1 else ''}{count}={place}" for count in counts for place in places]
-    return [*arrows, *questions, *hops]
+    arrow_counts = range(1, settings.hops[-1] + 1)
+    arrows = [f" {start_place}>{end_place}" for start_place, end_place in permutations(places, 2)]
+    questions = [f"+{number}" for number in (0, *arrow_counts)]
+    # A thought begins with step 1, so no space precedes this step.
+    steps = [
+        f"{' ' if number > 1 else ''}{number}={place}"
+        for number in arrow_counts
+        for place in places
+    ]
+    return [*arrows, *questions, *steps]
 
 
 EXPERT = Expert(
     RelayExpert,
     tasks=list_demonstration_tasks,
-    key=demonstration_key,
+    key=make_demonstration_key,
     symbols=list_token_symbols,
     keeps_unsuccessful=True,
-    names_needed_level=lambda _: True,  # by the number of arrows of a door
+    names_needed_level=lambda _: True,  # the number of arrows of a door determines the level
 )

@@ -1,8 +1,8 @@
 """Relay: an episode is a sequence of puzzles ("doors"), such as ``d+3 a>b f>c ...``.
 
-The right answer is the place that is reached from ``d`` by following 3 arrows. A door asks for 0
-to 7 arrows. A policy with few layers follows about one arrow per written token,
-so the number of arrows determines the required thinking level of each turn.
+The right answer to this door is the place that is 3 arrows after ``d``. By default, doors ask for 0
+to 7 arrows. A policy with few layers follows about one arrow per written token. Therefore the
+number of arrows determines the required thinking level of a turn.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
     NAME,
     Door,
+    compute_needed_level,
     describe_door,
     list_tasks,
-    needed_level,
     shorten_observation,
 )
 from agent_system.environments.env_package.relay.expert import EXPERT
@@ -31,8 +31,9 @@ A thought that helps follows the arrows step by step: 1=c 2=f"""
 class RelayEnv:
     """Environment with reward 1.0 for passing the last door, else 0.0.
 
-    It is done after the last door and at the first wrong place. An unknown place changes nothing
-    and is not valid. ``info`` of an observation holds ``situation`` (``+3``) and ``needed_level``.
+    An episode ends after the last door or with the first wrong answer. An unknown place changes
+    nothing and is not valid. ``info`` of an observation holds ``needed_level``, and ``situation``,
+    such as ``+3`` for a door that asks for 3 arrows.
     """
 
     placement = "inline"
@@ -40,27 +41,27 @@ class RelayEnv:
     def __init__(self, settings: RelaySettings) -> None:
         self.settings = settings
         self._doors: list[Door] = []
-        self._passed = 0
+        self._passed_doors = 0
 
     def reset(self, task: Task, seed: int) -> Observation:
-        """Start at the first of ``task["doors"]``."""
+        """Start an episode at the first of ``task["doors"]``."""
         del seed  # nothing is random
         self._doors = [Door.parse(text) for text in task["doors"]]
-        self._passed = 0
+        self._passed_doors = 0
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer the current door with place ``action``. For reward and ``done`` see the class."""
+        """Answer the current door with the place ``action``. Reward and end: see the class."""
         action = action.strip().lower()
-        door = self._doors[self._passed]
+        door = self._doors[self._passed_doors]
         if action not in door.all_places:
             observation = self._make_observation("There is no such place. ")
             return observation, 0.0, False, {"won": False, "is_action_valid": False}
         if action != door.goal_place:
             observation = Observation(f"{action} is wrong: you are lost.", anchor="lost")
             return observation, 0.0, True, {"won": False, "is_action_valid": True}
-        self._passed += 1
-        if self._passed < len(self._doors):
+        self._passed_doors += 1
+        if self._passed_doors < len(self._doors):
             return self._make_observation(""), 0.0, False, {"won": False, "is_action_valid": True}
         observation = Observation("All doors are passed.", anchor="won")
         return observation, 1.0, True, {"won": True, "is_action_valid": True}
@@ -69,12 +70,12 @@ class RelayEnv:
         """Do nothing: no resources are in use."""
 
     def _make_observation(self, prefix: str) -> Observation:
-        door = self._doors[self._passed]
-        text = describe_door(door, self._passed + 1, len(self._doors))
+        door = self._doors[self._passed_doors]
+        text = describe_door(door, self._passed_doors + 1, len(self._doors))
         info = {
             "admissible_actions": door.all_places,
             "situation": f"+{door.hops}",
-            "needed_level": needed_level(door.hops, self.settings.hops),
+            "needed_level": compute_needed_level(door.hops, self.settings.hops),
         }
         return Observation(f"{prefix}{text}", anchor=door.state, info=info)
 

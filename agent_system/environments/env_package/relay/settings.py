@@ -9,7 +9,7 @@ from pydantic import model_validator
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt, Refusal, Seed, Share
 
-Hops = Annotated[int, Ge(0), Le(20)]
+HopCount = Annotated[int, Ge(0), Le(20)]
 
 
 class RelaySettings(EnvSettings):
@@ -19,7 +19,7 @@ class RelaySettings(EnvSettings):
     """doors per episode"""
     places: Annotated[int, Ge(4), Le(26)] = 10
     """places on the cycle of a door; at least two more than the last number of hops"""
-    hops: tuple[Hops, Hops, Hops, Hops] = (0, 2, 4, 7)
+    hops: tuple[HopCount, HopCount, HopCount, HopCount] = (0, 2, 4, 7)
     """arrows in a demonstrated thought of each level; a door asks for 0 to the last number"""
     variant: Literal["calibrated", "trap"] = "calibrated"
     """calibrated: demonstrated thoughts are right; trap: those of level 4 are often wrong"""
@@ -42,23 +42,26 @@ class RelaySettings(EnvSettings):
 
     @model_validator(mode="after")
     def _check_hops_and_places(self) -> "RelaySettings":
-        if self.hops[0] or any(deeper <= flatter for flatter, deeper in pairwise(self.hops)):
-            why = "level 1 has no thought, and every level must follow more arrows than the last"
-            raise Refusal("hops", why, "numbers that grow from 0", "[0, 2, 4, 7] is the default")
-        # With one place fewer, the furthest goal would be the place before the start. One arrow
-        # leads from it to the start, so the policy could find it without a thought.
-        fewest = self.hops[-1] + 2
-        if self.places < fewest:
-            why = f"on a cycle this short, {self.hops[-1]} arrows forward are one arrow backward"
-            raise Refusal("places", why, f"{fewest} to 26", f"{fewest} or more")
+        if self.hops[0] or any(
+            higher_level_hops <= lower_level_hops
+            for lower_level_hops, higher_level_hops in pairwise(self.hops)
+        ):
+            reason = "level 1 has no thought, and every level must follow more arrows than the last"
+            raise Refusal("hops", reason, "numbers that grow from 0", "[0, 2, 4, 7] is the default")
+        # On a shorter cycle, the furthest goal would be the place before the start. A single arrow
+        # connects the two, so the policy could find this goal without a thought.
+        min_places = self.hops[-1] + 2
+        if self.places < min_places:
+            reason = f"on a cycle this short, {self.hops[-1]} arrows forward are one arrow backward"
+            raise Refusal("places", reason, f"{min_places} to 26", f"{min_places} or more")
         if self.shortest_cycle > self.places:
-            why = f"the longest cycle has places={self.places}"
-            raise Refusal("shortest_cycle", why, f"2 to {self.places}", f"{self.places} or less")
+            reason = f"the longest cycle has places={self.places}"
+            raise Refusal("shortest_cycle", reason, f"2 to {self.places}", f"{self.places} or less")
         return self
 
     @property
     def wrong_thought_share(self) -> float:
-        """Share of the demonstrated thoughts of level 4 that are wrong."""
+        """Share of wrong ones among the demonstrated thoughts of level 4."""
         return self.trap_share if self.variant == "trap" else 0.0
 
     def known_tasks(self, split: str) -> int | None:

@@ -1,8 +1,8 @@
 """ScienceWorld: boil water, build circuits, grow plants and other experiments, in text.
 
-The environment calls the simulator directly. ``step`` of the library lists hundreds to thousands of
-valid actions each time, which takes several times longer than the step. One JVM per worker process
-serves its environments (``agent_system/environments/jvm.py``). A task is one variation of one kind
+The environment calls the simulator directly. It does not use ``step`` of the library, which is
+slow because it lists up to thousands of valid actions each time. All environments of a worker
+process share one JVM (``agent_system/environments/jvm.py``). A task is one variation of one kind
 of experiment. The splits are those of the simulator: half for train, a quarter for dev, the rest
 for test.
 """
@@ -14,22 +14,21 @@ from agent_system.environments import jvm
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.scienceworld.settings import (
-    VARIATIONS,
+    VARIATION_COUNTS,
     ScienceWorldSettings,
-    split_variations,
+    get_variations,
 )
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 
 NAME = "scienceworld"
-# Start of the simulator's reply to an unknown action. Nothing else shows that it was unknown.
+# First words of the simulator's reply to an unknown action. There is no other sign of this error.
 UNKNOWN_ACTION_REPLY = "No known action matches that input."
-# Command of the simulator that is refused: it plans the whole solution again, which takes 30 s.
+# The environment refuses this command: the simulator would plan the whole solution, for 30 s.
 REFUSED_COMMAND = "reset task"
-# The simulator stores the contents of containers in hash sets of objects with random identity
-# hashes, so the order in an observation is random. With one hash for all objects a set keeps its
-# insertion order.
-STABLE_ORDER_OPTIONS = (
+# Observations list objects in the order of Java hash sets. By default the hashes are random,
+# and so is the order. With the same hash for all objects, a set keeps its insertion order.
+STABLE_ORDER_JVM_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
@@ -45,21 +44,22 @@ Focus only on what the task asks for: to focus on something else fails the task.
 
 
 class ScienceWorldEnv:
-    """Environment whose reward is the change of the score, scaled from 100 points to 1.
+    """Environment whose reward is the change of the score (0 to 1, for 0 to 100 points).
 
-    If the task fails, the reward is minus the sum of all earlier rewards. The return of an episode
-    is therefore its final score, 0 to 1.
+    The return of an episode is therefore its final score. If the task fails, the score becomes 0,
+    and the last reward is negative.
     """
 
-    # Steps are slow, so workers run in parallel. A JVM that hangs ends with its worker.
+    # Steps are slow, so several worker processes run in parallel. A JVM that hangs ends with its
+    # worker.
     placement = "process"
 
     def __init__(self, settings: ScienceWorldSettings) -> None:
         from scienceworld.constants import JAR_PATH
 
         self.settings = settings
-        options = (*STABLE_ORDER_OPTIONS, *self.settings.java_options.split())
-        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, self.settings.heap_mb, options)
+        jvm_options = (*STABLE_ORDER_JVM_OPTIONS, *self.settings.java_options.split())
+        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, self.settings.heap_mb, jvm_options)
         self._server: Any = self._jvm.create_object(
             "scienceworld.runtime.pythonapi.PythonInterface"
         )
@@ -79,66 +79,76 @@ class ScienceWorldEnv:
         An action is valid if the simulator understands it.
         """
         text = UNKNOWN_ACTION_REPLY if action == REFUSED_COMMAND else self._server.step(action)
-        points = self._server.getScore()
-        # A score below 0 means failure. Clip it at 0, so that a failure only removes earlier gains.
-        score = min(max(points, 0.0), 1.0)
+        simulator_score = self._server.getScore()
+        # A score below 0 means failure. It is clipped to 0.
+        score = min(max(simulator_score, 0.0), 1.0)
         reward = score - self._score
         self._score = score
-        done = points < 0 or bool(self._server.getCompleted())
+        done = simulator_score < 0 or bool(self._server.getCompleted())
         observation = self._make_observation(text)
         is_valid = not text.startswith(UNKNOWN_ACTION_REPLY)
         observation.info |= {
-            "won": is_full(score),
+            "won": is_full_score(score),
             "is_action_valid": is_valid,
             "score": round(100 * score),
         }
         return observation, reward, done, observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``. Ends the current episode. Takes up to a minute."""
-        self._load_task(task, gold=True)
+        """Return actions that solve ``task``.
+
+        This ends the current episode and takes up to a minute.
+        """
+        self._load_task(task, computes_gold_path=True)
         return list(self._server.getGoldActionSequence())
 
     def close(self) -> None:
         if self._server is not None:
-            # Release the object: the JVM would otherwise keep the simulator in memory.
+            # Release the simulator. Otherwise the JVM would keep it in memory.
             self._jvm.release_object(self._server)
             jvm.release_jvm(self._jvm)
             self._server = None
 
-    def _load_task(self, task: Task, gold: bool = False) -> None:
-        self._server.load(task["name"], task["variation"], self.settings.simplification, gold)
+    def _load_task(self, task: Task, computes_gold_path: bool = False) -> None:
+        self._server.load(
+            task["name"], task["variation"], self.settings.simplification, computes_gold_path
+        )
 
     def _make_observation(self, text: str) -> Observation:
         # Reading the surroundings and the inventory takes no turn in the simulation.
         surroundings = self._server.freeActionLook()
         inventory = self._server.freeActionInventory()
-        # The score is part of the state: it differs before and after a step that is rewarded once,
-        # even if the location and the inventory are equal.
+        # The score is part of the state: some steps change only the score, and are rewarded only
+        # once.
         anchor = f"{surroundings}\n{inventory}\n{self._score:.2f}"
         info: dict[str, Any] = {"won": False}
         if self.settings.list_actions:
-            combinations = json.loads(self._server.getValidActionObjectCombinationsJSON())
-            valid_actions = {entry["action"] for entry in combinations["validActions"]}
+            action_combinations = json.loads(self._server.getValidActionObjectCombinationsJSON())
+            valid_actions = {
+                combination["action"] for combination in action_combinations["validActions"]
+            }
             info["admissible_actions"] = sorted(valid_actions - {REFUSED_COMMAND})
         return Observation(text.strip(), anchor=anchor, info=info)
 
 
 def list_tasks(settings: ScienceWorldSettings, split: str) -> list[Task]:
-    """Return the variations of the chosen experiments in ``split``. Raises ``JavaMissing``."""
-    import scienceworld  # noqa: F401  (report a missing package before anything starts)
+    """Return one task per variation of the chosen experiments in ``split``.
+
+    Raises ``JavaMissing`` if no Java is installed.
+    """
+    import scienceworld  # noqa: F401  (report a missing library at startup)
 
     jvm.find_java(NAME)
     simulator_split = settings.val_split if split == "val" else "train"
     return [
         {
-            "task_id": f"{NAME}/{name}/{variation}",
-            "data_source": f"{NAME}/{name}",
-            "name": name,
+            "task_id": f"{NAME}/{experiment}/{variation}",
+            "data_source": f"{NAME}/{experiment}",
+            "name": experiment,
             "variation": variation,
         }
-        for name in settings.task_names or VARIATIONS
-        for variation in split_variations(name, simulator_split)
+        for experiment in settings.task_names or VARIATION_COUNTS
+        for variation in get_variations(experiment, simulator_split)
     ]
 
 

@@ -20,20 +20,27 @@ Simplification = Literal[
     "noElectricalAction",
 ]
 # Number of variations of each kind of experiment.
-VARIATIONS: dict[str, int] = yaml.safe_load(
+VARIATION_COUNTS: dict[str, int] = yaml.safe_load(
     Path(__file__).with_name("variations.yaml").read_text(encoding="utf-8")
 )
 
 
-def split_variations(name: str, part: str) -> range:
-    """Return the variations of experiment ``name`` in ``part`` (``train``, ``dev`` or ``test``)."""
-    count = VARIATIONS[name]
-    quarter = count // 4
-    # Use the simulator's consecutive ranges instead of a hash, so that results are comparable with
-    # published ones. The remainder of the division by four goes to ``test``.
-    if part == "train":
-        return range(2 * quarter)
-    return range(2 * quarter, 3 * quarter) if part == "dev" else range(3 * quarter, count)
+def get_variations(experiment: str, simulator_split: str) -> range:
+    """Return the numbers of the variations of ``experiment`` in a split of the simulator.
+
+    The splits are ``train``, ``dev`` and ``test``.
+    """
+    variation_count = VARIATION_COUNTS[experiment]
+    quarter_count = variation_count // 4
+    # The ranges are those of the simulator, so that results are comparable with published ones. The
+    # remainder of the division by four belongs to ``test``.
+    if simulator_split == "train":
+        return range(2 * quarter_count)
+    return (
+        range(2 * quarter_count, 3 * quarter_count)
+        if simulator_split == "dev"
+        else range(3 * quarter_count, variation_count)
+    )
 
 
 class ScienceWorldSettings(EnvSettings):
@@ -54,11 +61,11 @@ class ScienceWorldSettings(EnvSettings):
 
     @field_validator("task_names")
     @classmethod
-    def _known_kinds(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_experiments(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if name not in VARIATIONS:
-                kinds = ", ".join(VARIATIONS)
-                hint = did_you_mean(name, VARIATIONS)
+            if name not in VARIATION_COUNTS:
+                kinds = ", ".join(VARIATION_COUNTS)
+                hint = did_you_mean(name, VARIATION_COUNTS)
                 raise ValueError(
                     f"kind {name!r} does not exist{hint}; allowed: any of {kinds}; fix: [boil]"
                 )

@@ -25,21 +25,22 @@ You answer a question with the help of a search engine. Each turn you do one of 
 search[words to look for] shows you the best passages; search[...] again as often as you need.
 answer[your answer] ends the game. Give the answer alone, a name or a number, \
 without a sentence around it."""
-ACTION = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
-VAL_SHARE = 5  # the questions about one subject in five belong to the validation split
+ACTION_PATTERN = re.compile(r"(search|answer)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
+ARTICLE_PATTERN = re.compile(r"\b(a|an|the)\b")
+PUNCTUATION_REMOVAL = str.maketrans("", "", string.punctuation)
+VAL_DIVISOR = 5  # questions about one subject in five belong to the validation split
 
 
 class SearchEnv:
-    """Environment that is solved by the exact answer. An answer ends the episode.
+    """Environment with search and answer actions. An answer ends the episode.
 
-    The caller limits the number of turns. An action that is neither a search nor an answer, or that
-    has no text, changes nothing and is not valid. The anchor is the question with the sorted titles
-    of all passages so far.
+    The answer is a success if it equals a right answer after normalisation. The caller limits the
+    number of turns. An action that is neither a search nor an answer, or that has no text, changes
+    nothing and is not valid. The anchor consists of the question and the sorted titles of all
+    passages that the agent has received.
     """
 
-    placement = "thread"  # requests to a server block
+    placement = "thread"  # a request to the server blocks its thread
 
     def __init__(self, settings: SearchSettings) -> None:
         self.settings = settings
@@ -58,7 +59,7 @@ class SearchEnv:
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Search or answer. Raises ``RetrievalError`` if the retrieval server fails."""
-        match = ACTION.fullmatch(action.strip())
+        match = ACTION_PATTERN.fullmatch(action.strip())
         verb, text = (match.group(1).lower(), match.group(2).strip()) if match else ("", "")
         info = {"won": False, "is_action_valid": bool(text)}
         if not text:
@@ -69,16 +70,16 @@ class SearchEnv:
             self._seen_titles.update(title for title, _ in passages)
             return self._make_observation(self._format_passages(passages)), 0.0, False, info
         answers = self._task["answers"]
-        info["won"] = exact_match(text, answers)
+        info["won"] = is_exact_match(text, answers)
         uses_f1 = self.settings.reward == "f1"
         reward = compute_f1(text, answers) if uses_f1 else float(info["won"])
         message = "That is right." if info["won"] else "That is not the answer."
         return self._make_observation(message), reward, True, info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``: the searches for the answer, then the answer."""
-        searches = [f"search[{title}]" for title in task.get("support", ())]
-        return [*searches, f"answer[{task['answers'][0]}]"]
+        """Return actions that solve ``task``: searches for its documents, then the answer."""
+        search_actions = [f"search[{title}]" for title in task.get("support", ())]
+        return [*search_actions, f"answer[{task['answers'][0]}]"]
 
     def close(self) -> None:
         pass  # no resources are in use
@@ -91,7 +92,7 @@ class SearchEnv:
         return "\n".join(lines) or "Nothing was found."
 
     def _make_observation(self, text: str) -> Observation:
-        # Sort the titles, because their order does not matter for what the agent knows.
+        # Sort the titles, because the order of searches does not change what the agent knows.
         anchor = f"{self._task['question']} | {'; '.join(sorted(self._seen_titles))}"
         info = {"admissible_actions": ["search[<words>]", "answer[<answer>]"]}
         return Observation(text, anchor=anchor, info=info)
@@ -99,98 +100,106 @@ class SearchEnv:
 
 def normalize_answer(text: str) -> str:
     """Return lower case text without punctuation, articles and extra spaces, as in SQuAD."""
-    # Remove punctuation first: otherwise the "a" of "a.m." would count as an article.
-    text = unicodedata.normalize("NFKC", text).lower().translate(PUNCTUATION)
+    # Remove punctuation before articles: otherwise the "a" of "a.m." would count as an article.
+    text = unicodedata.normalize("NFKC", text).lower().translate(PUNCTUATION_REMOVAL)
     # Also remove non-ASCII quotes and dashes.
-    text = "".join(sign for sign in text if not unicodedata.category(sign).startswith("P"))
-    return " ".join(ARTICLES.sub(" ", text).split())
+    text = "".join(
+        character for character in text if not unicodedata.category(character).startswith("P")
+    )
+    return " ".join(ARTICLE_PATTERN.sub(" ", text).split())
 
 
-def exact_match(given: str, answers: list[str]) -> bool:
-    """Return True if ``given`` equals one of ``answers`` after normalisation."""
-    return normalize_answer(given) in {normalize_answer(answer) for answer in answers}
+def is_exact_match(answer_text: str, truths: list[str]) -> bool:
+    """Return True if ``answer_text`` equals one of the right answers ``truths``, normalised."""
+    return normalize_answer(answer_text) in {normalize_answer(truth) for truth in truths}
 
 
-def compute_f1(given: str, answers: list[str]) -> float:
-    """Return the best F1 of words over ``answers``: harmonic mean of precision and recall, 0 to 1.
+def compute_f1(answer_text: str, truths: list[str]) -> float:
+    """Return the largest F1 score (0 to 1) of the words of ``answer_text`` and one of ``truths``.
+
+    F1 is the harmonic mean of precision and recall.
 
     Example: "Ada Byron" against "Ada Lovelace" gives 2 * 1 / (2 + 2) = 0.5.
     """
 
-    def score_answer(answer: str) -> float:
-        given_words = normalize_answer(given).split()
-        answer_words = normalize_answer(answer).split()
-        # Count repeated words as often as they occur. Two empty texts have an F1 of 1.0.
-        overlap = sum((Counter(given_words) & Counter(answer_words)).values())
+    def compute_f1_of_pair(truth: str) -> float:
+        answer_words = normalize_answer(answer_text).split()
+        truth_words = normalize_answer(truth).split()
+        # Repeated words count as often as they occur. Two empty texts have an F1 of 1.0.
+        overlap = sum((Counter(answer_words) & Counter(truth_words)).values())
         return (
-            2 * overlap / (len(given_words) + len(answer_words))
+            2 * overlap / (len(answer_words) + len(truth_words))
             if overlap
-            else float(given_words == answer_words)
+            else float(answer_words == truth_words)
         )
 
-    return max(map(score_answer, answers), default=0.0)
+    return max(map(compute_f1_of_pair, truths), default=0.0)
 
 
 def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
-    """Return the questions of a file, or of the fictional world.
+    """Return one task per question, from a file or from the fictional world.
 
-    In the latter case ``val`` has the questions about one subject in five.
+    In the fictional world, questions about one subject in five belong to ``val``.
     """
     path = settings.val_questions if split == "val" else settings.train_questions
     if path:
-        return [_task_of_row(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])]
+        return [
+            _make_task_from_row(row) for row in read_table(f"env.{NAME}.{split}_questions", [path])
+        ]
     return [
         {
-            # The text of the question is part of the id. ``check_disjoint`` then detects a question
-            # that is in both splits.
+            # The id contains the question, so that ``check_disjoint`` detects questions that are in
+            # both splits.
             "task_id": f"{NAME}/{question['question']}",
             "data_source": f"{NAME}_{question['hops']}hop",
             **question,
         }
         for question in build_world()[1]
         if question["hops"] <= settings.max_hops
-        # Choose the split by the first required document. All questions about a subject are then in
-        # one split, so facts from training do not answer validation questions.
-        and (derive_seed(NAME, question["support"][0]) % VAL_SHARE == 0) == (split == "val")
+        # The first required document determines the split. All questions about a subject are then
+        # in one split, so that facts from training do not answer validation questions.
+        and (derive_seed(NAME, question["support"][0]) % VAL_DIVISOR == 0) == (split == "val")
     ]
 
 
-def _task_of_row(row: DataRow) -> Task:
-    """Build the task of a row, in the format of this package or of Search-R1's training files."""
-    # A row has all columns of its table. Those of the other format are null.
+def _make_task_from_row(row: DataRow) -> Task:
+    """Convert a row to a task. It has the columns of this package or of Search-R1's files."""
+    # Search-R1 has the columns ``env_kwargs`` and ``reward_model``. They may be null or missing.
     env_kwargs = row.read_object("env_kwargs") or {}
     reward_model = row.read_object("reward_model") or {}
-    question = _first_value(row.read_cell("question"), env_kwargs.get("question"))
+    question = _get_first_value(row.read_cell("question"), env_kwargs.get("question"))
     if not isinstance(question, str) or not question.strip():
         allowed = "a text there or in env_kwargs.question"
         raise row.make_error("question", f"holds {question!r}", allowed, "remove the row")
-    # Some data sets have a single text in ``golden_answers``.
-    answers = _first_value(
+    # ``golden_answers`` may be a list or a single text.
+    answers = _get_first_value(
         row.read_cell("answers"),
         row.read_cell("golden_answers"),
-        _unwrap_target(reward_model.get("ground_truth")),
-        _unwrap_target(env_kwargs.get("ground_truth")),
+        _get_target(reward_model.get("ground_truth")),
+        _get_target(env_kwargs.get("ground_truth")),
     )
     answers = answers if isinstance(answers, list) else [answers]
-    are_texts = [isinstance(answer, (str, int, float)) and str(answer) for answer in answers]
-    if not answers or not all(are_texts):
+    are_valid_texts = [isinstance(answer, (str, int, float)) and str(answer) for answer in answers]
+    if not answers or not all(are_valid_texts):
         allowed = "texts there, in golden_answers or in reward_model.ground_truth.target"
         raise row.make_error("answers", f"holds {answers!r}"[:120], allowed, "remove the row")
-    source = _first_value(row.read_cell("data_source"), env_kwargs.get("data_source"), NAME)
+    data_source = _get_first_value(
+        row.read_cell("data_source"), env_kwargs.get("data_source"), NAME
+    )
     return {
-        # As above: ``check_disjoint`` detects a question that is in both files.
+        # The id contains the question, so that ``check_disjoint`` detects questions in both files.
         "task_id": f"{NAME}/{question}",
-        "data_source": str(source),
+        "data_source": str(data_source),
         "question": question,
         "answers": list(map(str, answers)),
     }
 
 
-def _first_value(*values: Any) -> Any:
+def _get_first_value(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _unwrap_target(truth: Any) -> Any:
+def _get_target(truth: Any) -> Any:
     return truth.get("target") if isinstance(truth, dict) else truth
 
 
@@ -199,7 +208,7 @@ PACKAGE = EnvPackage(
     settings=SearchSettings,
     make=SearchEnv,
     tasks=list_tasks,
-    # Window prompts repeat the question.
+    # ``keep_first``: prompts of a window repeat the first observation, which is the question.
     prompts=lambda _settings: ChatPrompts(RULES, example="search[mayor of Graz]", keep_first=True),
     project=project_action,
 )

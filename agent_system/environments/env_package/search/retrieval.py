@@ -9,35 +9,35 @@ from agent_system.environments.env_package.search.world import build_world
 from verl.utils.proxies import describe_proxy, trusts_proxies
 
 Passage = tuple[str, str]  # title, text
-FIRST_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
-LONGEST_WAIT_S = 2.0
+FIRST_RETRY_WAIT_S = 0.2  # seconds between the first two attempts; the wait doubles each time
+MAX_RETRY_WAIT_S = 2.0  # maximum number of seconds between two attempts
 
 
 class RetrievalError(RuntimeError):
-    """The retrieval server returned no passages. The message has its address and the reason."""
+    """Error: the retrieval server returned no passages. The message states URL and reason."""
 
 
 @lru_cache(maxsize=1)
-def _load_index() -> tuple[list[Passage], KeywordIndex]:
+def _load_passages_and_index() -> tuple[list[Passage], KeywordIndex]:
     # Index the titles too, because questions contain them.
     passages = list(build_world()[0].items())
     return passages, KeywordIndex([f"{title} {text}" for title, text in passages])
 
 
 class LocalRetriever:
-    """BM25 over the documents of ``world``. All instances of a process share the index."""
+    """BM25 search in the documents of module ``world``. Instances in a process share an index."""
 
     def search(self, query: str, topk: int) -> list[Passage]:
         """Return the ``topk`` best passages for ``query``, best first."""
-        passages, index = _load_index()
-        return [passages[position] for position in index.find_top(query, topk)]
+        passages, index = _load_passages_and_index()
+        return [passages[position] for position in index.find_best_texts(query, topk)]
 
 
 class RemoteRetriever:
     """Client of a retrieval server with Search-R1's API.
 
     A request is a POST of ``queries``, ``topk`` and ``return_scores``. The reply holds ``result``:
-    for every query a list of ``{"document": {"contents": "title\\ntext"}, "score": ..}``.
+    for each query a list of ``{"document": {"contents": "title\\ntext"}, "score": ..}``.
 
     A failed connection, a timeout of ``timeout_s`` seconds and the status codes 5xx and 429 are
     retried, up to ``attempts`` attempts in total. Raises ``RetrievalError``.
@@ -51,8 +51,8 @@ class RemoteRetriever:
     def search(self, query: str, topk: int) -> list[Passage]:
         reply = self._post_with_retries({"queries": [query], "topk": topk, "return_scores": True})
         try:
-            # Servers without scores return documents without the key ``document``. Servers may
-            # return more than ``topk`` passages, so cut the list.
+            # Servers that ignore ``return_scores`` return documents without the key ``document``.
+            # Some servers return more than ``topk`` passages, so cut the list.
             return [
                 _parse_passage(item.get("document", item)["contents"])
                 for item in reply["result"][0]
@@ -60,33 +60,33 @@ class RemoteRetriever:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise self._make_error(f"returned no list of passages: {str(reply)[:200]}") from error
 
-    def _post_with_retries(self, question: dict[str, Any]) -> Any:
+    def _post_with_retries(self, request: dict[str, Any]) -> Any:
         import httpx
         import tenacity
 
-        retrying = tenacity.Retrying(
+        retry_call = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(self.attempts),
-            wait=tenacity.wait_exponential(FIRST_WAIT_S, max=LONGEST_WAIT_S),
-            retry=tenacity.retry_if_exception(_is_temporary),
+            wait=tenacity.wait_exponential(FIRST_RETRY_WAIT_S, max=MAX_RETRY_WAIT_S),
+            retry=tenacity.retry_if_exception(_is_temporary_error),
             reraise=True,
         )
         try:
-            return retrying(self._send_request, question)
-        # ImportError: httpx lacks support for the proxy in the environment variables.
+            return retry_call(self._send_request, request)
+        # httpx raises ImportError if it cannot use the proxy of the environment variables.
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError) as error:
-            tries = retrying.statistics["attempt_number"]
+            attempt_count = retry_call.statistics["attempt_number"]
             raise self._make_error(
-                f"did not answer in {tries} attempts{describe_proxy(self.url)} "
+                f"did not answer in {attempt_count} attempts{describe_proxy(self.url)} "
                 f"({type(error).__name__}: {error})"
             ) from error
 
-    def _send_request(self, question: dict[str, Any]) -> Any:
+    def _send_request(self, request: dict[str, Any]) -> Any:
         import httpx
 
         reply = httpx.post(
             self.url,
-            # ``json.dumps`` escapes lone surrogates of a policy's text, which httpx cannot send.
-            content=json.dumps(question).encode(),
+            # Use ``json.dumps``, which escapes lone surrogates in a query. httpx cannot send them.
+            content=json.dumps(request).encode(),
             headers={"Content-Type": "application/json"},
             timeout=self.timeout_s,
             follow_redirects=True,
@@ -99,12 +99,12 @@ class RemoteRetriever:
         return RetrievalError(f"env.search.search_url={self.url}: the retrieval server {problem}")
 
 
-def _is_temporary(error: BaseException) -> bool:
-    """Return True if ``error`` may be temporary, so that another attempt makes sense."""
+def _is_temporary_error(error: BaseException) -> bool:
+    """Return True if ``error`` may be temporary, so that the request should be repeated."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
-        # Permanent errors, such as 404 or an invalid URL, fail at the first attempt.
+        # Other status codes, such as 404, are permanent errors.
         status = error.response.status_code
         return status >= 500 or status == 429
     return isinstance(
@@ -114,7 +114,7 @@ def _is_temporary(error: BaseException) -> bool:
 
 
 def _parse_passage(contents: str) -> Passage:
-    # Replace lone surrogates, which tokenizers refuse, by question marks.
+    # Replace lone surrogates by question marks, because tokenizers refuse them.
     contents = contents.encode("utf-8", "replace").decode()
     title, _, text = contents.partition("\n")
     return title.strip().strip('"'), text.strip()

@@ -14,30 +14,34 @@ from typing import Any
 
 from verl.utils.seeds import derive_seed
 
-TABLES = Path(__file__).with_name("world.json")
-Entity = dict[str, Any]  # "name" and the fields of its kind; a value may be another entity
+TABLES_FILE = Path(__file__).with_name("world.json")
+# Keys: ``name`` and the fields of the kind. The value of a field may be another entity.
+Entity = dict[str, Any]
 
 
 @lru_cache(maxsize=1)
 def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Return the documents (title to text) and the questions.
+    """Return the documents, as a dict from title to text, and the questions.
 
-    A question has ``question``, ``answers``, ``support`` (titles to search for) and ``hops``.
+    A question is a dict with ``question``, ``answers``, ``support`` (titles of the required
+    documents) and ``hops`` (number of these).
     """
-    tables = json.loads(TABLES.read_text(encoding="utf-8"))
-    world = _build_entities(tables)
+    tables = json.loads(TABLES_FILE.read_text(encoding="utf-8"))
+    entities_by_kind = _build_entities(tables)
     documents = {}
     questions = []
-    for entity_kind, entities in world.items():
-        sentences = tables["kinds"][entity_kind]["documents"]
-        question_forms = tables["kinds"][entity_kind]["questions"]
-        for index, entity in enumerate(entities):
-            field_texts = {field: _value_text(value) for field, value in entity.items()}
-            # Alternate the sentence templates, so that documents of a kind are worded differently.
-            documents[entity["name"]] = sentences[index % len(sentences)].format(**field_texts)
+    for entity_kind, entities in entities_by_kind.items():
+        document_templates = tables["kinds"][entity_kind]["documents"]
+        question_templates = tables["kinds"][entity_kind]["questions"]
+        for entity_index, entity in enumerate(entities):
+            field_texts = {field: _format_value(value) for field, value in entity.items()}
+            # Alternate the templates, so that documents of one kind use different words.
+            documents[entity["name"]] = document_templates[
+                entity_index % len(document_templates)
+            ].format(**field_texts)
             questions += [
-                _make_question(entity, question_form, path, tables["aliases"])
-                for question_form, path in question_forms
+                _make_question(entity, question_template, path, tables["aliases"])
+                for question_template, path in question_templates
             ]
     return documents, questions
 
@@ -45,39 +49,46 @@ def build_world() -> tuple[dict[str, str], list[dict[str, Any]]]:
 def _build_entities(tables: dict[str, Any]) -> dict[str, list[Entity]]:
     """Return all entities by kind, such as persons and towns.
 
-    Entities may refer only to entities of kinds that come earlier in ``tables``.
+    The fields of an entity may contain only entities of kinds that come earlier in ``tables``.
     """
-    # One random generator serves all tables in order. A change of a table therefore changes all
-    # entities below it.
+    # All kinds share one random generator. A change of one kind therefore changes the entities of
+    # all later kinds.
     rng = random.Random(derive_seed("search", "world"))
-    lexicon = tables["words"]
-    world = {}
+    word_lists = tables["words"]
+    entities_by_kind = {}
     for entity_kind, kind_table in tables["kinds"].items():
-        heads, separator, tails = kind_table["name"]
-        names = [separator.join(pair) for pair in itertools.product(lexicon[heads], lexicon[tails])]
-        # Draw without replacement: two entities with one name would share a document.
-        world[entity_kind] = [{"name": name} for name in rng.sample(names, kind_table["count"])]
-        for entity in world[entity_kind]:
-            for field, source in kind_table["fields"].items():
-                entity[field] = _draw_value(source, entity, lexicon, world, rng)
-    return world
+        first_words_key, separator, last_words_key = kind_table["name"]
+        possible_names = [
+            separator.join(pair)
+            for pair in itertools.product(word_lists[first_words_key], word_lists[last_words_key])
+        ]
+        # Draw distinct names, because the name is the title of the document.
+        entities_by_kind[entity_kind] = [
+            {"name": name} for name in rng.sample(possible_names, kind_table["count"])
+        ]
+        for entity in entities_by_kind[entity_kind]:
+            for field, value_source in kind_table["fields"].items():
+                entity[field] = _draw_value(value_source, entity, word_lists, entities_by_kind, rng)
+    return entities_by_kind
 
 
-def _draw_value(source: str, entity: Entity, words: dict, world: dict, rng: random.Random) -> Any:
+def _draw_value(
+    value_source: str, entity: Entity, word_lists: dict, entities_by_kind: dict, rng: random.Random
+) -> Any:
     """Return a random value for a field of ``entity``.
 
-    ``source`` is one of:
+    ``value_source`` is one of:
 
-    - ``pick:LIST``: a word of that list.
-    - ``of:KIND``: an entity of that kind.
-    - ``int:LOW:HIGH``: an integer.
-    - ``after:FIELD.FIELD:LOW:HIGH``: the year in that field plus LOW to HIGH years.
+    - ``pick:LIST``: a random word of the word list LIST.
+    - ``of:KIND``: a random entity of the kind KIND.
+    - ``int:LOW:HIGH``: a random integer from LOW to HIGH.
+    - ``after:FIELD.FIELD:LOW:HIGH``: the year at the path FIELD.FIELD plus LOW to HIGH years.
     """
-    source_kind, argument, *bounds = source.split(":")
+    source_kind, argument, *bounds = value_source.split(":")
     if source_kind == "pick":
-        return rng.choice(words[argument])
+        return rng.choice(word_lists[argument])
     if source_kind == "of":
-        return rng.choice(world[argument])
+        return rng.choice(entities_by_kind[argument])
     if source_kind == "int":
         return rng.randint(int(argument), int(bounds[0]))
     return _follow_path(entity, argument)[-1] + rng.randint(*map(int, bounds))
@@ -90,19 +101,19 @@ def _follow_path(entity: Entity, path: str) -> list[Any]:
     return values
 
 
-def _value_text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value["name"] if isinstance(value, dict) else str(value)
 
 
 def _make_question(
-    entity: Entity, words: str, path: str, aliases: dict[str, list[str]]
+    entity: Entity, question_template: str, path: str, aliases: dict[str, list[str]]
 ) -> dict[str, Any]:
-    # The last value of the path is the answer. The documents of all earlier ones are required.
+    # The last value on the path is the answer. The documents of all values before it are required.
     *path_values, answer = _follow_path(entity, path)
     answer_templates = ["{}", *aliases.get(path.rpartition(".")[2], [])]
     return {
-        "question": words.format(name=entity["name"]),
-        "answers": [template.format(_value_text(answer)) for template in answer_templates],
+        "question": question_template.format(name=entity["name"]),
+        "answers": [template.format(_format_value(answer)) for template in answer_templates],
         "support": [value["name"] for value in path_values],
         "hops": len(path_values),
     }

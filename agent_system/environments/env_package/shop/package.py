@@ -6,10 +6,10 @@ from typing import Any
 from agent_system.environments.chat_prompts import ChatPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.shop import catalogue
-from agent_system.environments.env_package.shop.pages import BUY, NEXT, Page
+from agent_system.environments.env_package.shop.pages import BUY_BUTTON, NEXT_BUTTON, Page
 from agent_system.environments.env_package.shop.settings import ShopSettings
 from agent_system.environments.package import EnvPackage
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 from verl.utils.seeds import derive_seed
 
 NAME = "shop"
@@ -21,15 +21,16 @@ where something is what the
 page lets you click. Click the options you want before you click[buy now], which ends the game. \
 Some attributes are
 only listed under click[features]."""
-ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
-VAL_SHARE = 5  # the goals of one product in five belong to the validation split
+ACTION_PATTERN = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
+VAL_DIVISOR = 5  # goals of one product in five belong to the validation split
 
 
 class ShopEnv:
-    """Environment that rewards the purchase, which ends the episode.
+    """Environment whose reward is given for a purchase. A purchase ends the episode.
 
-    The reward is ``catalogue.score_purchase``. A score of 1.0 is a success. An action that is not
-    possible on a page changes nothing and is not valid. The caller limits the number of turns.
+    ``catalogue.score_purchase`` computes the reward. A reward of 1.0 is a success. An action that
+    is not possible on a page changes nothing and is not valid. The caller limits the number of
+    turns.
     """
 
     placement = "inline"
@@ -47,37 +48,49 @@ class ShopEnv:
         return self._make_observation()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Search or click. ``click[buy now]`` ends the episode with the reward."""
-        match = ACTION.fullmatch(action.strip())
+        """Apply a search or a click. ``click[buy now]`` ends the episode and gives the reward."""
+        match = ACTION_PATTERN.fullmatch(action.strip())
         verb, target = match.groups() if match else ("", "")
         verb, target = verb.lower(), " ".join(target.lower().split())
-        if verb == "click" and target == BUY and BUY in self._page.clickable_targets():
+        if (
+            verb == "click"
+            and target == BUY_BUTTON
+            and BUY_BUTTON in self._page.clickable_targets()
+        ):
             product = self._page.current_product
-            reward = catalogue.score_purchase(product, dict(self._page.chosen), self._goal)
+            reward = catalogue.score_purchase(product, dict(self._page.chosen_options), self._goal)
             anchor = f"{self._make_anchor()} | bought"
             observation = Observation(f"You bought {product.title}.", anchor=anchor)
-            return observation, reward, True, {"won": is_full(reward), "is_action_valid": True}
-        is_valid = self._apply_action(verb, target)
+            return (
+                observation,
+                reward,
+                True,
+                {"won": is_full_score(reward), "is_action_valid": True},
+            )
+        is_valid = self._open_page(verb, target)
         message = "" if is_valid else "That cannot be done on this page.\n"
         observation = self._make_observation(message)
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``, or none if the search does not find its product."""
-        wish = task["goal"]
-        search_words = f"{wish['kind']} {' '.join(wish['attributes'])} {wish['options']['color']}"
-        products = catalogue.find_products(
-            self.settings.products, search_words, self.settings.results
-        )
+        """Return actions that solve ``task``. The list is empty if no search finds the product."""
+        goal = task["goal"]
+        query = f"{goal['kind']} {' '.join(goal['attributes'])} {goal['options']['color']}"
+        products = catalogue.find_products(self.settings.products, query, self.settings.results)
         product_ids = [product.item_id for product in products]
-        if wish["item_id"] not in product_ids:
+        if goal["item_id"] not in product_ids:
             return []
-        page_turns = product_ids.index(wish["item_id"]) // self.settings.page_size
-        clicks = [*[NEXT] * page_turns, wish["item_id"], *wish["options"].values(), BUY]
-        return [f"search[{search_words}]", *(f"click[{target}]" for target in clicks)]
+        next_clicks = product_ids.index(goal["item_id"]) // self.settings.page_size
+        click_targets = [
+            *[NEXT_BUTTON] * next_clicks,
+            goal["item_id"],
+            *goal["options"].values(),
+            BUY_BUTTON,
+        ]
+        return [f"search[{query}]", *(f"click[{target}]" for target in click_targets)]
 
-    def _apply_action(self, verb: str, target: str) -> bool:
-        """Open the page that the action leads to. Return False if the action is not possible."""
+    def _open_page(self, verb: str, target: str) -> bool:
+        """Open the page that the action leads to. Return False if the action is impossible."""
         if verb == "click" and target in self._page.clickable_targets():
             self._page = self._page.click_target(target)
         elif verb == "search" and target and self._page.name == "home":
@@ -93,31 +106,33 @@ class ShopEnv:
         pass  # no resources are in use
 
     def _make_anchor(self) -> str:
-        return f"{self._goal['instruction']} | {self._page.anchor_text()}"
+        return f"{self._goal['instruction']} | {self._page.format_anchor()}"
 
     def _make_observation(self, message: str = "") -> Observation:
-        text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.page_text()}"
-        clicks = [f"click[{target}]" for target in self._page.clickable_targets()]
-        info = {"admissible_actions": clicks or ["search[<words>]"]}
+        text = f"{message}Instruction: {self._goal['instruction']}\n{self._page.format_text()}"
+        click_actions = [f"click[{target}]" for target in self._page.clickable_targets()]
+        info = {"admissible_actions": click_actions or ["search[<words>]"]}
         return Observation(text, anchor=self._make_anchor(), info=info)
 
 
 def list_tasks(settings: ShopSettings, split: str) -> list[Task]:
-    """Return distinct goals for the products of the catalogue.
+    """Return one task per distinct goal. Several goals are drawn for each product.
 
-    Validation has the goals of one product in five.
+    Goals of one product in five belong to validation.
     """
-    wishes: dict[str, tuple[str, dict[str, Any]]] = {}
+    goals_by_instruction: dict[str, tuple[str, dict[str, Any]]] = {}
     for product in catalogue.make_catalogue(settings.products).values():
         for goal_index in range(settings.goals_per_product):
-            wish = catalogue.make_goal(product, goal_index)
-            # Two goals may have the same instruction. Keep the first one.
-            wishes.setdefault(wish["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", wish))
+            goal = catalogue.make_goal(product, goal_index)
+            # Keep only the first goal of those with the same instruction.
+            goals_by_instruction.setdefault(
+                goal["instruction"], (f"{NAME}/{product.item_id}-{goal_index}", goal)
+            )
     return [
-        {"task_id": task_id, "data_source": NAME, "goal": wish}
-        for task_id, wish in wishes.values()
-        # Choose the split by product, so that all its goals are in one split.
-        if (derive_seed(NAME, wish["item_id"]) % VAL_SHARE == 0) == (split == "val")
+        {"task_id": task_id, "data_source": NAME, "goal": goal}
+        for task_id, goal in goals_by_instruction.values()
+        # The product determines the split, so that all its goals are in the same split.
+        if (derive_seed(NAME, goal["item_id"]) % VAL_DIVISOR == 0) == (split == "val")
     ]
 
 

@@ -1,35 +1,38 @@
-"""Pages of the shop: texts, possible clicks, and the page after a click."""
+"""Pages of the shop: their texts, their clickable targets, and the page after a click."""
 
 from dataclasses import dataclass, replace
 
 from agent_system.environments.env_package.shop.catalogue import Product
 
-SEARCH = "back to search"
-BUY = "buy now"
-NEXT = "next >"
-BACK = "< prev"
-DETAILS = ("description", "features")
+SEARCH_BUTTON = "back to search"
+BUY_BUTTON = "buy now"
+NEXT_BUTTON = "next >"
+BACK_BUTTON = "< prev"
+DETAIL_PAGES = ("description", "features")
 
 
 @dataclass(frozen=True)
 class Page:
     """Current page of the shop.
 
-    ``name`` is ``home``, ``results``, ``item`` or one of ``DETAILS``. ``number`` counts the pages
-    of results from 0. ``chosen`` are the selected options of the item as (option, value) pairs.
+    ``name`` is ``home``, ``results``, ``item`` or one of ``DETAIL_PAGES``. ``page_index`` is
+    the index of the page of results, from 0. ``item`` is the product whose page is open, and
+    ``chosen_options`` are its selected options as (option, value) pairs.
     """
 
     name: str = "home"
     query: str = ""
     results: tuple[Product, ...] = ()
     page_size: int = 5
-    number: int = 0
+    page_index: int = 0
     item: Product | None = None
-    chosen: tuple[tuple[str, str], ...] = ()
+    chosen_options: tuple[tuple[str, str], ...] = ()
 
     @property
     def page_products(self) -> tuple[Product, ...]:
-        return self.results[self.number * self.page_size : (self.number + 1) * self.page_size]
+        return self.results[
+            self.page_index * self.page_size : (self.page_index + 1) * self.page_size
+        ]
 
     @property
     def current_product(self) -> Product:
@@ -43,45 +46,58 @@ class Page:
         if self.name == "home":
             return []
         if self.name == "results":
-            further = [NEXT] if (self.number + 1) * self.page_size < len(self.results) else []
-            earlier = [BACK] if self.number else []
-            products = [product.item_id for product in self.page_products]
-            return [SEARCH, *earlier, *further, *products]
-        if self.name in DETAILS:
-            return [SEARCH, BACK]
-        options = [value for values in self.current_product.options.values() for value in values]
-        return [SEARCH, BACK, *DETAILS, *options, BUY]
+            next_buttons = (
+                [NEXT_BUTTON] if (self.page_index + 1) * self.page_size < len(self.results) else []
+            )
+            previous_buttons = [BACK_BUTTON] if self.page_index else []
+            product_ids = [product.item_id for product in self.page_products]
+            return [SEARCH_BUTTON, *previous_buttons, *next_buttons, *product_ids]
+        if self.name in DETAIL_PAGES:
+            return [SEARCH_BUTTON, BACK_BUTTON]
+        option_values = [
+            value for values in self.current_product.options.values() for value in values
+        ]
+        return [SEARCH_BUTTON, BACK_BUTTON, *DETAIL_PAGES, *option_values, BUY_BUTTON]
 
     def click_target(self, target: str) -> "Page":
-        """Return the page after a click on ``target``, one of ``clickable_targets`` except BUY."""
-        if target == SEARCH:
+        """Return the page after a click on ``target``.
+
+        ``target`` must be in ``clickable_targets``, but not ``BUY_BUTTON``: a purchase ends the
+        episode.
+        """
+        if target == SEARCH_BUTTON:
             return Page(page_size=self.page_size)
-        if target == NEXT:
-            return replace(self, number=self.number + 1)
-        if target == BACK and self.name == "results":
-            return replace(self, number=self.number - 1)
-        if target == BACK:
-            return replace(self, name="item" if self.name in DETAILS else "results")
-        if target in DETAILS:
+        if target == NEXT_BUTTON:
+            return replace(self, page_index=self.page_index + 1)
+        if target == BACK_BUTTON and self.name == "results":
+            return replace(self, page_index=self.page_index - 1)
+        if target == BACK_BUTTON:
+            return replace(self, name="item" if self.name in DETAIL_PAGES else "results")
+        if target in DETAIL_PAGES:
             return replace(self, name=target)
         if self.name == "results":
             item = next(product for product in self.page_products if product.item_id == target)
-            # Clear the options: they belong to the previous item.
-            return replace(self, name="item", item=item, chosen=())
+            # Clear the chosen options, which belong to the previous item.
+            return replace(self, name="item", item=item, chosen_options=())
         option = next(
-            name for name, values in self.current_product.options.items() if target in values
+            option_name
+            for option_name, values in self.current_product.options.items()
+            if target in values
         )
-        # Sort the options, so that the order of clicks does not change ``anchor_text``.
-        return replace(self, chosen=tuple(sorted({**dict(self.chosen), option: target}.items())))
+        # Sort the options, so that the order of clicks does not change the anchor.
+        return replace(
+            self,
+            chosen_options=tuple(sorted({**dict(self.chosen_options), option: target}.items())),
+        )
 
-    def page_text(self) -> str:
-        """Return the text of the page below the instruction."""
+    def format_text(self) -> str:
+        """Return the text of the page. Observations show it below the instruction."""
         if self.name == "home":
             return "This is the search page."
         if self.name == "results":
-            # A search without results still has one page.
-            pages = max(1, -(-len(self.results) // self.page_size))
-            lines = [f"Page {self.number + 1} of {pages}, {len(self.results)} products"]
+            # A search without results also has one page.
+            page_count = max(1, -(-len(self.results) // self.page_size))
+            lines = [f"Page {self.page_index + 1} of {page_count}, {len(self.results)} products"]
             lines += [
                 f"{product.item_id}: {product.title}, ${product.price:.2f}"
                 for product in self.page_products
@@ -92,15 +108,17 @@ class Page:
             return f"Description: {product.title}. Department: {product.department}."
         if self.name == "features":
             return f"Features of {product.title}: {', '.join(product.attributes)}."
-        chosen_values = dict(self.chosen)
+        chosen_values = dict(self.chosen_options)
         lines = [product.title, f"price: ${product.price:.2f}"]
         for option, values in product.options.items():
-            choice = f" (chosen: {chosen_values[option]})" if option in chosen_values else ""
-            lines.append(f"{option}: {', '.join(values)}{choice}")
+            choice_text = f" (chosen: {chosen_values[option]})" if option in chosen_values else ""
+            lines.append(f"{option}: {', '.join(values)}{choice_text}")
         return "\n".join(lines)
 
-    def anchor_text(self) -> str:
-        """Return text that identifies the page, independent of the path to it."""
-        item = self.item.item_id if self.item and self.name not in ("home", "results") else ""
-        anchor_parts = [self.name, self.query, str(self.number), item]
-        return " | ".join([*anchor_parts, *(value for _, value in (self.chosen if item else ()))])
+    def format_anchor(self) -> str:
+        """Return a text that identifies the page, independent of the clicks that led to it."""
+        item_id = self.item.item_id if self.item and self.name not in ("home", "results") else ""
+        anchor_parts = [self.name, self.query, str(self.page_index), item_id]
+        return " | ".join(
+            [*anchor_parts, *(value for _, value in (self.chosen_options if item_id else ()))]
+        )

@@ -16,22 +16,22 @@ Cell = tuple[int, int]
 State = tuple[Cell, tuple[Cell, ...]]
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 WALL, FLOOR, TARGET, BOX, BOX_ON_TARGET, AGENT, AGENT_ON_TARGET = "#_.$*@+"
-WALL_SHARE = 0.2  # share of walls among the cells inside the outer walls
-# Maximum number of states that the search visits in one room. It stops there, so start states in
-# large rooms are few moves from a solved state.
+WALL_PROBABILITY = 0.2  # probability that a cell inside the outer walls is a wall
+# Maximum number of states that the search visits in one room. In large rooms the search therefore
+# stops early, and all levels have short solutions.
 MAX_STATES = 8_000
 VAL_DIVISOR = 5  # one level in five is held out
 MAX_FAILED_ROOMS = 300  # consecutive rooms without a new level after which the generation stops
 
 
-def shift_cell(cell: Cell, step: Cell, times: int = 1) -> Cell:
-    """Return the cell that is ``times`` steps of ``step`` away from ``cell``."""
-    return cell[0] + times * step[0], cell[1] + times * step[1]
+def shift_cell(cell: Cell, direction: Cell, distance: int = 1) -> Cell:
+    """Return the cell at ``distance`` steps from ``cell`` in ``direction`` (rows, columns)."""
+    return cell[0] + distance * direction[0], cell[1] + distance * direction[1]
 
 
 @dataclass(frozen=True)
 class SokobanRoom:
-    """Room of a level, which does not change: rows and columns, floor cells, target cells."""
+    """Fixed part of a level: size (rows, columns), floor cells and target cells."""
 
     size: tuple[int, int]
     floor: set[Cell]
@@ -54,7 +54,7 @@ class SokobanRoom:
         """Return the level as text in the signs of the XSB format, with ``_`` for the floor."""
         agent, boxes = state
 
-        def sign_of(cell: Cell) -> str:
+        def get_sign(cell: Cell) -> str:
             is_target = cell in self.targets
             if cell not in self.floor:
                 return WALL
@@ -66,24 +66,26 @@ class SokobanRoom:
 
         height, width = self.size
         return "\n".join(
-            "".join(sign_of((row, column)) for column in range(width)) for row in range(height)
+            "".join(get_sign((row, column)) for column in range(width)) for row in range(height)
         )
 
-    def next_states(self, state: State) -> Iterator[tuple[str, State]]:
+    def list_next_states(self, state: State) -> Iterator[tuple[str, State]]:
         """Yield each possible move with the state that it leads to."""
         agent, boxes = state
-        for move, step in MOVES.items():
-            ahead = shift_cell(agent, step)
-            if ahead not in self.floor:
+        for move, direction in MOVES.items():
+            next_cell = shift_cell(agent, direction)
+            if next_cell not in self.floor:
                 continue
-            if ahead not in boxes:
-                yield move, (ahead, boxes)
+            if next_cell not in boxes:
+                yield move, (next_cell, boxes)
                 continue
-            behind = shift_cell(ahead, step)
-            if behind in self.floor and behind not in boxes:
-                # Boxes are interchangeable. Sort them, so that equal positions are equal states.
-                pushed = tuple(sorted(behind if box == ahead else box for box in boxes))
-                yield move, (ahead, pushed)
+            cell_behind_box = shift_cell(next_cell, direction)
+            if cell_behind_box in self.floor and cell_behind_box not in boxes:
+                # Sort the boxes, so that equal positions of boxes are equal states.
+                moved_boxes = tuple(
+                    sorted(cell_behind_box if box == next_cell else box for box in boxes)
+                )
+                yield move, (next_cell, moved_boxes)
 
     def count_placed_boxes(self, state: State) -> int:
         """Return the number of boxes on targets."""
@@ -98,26 +100,28 @@ class SokobanRoom:
 def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list[str]]]]:
     """Return the distinct levels of each split as (text, shortest solution).
 
-    A level, its rotations and its mirror images count as one. Raises ``ValueError`` if a split gets
-    no level.
+    A level, its rotations and its mirror images count as one level. Raises ``ValueError`` if a
+    split has no level.
     """
     level_counts = {"train": settings.train_levels, "val": settings.val_levels}
     levels_by_split: dict[str, list] = {"train": [], "val": []}
-    known_levels: set[str] = set()
-    attempt = last_new = 0
-    while attempt < last_new + MAX_FAILED_ROOMS and any(
+    used_levels: set[str] = set()
+    room_index = last_used_room_index = 0
+    while room_index < last_used_room_index + MAX_FAILED_ROOMS and any(
         len(levels_by_split[split]) < level_counts[split] for split in level_counts
     ):
-        level = make_level(settings, random.Random(derive_seed(NAME, settings.level_seed, attempt)))
-        attempt += 1
-        if level is None or (name := canonical_level(level[0])) in known_levels:
+        level = draw_level(
+            settings, random.Random(derive_seed(NAME, settings.level_seed, room_index))
+        )
+        room_index += 1
+        if level is None or (normal_form := normalize_level(level[0])) in used_levels:
             continue
-        # Mirror images have one canonical text, so they are in the same split.
-        split = "train" if derive_seed(NAME, name) % VAL_DIVISOR else "val"
+        # Mirror images of a level have the same normal form, so they are in the same split.
+        split = "train" if derive_seed(NAME, normal_form) % VAL_DIVISOR else "val"
         if len(levels_by_split[split]) < level_counts[split]:
-            known_levels.add(name)
+            used_levels.add(normal_form)
             levels_by_split[split].append(level)
-            last_new = attempt
+            last_used_room_index = room_index
     if not all(levels_by_split.values()):
         raise ValueError(
             f"env.{NAME}: no levels of {settings.min_moves} to {settings.search_depth} moves "
@@ -128,34 +132,35 @@ def generate_levels(settings: SokobanSettings) -> dict[str, list[tuple[str, list
     return levels_by_split
 
 
-def make_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list[str]] | None:
-    """Draw a level and its shortest solution. Return None if the drawn room allows no level."""
+def draw_level(settings: SokobanSettings, rng: random.Random) -> tuple[str, list[str]] | None:
+    """Draw a random level and return it with a shortest solution. Return None if this fails."""
     floor = _draw_floor(settings, rng)
     # At the start no box is on a target, so boxes, targets and the agent need distinct cells.
     if len(floor) < 2 * settings.num_boxes + 1:
         return None
     targets = tuple(sorted(rng.sample(sorted(floor), settings.num_boxes)))
-    layers, next_moves = _search_backwards(floor, targets, settings.search_depth)
+    states_by_distance, next_moves = _search_backwards(floor, targets, settings.search_depth)
     # Start states have no box on a target.
-    start_layers = [
-        [s for s in layer if not set(s[1]) & set(targets)] for layer in layers[settings.min_moves :]
+    start_states_by_distance = [
+        [state for state in states if not set(state[1]) & set(targets)]
+        for states in states_by_distance[settings.min_moves :]
     ]
-    start_layers = [layer for layer in start_layers if layer]
-    if not start_layers:
+    start_states_by_distance = [states for states in start_states_by_distance if states]
+    if not start_states_by_distance:
         return None
-    # Choose the number of moves first, then a state. Most states need many moves, so a uniform
-    # choice among states would rarely give an easy level.
-    state = rng.choice(rng.choice(start_layers))
+    # Draw the number of moves first, then a state. Most states need many moves, so to draw among
+    # all states would rarely give an easy level.
+    state = rng.choice(rng.choice(start_states_by_distance))
     level = SokobanRoom(settings.dim_room, floor, targets).format_level(state)
     solution = []
-    while (step := next_moves[state]) is not None:
-        move, state = step
+    while (move_and_state := next_moves[state]) is not None:
+        move, state = move_and_state
         solution.append(move)
     return level, solution
 
 
-def canonical_level(level: str) -> str:
-    """Return a text that is equal for a level, its rotations and its mirror images."""
+def normalize_level(level: str) -> str:
+    """Return the normal form of ``level``: the same text for its rotations and mirror images."""
     rows = level.split("\n")
     variants = []
     for _ in range(4):
@@ -165,61 +170,67 @@ def canonical_level(level: str) -> str:
 
 
 def _draw_floor(settings: SokobanSettings, rng: random.Random) -> set[Cell]:
-    """Return the floor: the largest connected area after random walls are placed in the room."""
+    """Place random walls in a room and return the largest connected area of free cells."""
     height, width = settings.dim_room
-    cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
-    unassigned = {cell for cell in cells if rng.random() >= WALL_SHARE}
+    inner_cells = [(row, column) for row in range(1, height - 1) for column in range(1, width - 1)]
+    unassigned_cells = {cell for cell in inner_cells if rng.random() >= WALL_PROBABILITY}
     largest_area: set[Cell] = set()
-    while unassigned:
-        area = set()
-        # Start at the smallest cell: the first element of a set differs between processes.
-        frontier = [min(unassigned)]
-        while frontier:
-            cell = frontier.pop()
-            if cell in unassigned:
-                unassigned.discard(cell)
-                area.add(cell)
-                frontier += [shift_cell(cell, step) for step in MOVES.values()]
-        largest_area = max(largest_area, area, key=len)
+    while unassigned_cells:
+        connected_area = set()
+        # Start at the smallest cell, because the order of a set differs between processes.
+        cells_to_visit = [min(unassigned_cells)]
+        while cells_to_visit:
+            cell = cells_to_visit.pop()
+            if cell in unassigned_cells:
+                unassigned_cells.discard(cell)
+                connected_area.add(cell)
+                cells_to_visit += [shift_cell(cell, step) for step in MOVES.values()]
+        largest_area = max(largest_area, connected_area, key=len)
     return largest_area
 
 
 def _search_backwards(
-    floor: set[Cell], targets: tuple[Cell, ...], depth: int
+    floor: set[Cell], targets: tuple[Cell, ...], max_moves: int
 ) -> tuple[list[list[State]], dict]:
-    """Search backwards from the solved states, up to ``depth`` moves.
+    """Search backwards from the solved states, up to ``max_moves`` moves.
 
-    Return two values: a list whose element n contains the states that are n moves from a solved
-    state, and a dict from each state to its (move, next state) on a shortest solution. The value of
-    a solved state is None.
+    Return two values. Element n of the list contains the states whose shortest solution has n
+    moves. The dict maps each state to the next (move, state) of a shortest solution, or to None if
+    it is solved.
     """
-    layers = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
-    next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(layers[0])
-    for _ in range(depth):
-        layer: list[State] = []
-        layers.append(layer)
-        for state in layers[-2]:
+    states_by_distance = [[(cell, targets) for cell in sorted(floor) if cell not in targets]]
+    next_moves: dict[State, tuple[str, State] | None] = dict.fromkeys(states_by_distance[0])
+    for _ in range(max_moves):
+        new_layer: list[State] = []
+        states_by_distance.append(new_layer)
+        for state in states_by_distance[-2]:
             if len(next_moves) >= MAX_STATES:
-                return layers, next_moves
+                return states_by_distance, next_moves
             new_states = {
-                earlier: (move, state)
-                for move, earlier in _earlier_states(floor, state)
-                if earlier not in next_moves
+                earlier_state: (move, state)
+                for move, earlier_state in _list_earlier_states(floor, state)
+                if earlier_state not in next_moves
             }
             next_moves |= new_states
-            layer += new_states
-    return layers, next_moves
+            new_layer += new_states
+    return states_by_distance, next_moves
 
 
-def _earlier_states(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
-    """Yield each (move, earlier state) whose move leads to ``state``, by a walk or by a push."""
+def _list_earlier_states(floor: set[Cell], state: State) -> Iterator[tuple[str, State]]:
+    """Yield all (move, earlier state) whose move leads to ``state``."""
     agent, boxes = state
-    for move, step in MOVES.items():
-        came_from = shift_cell(agent, step, -1)
-        ahead = shift_cell(agent, step)
-        if came_from not in floor or came_from in boxes:
+    for move, direction in MOVES.items():
+        previous_cell = shift_cell(agent, direction, -1)
+        cell_ahead = shift_cell(agent, direction)
+        if previous_cell not in floor or previous_cell in boxes:
             continue
-        yield move, (came_from, boxes)
-        # A push backwards is a pull: the agent steps back, and the box in front of it follows.
-        if ahead in boxes:
-            yield move, (came_from, tuple(sorted(agent if box == ahead else box for box in boxes)))
+        yield move, (previous_cell, boxes)
+        # Undo a push: the agent steps back and pulls the box that is in front of it.
+        if cell_ahead in boxes:
+            yield (
+                move,
+                (
+                    previous_cell,
+                    tuple(sorted(agent if box == cell_ahead else box for box in boxes)),
+                ),
+            )

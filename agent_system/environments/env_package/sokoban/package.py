@@ -3,7 +3,7 @@
 from typing import Any
 
 from agent_system.environments.chat_prompts import (
-    IMAGE,
+    IMAGE_PLACEHOLDER,
     ChatPrompts,
     CompactPrompts,
     project_action,
@@ -13,8 +13,8 @@ from agent_system.environments.env_package.sokoban import render
 from agent_system.environments.env_package.sokoban.expert import EXPERT
 from agent_system.environments.env_package.sokoban.levels import (
     SokobanRoom,
-    canonical_level,
     generate_levels,
+    normalize_level,
 )
 from agent_system.environments.env_package.sokoban.prompts import describe_map, describe_with_map
 from agent_system.environments.env_package.sokoban.settings import NAME, SokobanSettings
@@ -57,7 +57,7 @@ class SokobanEnv:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Move the agent. ``SokobanSettings.reward`` defines the reward."""
         action = action.strip().lower()
-        states_by_move = dict(self.room.next_states(self.state))
+        states_by_move = dict(self.room.list_next_states(self.state))
         is_valid = action in states_by_move
         placed_before = self.room.count_placed_boxes(self.state)
         self.state = states_by_move.get(action, self.state)
@@ -65,8 +65,8 @@ class SokobanEnv:
         message = "Every box is on a target.\n" if won else "" if is_valid else "Nothing moves.\n"
         reward = float(won)
         if self.settings.reward == "gym":
-            placed = self.room.count_placed_boxes(self.state)
-            reward = -0.1 + placed - placed_before + 10.0 * won
+            placed_after = self.room.count_placed_boxes(self.state)
+            reward = -0.1 + placed_after - placed_before + 10.0 * won
         info = {"won": won, "is_action_valid": is_valid}
         return self._make_observation(message), reward, won, info
 
@@ -75,36 +75,39 @@ class SokobanEnv:
 
     def _make_observation(self, message: str) -> Observation:
         level = self.room.format_level(self.state)
-        info = {"admissible_actions": [move for move, _ in self.room.next_states(self.state)]}
+        info = {"admissible_actions": [move for move, _ in self.room.list_next_states(self.state)]}
         if self.settings.shows_images:
             image = render.render_image(level, self.settings.tile)
-            return Observation(message + IMAGE, image, level, info)
+            return Observation(message + IMAGE_PLACEHOLDER, image, level, info)
         return Observation(message + render.render_text(level), anchor=level, info=info)
 
 
 def make_prompts(settings: SokobanSettings) -> ChatPrompts | CompactPrompts:
-    """Return prompts with the rules and the legend, or compact ones with the room alone."""
+    """Return prompts with rules and legend, or compact prompts without rules."""
     if settings.prompt == "compact":
         return CompactPrompts(describe_map, describe_with_map, keep_first=True)
     return ChatPrompts(RULES.format(legend=LEGENDS[settings.shows_images]), example="up")
 
 
 def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
-    """Return one task per level. No prompt shows its ``solution``, a shortest one."""
-    split_levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
+    """Return one task per level. Its ``solution`` is for experts and never part of a prompt."""
+    levels = generate_levels(settings)[split]  # pyright: ignore[reportArgumentType]  settings hash
     return [
         {
-            "task_id": f"{NAME}/{derive_seed(canonical_level(level)):x}",
+            "task_id": f"{NAME}/{derive_seed(normalize_level(level)):x}",
             "data_source": NAME,
             "level": level,
             "solution": list(solution),
         }
-        for level, solution in split_levels
+        for level, solution in levels
     ]
 
 
-def image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return key, value and text-mode value of the image setting; None in text mode."""
+def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
+    """Return the setting that requests images: key, value, and value for text observations.
+
+    Return None if observations are texts.
+    """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 
 
@@ -115,6 +118,6 @@ PACKAGE = EnvPackage(
     tasks=list_tasks,
     prompts=make_prompts,
     project=project_action,
-    images=image_setting,
+    images=find_image_setting,
     expert=EXPERT,
 )

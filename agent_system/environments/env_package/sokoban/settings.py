@@ -8,9 +8,9 @@ from agent_system.environments.settings import EnvSettings
 from verl.config.settings import PositiveInt, Seed
 
 NAME = "sokoban"
-IMAGE_MODES = ("image", "rgb_array")  # synonyms
-Side = Annotated[int, Ge(5), Le(12)]
-Moves = Annotated[int, Ge(1), Le(60)]
+IMAGE_MODES = ("image", "rgb_array")  # both values of ``mode`` request images
+SideLength = Annotated[int, Ge(5), Le(12)]
+MoveCount = Annotated[int, Ge(1), Le(60)]
 
 
 class SokobanSettings(EnvSettings):
@@ -18,13 +18,13 @@ class SokobanSettings(EnvSettings):
 
     mode: Literal["text", "image", "rgb_array"] = "text"
     """text, or observations that are RGB arrays (image and rgb_array mean the same)"""
-    dim_room: tuple[Side, Side] = (6, 6)
+    dim_room: tuple[SideLength, SideLength] = (6, 6)
     """rows and columns, including the outer walls"""
     num_boxes: Annotated[int, Ge(1), Le(4)] = 1
     """number of boxes and of targets"""
-    search_depth: Moves = 12
+    search_depth: MoveCount = 12
     """most moves of a shortest solution"""
-    min_moves: Moves = 2
+    min_moves: MoveCount = 2
     """fewest moves of a shortest solution"""
     reward: Literal["sparse", "gym"] = "sparse"
     """sparse: 1.0 for the last box; gym: -0.1 per move, +1 for a box put on a target, -1 for one

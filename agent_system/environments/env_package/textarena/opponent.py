@@ -1,8 +1,8 @@
 """Opponents of the policy in games for two: random or user-provided.
 
-The random opponent knows no rules. It takes moves in brackets from the texts that it has read and
-replaces digits and single letters in them. It tries the results on a copy of the game until one is
-accepted.
+The random opponent knows no rules. It takes moves in brackets from the texts that it has received,
+and replaces digits and single letters in them at random. It tries such moves on a copy of the game
+until the copy accepts one.
 """
 
 import copy
@@ -14,9 +14,9 @@ from agent_system.environments.env_package.textarena.settings import TextArenaSe
 from agent_system.environments.random_moves import find_moves, vary_move
 from agent_system.reward_manager.custom import load_function
 
-# Maps the text since the last move, and a random generator, to a move.
+# Function that maps the text since the last move, and a random generator, to a move.
 Opponent = Callable[[str, random.Random], str]
-# Errors of games for moves that they cannot read.
+# Errors that games raise for moves that they cannot read.
 GAME_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -26,8 +26,8 @@ GAME_ERRORS = (
     TypeError,
     ValueError,
 )
-TRIES = 60  # maximum number of moves tried on a copy
-FALLBACK_MOVE = "I see. What do you offer?"  # move if no text so far contains one in brackets
+MAX_DRAWN_MOVES = 60  # maximum number of moves that are tried on a copy of the game
+FALLBACK_MOVE = "I see. What do you offer?"  # used if no received text contains a move in brackets
 
 
 def load_opponent(settings: TextArenaSettings) -> Opponent | None:
@@ -38,11 +38,11 @@ def load_opponent(settings: TextArenaSettings) -> Opponent | None:
     return load_function(user_function.path, user_function.name or "move", "env.textarena.opponent")
 
 
-def random_move(game: Any, received_texts: Sequence[str], rng: random.Random) -> str:
+def draw_move(game: Any, received_texts: Sequence[str], rng: random.Random) -> str:
     """Return a random move for the seat whose turn it is.
 
-    ``read`` are all texts that this seat has received. The game accepts the move, unless ``TRIES``
-    random moves in a row were refused.
+    ``received_texts`` are all texts that this seat has received. The game accepts the move, unless
+    it refused ``MAX_DRAWN_MOVES`` random moves.
     """
     example_moves = list(
         dict.fromkeys(move for text in received_texts for move in find_moves(text))
@@ -50,7 +50,7 @@ def random_move(game: Any, received_texts: Sequence[str], rng: random.Random) ->
     if not example_moves:
         return FALLBACK_MOVE
     move = ""
-    for _ in range(TRIES):
+    for _ in range(MAX_DRAWN_MOVES):
         move = vary_move(rng.choice(example_moves), rng)
         if is_accepted(game, move):
             break
@@ -58,10 +58,10 @@ def random_move(game: Any, received_texts: Sequence[str], rng: random.Random) ->
 
 
 def is_accepted(game: Any, move: str) -> bool:
-    """Return True if ``game`` accepts ``move``. It is tried on a copy of the game."""
+    """Return True if ``game`` accepts ``move``. The move is tried on a copy of the game."""
     game_copy = copy.deepcopy(game)
     seat = game_copy.state.current_player_id
-    # The copy must not change the random state of the game.
+    # Restore Python's random state, because the copy may draw random numbers.
     random_state = random.getstate()
     try:
         game_copy.step(move)
@@ -74,5 +74,5 @@ def is_accepted(game: Any, move: str) -> bool:
 
 def is_rule_violated(state: Any, seat: int) -> bool:
     """Return True if the game refused the last move of ``seat``, or ended because of it."""
-    refused = state.error_count > 0 and state.current_player_id == seat
-    return bool(refused or state.game_info[seat]["invalid_move"])
+    is_refused = state.error_count > 0 and state.current_player_id == seat
+    return bool(is_refused or state.game_info[seat]["invalid_move"])

@@ -10,7 +10,7 @@ from verl.config.settings import PositiveInt
 
 
 class TextArenaSettings(EnvSettings):
-    """Choice of the game and its parameters. Parameters of other games have no effect."""
+    """Choice of the game and its parameters. Parameters of all other games have no effect."""
 
     variant_key: ClassVar[str] = "game"
 
@@ -41,9 +41,9 @@ class TextArenaSettings(EnvSettings):
     """list the possible moves at the end of observations"""
 
     def chosen_placement(self) -> Placement | None:
-        """Return the configured placement, else ``process`` for games other than the puzzles.
+        """Return the configured placement. Its default is ``process``, except for the puzzles.
 
         A move in a puzzle is cheap. An opponent may be user-provided code or try many moves.
         """
-        puzzle = self.game in GAMES and self.opponent.path is None
-        return self.placement or (None if puzzle else "process")
+        is_puzzle = self.game in GAMES and self.opponent.path is None
+        return self.placement or (None if is_puzzle else "process")

@@ -1,6 +1,6 @@
 """TextWorld: find, move, unlock and cook in generated houses. Games are made on this machine.
 
-Training and validation games have different content: the store drops games that occur in both, and
+Training and validation games differ: validation games never occur in training, and the kinds
 ``simple`` and ``cooking`` have other foods in validation.
 """
 
@@ -14,8 +14,8 @@ from agent_system.environments.env_package.textworld.store import GameStore
 from agent_system.environments.package import EnvPackage
 
 NAME = "textworld"
-# By kind of game: the settings that change it. Only these are part of the hash that names the
-# stored games. With other settings in the hash, the same games would be made again.
+# Maps each kind of game to the settings that change its games. The hash of the settings contains
+# only these. Otherwise the same games would be made several times.
 GAME_SETTINGS = {
     "coin_collector": ("level",),
     "treasure_hunter": ("level",),
@@ -26,27 +26,27 @@ RULES = """\
 You play a text adventure. Each turn you see what happened and which commands are possible. \
 Reach the goal in as few turns as you can. Copy your command exactly from the list of \
 possible actions."""
-# Commands to the interpreter of the game file, which are refused. They would write files, ask
-# questions or shorten descriptions.
-_INTERPRETER = """quit q restart restore save undo script transcript noscript unscript recording
+# Commands of the interpreter, not of the game. The environment refuses them, because they write
+# files, ask questions or shorten descriptions.
+_COMMAND_LIST = """quit q restart restore save undo script transcript noscript unscript recording
 replay verbose long brief normal superbrief short notify"""
-OUT_OF_GAME = frozenset(_INTERPRETER.split())
+INTERPRETER_COMMANDS = frozenset(_COMMAND_LIST.split())
 UNKNOWN_COMMAND_REPLY = "That's not a verb I recognise."
-# Other characters are refused: after a backslash or a null character the interpreter waits forever
-# for another key.
-_PLAIN = re.compile(r"[\w ,.;:!?'\"&()-]*")
-_WORD = re.compile(r"[\w-]+")
-# Status line that the game prints below its answer: score, moves, location.
-_PROMPT_LINE = re.compile(r"\n>\s.*\Z", re.DOTALL)
-_FAREWELL = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
-_GAPS = re.compile(r"\n\s*\n+")
+# Actions with other characters are refused. A backslash or null character would make the
+# interpreter wait forever for another key.
+_PLAIN_TEXT_PATTERN = re.compile(r"[\w ,.;:!?'\"&()-]*")
+_WORD_PATTERN = re.compile(r"[\w-]+")
+# Line below an answer of the game with score, moves and location.
+_STATUS_LINE_PATTERN = re.compile(r"\n>\s.*\Z", re.DOTALL)
+_FAREWELL_PATTERN = re.compile(r"\s*Would you like to RESTART.*\Z", re.DOTALL)
+_EMPTY_LINES_PATTERN = re.compile(r"\n\s*\n+")
 
 
 def open_store(settings: TextWorldSettings) -> GameStore:
     """Return the store with the games of ``settings``."""
     game_settings = {key: getattr(settings, key) for key in GAME_SETTINGS[settings.game]}
     spec = {"game": settings.game, "game_seed": settings.game_seed, "settings": game_settings}
-    # Validation first: the generator drops games of earlier splits from later ones.
+    # Validation comes first, so that games that occur in both splits are dropped from training.
     return GameStore(
         settings.data_dir, spec, {"val": settings.val_games, "train": settings.train_games}
     )
@@ -60,26 +60,28 @@ class TextWorldEnv:
     def __init__(self, settings: TextWorldSettings) -> None:
         import textworld
 
-        self._textworld = textworld
+        self._textworld_module = textworld
         self._store = open_store(settings)
         text_fields = ("feedback", "description", "inventory", "objective", "admissible_commands")
         number_fields = ("won", "lost", "score", "max_score")
-        self._infos = textworld.EnvInfos(**dict.fromkeys(text_fields + number_fields, True))
+        self._requested_infos = textworld.EnvInfos(
+            **dict.fromkeys(text_fields + number_fields, True)
+        )
         self._engine: Any = None
         self._state: Any = None
         self._loaded_game: str | None = None
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         del seed  # the task determines the episode
-        # Load a game once: the members of a group often use the same game one after the other.
+        # Keep the loaded game, because rows of a group often use the same game one after the other.
         if self._loaded_game != task["game"]:
-            path = str(self._store.compiled_path(task["game"]))
-            # Reset the name first: after a failed load the old game must not count as loaded.
+            compiled_path = str(self._store.get_compiled_path(task["game"]))
+            # Clear the name first: if loading fails, no game is loaded.
             self._loaded_game = None
             if self._engine is None:
-                self._engine = self._textworld.start(path, self._infos)
+                self._engine = self._textworld_module.start(compiled_path, self._requested_infos)
             else:
-                self._engine.load(path)
+                self._engine.load(compiled_path)
             self._loaded_game = task["game"]
         self._state = self._engine.reset()
         return self._make_observation(f"{self._state.objective}\n{self._state.description}")
@@ -87,20 +89,20 @@ class TextWorldEnv:
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``. The episode is done when the game ends.
 
-        An action is valid if it was admissible. A command to the interpreter is not passed to the
-        game. It only uses up a turn.
+        An action is valid if it was admissible. A command of the interpreter is not passed to the
+        game and only uses up a turn.
         """
-        old_state = self._state
-        if action not in old_state.admissible_commands and not is_in_game(action):
+        previous_state = self._state
+        if action not in previous_state.admissible_commands and not is_game_command(action):
             observation = self._make_observation(UNKNOWN_COMMAND_REPLY)
             observation.info["is_action_valid"] = False
             return observation, 0.0, False, observation.info
         self._state, _, done = self._engine.step(action)
         # A game without points has a maximum score of 0.
-        reward = (self._state.score - old_state.score) / max(1, self._state.max_score)
+        reward = (self._state.score - previous_state.score) / max(1, self._state.max_score)
         observation = self._make_observation(self._state.feedback)
-        # Compare with the commands that were admissible before the move.
-        observation.info["is_action_valid"] = action in old_state.admissible_commands
+        # The action is valid if it was admissible before this step.
+        observation.info["is_action_valid"] = action in previous_state.admissible_commands
         return observation, reward, bool(done), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
@@ -122,25 +124,32 @@ class TextWorldEnv:
         return Observation(_clean_text(text), anchor=anchor, info=info)
 
 
-def is_in_game(action: str) -> bool:
-    """Return True if ``action`` is plain text without a command to the interpreter."""
-    words = _WORD.findall(action.lower())
-    has_interpreter_command = any(word in OUT_OF_GAME or word.startswith("tw-") for word in words)
-    return not has_interpreter_command and _PLAIN.fullmatch(action) is not None
+def is_game_command(action: str) -> bool:
+    """Return True if ``action`` is plain text without a command of the interpreter."""
+    words = _WORD_PATTERN.findall(action.lower())
+    has_interpreter_command = any(
+        word in INTERPRETER_COMMANDS or word.startswith("tw-") for word in words
+    )
+    return not has_interpreter_command and _PLAIN_TEXT_PATTERN.fullmatch(action) is not None
 
 
 def _clean_text(text: str) -> str:
-    return _GAPS.sub("\n", _FAREWELL.sub("", _PROMPT_LINE.sub("", text))).strip()
+    return _EMPTY_LINES_PATTERN.sub(
+        "\n", _FAREWELL_PATTERN.sub("", _STATUS_LINE_PATTERN.sub("", text))
+    ).strip()
 
 
 def list_tasks(settings: TextWorldSettings, split: str) -> list[Task]:
-    """Return the games of ``split``.
+    """Return one task per game of ``split``.
 
-    Games that are not on disk are made first, which takes about half a second of CPU each.
+    Missing games are made first, which takes about half a second of CPU time per game.
     """
-    source = f"{NAME}/{settings.game}"
-    names = open_store(settings).game_hashes("val" if split == "val" else "train")
-    return [{"task_id": f"{source}/{name}", "data_source": source, "game": name} for name in names]
+    data_source = f"{NAME}/{settings.game}"
+    game_hashes = open_store(settings).list_game_hashes("val" if split == "val" else "train")
+    return [
+        {"task_id": f"{data_source}/{game_hash}", "data_source": data_source, "game": game_hash}
+        for game_hash in game_hashes
+    ]
 
 
 PACKAGE = EnvPackage(

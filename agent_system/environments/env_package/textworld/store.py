@@ -1,8 +1,8 @@
-"""TextWorld games on disk: made once per settings, stored by content hash, compiled on first use.
+"""Storage of TextWorld games: made once per settings, named by content hash, compiled when used.
 
 - ``data_dir/<settings hash>.json``: hashes of the games of each split
 - ``data_dir/games/<hash>.json``: a game
-- ``data_dir/games/<hash>.z8``: its compiled form, after first use
+- ``data_dir/games/<hash>.z8``: the compiled game, made at its first use
 """
 
 import contextlib
@@ -25,139 +25,143 @@ from verl.utils.processes import available_cpus
 from verl.utils.progress import Progress
 
 logger = logging.getLogger(__name__)
-STORE_VERSION = 1  # increase it when the same settings give other games
-# At half a second per game, this is enough for 14,000 games on one core.
-MAX_MAKE_S = 7200  # time limit in seconds for making all games of a run
-PROGRESS_S = 1.0  # seconds between two updates of the progress bar
-MODULE = "agent_system.environments.env_package.textworld.generate"
+STORE_VERSION = 1  # increase it when the code makes other games from the same settings
+# Enough for 14,000 games on one core, at half a second per game.
+MAX_GENERATION_S = 7200  # time limit in seconds for making all games of a run
+PROGRESS_INTERVAL_S = 1.0  # seconds between two updates of the progress bar
+GENERATOR_MODULE = "agent_system.environments.env_package.textworld.generate"
 
 
 class DamagedStore(ValueError):
-    """The content of a stored game differs from its hash. The message names what to delete."""
+    """Error: the content of a stored game differs from its hash. The message states the fix."""
 
 
 class GameStore:
     """Store of the games for one combination of settings.
 
-    ``spec`` has the keys ``game``, ``game_seed`` and ``settings``. ``counts`` is the number of
-    games per split.
+    ``spec`` has the keys ``game``, ``game_seed`` and ``settings``. ``counts`` maps each split to
+    its number of games.
     """
 
     def __init__(self, data_dir: str, spec: dict[str, Any], counts: dict[str, int]) -> None:
-        self.root = Path(data_dir).expanduser().absolute()
-        self.games = self.root / "games"
+        self.data_folder = Path(data_dir).expanduser().absolute()
+        self.games_folder = self.data_folder / "games"
         self.spec = spec
         self.counts = counts
 
-    def game_hashes(self, split: str) -> list[str]:
-        """Return the hashes of the games of ``split``. If they do not exist, make both splits.
+    def list_game_hashes(self, split: str) -> list[str]:
+        """Return the hashes of the games of ``split``. Make the games if they do not exist.
 
-        Safe for concurrent processes.
+        Several processes may call it at once.
         """
-        index = self.root / f"{self._settings_hash()}.json"
-        if not index.exists():
-            self.games.mkdir(parents=True, exist_ok=True)
-            with _file_lock(index.with_suffix(".lock")):
-                if not index.exists():
-                    self._make_games(index)
-        return json.loads(index.read_text())[split]
+        index_file = self.data_folder / f"{self._compute_settings_hash()}.json"
+        if not index_file.exists():
+            self.games_folder.mkdir(parents=True, exist_ok=True)
+            with _hold_file_lock(index_file.with_suffix(".lock")):
+                if not index_file.exists():
+                    self._make_games(index_file)
+        return json.loads(index_file.read_text())[split]
 
-    def compiled_path(self, name: str) -> Path:
-        """Return the compiled file of game ``name``. Compile it if it does not exist.
+    def get_compiled_path(self, game_hash: str) -> Path:
+        """Return the compiled file of a game. Compile the game if the file does not exist.
 
-        Raises ``DamagedStore``.
+        Raises ``DamagedStore`` if the game does not match its hash.
         """
-        path = self.games / f"{name}.z8"
+        path = self.games_folder / f"{game_hash}.z8"
         if not path.exists():
-            with _file_lock(self.games / f".{name}.lock"):
+            with _hold_file_lock(self.games_folder / f".{game_hash}.lock"):
                 if not path.exists():
-                    self._compile_game(name)
+                    self._compile_game(game_hash)
         return path
 
-    def gold_path(self, name: str) -> list[str]:
-        return json.loads((self.games / f"{name}.json").read_text())["metadata"]["walkthrough"]
+    def gold_path(self, game_hash: str) -> list[str]:
+        return json.loads((self.games_folder / f"{game_hash}.json").read_text())["metadata"][
+            "walkthrough"
+        ]
 
-    def _settings_hash(self) -> str:
-        # The version of the library is included, because another version may give other games.
-        shape = [STORE_VERSION, metadata.version("textworld"), self.spec, self.counts]
-        text = json.dumps(shape, sort_keys=True)
+    def _compute_settings_hash(self) -> str:
+        # Include the version of the library, because other versions may make other games.
+        hashed_values = [STORE_VERSION, metadata.version("textworld"), self.spec, self.counts]
+        text = json.dumps(hashed_values, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def _make_games(self, index: Path) -> None:
-        """Make the games in a new process, whose progress is the number of new files. Write their
-        hashes to ``index``.
+    def _make_games(self, index_file: Path) -> None:
+        """Make the games in a new process and write their hashes to ``index_file``.
 
-        Raises ``TimeoutExpired`` after ``MAX_MAKE_S`` seconds.
+        Raises ``TimeoutExpired`` after ``MAX_GENERATION_S`` seconds.
         """
         logger.info("TextWorld: making %s games of kind %s.", self.counts, self.spec["game"])
-        texts = [json.dumps(self.spec), json.dumps(self.counts), str(available_cpus())]
-        command = [sys.executable, "-m", MODULE, str(self.games), *texts]
-        # Use a new process, because the hash seed of a running interpreter cannot be changed.
-        environ = {
+        arguments = [json.dumps(self.spec), json.dumps(self.counts), str(available_cpus())]
+        command = [sys.executable, "-m", GENERATOR_MODULE, str(self.games_folder), *arguments]
+        # The games depend on the hash seed, which only a new process can set.
+        environment_variables = {
             **os.environ,
             "PYTHONHASHSEED": "0",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True)
+        process = subprocess.Popen(
+            command, env=environment_variables, stdout=pipe, stderr=pipe, text=True
+        )
         with Progress("TextWorld", sum(self.counts.values()), "games") as progress, process:
             try:
                 output, errors = self._wait_for_process(process, progress)
             finally:
-                process.kill()  # without effect if the process has ended
+                process.kill()  # has no effect if the process has ended
         if process.returncode != 0:
             raise RuntimeError(f"TextWorld failed to make games for {self.spec}:\n{errors[-2000:]}")
-        # The library also prints on standard output, before the last line.
-        with atomic_write(index) as file:
+        # Read only the last line of the output: the library prints other lines before it.
+        with atomic_write(index_file) as file:
             file.write(output.splitlines()[-1])
 
     def _wait_for_process(
         self, process: subprocess.Popen[str], progress: Progress
     ) -> tuple[str, str]:
-        games_before = self._count_games()
-        deadline = time.monotonic() + MAX_MAKE_S
+        initial_game_count = self._count_games()
+        deadline = time.monotonic() + MAX_GENERATION_S
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=PROGRESS_S)
-            progress.set_done(self._count_games() - games_before)
+                return process.communicate(timeout=PROGRESS_INTERVAL_S)
+            progress.set_done(self._count_games() - initial_game_count)
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(process.args, MAX_MAKE_S)
+                raise subprocess.TimeoutExpired(process.args, MAX_GENERATION_S)
 
     def _count_games(self) -> int:
-        return sum(1 for _ in self.games.glob("*.json"))
+        return sum(1 for _ in self.games_folder.glob("*.json"))
 
-    def _compile_game(self, name: str) -> None:
+    def _compile_game(self, game_hash: str) -> None:
         import textworld
         from textworld.generator import compile_game
         from textworld.generator.game import Game
 
-        from agent_system.environments.env_package.textworld.generate import content_hash
+        from agent_system.environments.env_package.textworld.generate import compute_content_hash
 
-        source = self.games / f"{name}.json"
+        game_file = self.games_folder / f"{game_hash}.json"
         try:
-            game = Game.deserialize(json.loads(source.read_text()))
-            game = game if content_hash(game) == name else None
+            game = Game.deserialize(json.loads(game_file.read_text()))
+            game = game if compute_content_hash(game) == game_hash else None
         except (ValueError, KeyError, OSError):
             game = None
         if game is None:
             raise DamagedStore(
-                f"{source} is damaged or missing: delete {self.root}, then the games are made again"
+                f"{game_file} is damaged or missing: delete {self.data_folder}, "
+                "then the games are made again"
             )
-        # The temporary folder is inside the store, so that the rename stays on one file system. It
-        # also removes the other files of the compiler.
-        with tempfile.TemporaryDirectory(dir=self.games) as folder:
+        # Use a temporary folder in the same file system, so that the result can be renamed. Other
+        # files of the compiler are deleted with it.
+        with tempfile.TemporaryDirectory(dir=self.games_folder) as temporary_folder:
             options = textworld.GameOptions()
-            options.path = f"{folder}/{name}.z8"
+            options.path = f"{temporary_folder}/{game_hash}.z8"
             options.file_ext = ".z8"
             compile_game(game, options)
-            os.replace(options.path, self.games / f"{name}.z8")
+            os.replace(options.path, self.games_folder / f"{game_hash}.z8")
 
 
 @contextlib.contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
+def _hold_file_lock(path: Path) -> Iterator[None]:
     """Hold a lock on the file ``path``. The kernel releases it when the process ends."""
-    # Never delete the lock file: two processes could then lock different files of one name.
+    # Never delete the lock file. Otherwise two processes could lock different files of that name.
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

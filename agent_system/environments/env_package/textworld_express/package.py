@@ -1,12 +1,12 @@
 """TextWorldExpress: household and reasoning games in text, 1000 steps per second on one core.
 
-One JVM serves all environments of a process (``agent_system/environments/jvm.py``). The game
-``sorting`` is an exception: its instances in one JVM disturb each other (measured with version
-1.1.0), so each has a separate JVM.
+All environments of a process share one JVM (``agent_system/environments/jvm.py``). For the game
+``sorting``, each environment has its own JVM, because its instances disturb each other (measured
+with version 1.1.0).
 
-A task is a game and a number in the train, dev or test fold of the library. Folds have different
-seeds, but the same game can occur several times, within a fold and in several folds. Games are
-therefore compared by content: each is kept once, and training drops those of the validation fold.
+A task is the name of a game and a number from the train, dev or test fold of the library. Numbers
+are seeds, but different seeds can give the same game. Games are therefore compared by content.
+Equal games are used only once, and games of the validation fold are not used for training.
 """
 
 import contextlib
@@ -25,11 +25,15 @@ from agent_system.environments.env_package.textworld_express.settings import (
 from agent_system.environments.package import EnvPackage
 
 NAME = "textworld_express"
-UNSHARED_GAMES = ("sorting",)
-# Numbers of the games in the library's folds. A test compares them with the library.
-FOLDS = {"train": range(0, 1000), "dev": range(10_000, 11_000), "test": range(20_000, 21_000)}
-# Games whose goal names one object. If two objects have that name, the goal is ambiguous.
-NAMED_GOAL_GAMES = ("peckingorder",)
+GAMES_WITH_SEPARATE_JVM = ("sorting",)
+# Numbers (seeds) of the games in each fold of the library. A test compares them with the library.
+GAME_NUMBERS_BY_FOLD = {
+    "train": range(0, 1000),
+    "dev": range(10_000, 11_000),
+    "test": range(20_000, 21_000),
+}
+# Games whose goal names one object. The goal is ambiguous if two objects have this name.
+GAMES_WITH_NAMED_GOAL = ("peckingorder",)
 OPPOSITE_DIRECTIONS = {"north": "south", "south": "north", "east": "west", "west": "east"}
 RULES = """\
 You play a text game. Each turn you see what happened and which actions are possible. Reach \
@@ -39,19 +43,19 @@ the goal in as few turns as you can. Copy your action exactly from the list of p
 class TextWorldExpressEnv:
     """Environment whose reward is the change of the score. A solved game has a score of 1.0."""
 
-    # One JVM serves one call at a time. With ``placement: process`` each worker has its JVM.
+    # A JVM runs one call at a time. With ``placement: process`` each worker has its own JVM.
     placement = "locked"
 
     def __init__(self, settings: TextWorldExpressSettings) -> None:
         from textworld_express.constants import JAR_PATH
 
-        options = tuple(settings.java_options.split())
-        is_shared = settings.game not in UNSHARED_GAMES
-        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, settings.heap_mb, options, shared=is_shared)
+        jvm_options = tuple(settings.java_options.split())
+        is_shared = settings.game not in GAMES_WITH_SEPARATE_JVM
+        self._jvm = jvm.acquire_jvm(NAME, JAR_PATH, settings.heap_mb, jvm_options, shared=is_shared)
         self._server: Any = self._jvm.create_object("textworldexpress.runtime.PythonInterface")
-        self._loaded: tuple[str, str] | None = None
+        self._loaded_game_and_params: tuple[str, str] | None = None
         self._score = 0.0
-        self._possible: list[str] = []
+        self._possible_actions: list[str] = []
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
         del seed  # the task determines the episode
@@ -66,10 +70,12 @@ class TextWorldExpressEnv:
 
         An action is valid if it was admissible.
         """
-        # Restore upper-case letters, which the game needs in actions such as "take 1mL of oil".
-        spelled = {possible.lower(): possible for possible in self._possible}
-        is_valid = action.lower() in spelled
-        state = json.loads(self._server.stepJSON(spelled.get(action.lower(), action)))
+        # Actions arrive in lower case. Restore upper-case letters, as in "take 1mL of oil".
+        actions_by_lower_case = {
+            possible_action.lower(): possible_action for possible_action in self._possible_actions
+        }
+        is_valid = action.lower() in actions_by_lower_case
+        state = json.loads(self._server.stepJSON(actions_by_lower_case.get(action.lower(), action)))
         reward = state["score"] - self._score
         self._score = state["score"]
         won = bool(state["tasksuccess"])
@@ -78,8 +84,8 @@ class TextWorldExpressEnv:
         return observation, reward, won or bool(state["taskfailure"]), observation.info
 
     def gold_path(self, task: Task) -> list[str]:
-        """Return actions that solve ``task``. Ends the current episode."""
-        self._start_game(task, gold=True)
+        """Return actions that solve ``task``. This ends the current episode."""
+        self._start_game(task, computes_gold_path=True)
         return list(self._server.getGoldActionSequence())
 
     def interrupt(self) -> None:
@@ -89,11 +95,11 @@ class TextWorldExpressEnv:
         """
         self._jvm.kill()
 
-    def content_hash(self, task: Task, rooms: bool = False) -> str:
+    def compute_content_hash(self, task: Task, includes_rooms: bool = False) -> str:
         """Return a hash (16 hexadecimal digits) of the start of ``task``.
 
-        With ``rooms`` it includes the descriptions of all rooms. The hash is equal in every JVM,
-        unlike gold paths. Ends the current episode.
+        With ``includes_rooms`` it also covers the descriptions of all rooms. The hash is the same
+        in every JVM, unlike gold paths. This method ends the current episode.
         """
         state = self._start_game(task)
         content: dict[str, Any] = {
@@ -101,7 +107,7 @@ class TextWorldExpressEnv:
             "possible": sorted(state["validActions"]),
         }
         content |= {key: state[key] for key in ("observation", "look", "inventory")}
-        if rooms:
+        if includes_rooms:
             self._visit_rooms(state, content)
         text = json.dumps(content, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -109,31 +115,34 @@ class TextWorldExpressEnv:
     def is_ambiguous(self, task: Task) -> bool:
         """Return True if two possible actions at the start of ``task`` have the same text.
 
-        Ends the current episode.
+        This ends the current episode.
         """
-        possible = self._start_game(task)["validActions"]
-        return len(set(possible)) < len(possible)
+        possible_actions = self._start_game(task)["validActions"]
+        return len(set(possible_actions)) < len(possible_actions)
 
     def _visit_rooms(
-        self, state: dict[str, Any], seen: dict[str, Any], back: str = ""
+        self, state: dict[str, Any], descriptions_by_room: dict[str, Any], direction_back: str = ""
     ) -> list[str]:
-        """Store the descriptions of this room and of all rooms behind it in ``seen``.
+        """Visit this room and all rooms that can be reached from it, except in ``direction_back``.
 
-        Return the moves that lead back to this room.
+        Store the descriptions of the rooms in ``descriptions_by_room``. Return the moves that lead
+        back to this room.
         """
-        # Open all doors first, so that every room is reached and described with open doors.
-        doors = [f"open door to {way}" for way in OPPOSITE_DIRECTIONS]
-        doors = [action for action in doors if action in state["validActions"]]
-        state = self._apply_actions(doors) if doors else state
-        seen[_room_name(state)] = state["look"]
-        moves_back: list[str] = []  # moves back to this room, done before the next direction
-        for way in OPPOSITE_DIRECTIONS:
-            if way != back and f"move {way}" in state["validActions"]:
-                next_state = self._apply_actions([*moves_back, f"move {way}"])
+        # Open all doors first, so that all rooms can be reached and descriptions are comparable.
+        door_actions = [f"open door to {direction}" for direction in OPPOSITE_DIRECTIONS]
+        door_actions = [action for action in door_actions if action in state["validActions"]]
+        state = self._apply_actions(door_actions) if door_actions else state
+        descriptions_by_room[_read_room_name(state)] = state["look"]
+        moves_back: list[str] = []  # moves from the agent's location back to this room
+        for direction in OPPOSITE_DIRECTIONS:
+            if direction != direction_back and f"move {direction}" in state["validActions"]:
+                next_state = self._apply_actions([*moves_back, f"move {direction}"])
                 moves_back = []
-                if _room_name(next_state) not in seen:
-                    moves_back = self._visit_rooms(next_state, seen, OPPOSITE_DIRECTIONS[way])
-                moves_back.append(f"move {OPPOSITE_DIRECTIONS[way]}")
+                if _read_room_name(next_state) not in descriptions_by_room:
+                    moves_back = self._visit_rooms(
+                        next_state, descriptions_by_room, OPPOSITE_DIRECTIONS[direction]
+                    )
+                moves_back.append(f"move {OPPOSITE_DIRECTIONS[direction]}")
         return moves_back
 
     def _apply_actions(self, actions: list[str]) -> dict[str, Any]:
@@ -145,74 +154,81 @@ class TextWorldExpressEnv:
             jvm.release_jvm(self._jvm)
             self._server = None
 
-    def _start_game(self, task: Task, gold: bool = False) -> dict[str, Any]:
-        game = (task["game"], task["params"])
-        # Load a game once per combination of name and params. Tasks differ only in the number.
-        if game != self._loaded:
-            complaint = self._server.load(*game)
-            if complaint:
-                why = f"game {game[0]!r} with params {game[1]!r}: {complaint}"
-                raise ValueError(f"env.{NAME}: {why}")
-            self._loaded = game
-        return json.loads(self._server.generateNewGameJSON(task["number"], task["fold"], gold))
+    def _start_game(self, task: Task, computes_gold_path: bool = False) -> dict[str, Any]:
+        game_and_params = (task["game"], task["params"])
+        # Load each combination of name and params once. Tasks with the same ones differ in number.
+        if game_and_params != self._loaded_game_and_params:
+            problem = self._server.load(*game_and_params)
+            if problem:
+                message = (
+                    f"game {game_and_params[0]!r} with params {game_and_params[1]!r}: {problem}"
+                )
+                raise ValueError(f"env.{NAME}: {message}")
+            self._loaded_game_and_params = game_and_params
+        return json.loads(
+            self._server.generateNewGameJSON(task["number"], task["fold"], computes_gold_path)
+        )
 
     def _make_observation(self, state: dict[str, Any], text: str) -> Observation:
-        # The order of the engine is random, and actions on objects of one name occur twice.
-        self._possible = sorted(set(state["validActions"]))
+        # Sort the actions, because their order is random. Remove duplicates, which occur
+        # if several objects have the same name.
+        self._possible_actions = sorted(set(state["validActions"]))
         anchor = f"{state['look']}\n{state['inventory']}\n{state['score']:g}".strip()
         return Observation(
-            text, anchor=anchor, info={"won": False, "admissible_actions": self._possible}
+            text, anchor=anchor, info={"won": False, "admissible_actions": self._possible_actions}
         )
 
 
-def _room_name(state: dict[str, Any]) -> str:
-    return state["look"].partition(".")[0]  # "You are in the kitchen"
+def _read_room_name(state: dict[str, Any]) -> str:
+    return state["look"].partition(".")[0]  # such as "You are in the kitchen"
 
 
 def list_tasks(settings: TextWorldExpressSettings, split: str) -> list[Task]:
-    """Return the distinct games of ``split``. Training drops the games of the validation fold.
+    """Return one task per distinct game of ``split``.
 
-    Raises ``JavaMissing``, and ``ValueError`` if the game does not know ``params``.
+    Raises ``JavaMissing`` if no Java is installed, and ``ValueError`` for unknown ``params``.
     """
-    import textworld_express  # noqa: F401  (report a missing package before anything starts)
+    import textworld_express  # noqa: F401  (report a missing library at startup)
 
     jvm.find_java(NAME)
-    tasks_by_split = _distinct_tasks(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
+    tasks_by_split = _list_distinct_tasks(settings)  # pyright: ignore[reportArgumentType]  EnvSettings hash
     return [dict(task) for task in tasks_by_split["val" if split == "val" else "train"]]
 
 
 @functools.cache
-def _distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
+def _list_distinct_tasks(settings: TextWorldExpressSettings) -> dict[str, list[Task]]:
     """Return the distinct tasks of both splits.
 
-    Games with equal starts are compared by the descriptions of all rooms. To read these, an agent
-    walks through all rooms, which takes 1 to 10 ms per game.
+    Games with equal starts are also compared by the descriptions of all rooms. To read these, an
+    agent visits all rooms, which takes 1 to 10 ms per game.
     """
-    source = f"{NAME}/{settings.game}"
-    common_fields = {"data_source": source, "game": settings.game, "params": settings.params}
-    folds = {"val": settings.val_split, "train": "train"}
+    data_source = f"{NAME}/{settings.game}"
+    common_fields = {"data_source": data_source, "game": settings.game, "params": settings.params}
+    folds_by_split = {"val": settings.val_split, "train": "train"}
     candidate_tasks = [
         {**common_fields, "fold": fold, "number": game_number}
-        for fold in folds.values()
-        for game_number in FOLDS[fold]
+        for fold in folds_by_split.values()
+        for game_number in GAME_NUMBERS_BY_FOLD[fold]
     ]
     with contextlib.closing(TextWorldExpressEnv(settings)) as env:
-        if settings.game in NAMED_GOAL_GAMES:
+        if settings.game in GAMES_WITH_NAMED_GOAL:
             candidate_tasks = [task for task in candidate_tasks if not env.is_ambiguous(task)]
-        start_hashes = [env.content_hash(task) for task in candidate_tasks]
-        # Games with equal starts can differ in other rooms.
+        start_hashes = [env.compute_content_hash(task) for task in candidate_tasks]
+        # Games with equal starts can differ in rooms that are not visible at the start.
         start_counts = Counter(start_hashes)
-        names = [
-            env.content_hash(t, rooms=True) if start_counts[s] > 1 else s
-            for t, s in zip(candidate_tasks, start_hashes, strict=True)
+        content_hashes = [
+            env.compute_content_hash(candidate_task, includes_rooms=True)
+            if start_counts[start_hash] > 1
+            else start_hash
+            for candidate_task, start_hash in zip(candidate_tasks, start_hashes, strict=True)
         ]
-    distinct: dict[str, Task] = {}
-    # The validation fold is first, so its games are dropped from training.
-    for task, name in zip(candidate_tasks, names, strict=True):
-        distinct.setdefault(name, {"task_id": f"{source}/{name}", **task})
+    tasks_by_hash: dict[str, Task] = {}
+    # The validation fold comes first. Games that occur in both folds are dropped from training.
+    for task, content_hash in zip(candidate_tasks, content_hashes, strict=True):
+        tasks_by_hash.setdefault(content_hash, {"task_id": f"{data_source}/{content_hash}", **task})
     return {
-        split: [task for task in distinct.values() if task["fold"] == fold]
-        for split, fold in folds.items()
+        split: [task for task in tasks_by_hash.values() if task["fold"] == fold]
+        for split, fold in folds_by_split.items()
     }
 
 

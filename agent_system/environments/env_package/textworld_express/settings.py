@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from agent_system.environments.settings import EnvSettings
 
-Game = Literal[
+GameName = Literal[
     "cookingworld",
     "coin",
     "twc",
@@ -18,7 +18,7 @@ Game = Literal[
     "simonsays",
     "peckingorder",
 ]
-PARAM = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
+PARAMETER_PATTERN = re.compile(r"\s*(\w+\s*=\s*\d+\s*)?")
 
 
 class TextWorldExpressSettings(EnvSettings):
@@ -26,7 +26,7 @@ class TextWorldExpressSettings(EnvSettings):
 
     variant_key: ClassVar[str] = "game"
 
-    game: Game = "coin"
+    game: GameName = "coin"
     """kind of game"""
     params: str = ""
     """parameters of the game, such as numLocations=4,includeDoors=0; others keep their defaults"""
@@ -41,10 +41,11 @@ class TextWorldExpressSettings(EnvSettings):
 
     @field_validator("params")
     @classmethod
-    def _are_numbers(cls, params: str) -> str:
-        for pair in params.split(","):  # the library ignores pairs that it cannot read
-            if not PARAM.fullmatch(pair):
+    def _check_params(cls, params: str) -> str:
+        for name_and_value in params.split(","):  # check here: the library ignores invalid pairs
+            if not PARAMETER_PATTERN.fullmatch(name_and_value):
                 raise ValueError(
-                    f"{pair!r} is not name=integer; allowed: name=integer,...; fix: numLocations=4"
+                    f"{name_and_value!r} is not name=integer; allowed: name=integer,...; "
+                    "fix: numLocations=4"
                 )
         return params

@@ -1,7 +1,7 @@
-"""Example of tool use: a random price list, a lookup, a calculator, and questions.
+"""Example of tool use: a random price list, the tools lookup and calculator, and questions.
 
-All data is generated from seeds and ``example.yaml``. A hash of the pair of items decides the split
-of a question, so the item pairs of validation never occur in training.
+All data is generated from seeds and ``example.yaml``. A question is about two items. A hash of this
+pair determines the split, so item pairs of validation never occur in training.
 
 The docstrings and errors of ``lookup`` and ``calculator`` are shown to the policy.
 """
@@ -21,11 +21,13 @@ from agent_system.environments.env_package.tools.settings import ToolsSettings
 from verl.utils.seeds import derive_seed
 
 DATA_SOURCE = "tools/shelf"
-_TABLES = yaml.safe_load(Path(__file__).with_name("example.yaml").read_text(encoding="utf-8"))
-VAL_DIVISOR = 5  # one pair of items in five is held out
-MAX_EXPRESSION_LENGTH = 200  # characters of an expression
-MAX_VALUE = 10**12  # absolute value of intermediate results
-OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+_EXAMPLE_TABLES = yaml.safe_load(
+    Path(__file__).with_name("example.yaml").read_text(encoding="utf-8")
+)
+VAL_DIVISOR = 5  # one pair of items in five belongs to validation
+MAX_EXPRESSION_LENGTH = 200  # maximum number of characters of an expression
+MAX_MAGNITUDE = 10**12  # maximum absolute value of intermediate results
+OPERATORS_BY_NODE_TYPE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -37,16 +39,16 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 @cache
-def item_table() -> dict[str, dict[str, int]]:
+def draw_item_table() -> dict[str, dict[str, int]]:
     """Return price in coins, weight in grams and number in stock of each item."""
-    draw = random.Random(derive_seed(DATA_SOURCE, "shelf"))
+    rng = random.Random(derive_seed(DATA_SOURCE, "shelf"))
     return {
         item: {
-            "price": draw.randrange(3, 90),
-            "weight": 10 * draw.randrange(2, 99),
-            "stock": draw.randrange(2, 40),
+            "price": rng.randrange(3, 90),
+            "weight": 10 * rng.randrange(2, 99),
+            "stock": rng.randrange(2, 40),
         }
-        for item in _TABLES["items"]
+        for item in _EXAMPLE_TABLES["items"]
     }
 
 
@@ -54,9 +56,9 @@ def lookup(item: str, field: Literal["price", "weight", "stock"]) -> int:
     """What the shelf says of an item: its price in coins, its weight in grams, or how many there
     are in stock.
     """
-    if item not in item_table():
+    if item not in draw_item_table():
         raise KeyError(f"no {item!r} on the shelf")
-    return item_table()[item][field]
+    return draw_item_table()[item][field]
 
 
 def calculator(expression: str) -> int | float:
@@ -69,14 +71,16 @@ def calculator(expression: str) -> int | float:
 def _evaluate_node(node: ast.AST) -> int | float:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value: Any = node.value
-    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](_evaluate_node(node.left), _evaluate_node(node.right))
-    elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS:
-        value = OPERATORS[type(node.op)](_evaluate_node(node.operand))
+    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS_BY_NODE_TYPE:
+        value = OPERATORS_BY_NODE_TYPE[type(node.op)](
+            _evaluate_node(node.left), _evaluate_node(node.right)
+        )
+    elif isinstance(node, ast.UnaryOp) and type(node.op) in OPERATORS_BY_NODE_TYPE:
+        value = OPERATORS_BY_NODE_TYPE[type(node.op)](_evaluate_node(node.operand))
     else:
         raise ValueError("only numbers, + - * / // % and brackets")
-    if abs(value) > MAX_VALUE:
-        raise ValueError(f"larger than {MAX_VALUE}")
+    if abs(value) > MAX_MAGNITUDE:
+        raise ValueError(f"larger than {MAX_MAGNITUDE}")
     return value
 
 
@@ -84,41 +88,53 @@ FUNCTIONS = (calculator, lookup)
 
 
 def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """Return distinct questions about two items each.
+    """Return one task per distinct question about two items.
 
-    There are fewer than the settings ask for if 1000 draws in a row give no new question.
+    The number is smaller than requested if 1000 draws in a row give no new question.
     """
     task_count = settings.val_tasks if split == "val" else settings.train_tasks
     tasks_by_id: dict[str, Task] = {}
-    attempt = last_new = 0
-    while len(tasks_by_id) < task_count and attempt < last_new + 1000:
-        draw = random.Random(derive_seed(DATA_SOURCE, settings.task_seed, split, attempt))
-        attempt += 1
-        first, second = draw.sample(_TABLES["items"], 2)
-        held_out = derive_seed(DATA_SOURCE, "pair", *sorted((first, second))) % VAL_DIVISOR == 0
-        if held_out != (split == "val"):
+    draw_number = last_new_draw_number = 0
+    while len(tasks_by_id) < task_count and draw_number < last_new_draw_number + 1000:
+        rng = random.Random(derive_seed(DATA_SOURCE, settings.task_seed, split, draw_number))
+        draw_number += 1
+        first_item, second_item = rng.sample(_EXAMPLE_TABLES["items"], 2)
+        is_validation = (
+            derive_seed(DATA_SOURCE, "pair", *sorted((first_item, second_item))) % VAL_DIVISOR == 0
+        )
+        if is_validation != (split == "val"):
             continue
-        task = _make_question(draw, first, second)
+        task = _make_question(rng, first_item, second_item)
         if task["task_id"] not in tasks_by_id:
             tasks_by_id[task["task_id"]] = task
-            last_new = attempt
+            last_new_draw_number = draw_number
     return list(tasks_by_id.values())
 
 
-def _make_question(rng: random.Random, first: str, second: str) -> Task:
-    n, m = rng.randrange(2, 10), rng.randrange(2, 10)
-    number = rng.randrange(len(_TABLES["questions"]))
-    template = _TABLES["questions"][number]
-    names = {"first": first, "second": second}
-    items = {"a": item_table()[first], "b": item_table()[second]}
-    expression = template["expression"].format(n=n, m=m, **items)
+def _make_question(rng: random.Random, first_item: str, second_item: str) -> Task:
+    first_number, second_number = rng.randrange(2, 10), rng.randrange(2, 10)
+    template_index = rng.randrange(len(_EXAMPLE_TABLES["questions"]))
+    template = _EXAMPLE_TABLES["questions"][template_index]
+    names = {"first": first_item, "second": second_item}
+    items = {"a": draw_item_table()[first_item], "b": draw_item_table()[second_item]}
+    expression = template["expression"].format(n=first_number, m=second_number, **items)
     return {
-        "task_id": f"{DATA_SOURCE}/{number}-{first}-{second}-{n}-{m}",
+        "task_id": (
+            f"{DATA_SOURCE}/{template_index}-{first_item}-{second_item}"
+            f"-{first_number}-{second_number}"
+        ),
         "data_source": DATA_SOURCE,
-        "messages": [{"role": "user", "content": template["text"].format(n=n, m=m, **names)}],
+        "messages": [
+            {
+                "role": "user",
+                "content": template["text"].format(n=first_number, m=second_number, **names),
+            }
+        ],
         "ground_truth": str(calculator(expression)),
         "extra_info": {
-            "lookups": [one.format(**names).split() for one in template["lookups"]],
+            "lookups": [
+                lookup_template.format(**names).split() for lookup_template in template["lookups"]
+            ],
             "sum": expression,
         },
     }

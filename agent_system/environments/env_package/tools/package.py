@@ -1,8 +1,8 @@
 """Tool use: a question, function calls over several turns, and a graded final answer.
 
-A turn contains either calls, whose results are the next observation, or the answer, which ends the
-episode. Errors of calls are observations too. Questions come from files, as in ``dataset``, or from
-the module ``example``.
+A turn contains either calls or the answer. The next observation contains the results or errors of
+the calls. The answer ends the episode. Questions come from files, as in the environment
+``dataset``, or from the module ``example``.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 from agent_system.environments.chat_prompts import ChatPrompts
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, grade_step
-from agent_system.environments.env_package.dataset.rows import list_tasks as tasks_of_files
+from agent_system.environments.env_package.dataset.rows import list_tasks as list_file_tasks
 from agent_system.environments.env_package.tools import calls, example, toolbox
 from agent_system.environments.env_package.tools.mcp_tools import McpConnection
 from agent_system.environments.env_package.tools.settings import ToolsSettings
@@ -33,14 +33,14 @@ know the answer, write it without a call: <answer>42</answer>"""
 
 
 class Toolbox:
-    """All tools of the settings, and the connections to their MCP servers.
+    """All tools that the settings select, and connections to the MCP servers.
 
     Raises ``ValueError`` if two tools have the same name, and the exceptions of ``load_tool`` and
     ``McpConnection``.
     """
 
     def __init__(self, settings: ToolsSettings) -> None:
-        self.servers: list[McpConnection] = []
+        self.connections: list[McpConnection] = []
         self.tools: dict[str, toolbox.Tool] = {}
         python_tools = [
             toolbox.load_tool(import_path, settings) for import_path in settings.functions
@@ -53,16 +53,16 @@ class Toolbox:
         try:
             self._add_tools(python_tools)
             for server in settings.mcp_servers:
-                self.servers.append(McpConnection(server, settings.call_timeout_s))
-                self._add_tools(self.servers[-1].tools)
+                self.connections.append(McpConnection(server, settings.call_timeout_s))
+                self._add_tools(self.connections[-1].tools)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        for server in self.servers:
+        for server in self.connections:
             server.close()
-        self.servers = []
+        self.connections = []
 
     @property
     def tool_schemas(self) -> list[dict[str, Any]]:
@@ -88,30 +88,32 @@ class ToolsEnv:
         self.toolbox = Toolbox(settings)
         self.grader = Grader(settings.reward)
         self.task: Task = {}
-        self._history: list[str] = []  # the question and all results so far, which form the state
+        self._history: list[str] = []  # the question and all results so far, for the anchor
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Return the question as observation. ``seed`` has no effect.
 
-        Earlier messages of the task become the ``opening``, with the tools in its system message.
+        Earlier messages of the task become the ``opening`` of the observation. Its system message
+        also describes the tools.
         """
         del seed  # the task determines the episode
         self.task = task
         self._history = [task["messages"][-1]["content"]]
         *opening, last_message = task["messages"]
         if opening:
-            opening = _with_tools(opening, system_instructions(self.settings, levels=False))  # pyright: ignore[reportArgumentType]  settings hash
+            text = make_system_instructions(self.settings, levels=False)  # pyright: ignore[reportArgumentType]  settings hash
+            opening = _add_to_system_message(opening, text)
         return Observation(last_message["content"], opening=opening)
 
     def step(self, action: str) -> Step:
-        """Run the calls in ``action``, or grade it as the answer and end the episode.
+        """Run the calls in ``action``. Without a call, grade it as answer and end the episode.
 
         Raises the exceptions of ``grade_step``.
         """
-        call_texts = calls.find_calls(action)
+        call_texts = calls.find_call_texts(action)
         if not call_texts:
             return grade_step(self.grader, self.task, action, self.settings.grade_s)
-        outcomes = self._run_written_calls(call_texts)
+        outcomes = self._run_call_texts(call_texts)
         responses = [
             calls.format_response(
                 outcome.name, outcome.value, outcome.error, self.settings.max_chars
@@ -126,47 +128,65 @@ class ToolsEnv:
     def close(self) -> None:
         self.toolbox.close()
 
-    def _run_written_calls(self, call_texts: Sequence[str]) -> list[toolbox.CallOutcome]:
-        """Run the calls and return one outcome per call, in order."""
+    def _run_call_texts(self, call_texts: Sequence[str]) -> list[toolbox.CallOutcome]:
+        """Parse and run the calls, and return one outcome per call in the same order."""
         max_calls = self.settings.max_calls
-        entries: list[toolbox.CallOutcome | calls.Call] = []
+        calls_and_errors: list[toolbox.CallOutcome | calls.Call] = []
         for text in call_texts[:max_calls]:
             try:
-                entries.append(calls.parse_call(text))
-            except calls.BadCall as error:
-                entries.append(toolbox.CallOutcome(None, error=str(error), is_valid=False))
-        parsed = [entry for entry in entries if isinstance(entry, calls.Call)]
-        results = iter(toolbox.run_calls(self.toolbox.tools, parsed, self.settings.call_timeout_s))
-        outcomes = [next(results) if isinstance(entry, calls.Call) else entry for entry in entries]
-        refusal = f"more than {max_calls} calls in one turn"
-        num_refused = len(call_texts) - len(outcomes)
-        return outcomes + [toolbox.CallOutcome(None, error=refusal, is_valid=False)] * num_refused
+                calls_and_errors.append(calls.parse_call(text))
+            except calls.MalformedCall as error:
+                calls_and_errors.append(toolbox.CallOutcome(None, error=str(error), is_valid=False))
+        parsed_calls = [
+            call_or_error
+            for call_or_error in calls_and_errors
+            if isinstance(call_or_error, calls.Call)
+        ]
+        results = iter(
+            toolbox.run_calls(self.toolbox.tools, parsed_calls, self.settings.call_timeout_s)
+        )
+        outcomes = [
+            next(results) if isinstance(call_or_error, calls.Call) else call_or_error
+            for call_or_error in calls_and_errors
+        ]
+        refusal_text = f"more than {max_calls} calls in one turn"
+        refused_count = len(call_texts) - len(outcomes)
+        return (
+            outcomes
+            + [toolbox.CallOutcome(None, error=refusal_text, is_valid=False)] * refused_count
+        )
 
 
-def _with_tools(opening: list[dict[str, str]], text: str) -> list[dict[str, str]]:
+def _add_to_system_message(
+    opening: list[dict[str, str]], instructions: str
+) -> list[dict[str, str]]:
     first_message = opening[0]
     if first_message["role"] != "system":
-        return [{"role": "system", "content": text}, *opening]
-    return [{"role": "system", "content": f"{first_message['content']}\n\n{text}"}, *opening[1:]]
+        return [{"role": "system", "content": instructions}, *opening]
+    return [
+        {"role": "system", "content": f"{first_message['content']}\n\n{instructions}"},
+        *opening[1:],
+    ]
 
 
 class ToolPrompts(ChatPrompts):
-    """Prompts whose system message has the tools and the format of calls."""
+    """Prompts whose system message describes the tools and the format of calls."""
 
     def __init__(self, settings: ToolsSettings) -> None:
         super().__init__(rules="", example="", keep_first=True)
         self._settings = settings
 
     def system(self, levels: bool) -> str | None:
-        """Return tools and answer format. With ``levels``, calls and answers are in ``<action>``
-        tags.
+        """Return a description of the tools and the answer format.
+
+        With ``levels``, calls and answers must be in ``<action>`` tags.
         """
-        return system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
+        return make_system_instructions(self._settings, levels)  # pyright: ignore[reportArgumentType]  settings hash
 
 
 @lru_cache(maxsize=8)
-def system_instructions(settings: ToolsSettings, levels: bool) -> str:
-    """Return the text of the system message. Starts the MCP servers once to list their tools."""
+def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
+    """Return the system message. It starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
     text = INSTRUCTIONS.format(
@@ -181,9 +201,9 @@ def system_instructions(settings: ToolsSettings, levels: bool) -> str:
 
 
 def list_tasks(settings: ToolsSettings, split: str) -> list[Task]:
-    """Return the tasks of the split's files, or those of ``example`` without files."""
+    """Return the tasks of the data files. Without files, return those of ``example``."""
     if settings.train_files or settings.val_files:
-        row_tasks = tasks_of_files(settings, split, f"env.{NAME}")
+        row_tasks = list_file_tasks(settings, split, f"env.{NAME}")
         return [{**task, "task_id": f"{NAME}/{split}/{n}"} for n, task in enumerate(row_tasks)]
     return example.list_tasks(settings, split)
 

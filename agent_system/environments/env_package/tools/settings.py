@@ -30,7 +30,7 @@ class ToolsSettings(DatasetSettings):
     """Settings of ``env.tools``: the tools, their limits, and the questions."""
 
     is_single_turn: ClassVar[bool] = False
-    fits_prompts: ClassVar[bool] = False  # the first observation depends on the tools
+    can_fit_prompts: ClassVar[bool] = False  # prompts also contain the descriptions of tools
 
     functions: Annotated[list[str], RunsCode()] = []
     """import paths of functions, FILE.py:NAME or MODULE:NAME; empty, and without servers: the
@@ -53,16 +53,16 @@ class ToolsSettings(DatasetSettings):
     """seed of the questions of the example, for both splits"""
 
     def known_tasks(self, split: str) -> int | None:
-        """Return the number of example questions in ``split``, or None if it has files."""
+        """Return the number of example questions in ``split``, or None if ``split`` has files."""
         if self.val_files if split == "val" else self.train_files:
             return None
         return self.val_tasks if split == "val" else self.train_tasks
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Return the completed settings.
+        """Return the settings with derived values.
 
-        Raises ``ConfigError`` if user-provided tools replace the lookup that the example's
-        questions need.
+        Raises ``ConfigError`` if user-provided tools without ``lookup`` are combined with questions
+        of the example, which need it.
         """
         key = "functions" if self.functions else "mcp_servers"
         if (

@@ -1,7 +1,6 @@
-"""Twenty questions: an environment package, a ``MultistepEnv`` and gamemasters that share one table
-of things.
+"""Twenty questions: an environment package, a ``MultistepEnv`` and the gamemasters of both.
 
-Names are imported on first use, so an environment worker imports only the modules that it needs.
+Exported names are imported on first use, so a worker imports only the modules that it needs.
 """
 
 from verl.utils.lazy import make_lazy_exports

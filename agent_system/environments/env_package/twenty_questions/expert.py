@@ -1,7 +1,8 @@
 """Expert for twenty questions. It asks about unknown attributes, and guesses the last candidate.
 
-Noise: ``useless_share`` is the share of questions about random attributes. ``invalid_share`` is the
-probability of a guess while several candidates are left.
+Candidates are the words that fit all answers so far. Noise has two forms. ``useless_share`` is the
+share of questions about random attributes. ``invalid_share`` is the probability of a guess although
+several candidates are left.
 """
 
 import random
@@ -15,8 +16,8 @@ from agent_system.environments.env_package.twenty_questions.knowledge import Ans
 from agent_system.environments.env_package.twenty_questions.settings import TwentyQuestionsSettings
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 
-MAX_NAMED_CANDIDATES = 4  # a thought names up to this many candidates, else only their number
-MAX_FACTS = 6  # maximum number of facts in a thought; the latest are used
+MAX_NAMED_CANDIDATES = 4  # with more candidates, a thought states only their number
+MAX_FACTS = 6  # maximum number of answers in a thought, which are the latest ones
 _ANSWER_PREFIXES = {Answer.YES: "", Answer.NO: "not ", Answer.UNKNOWN: "maybe "}
 
 
@@ -26,72 +27,87 @@ class TwentyQuestionsExpert:
     Args:
         words: Candidates for the secret word.
         rng: Random generator of all draws.
-        careless: Share of questions about a random attribute. The others ask for the attribute
-            whose most common answer leaves the fewest candidates.
-        hasty: Probability, in every turn after the first, of guessing a random candidate.
+        random_question_share: Share of questions about a random attribute. All other questions are
+            about the attribute whose most common answer leaves the fewest candidates.
+        early_guess_probability: Probability of guessing a random candidate, in each turn after the
+            first.
     """
 
     def __init__(
-        self, words: Sequence[str], rng: random.Random, careless: float = 0.0, hasty: float = 0.0
+        self,
+        words: Sequence[str],
+        rng: random.Random,
+        random_question_share: float = 0.0,
+        early_guess_probability: float = 0.0,
     ) -> None:
         self.candidates = list(words)
-        self.facts: list[tuple[str, Answer]] = []  # attribute and answer, in the order of questions
+        self.answered_attributes: list[tuple[str, Answer]] = []  # in the order of questions
         self._rng = rng
-        self._table = load_knowledge()
-        self._careless = careless
-        self._hasty = hasty
+        self._knowledge = load_knowledge()
+        self._random_question_share = random_question_share
+        self._early_guess_probability = early_guess_probability
         self._used_attributes: list[str] = []
 
     def act(self) -> Decision:
-        """Return the next question or guess, with the remaining candidates and the known facts."""
-        facts = [
+        """Return the next question or guess, with a thought about candidates and answers."""
+        fact_texts = [
             f"{_ANSWER_PREFIXES[answer]}{_to_phrase(name)}"
-            for name, answer in self.facts[-MAX_FACTS:]
+            for name, answer in self.answered_attributes[-MAX_FACTS:]
         ]
-        names_candidates = len(self.candidates) <= MAX_NAMED_CANDIDATES
-        summary = ", ".join(self.candidates) if names_candidates else str(len(self.candidates))
-        situation = f"{summary} fit"
-        tried = ", ".join(facts) or "tried nothing"
-        is_certain = len(self.candidates) == 1
-        if is_certain or (self._used_attributes and self._rng.random() < self._hasty):
+        can_name_candidates = len(self.candidates) <= MAX_NAMED_CANDIDATES
+        candidates_text = (
+            ", ".join(self.candidates) if can_name_candidates else str(len(self.candidates))
+        )
+        situation = f"{candidates_text} fit"
+        facts_text = ", ".join(fact_texts) or "tried nothing"
+        is_last_candidate = len(self.candidates) == 1
+        if is_last_candidate or (
+            self._used_attributes and self._rng.random() < self._early_guess_probability
+        ):
             guess = f"[{self._rng.choice(self.candidates)}]"
-            return Decision(guess, situation, tried, f"guess {guess}", is_invalid=not is_certain)
+            return Decision(
+                guess, situation, facts_text, f"guess {guess}", is_invalid=not is_last_candidate
+            )
         attribute, is_random = self._choose_attribute()
         self._used_attributes.append(attribute)
-        question = self._table.attributes[attribute].question
+        question = self._knowledge.attributes[attribute].question
         plan = f"ask {_to_phrase(attribute)}"
-        return Decision(question, situation, tried, plan, is_useless=is_random)
+        return Decision(question, situation, facts_text, plan, is_useless=is_random)
 
     def observe(self, action: str, observation: Observation) -> None:
         """Remove the candidates that the reply to the last question excludes."""
-        # A guess in brackets ends the game.
+        # A guess in brackets ends the game, so its reply contains no answer.
         if self._used_attributes and not action.startswith("["):
             self._filter_candidates(self._used_attributes[-1], read_answer(observation.text))
 
-    def add_clue(self, attribute: str) -> None:
-        """Add an attribute of the word that is known without a question."""
+    def add_known_attribute(self, attribute: str) -> None:
+        """Record that the secret word has ``attribute``, which a clue states."""
         self._used_attributes.append(attribute)
         self._filter_candidates(attribute, Answer.YES)
 
     def _choose_attribute(self) -> tuple[str, bool]:
-        """Choose the attribute of the next question. True: at random."""
-        unused = [name for name in self._table.attributes if name not in self._used_attributes]
-        if self._rng.random() < self._careless:
-            return self._rng.choice(unused), True
-        return min(unused, key=self._largest_part), False
+        """Return the attribute of the next question, and True if it was chosen at random."""
+        unused_attributes = [
+            name for name in self._knowledge.attributes if name not in self._used_attributes
+        ]
+        if self._rng.random() < self._random_question_share:
+            return self._rng.choice(unused_attributes), True
+        return min(unused_attributes, key=self._count_after_common_answer), False
 
-    def _largest_part(self, attribute: str) -> int:
-        """Return the number of candidates that are left after the most common answer."""
-        answers = Counter(self._table.get_answer(word, attribute) for word in self.candidates)
+    def _count_after_common_answer(self, attribute: str) -> int:
+        """Return the number of candidates that remain after the most common answer."""
+        answers = Counter(self._knowledge.get_answer(word, attribute) for word in self.candidates)
         return max(answers.values())
 
     def _filter_candidates(self, attribute: str, answer: Answer) -> None:
-        self.facts.append((attribute, answer))
-        fitting = [
-            word for word in self.candidates if self._table.get_answer(word, attribute) == answer
+        self.answered_attributes.append((attribute, answer))
+        matching_words = [
+            word
+            for word in self.candidates
+            if self._knowledge.get_answer(word, attribute) == answer
         ]
-        # Ignore an answer that excludes every candidate: a server may be wrong.
-        self.candidates = fitting or self.candidates
+        # Ignore an answer that excludes all candidates, because a server may give wrong answers.
+        self.candidates = matching_words or self.candidates
 
 
 def _to_phrase(attribute: str) -> str:
@@ -99,17 +115,20 @@ def _to_phrase(attribute: str) -> str:
 
 
 def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuestionsExpert:
-    """Return an expert for one episode. Its candidates are the secret words of training."""
+    """Return an expert for one episode. Its first candidates are the secret words of training."""
     clues = episode.task.get("clues", ())
     words = episode.settings.words
-    # Tasks with clues use all words in every split.
+    # With clues, both splits use all words.
     candidates = game.list_words(words) if clues else game.split_words("train", words)
     noise = episode.noise
     expert = TwentyQuestionsExpert(
-        candidates, episode.rng, careless=noise.useless_share, hasty=noise.invalid_share
+        candidates,
+        episode.rng,
+        random_question_share=noise.useless_share,
+        early_guess_probability=noise.invalid_share,
     )
     for clue in clues:
-        expert.add_clue(clue)
+        expert.add_known_attribute(clue)
     return expert
 
 

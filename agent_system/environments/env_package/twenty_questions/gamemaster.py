@@ -1,23 +1,24 @@
-"""Gamemasters: callables that get a prompt with the secret word and a question and return text.
+"""Gamemasters: callables that get a prompt with a secret word and a question, and return a text.
 
-``EmbeddedGamemaster`` uses the shipped table and no network. ``OpenAIGamemaster``
-(``openai_gamemaster``) queries a server. The returned text is reduced to one of the three answers,
-so it cannot reveal the word.
+``EmbeddedGamemaster`` uses the table ``knowledge.txt`` and no network. ``OpenAIGamemaster`` (module
+``openai_gamemaster``) queries a server. The game reads only one of three answers from the returned
+text, so that it cannot reveal the word.
 
 The embedded gamemaster converts a free-text yes/no question to lower case without articles and
 punctuation. Then the first matching rule answers it:
 
 1. A question that starts with what, which, who, where, when, why or how: "I don't know".
-2. "starts with / ends with / contains (the letter) X": the spelling of the word decides.
-3. "bigger / smaller (and similar words) than Y", where Y is a thing or a named size of the table:
-   the sizes decide. Equal sizes give "I don't know".
-4. A thing of the table by name ("is it a dog?"): yes for that thing. It is a question, not a guess.
-5. Phrases of attributes, longest first, not overlapping. All of them must hold ("an animal that can
-   swim"); with "or" in the question one is enough. Yes, no and "I don't know" combine as in
-   three-valued logic.
+2. "starts with", "ends with" or "contains (the letter)" X: answer by the spelling of the word.
+3. "bigger than", "smaller than" or a similar comparison with a thing of the table: answer by the
+   sizes in the table. Equal sizes give "I don't know".
+4. The name of a thing of the table ("is it a dog?"): yes if it is the secret word. This does not
+   count as a guess.
+5. Phrases of attributes ("an animal that can swim"): yes if the thing has all of them. With "or" in
+   the question, one attribute suffices. Longer phrases are searched first, and phrases do not
+   overlap. Yes, no and "I don't know" are combined by three-valued logic.
 
-"not" and "never" invert the answer; "isn't it ...?" does not. Unknown words are ignored. A question
-that contains only unknown words gets "I don't know".
+"not" and "never" invert the answer, but "isn't it ...?" does not. Unknown words are ignored. If a
+question contains only unknown words, the answer is "I don't know".
 """
 
 import re
@@ -28,156 +29,170 @@ from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.twenty_questions.knowledge import Answer, load_knowledge
 
 Gamemaster = Callable[[str], str]
-SERVER_THREADS = 16  # concurrent requests to a server
+MAX_SERVER_REQUESTS = 16  # maximum number of concurrent requests to a server
 
 PROMPT = """You are the gamemaster of a game of twenty questions. \
 The player must guess a secret word.
 Secret word: {word}
 Question: {question}
 Answer the question about the secret word truthfully with exactly one of: {answers}"""
-_FIELDS = re.compile(
+_PROMPT_FIELDS_PATTERN = re.compile(
     r"^Secret word: (?P<word>[^\n]*)\nQuestion: (?P<question>[^\n]*)$", re.MULTILINE
 )
-_UNKNOWN = re.compile(
+_UNKNOWN_ANSWER_PATTERN = re.compile(
     r"\b(i (do not|don t|dont) know|unknown|unsure|not sure|maybe|sometimes|it depends|unclear)\b"
 )
-_OPEN = re.compile(r"^(what|which|who|whose|where|when|why|how)\b")
-_TAG_QUESTION = re.compile(r"\b(is|are|does|do|can|has|have|was|would|could)n t\b|\bcan t\b")
-_NEGATION = re.compile(r"\b(not|never|cannot)\b")
-_ARTICLES = re.compile(r"\b(a|an|the|any|some)\b")
-_LETTER = r"(?: letter)? ([a-z])$"
-_SPELLING = {
-    "starts": re.compile(r"\b(?:start|starts|begin|begins|starting|beginning) with" + _LETTER),
-    "ends": re.compile(r"\b(?:end|ends|ending) (?:with|in)" + _LETTER),
+_OPEN_QUESTION_PATTERN = re.compile(r"^(what|which|who|whose|where|when|why|how)\b")
+_NEGATED_VERB_PATTERN = re.compile(
+    r"\b(is|are|does|do|can|has|have|was|would|could)n t\b|\bcan t\b"
+)
+_NEGATION_PATTERN = re.compile(r"\b(not|never|cannot)\b")
+_ARTICLE_PATTERN = re.compile(r"\b(a|an|the|any|some)\b")
+_LETTER_REGEX = r"(?: letter)? ([a-z])$"
+_SPELLING_PATTERNS = {
+    "starts": re.compile(
+        r"\b(?:start|starts|begin|begins|starting|beginning) with" + _LETTER_REGEX
+    ),
+    "ends": re.compile(r"\b(?:end|ends|ending) (?:with|in)" + _LETTER_REGEX),
     "contains": re.compile(r"\b(?:contain|contains|have|has|include|includes)(?: letter) ([a-z])$"),
 }
-_COMPARISON = re.compile(
+_COMPARISON_PATTERN = re.compile(
     r"\b(bigger|larger|heavier|taller|smaller|lighter|shorter) than (?:average |normal )?([\w ]+?)$"
 )
-_SMALLER = frozenset({"smaller", "lighter", "shorter"})
-_OPPOSITE = {Answer.YES: Answer.NO, Answer.NO: Answer.YES, Answer.UNKNOWN: Answer.UNKNOWN}
+_SMALLER_WORDS = frozenset({"smaller", "lighter", "shorter"})
+_OPPOSITE_ANSWERS = {Answer.YES: Answer.NO, Answer.NO: Answer.YES, Answer.UNKNOWN: Answer.UNKNOWN}
 
 
 class GamemasterError(EnvFailure):
-    """The gamemaster gave no answer. The trial or episode of the question is aborted."""
+    """Error: the gamemaster gave no answer. The trial or episode is aborted."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("error", f"gamemaster: {detail}")
 
 
 def gamemaster_prompt(word: str, question: str) -> str:
-    """Return the prompt for one question."""
-    # Line breaks become spaces, so a question cannot imitate other fields.
-    one_line = " ".join(question.split())
-    return PROMPT.format(word=word, question=one_line, answers=", ".join(Answer))
+    """Return the prompt of a gamemaster for one question about the secret word ``word``."""
+    # Replace line breaks by spaces, so that a question cannot imitate other fields of the prompt.
+    one_line_question = " ".join(question.split())
+    return PROMPT.format(word=word, question=one_line_question, answers=", ".join(Answer))
 
 
 def read_answer(text: str) -> Answer:
-    """Return the answer in a gamemaster's reply: "I don't know" without a yes or no."""
+    """Return the answer in the reply of a gamemaster. Without yes or no it is "I don't know"."""
     plain_text = " ".join(re.findall(r"[a-z]+", text.lower()))
-    if _UNKNOWN.search(plain_text):
+    if _UNKNOWN_ANSWER_PATTERN.search(plain_text):
         return Answer.UNKNOWN
     match = re.search(r"\b(yes|no)\b", plain_text)
     return Answer.UNKNOWN if match is None else Answer.YES if match[1] == "yes" else Answer.NO
 
 
 class EmbeddedGamemaster:
-    """Deterministic gamemaster that answers from a table, by the rules above."""
+    """Deterministic gamemaster that answers by the rules in the module's docstring."""
 
     remote = False
 
     def __call__(self, prompt: str) -> str:
-        """Answer a prompt of ``gamemaster_prompt``. Raises ``GamemasterError`` for others."""
-        fields = _FIELDS.search(prompt)
-        if fields is None:
+        """Answer a prompt of ``gamemaster_prompt``. Raises ``GamemasterError`` for other texts."""
+        prompt_fields = _PROMPT_FIELDS_PATTERN.search(prompt)
+        if prompt_fields is None:
             raise GamemasterError(
                 "the embedded gamemaster accepts only prompts made by gamemaster_prompt()"
             )
-        if fields["word"] not in load_knowledge().things:
+        if prompt_fields["word"] not in load_knowledge().things:
             raise GamemasterError(
-                f"the embedded gamemaster does not know the word {fields['word']!r}; allowed: "
-                "words of knowledge.txt"
+                f"the embedded gamemaster does not know the word {prompt_fields['word']!r}; "
+                "allowed: words of knowledge.txt"
             )
-        return answer_question(fields["word"], fields["question"])
+        return answer_question(prompt_fields["word"], prompt_fields["question"])
 
 
-def normalise_question(text: str) -> str:
-    """Return ``text`` in lower case with letters and digits only, no articles, single spaces.
+def normalize_question(text: str) -> str:
+    """Return the words of ``text`` in lower case, without punctuation and articles.
 
-    An "a" at the end after "letter" or "with" is no article and is kept.
+    An "a" at the end after "letter" or "with" is a letter and is kept.
     """
     plain_text = " ".join(re.findall(r"[a-z0-9]+", text.lower()))
     if re.search(r"(letter|with) a$", plain_text):
-        return " ".join(_ARTICLES.sub(" ", plain_text[:-1]).split()) + " a"
-    return " ".join(_ARTICLES.sub(" ", plain_text).split())
+        return " ".join(_ARTICLE_PATTERN.sub(" ", plain_text[:-1]).split()) + " a"
+    return " ".join(_ARTICLE_PATTERN.sub(" ", plain_text).split())
 
 
 def answer_question(word: str, question: str) -> Answer:
     """Return the answer to ``question`` about ``word``. Raises ``KeyError`` for an unknown word."""
     thing = load_knowledge().things[word]
-    normalised = normalise_question(question)
-    if _OPEN.search(normalised):
+    normalized_question = normalize_question(question)
+    if _OPEN_QUESTION_PATTERN.search(normalized_question):
         return Answer.UNKNOWN
-    # "isn't it" means the same as "is it": remove its "n't" before counting negations.
-    normalised, negations = _NEGATION.subn(" ", _TAG_QUESTION.sub(" ", normalised))
-    normalised = " ".join(normalised.split())
-    result = (
-        _answer_spelling(word, normalised)
-        or _answer_size(thing.size, normalised)
-        or _answer_attributes(word, normalised)
+    # Remove "isn't" and similar verbs before counting negations: "isn't it" means "is it".
+    normalized_question, negation_count = _NEGATION_PATTERN.subn(
+        " ", _NEGATED_VERB_PATTERN.sub(" ", normalized_question)
+    )
+    normalized_question = " ".join(normalized_question.split())
+    answer = (
+        _answer_spelling(word, normalized_question)
+        or _answer_size(thing.size, normalized_question)
+        or _answer_attributes(word, normalized_question)
     )
     # Two negations cancel each other.
-    return _OPPOSITE[result] if negations % 2 else result
+    return _OPPOSITE_ANSWERS[answer] if negation_count % 2 else answer
 
 
-def _answer_spelling(name: str, normalised: str) -> Answer | None:
-    tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
-    for test_name, pattern in _SPELLING.items():
-        if match := pattern.search(normalised):
-            return Answer.YES if tests[test_name](match[1]) else Answer.NO
+def _answer_spelling(name: str, normalized_question: str) -> Answer | None:
+    string_tests = {"starts": name.startswith, "ends": name.endswith, "contains": name.__contains__}
+    for test_name, pattern in _SPELLING_PATTERNS.items():
+        if match := pattern.search(normalized_question):
+            return Answer.YES if string_tests[test_name](match[1]) else Answer.NO
     return None
 
 
-def _answer_size(size: int, normalised: str) -> Answer | None:
-    match = _COMPARISON.search(normalised)
+def _answer_size(size: int, normalized_question: str) -> Answer | None:
+    match = _COMPARISON_PATTERN.search(normalized_question)
     if not match:
         return None
-    table = load_knowledge()
-    other_thing = table.things.get(match[2])
-    other_size = other_thing.size if other_thing else table.sizes.get(match[2])
+    knowledge = load_knowledge()
+    other_thing = knowledge.things.get(match[2])
+    other_size = other_thing.size if other_thing else knowledge.sizes.get(match[2])
     if other_size is None or other_size == size:
         return Answer.UNKNOWN
-    return Answer.YES if (size < other_size) == (match[1] in _SMALLER) else Answer.NO
+    return Answer.YES if (size < other_size) == (match[1] in _SMALLER_WORDS) else Answer.NO
 
 
-def _answer_attributes(word: str, normalised: str) -> Answer:
-    """Combine the answers about the phrases in three-valued logic: with "or", or else with "and".
+def _answer_attributes(word: str, normalized_question: str) -> Answer:
+    """Return the answer to a question about attributes and things, in three-valued logic.
 
-    One answer that is decisive, yes for "or" and no for "and", decides. Otherwise the answer is "I
-    don't know" if one answer is that or there are no answers, else the opposite.
+    The answers about all phrases are combined by "or" if the question contains it, else by "and".
+    For "or" the decisive answer is yes, for "and" it is no. If one answer is decisive, return it.
+    Otherwise return "I don't know" if one answer is that, or if there is none. Otherwise return the
+    opposite of the decisive answer.
     """
-    table = load_knowledge()
-    pattern, names = _phrase_pattern()
+    knowledge = load_knowledge()
+    pattern, names_by_phrase = _make_phrase_pattern()
     answers = []
-    for phrase in pattern.findall(normalised):
-        name = names[phrase]
-        if name in table.attributes:
-            answers.append(table.get_answer(word, name))
+    for phrase in pattern.findall(normalized_question):
+        name = names_by_phrase[phrase]
+        if name in knowledge.attributes:
+            answers.append(knowledge.get_answer(word, name))
         else:
             answers.append(Answer.YES if name == word else Answer.NO)
-    decisive = Answer.YES if re.search(r"\bor\b", normalised) else Answer.NO
-    if decisive in answers:
-        return decisive
-    return Answer.UNKNOWN if Answer.UNKNOWN in answers or not answers else _OPPOSITE[decisive]
+    decisive_answer = Answer.YES if re.search(r"\bor\b", normalized_question) else Answer.NO
+    if decisive_answer in answers:
+        return decisive_answer
+    return (
+        Answer.UNKNOWN
+        if Answer.UNKNOWN in answers or not answers
+        else _OPPOSITE_ANSWERS[decisive_answer]
+    )
 
 
 @cache
-def _phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
-    """Return a pattern of all phrases, longest first, and the attribute or thing of each phrase."""
-    table = load_knowledge()
-    names = {normalise_question(thing): thing for thing in table.things}
-    # A phrase that names both a thing and an attribute means the attribute.
-    for attribute in table.attributes.values():
-        names |= {normalise_question(phrase): attribute.name for phrase in attribute.phrases}
-    longest_first = sorted(names, key=lambda phrase: (-len(phrase), phrase))
-    return re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b"), names
+def _make_phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
+    """Return a pattern of all phrases, and a dict from phrases to attributes or things."""
+    knowledge = load_knowledge()
+    names_by_phrase = {normalize_question(thing): thing for thing in knowledge.things}
+    # If a phrase names a thing and an attribute, it means the attribute.
+    for attribute in knowledge.attributes.values():
+        names_by_phrase |= {
+            normalize_question(phrase): attribute.name for phrase in attribute.phrases
+        }
+    longest_first = sorted(names_by_phrase, key=lambda phrase: (-len(phrase), phrase))
+    return re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b"), names_by_phrase

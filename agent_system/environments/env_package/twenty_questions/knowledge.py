@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 KNOWLEDGE_FILE = Path(__file__).with_name("knowledge.txt")
-_THING = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
+_THING_PATTERN = re.compile(r"(?P<name>[\w ]+?) = (?P<size>\d);(?P<attributes>.*)")
 
 
 class Answer(StrEnum):
@@ -23,8 +23,8 @@ class Answer(StrEnum):
 class Attribute:
     """Property of things, with the question that asks for it.
 
-    A question that contains one of ``phrases`` is about this attribute. ``implies`` names the
-    attributes that hold with it.
+    A question that contains one of ``phrases`` is about this attribute. A thing with
+    this attribute also has the attributes in ``implies``.
     """
 
     name: str
@@ -35,22 +35,24 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """Word to be guessed, with its size (1 to 6), the attributes that it has, and those for which
-    the answer is "I don't know".
+    """Thing whose name is a possible secret word. Its size is from 1 to 6.
+
+    It has the attributes in ``true_attributes``. For those in ``uncertain_attributes`` the answer
+    is "I don't know". It has no other attributes.
     """
 
     name: str
     size: int
-    holds: frozenset[str]
-    unsure: frozenset[str]
+    true_attributes: frozenset[str]
+    uncertain_attributes: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
     """Table of attributes and things.
 
-    ``sizes`` contains the sizes of further things, which are no secret words but which a question
-    can name ("is it bigger than a ...?").
+    ``sizes`` contains the sizes of other things. They are no secret words, but a question can
+    compare with them ("is it bigger than a ...?").
     """
 
     attributes: Mapping[str, Attribute]
@@ -58,24 +60,24 @@ class Knowledge:
     sizes: Mapping[str, int]
 
     def get_answer(self, word: str, attribute: str) -> Answer:
-        """Return the answer to the question whether ``word`` has ``attribute``."""
+        """Return the answer to the question "Does ``word`` have ``attribute``?"."""
         thing = self.things[word]
-        if attribute in thing.holds:
+        if attribute in thing.true_attributes:
             return Answer.YES
-        return Answer.UNKNOWN if attribute in thing.unsure else Answer.NO
+        return Answer.UNKNOWN if attribute in thing.uncertain_attributes else Answer.NO
 
 
 @cache
 def load_knowledge() -> Knowledge:
-    """Return the shipped table, parsed once per process."""
+    """Return the table of ``knowledge.txt``, which is parsed once per process."""
     return parse_knowledge(KNOWLEDGE_FILE.read_text(encoding="utf-8"))
 
 
 def parse_knowledge(text: str) -> Knowledge:
     """Parse a table in the format of ``knowledge.txt``.
 
-    Raises ``ValueError`` if a line is of none of the three kinds, an attribute is not defined, or a
-    name occurs twice.
+    Raises ``ValueError`` for a line that has none of the three formats, for an undefined attribute,
+    and for a name that is defined twice.
     """
     attributes: dict[str, Attribute] = {}
     things: dict[str, Thing] = {}
@@ -89,7 +91,7 @@ def parse_knowledge(text: str) -> Knowledge:
         elif "|" in line:
             attribute = _parse_attribute(line)
             _add_unique(attributes, attribute.name, attribute)
-        elif match := _THING.fullmatch(line):
+        elif match := _THING_PATTERN.fullmatch(line):
             thing = _parse_thing(match, attributes)
             _add_unique(things, thing.name, thing)
         else:
@@ -104,41 +106,49 @@ def _split_list(text: str) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-def _add_unique(table: dict, name: str, value: object) -> None:
-    if name in table:
+def _add_unique(entries: dict, name: str, value: object) -> None:
+    if name in entries:
         raise ValueError(f"{name!r} is defined twice")
-    table[name] = value
+    entries[name] = value
 
 
 def _parse_attribute(line: str) -> Attribute:
-    name, question, phrases, *implied = (cell.strip() for cell in line.split("|"))
+    name, question, phrase_list, *implied_names = (cell.strip() for cell in line.split("|"))
     name_phrase = name.replace("_", " ")
     return Attribute(
         name,
         question,
-        tuple(dict.fromkeys([name_phrase, *_split_list(phrases)])),
-        tuple(" ".join(implied).split()),
+        tuple(dict.fromkeys([name_phrase, *_split_list(phrase_list)])),
+        tuple(" ".join(implied_names).split()),
     )
 
 
 def _parse_thing(match: re.Match[str], attributes: Mapping[str, Attribute]) -> Thing:
     attribute_names = match["attributes"].split()
-    unknown = [name for name in attribute_names if name.removeprefix("~") not in attributes]
-    if unknown:
-        raise ValueError(f"{match['name']}: these attributes are not defined: {', '.join(unknown)}")
-    positive = [name for name in attribute_names if not name.startswith("~")]
-    holds = frozenset(_with_implied(positive, attributes))
-    # The thing has an attribute that another one implies, even if the line marks it as unsure.
-    unsure = {name[1:] for name in attribute_names if name.startswith("~")} - holds
-    return Thing(match["name"], int(match["size"]), holds, frozenset(unsure))
+    undefined_names = [name for name in attribute_names if name.removeprefix("~") not in attributes]
+    if undefined_names:
+        raise ValueError(
+            f"{match['name']}: these attributes are not defined: {', '.join(undefined_names)}"
+        )
+    positive_names = [name for name in attribute_names if not name.startswith("~")]
+    true_attributes = frozenset(_list_with_implied(positive_names, attributes))
+    # An implied attribute is true, even if the line marks it as uncertain.
+    uncertain_attributes = {
+        name[1:] for name in attribute_names if name.startswith("~")
+    } - true_attributes
+    return Thing(
+        match["name"], int(match["size"]), true_attributes, frozenset(uncertain_attributes)
+    )
 
 
-def _with_implied(names: Iterable[str], attributes: Mapping[str, Attribute]) -> Iterator[str]:
-    for name in names:
+def _list_with_implied(
+    attribute_names: Iterable[str], attributes: Mapping[str, Attribute]
+) -> Iterator[str]:
+    for name in attribute_names:
         yield name
-        yield from _with_implied(attributes[name].implies, attributes)
+        yield from _list_with_implied(attributes[name].implies, attributes)
 
 
-def unknown_words(words: Iterable[str]) -> list[str]:
-    """Return those of ``words`` that the shipped table lacks, sorted."""
+def find_unknown_words(words: Iterable[str]) -> list[str]:
+    """Return the ``words`` that are missing in ``knowledge.txt``, sorted."""
     return sorted(set(words) - set(load_knowledge().things))

@@ -5,14 +5,14 @@ from typing import Any
 
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
-    SERVER_THREADS,
+    MAX_SERVER_REQUESTS,
     EmbeddedGamemaster,
     Gamemaster,
 )
-from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
+from agent_system.environments.env_package.twenty_questions.knowledge import find_unknown_words
 from agent_system.environments.env_package.twenty_questions.package import TwentyQuestionsPrompts
 from agent_system.environments.multistep import MultistepEnv
-from agent_system.environments.tasks import epoch_order
+from agent_system.environments.tasks import compute_epoch_order
 from agent_system.tokens.bridge import TextTokenizer
 from verl.utils.seeds import derive_seed
 
@@ -20,17 +20,18 @@ from verl.utils.seeds import derive_seed
 class TwentyQuestionsEnv(MultistepEnv):
     """Multistep environment of twenty questions. Its rows have the column ``solution``.
 
-    For a row without ``solution``, the seed and the session id determine a training word.
+    If a row has no ``solution``, ``seed`` and session id determine a training word.
 
     Args:
         tokenizer, env_id, system_prompt, max_steps_per_episode, episodes_per_trial, free_shots,
             options: As in ``MultistepEnv``. The default system prompt is that of
             ``env.env_name=twenty_questions``.
         gamemaster: Callable that gets a prompt with the secret word and a question and returns text
-            with an answer. Default: the embedded one, which needs no network.
-        words: The secret words. Default: all words of the embedded gamemaster. About a quarter is
-            held out.
-        seed: Seed of the order of the datasets and of the words of rows without ``solution``.
+            with an answer. Default: ``EmbeddedGamemaster``, which needs no network.
+        words: The secret words of both splits. Default: all words of the embedded gamemaster. About
+            a quarter is held out for validation.
+        seed: Seed of the order of rows in the datasets, and of the words of rows without
+            ``solution``.
 
     Raises ``ValueError`` for words that the embedded gamemaster does not know.
     """
@@ -53,15 +54,16 @@ class TwentyQuestionsEnv(MultistepEnv):
         self.gamemaster = EmbeddedGamemaster() if gamemaster is None else gamemaster
         self.words = words
         self.seed = seed
-        embedded = isinstance(self.gamemaster, EmbeddedGamemaster)
-        unknown = unknown_words(words or ()) if embedded else []
-        if unknown:
+        is_embedded = isinstance(self.gamemaster, EmbeddedGamemaster)
+        unknown_words = find_unknown_words(words or ()) if is_embedded else []
+        if unknown_words:
             raise ValueError(
-                f"words: the embedded gamemaster does not know {', '.join(unknown)}; allowed: "
-                "words of knowledge.txt; fix: use such words, or a gamemaster that knows them"
+                f"words: the embedded gamemaster does not know {', '.join(unknown_words)}; "
+                "allowed: words of knowledge.txt; fix: use such words, or a gamemaster that knows "
+                "them"
             )
         if getattr(self.gamemaster, "remote", False):
-            options.setdefault("step_workers", SERVER_THREADS)
+            options.setdefault("step_workers", MAX_SERVER_REQUESTS)
         prompt = TwentyQuestionsPrompts().system(False) if system_prompt is None else system_prompt
         super().__init__(
             tokenizer,
@@ -78,7 +80,7 @@ class TwentyQuestionsEnv(MultistepEnv):
         return game.new_game(solution, self.max_steps_per_episode)
 
     def _format_prompt(self, state: game.State, step: int) -> str:
-        del step  # the reply contains the number of turns left
+        del step  # not needed: the reply states the number of turns left
         return state["reply"]
 
     def _step_episode(
@@ -94,20 +96,21 @@ class TwentyQuestionsEnv(MultistepEnv):
         return words[derive_seed(self.seed, session_id) % len(words)]
 
     def get_train_dataset(self) -> Any:
-        """Return the training words, shuffled by the seed, in the column ``solution``."""
+        """Return a dataset of the training words in random order, with the column ``solution``."""
         return self._make_dataset("train")
 
     def get_eval_dataset(self) -> Any:
-        """Return the held-out words, shuffled by the seed, in the column ``solution``."""
+        """Return a dataset of the held-out words in random order, with the column ``solution``."""
         return self._make_dataset("val")
 
     def _make_dataset(self, split: str) -> Any:
         from datasets import Dataset, Features, Value
 
         words = game.split_words(split, self.words)
-        ordered = [
-            words[index] for index in epoch_order(len(words), self.seed, "twenty questions", split)
+        shuffled_words = [
+            words[index]
+            for index in compute_epoch_order(len(words), self.seed, "twenty questions", split)
         ]
         return Dataset.from_dict(
-            {"solution": ordered}, features=Features({"solution": Value("string")})
+            {"solution": shuffled_words}, features=Features({"solution": Value("string")})
         )

@@ -18,16 +18,16 @@ RETRIED_STATUS_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
 class _RetryableError(Exception):
-    """Temporary failure of a request, which is repeated."""
+    """Error: temporary failure of a request. The request is repeated."""
 
 
 class OpenAIGamemaster:
     """Gamemaster that queries ``POST {base_url}/chat/completions`` of a server, for example vLLM.
 
-    The API key is read from the environment variable ``api_key_env``. If it is unset, no key is
-    sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors, timeouts and the
-    status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses, up to ``attempts``
-    requests in all. A call raises ``GamemasterError`` if there is no answer.
+    The API key is read from the environment variable ``api_key_env``. If this variable is not set,
+    no key is sent. Each request has a timeout of ``timeout_s`` seconds. Connection errors, timeouts
+    and the status codes in ``RETRIED_STATUS_CODES`` are retried with growing pauses. There are at
+    most ``attempts`` requests. A call raises ``GamemasterError`` if no request gets an answer.
     """
 
     remote = True
@@ -54,7 +54,8 @@ class OpenAIGamemaster:
             self._client = httpx.Client(
                 timeout=timeout_s, headers=headers, trust_env=trusts_proxies(self.url)
             )
-        except (ImportError, ValueError) as error:  # the environment names a proxy it cannot use
+        # httpx raises these errors if it cannot use the proxy of the environment variables.
+        except (ImportError, ValueError) as error:
             raise GamemasterError(f"{self.url}{describe_proxy(self.url)}: {error}") from error
         self._retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts),
@@ -82,7 +83,7 @@ class OpenAIGamemaster:
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": prompt}],
-            # Greedy, so that equal questions get equal answers. An answer has at most three words.
+            # Decode greedily, so that equal questions get equal answers.
             "temperature": 0,
             "max_tokens": 8,
         }

@@ -9,7 +9,7 @@ from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.twenty_questions import game
 from agent_system.environments.env_package.twenty_questions.expert import EXPERT
 from agent_system.environments.env_package.twenty_questions.gamemaster import (
-    SERVER_THREADS,
+    MAX_SERVER_REQUESTS,
     EmbeddedGamemaster,
     Gamemaster,
 )
@@ -20,8 +20,8 @@ from agent_system.environments.package import EnvPackage
 RULES = """We play twenty questions. Find out my word with yes/no questions. \
 I answer Yes, No or I don't know.
 Guess with the word in square brackets: [word]. A wrong guess ends the game."""
-PLAIN_FORMAT = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
-LEVELS_FORMAT = """First choose how much to think, then think, then ask or guess:
+ANSWER_FORMAT = "Answer with one question or your guess between tags: <action>Is it alive?</action>"
+LEVELS_ANSWER_FORMAT = """First choose how much to think, then think, then ask or guess:
 <level>1</level><think></think><action>question or [word]</action> asks at once.
 <level>2</level><think>what do I know?</think><action>question or [word]</action> \
 reads the situation.
@@ -30,12 +30,15 @@ also reflects on what was asked.
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> \
 also plans and weighs options."""
 
-# Threads start on demand: an embedded gamemaster needs none.
-_GAMEMASTER_THREADS = ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="gamemaster")
+# The pool starts threads on demand. The embedded gamemaster needs none.
+_GAMEMASTER_THREADS = ThreadPoolExecutor(MAX_SERVER_REQUESTS, thread_name_prefix="gamemaster")
 
 
 def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
-    """Return the gamemaster. Raises ``ValueError`` for a server without address or model."""
+    """Return the gamemaster that ``settings`` select.
+
+    Raises ``ValueError`` if a server is selected without ``base_url`` or ``model``.
+    """
     if settings.gamemaster == "embedded":
         return EmbeddedGamemaster()
     from agent_system.environments.env_package.twenty_questions.openai_gamemaster import (
@@ -54,7 +57,8 @@ def make_gamemaster(settings: TwentyQuestionsSettings) -> Gamemaster:
 class TwentyQuestionsGame:
     """Environment of twenty questions. The reward is 1 for the right guess, else 0.
 
-    With a server as gamemaster, ``step`` is a coroutine function and does not block the event loop.
+    If the gamemaster is a server, ``step`` is a coroutine function that does not block the event
+    loop.
     """
 
     placement = "inline"
@@ -74,7 +78,7 @@ class TwentyQuestionsGame:
         return self._make_observation()
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer a question or a guess. With a server as gamemaster, return a coroutine."""
+        """Answer a question or a guess. If the gamemaster is a server, return a coroutine."""
         self.state, reward, done, info = game.apply_move(self.state, action, self.gamemaster)
         return self._make_observation(), reward, done, info
 
@@ -90,7 +94,7 @@ class TwentyQuestionsGame:
         return [f"[{task['solution']}]"]
 
     def _make_observation(self) -> Observation:
-        # The answers are sorted, so the order of the questions does not matter for the anchor.
+        # Sort the answers, because the order of the questions does not change what is known.
         answer_texts = sorted(
             f"{action} {reply.partition('.')[0]}" for action, reply in self.state["turns"]
         )
@@ -98,7 +102,7 @@ class TwentyQuestionsGame:
         return Observation(self.state["reply"], anchor=anchor)
 
     def close(self) -> None:
-        """Close the connection to the server, if any."""
+        """Close the connection of the gamemaster to its server, if it has one."""
         close_method = getattr(self.gamemaster, "close", None)
         if close_method is not None:
             close_method()
@@ -112,16 +116,16 @@ class TwentyQuestionsPrompts(ChatPrompts):
 
     def system(self, levels: bool) -> str:
         """Return the rules and the answer format, with or without thinking levels."""
-        return f"{RULES}\n{LEVELS_FORMAT if levels else PLAIN_FORMAT}"
+        return f"{RULES}\n{LEVELS_ANSWER_FORMAT if levels else ANSWER_FORMAT}"
 
 
 def make_prompts(settings: TwentyQuestionsSettings) -> TwentyQuestionsPrompts | CompactPrompts:
-    """Return prompts with rules and answer format, or compact ones with the replies alone."""
+    """Return prompts with rules and answer format, or compact prompts with replies only."""
     return CompactPrompts() if settings.prompt == "compact" else TwentyQuestionsPrompts()
 
 
 def list_tasks(settings: TwentyQuestionsSettings, split: str) -> list[Task]:
-    """Return one task per word, or per word and clues. About a quarter is held out for ``val``."""
+    """Return one task per word, or per word and clues. About a quarter belongs to ``val``."""
     name = "twenty_questions"
     if not settings.clues:
         return [

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 from pydantic import model_validator
 
-from agent_system.environments.env_package.twenty_questions.knowledge import unknown_words
+from agent_system.environments.env_package.twenty_questions.knowledge import find_unknown_words
 from agent_system.environments.settings import EnvSettings
 from verl.config.settings import NonNegative, PositiveInt, Refusal
 
@@ -13,7 +13,7 @@ from verl.config.settings import NonNegative, PositiveInt, Refusal
 class TwentyQuestionsSettings(EnvSettings):
     """Settings of ``env.twenty_questions``: secret words, prompts and gamemaster.
 
-    The keys after ``gamemaster`` belong to the server.
+    All keys after ``gamemaster`` are parameters of the server.
     """
 
     words: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class TwentyQuestionsSettings(EnvSettings):
     """name of the model on the server"""
     api_key_env: str = "OPENAI_API_KEY"
     """environment variable that contains the API key of the server"""
-    # All attempts together must end within env.step_timeout_s.
+    # All attempts together must take less than env.step_timeout_s.
     timeout_s: NonNegative = 6.0
     """timeout of one request to the server, in seconds"""
     attempts: PositiveInt = 4
@@ -40,7 +40,7 @@ class TwentyQuestionsSettings(EnvSettings):
 
     @model_validator(mode="after")
     def _require_known_words(self) -> "TwentyQuestionsSettings":
-        unknown = unknown_words(self.words) if self.gamemaster == "embedded" else []
+        unknown = find_unknown_words(self.words) if self.gamemaster == "embedded" else []
         if unknown:
             why = f"the embedded gamemaster does not know {', '.join(unknown)}"
             fix = "use such words, or a gamemaster that knows them"

@@ -88,7 +88,7 @@ def test_connections_with_a_valid_key_stay_open(limit_connections):
     ],
 )
 def test_connection_without_a_complete_valid_request_is_closed(monkeypatch, payload):
-    monkeypatch.setattr(server_module, "KEEPALIVE_S", 0.2)
+    monkeypatch.setattr(server_module, "KEEPALIVE_TIMEOUT_S", 0.2)
 
     async def main():
         async with endpoint() as (_, port, _):

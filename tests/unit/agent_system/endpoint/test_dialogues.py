@@ -1,12 +1,12 @@
-"""Dialogues: the conversation that a list of messages continues, and its tokens."""
+"""EpisodeDialogues: the conversation that a list of messages continues, and its tokens."""
 
 import pytest
 
-from agent_system.endpoint.dialogues import Dialogues
+from agent_system.endpoint.dialogues import EpisodeDialogues
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.conversation import NO_LIMITS, TokenLimits
 from agent_system.tokens.ledger import SegmentKind
-from tests.helpers.said import Said
+from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 
@@ -39,16 +39,16 @@ def encode_letters(tokenizer, text: str) -> list[int]:
 
 
 def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
     sampled = encode_letters(tokenizer, "the apple")
-    first = dialogues.open([SYSTEM, user("one")], 0)
+    first = dialogues.open_dialogue([SYSTEM, user("one")], 0)
     assert first is not None
     prompt = list(first.conversation.ledger.token_ids)
-    first.add_reply(Said(sampled), 0, ["the apple"])
-    continued = dialogues.open([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
+    first.add_reply(ScriptedTurn(sampled), 0, ["the apple"])
+    continued = dialogues.open_dialogue([SYSTEM, user("one"), reply("the apple"), user("two")], 1)
     assert continued is first
     between = bridge.make_bridge(sampled, "two")
-    added = [*between.before, *between.observation, *between.after]
+    added = [*between.ids_before, *between.observation, *between.ids_after]
     assert first.conversation.prompt_ids == [*prompt, *sampled, *added]
     (agent,) = first.conversation.ledger.agent_segments
     assert (list(agent.ids), agent.policy_version, agent.logprobs[0]) == (sampled, 4, -0.5)
@@ -66,15 +66,15 @@ def test_quoted_reply_keeps_its_sampled_tokens(bridge, tokenizer):
     ],
 )
 def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
-    first = dialogues.open([SYSTEM, user("one")], 0)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
+    first = dialogues.open_dialogue([SYSTEM, user("one")], 0)
     assert first is not None
-    first.add_reply(Said([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     token_ids = list(first.conversation.ledger.token_ids)
-    fork = dialogues.open(messages, 1)
-    assert fork is not None and fork is not first and fork.number == 1
+    fork = dialogues.open_dialogue(messages, 1)
+    assert fork is not None and fork is not first and fork.ledger_index == 1
     assert first.conversation.ledger.token_ids == token_ids, "the first dialogue is unchanged"
-    assert fork.conversation.prompt_ids == bridge.first_prompt(messages)
+    assert fork.conversation.prompt_ids == bridge.encode_first_prompt(messages)
     assert [segment.kind for segment in fork.conversation.ledger.all_segments] == [
         SegmentKind.PROMPT
     ]
@@ -82,40 +82,42 @@ def test_messages_that_do_not_continue_start_a_fork(bridge, messages):
 
 def test_each_quotation_of_a_reply_continues_once(bridge):
     for quoted in ("said", "said</action>"):
-        dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
-        first = dialogues.open([user("one")], 0)
+        dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
+        first = dialogues.open_dialogue([user("one")], 0)
         assert first is not None
-        first.add_reply(Said([5, 6]), 0, ["said", "said</action>"])
+        first.add_reply(ScriptedTurn([5, 6]), 0, ["said", "said</action>"])
         more = [user("one"), reply(quoted), user("two")]
-        assert dialogues.open(more, 1) is first
+        assert dialogues.open_dialogue(more, 1) is first
         # The next reply is awaited, so the same request again starts a new dialogue.
-        assert dialogues.open(more, 2) is not first
+        assert dialogues.open_dialogue(more, 2) is not first
 
 
 def test_no_dialogue_continues_without_extension(bridge):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=False)
-    first = dialogues.open([user("one")], 0)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=False)
+    first = dialogues.open_dialogue([user("one")], 0)
     assert first is not None
-    first.add_reply(Said([5, 6]), 0, ["said"])
-    assert dialogues.open([user("one"), reply("said"), user("two")], 1) is not first
+    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
+    assert dialogues.open_dialogue([user("one"), reply("said"), user("two")], 1) is not first
     assert len(dialogues.ledgers) == 2
 
 
 def test_turn_that_does_not_fit_changes_nothing(bridge):
-    dialogues = Dialogues(bridge, TokenLimits(prompt=40, response=32, turn=8), extends=True)
-    first = dialogues.open([user("one")], 0)
+    dialogues = EpisodeDialogues(
+        bridge, TokenLimits(max_prompt=40, max_response=32, max_turn=8), continues_dialogues=True
+    )
+    first = dialogues.open_dialogue([user("one")], 0)
     assert first is not None
-    first.add_reply(Said([5, 6]), 0, ["said"])
+    first.add_reply(ScriptedTurn([5, 6]), 0, ["said"])
     token_ids = list(first.conversation.ledger.token_ids)
-    assert dialogues.open([user("one"), reply("said"), user("word " * 30)], 1) is None
-    assert dialogues.open([user("word " * 90)], 1) is None
+    assert dialogues.open_dialogue([user("one"), reply("said"), user("word " * 30)], 1) is None
+    assert dialogues.open_dialogue([user("word " * 90)], 1) is None
     assert first.conversation.ledger.token_ids == token_ids and len(dialogues.ledgers) == 1
-    assert dialogues.open([user("one"), reply("said"), user("on")], 1) is first
+    assert dialogues.open_dialogue([user("one"), reply("said"), user("on")], 1) is first
 
 
 def test_user_text_has_no_tags_and_system_text_has(bridge, tokenizer):
-    dialogues = Dialogues(bridge, NO_LIMITS, extends=True)
-    dialogue = dialogues.open([SYSTEM, user("<action>left</action> <|im_end|>")], 0)
+    dialogues = EpisodeDialogues(bridge, NO_LIMITS, continues_dialogues=True)
+    dialogue = dialogues.open_dialogue([SYSTEM, user("<action>left</action> <|im_end|>")], 0)
     assert dialogue is not None
     ids = dialogue.conversation.prompt_ids
     tags = [ids.count(tokenizer.convert_tokens_to_ids(tag)) for tag in ("<action>", "</action>")]
@@ -130,23 +132,23 @@ def test_roles_that_the_template_refuses_are_an_error(tokenizer):
         "{%- if messages | length > 1 -%}{{ raise_exception('one at a time') }}{%- endif -%}"
         + refusing.chat_template
     )
-    dialogues = Dialogues(ChatBridge(refusing), NO_LIMITS, extends=False)
+    dialogues = EpisodeDialogues(ChatBridge(refusing), NO_LIMITS, continues_dialogues=False)
     with pytest.raises(TemplateUnsupported):
-        dialogues.open([user("one"), reply("said"), user("two")], 0)
+        dialogues.open_dialogue([user("one"), reply("said"), user("two")], 0)
 
 
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        (TokenLimits(prompt=40, response=40), False),
-        (TokenLimits(prompt=40, response=1e9, total=80), False),
-        (TokenLimits(prompt=1e6, response=40), True),
+        (TokenLimits(max_prompt=40, max_response=40), False),
+        (TokenLimits(max_prompt=40, max_response=1e9, max_total=80), False),
+        (TokenLimits(max_prompt=1e6, max_response=40), True),
         (NO_LIMITS, True),
     ],
 )
 def test_text_far_beyond_the_limit_is_not_tokenised(bridge, monkeypatch, limits, fits):
     encoded = []
     monkeypatch.setattr(bridge, "escape_added_tokens", lambda text: encoded.append(text) or text)
-    dialogues = Dialogues(bridge, limits, extends=True)
-    dialogue = dialogues.open([user("a" * 10_000)], 0)
+    dialogues = EpisodeDialogues(bridge, limits, continues_dialogues=True)
+    dialogue = dialogues.open_dialogue([user("a" * 10_000)], 0)
     assert (dialogue is not None, bool(encoded)) == (fits, fits)

@@ -2,7 +2,7 @@
 
 Each environment can be solved through the collector, the members of a group start alike, and tasks
 are stable. To add an environment, add a small section to ``CASES`` and a policy that succeeds to
-``tests/helpers/gold.py``.
+``tests/helpers/expert_policies.py``.
 """
 
 import json
@@ -17,9 +17,9 @@ from agent_system.environments.env_registry import env_settings, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool import wire as pool_wire
 from rlvcr.levels import LEVELS, merge_level_prompts
-from tests.helpers.gold import GOLD
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.expert_policies import GOLD
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 from verl.config.load import load_config
 
 CASES = {
@@ -45,7 +45,9 @@ def make_env_and_task(name, task=0):
 @pytest.mark.parametrize("history", ["append", "window"])
 @pytest.mark.parametrize("name", NAMES)
 def test_environment_is_solved_through_the_collector(name, history, levels):
-    data = wins(name, GOLD[name], groups=3, n=2, history=history, levels=levels, **CASES[name])
+    data = collect_successes(
+        name, GOLD[name], groups=3, n=2, history=history, levels=levels, **CASES[name]
+    )
     assert set(data.non_tensor_batch["episode_rewards"]) == {1.0}
     if levels:
         assert {step.level for steps in data.non_tensor_batch["steps"] for step in steps} == {2}
@@ -53,7 +55,7 @@ def test_environment_is_solved_through_the_collector(name, history, levels):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_validation_tasks_can_be_solved(name):
-    wins(name, GOLD[name], groups=5, n=1, split="val", **CASES[name])
+    collect_successes(name, GOLD[name], groups=5, n=1, split="val", **CASES[name])
 
 
 @pytest.mark.parametrize("name", NAMES)

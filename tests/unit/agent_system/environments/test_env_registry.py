@@ -148,7 +148,7 @@ def test_variant_of_an_environment_without_variants_is_refused(name):
 
 @pytest.mark.parametrize("name", ["reasoning_gym", "textarena", "textworld", "textworld_express"])
 def test_listed_variant_names_select_their_variant(name):
-    names = registry.selectable_names(name)
+    names = registry.list_selectable_names(name)
     assert len(set(names)) == len(names) >= 4
     for env_name in names:
         settings = registry.env_settings(EnvConfig(env_name=env_name))
@@ -156,7 +156,7 @@ def test_listed_variant_names_select_their_variant(name):
 
 
 def test_package_without_variants_has_one_name():
-    assert registry.selectable_names("number_line") == ["number_line"]
+    assert registry.list_selectable_names("number_line") == ["number_line"]
 
 
 def test_variants_with_a_missing_module_name_the_extra(monkeypatch):
@@ -169,4 +169,4 @@ def test_variants_with_a_missing_module_name_the_extra(monkeypatch):
     )
     monkeypatch.setitem(globals(), "far", lambda: package)
     with pytest.raises(registry.MissingExtra, check=mentions("'far'", "'gone'", ".[envs]")):
-        registry.selectable_names("far")
+        registry.list_selectable_names("far")

@@ -28,7 +28,7 @@ from agent_system.environments.env_package.textworld_express.package import PACK
 from agent_system.environments.env_registry import MissingExtra, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 
 read = PACKAGE.read_settings
 

@@ -17,8 +17,8 @@ pytest.importorskip("minigrid")
 pytest.importorskip("textarena")
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_registry import get_package, selectable_names
-from scripts.dev.same_transcripts import run_random_episode, small_settings
+from agent_system.environments.env_registry import get_package, list_selectable_names
+from scripts.dev.same_transcripts import make_small_settings, run_random_episode
 
 ROOT = Path(__file__).resolve().parents[4]
 # The other environments start a JVM or generate games for seconds.
@@ -41,7 +41,7 @@ SAMPLE = 30
 
 @cache
 def list_quick_names() -> list[str]:
-    return [name for package in QUICK for name in selectable_names(package)]
+    return [name for package in QUICK for name in list_selectable_names(package)]
 
 
 @cache
@@ -86,7 +86,7 @@ def test_irreproducible_environment_is_noticed():
 
 
 def test_small_settings_make_few_tasks():
-    settings = small_settings("reasoning_gym/gcd")
+    settings = make_small_settings("reasoning_gym/gcd")
     assert settings.known_tasks("train") == 4 and settings.known_tasks("val") == 4
 
 

@@ -13,16 +13,16 @@ from agent_system.multi_turn_rollout.engine_client import RolloutWorkerFailed
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec
-from tests.helpers import line_agent
+from tests.helpers import number_line_agents
 from tests.helpers.engine_cases import rollout_section
-from tests.helpers.play import Group, make_config, walking_policy
+from tests.helpers.number_line_world import Group, make_config, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 from verl.workers.rollout import create_engine
 from verl.workers.rollout.worker import RolloutWorker
 
-AGENTS = "tests.helpers.line_agent"
+AGENTS = "tests.helpers.number_line_agents"
 TENSORS = (
     "prompts",
     "responses",
@@ -161,7 +161,7 @@ def faulty_trajectories(tokenizer):
     settings = RolloutSettings.from_config(config, get_package("agent"), is_train=True)
     specs = [
         RolloutSpec(number, task, f"group-{number}", f"group-{number}/0", 0, 0)
-        for number, task in enumerate(line_agent.deeds("train"))
+        for number, task in enumerate(number_line_agents.deeds("train"))
     ]
 
     async def generate():
@@ -234,8 +234,8 @@ def test_dead_engine_ends_the_run_while_the_agent_runs(rows, tokenizer):
     engine = DeadEngine(tokenizer, replies)
     with pytest.raises(RolloutWorkerFailed, match="gone"):
         rows(agent_config("linger", n=1), tokenizer, engine, groups=1)
-    assert line_agent.LINGERED == [], "the error is raised while the agent is still running"
-    line_agent.LEAVE.set()
+    assert number_line_agents.LINGERED == [], "the error is raised while the agent is still running"
+    number_line_agents.LEAVE.set()
 
 
 def test_reply_that_the_agent_did_not_wait_for_is_no_row(rows, tokenizer):
@@ -249,7 +249,7 @@ def test_request_after_the_reward_is_refused_and_no_row(rows, tokenizer):
     engine = ScriptedEngine(tokenizer, replies, delay_s=3.0)
     config = agent_config("leave_one_behind", n=1)
     data = rows(config, tokenizer, engine, groups=1, is_train=False)
-    assert data.batch["response_mask"].sum() == 0 and len(line_agent.REFUSED) == 1
+    assert data.batch["response_mask"].sum() == 0 and len(number_line_agents.REFUSED) == 1
     assert list(data.non_tensor_batch["episode_rewards"]) == [1.0]
     assert not data.non_tensor_batch["aborted"].any()
 
@@ -262,7 +262,7 @@ def test_failed_trajectory_drops_its_group(rows, tokenizer):
     data = rows(agent_config("break_once", n=2), tokenizer, engine, groups=3)
     metrics = data.meta_info["metrics"]
     num_failed = metrics["rollout/left_out_aborted"]
-    assert num_failed == len(line_agent.BROKEN) > 0
+    assert num_failed == len(number_line_agents.BROKEN) > 0
     assert metrics["rollout/left_out_group_of_aborted"] == num_failed
     assert len(data) == 6 - 2 * num_failed
-    assert not line_agent.BROKEN & set(data.non_tensor_batch["task_id"])
+    assert not number_line_agents.BROKEN & set(data.non_tensor_batch["task_id"])

@@ -18,8 +18,8 @@ from agent_system.multi_turn_rollout.recorded_trajectories import (
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import Trajectory
 from rlvcr.research.audit import audit_scores
-from rlvcr.settings import method_settings
-from tests.helpers.play import PLACE, make_config, make_world, walk
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import PLACE, make_config, make_world, walk
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto
 from verl.utils.commands import UsageError
@@ -47,7 +47,7 @@ def compute_log_prob(data: DataProto) -> DataProto:
 
 def audit(tokenizer, recorded=()):
     config = make_config(n=2, max_steps=12)
-    settings = method_settings(config.algorithm)
+    settings = get_method_settings(config.algorithm)
     settings.audit_points, settings.audit_plays, settings.audit_actions = 30, 2, 3
     group, envs, _ = make_world(tokenizer, config, script, score=compute_log_prob)
     collector = TrajectoryCollector(config, tokenizer)
@@ -135,6 +135,6 @@ def test_a_replay_that_failed_or_did_not_fit_names_its_line():
 def test_actions_become_replies_that_the_package_reads():
     recorded = [RecordedTrajectory("f", TASK, 0, ("left", "so <action>right</action>"))]
     (spec,) = build_recorded_specs(recorded, PACKAGE, lambda text: [*text.encode()])
-    texts = [bytes(ids).decode() for ids in spec.replay]
+    texts = [bytes(ids).decode() for ids in spec.replayed_turns]
     assert texts == ["<action>left</action>", "so <action>right</action>"]
     assert spec.max_turns == 2 and spec.env_seed == 0

@@ -14,8 +14,8 @@ import torch
 from agent_system.multi_turn_rollout import audit_rollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import audit_scores
-from tests.helpers.play import PLACE, make_world, walk
-from tests.helpers.thinking_plays import thinking_config
+from tests.helpers.number_line_world import PLACE, make_world, walk
+from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto, object_array
 from verl.records import SegmentScore
@@ -143,7 +143,7 @@ def test_point_with_failed_branches_is_dropped(tokenizer, monkeypatch):
 
     def change_first_observation(trajectory, turn, level, name):
         spec = make_spec(trajectory, turn, level, name)
-        if not spec.replay or level != 2:
+        if not spec.replayed_turns or level != 2:
             return spec
         return replace(spec, expected_observations=("elsewhere", *spec.expected_observations[1:]))
 

@@ -16,8 +16,8 @@ from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from rlvcr.levels import LevelCodec
 from rlvcr.research.executed import choose_executed_level
-from tests.helpers.play import make_world, walk
-from tests.helpers.thinking_plays import thinking_config
+from tests.helpers.number_line_world import make_world, walk
+from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
 both = pytest.mark.parametrize("history", ["append", "window"])
@@ -107,7 +107,7 @@ def test_branch_with_a_different_state_is_aborted(world, step, changed):
     whole = world.trajectories[0]
     spec = make_branch_spec(whole, whole.turns[step], 3)
     # The observations include the state in which the level is forced.
-    assert len(spec.expected_observations) == step + 1 == len(spec.replay) + 1
+    assert len(spec.expected_observations) == step + 1 == len(spec.replayed_turns) + 1
     observations = [
         *spec.expected_observations[:changed],
         "You are elsewhere.",

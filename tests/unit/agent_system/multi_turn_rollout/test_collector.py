@@ -22,7 +22,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import CUT
-from tests.helpers.play import Group, make_config, make_world, walk, walking_policy
+from tests.helpers.number_line_world import Group, make_config, make_world, walk, walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -391,7 +391,7 @@ def test_impossible_settings_are_refused(tokenizer):
     package = make_envs(make_config())[0].package
     with pytest.raises(ValueError, check=mentions("env.levels")):
         RolloutSettings.from_config(
-            make_config(levels=False), package, is_train=True, thinking=True
+            make_config(levels=False), package, is_train=True, samples_alternatives=True
         )
     forgetful = make_tiny_tokenizer()
     forgetful.chat_template = forgetful.chat_template.replace(

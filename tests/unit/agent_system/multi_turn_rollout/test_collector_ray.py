@@ -13,7 +13,7 @@ from agent_system.multi_turn_rollout import collector_group
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.play import Group, make_config, make_world, walking_policy
+from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.single_controller.base import WorkerDiedError
@@ -54,7 +54,7 @@ def test_ray_collectors_give_the_rows_of_a_local_collector():
             make_envs(config)[1].panel_batch()[:4], Group([engine]), envs, is_train=False
         )
         workers = remote.start_collectors([engine])
-        assert workers._count_finished() == len(expected) + 4
+        assert workers._count_finished_episodes() == len(expected) + 4
     finally:
         local.close()
         remote.close()
@@ -139,14 +139,14 @@ def wait_for_parts(monkeypatch):
 
         monkeypatch.setattr(collector_group, "ray_get", get)
         monkeypatch.setattr(collector_group, "ray", SimpleNamespace(wait=wait))
-        monkeypatch.setattr(CollectorGroup, "_count_finished", lambda self: next(finished))
+        monkeypatch.setattr(CollectorGroup, "_count_finished_episodes", lambda self: next(finished))
         monkeypatch.setattr(
             CollectorGroup, "_replace_worker", lambda self, number: replaced.append(number)
         )
         progress: Any = SimpleNamespace(set_done=progress_calls.append)
         group = object.__new__(CollectorGroup)
         return (
-            CollectorGroup._wait_for_parts(group, make_ref, [0, 1], 60.0, progress),
+            CollectorGroup._wait_for_results(group, make_ref, [0, 1], 60.0, progress),
             progress_calls,
             replaced,
         )

@@ -17,7 +17,7 @@ from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectori
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from rlvcr.alternatives import AlternativeSettings
-from tests.helpers.play import make_config, walking_policy
+from tests.helpers.number_line_world import make_config, walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
@@ -241,7 +241,7 @@ EVERY_TURN = [(0, 0), (0, 1), (1, 0), (1, 1)]
 )
 def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand, returns, expanded):
     generation = FakeGeneration(monkeypatch, returns)
-    settings = SimpleNamespace(alternatives=AlternativeSettings(expand=expand))
+    settings = SimpleNamespace(alternatives=AlternativeSettings(expanded_turns=expand))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1)]
     group = world.runner.run(
         world.worker._generate_group(SimpleNamespace(settings=settings), specs)
@@ -254,7 +254,7 @@ def test_groups_get_alternatives_after_their_rollout(world, monkeypatch, expand,
 def test_only_trained_groups_get_alternatives(world, monkeypatch, on_abort, expanded):
     generation = FakeGeneration(monkeypatch, (0.0, 1.0, 0.5), failed=(2,))
     world.config.env.on_abort = on_abort
-    settings = SimpleNamespace(alternatives=AlternativeSettings(expand="mixed_groups"))
+    settings = SimpleNamespace(alternatives=AlternativeSettings(expanded_turns="mixed_groups"))
     specs = [RolloutSpec(index, {}, "u", f"u/{index}", index, 0) for index in (0, 1, 2)]
     world.runner.run(world.worker._generate_group(SimpleNamespace(settings=settings), specs))
     assert generation.expanded == expanded
@@ -277,7 +277,7 @@ def test_default_collector_name_is_the_first(tokenizer):
 
 @pytest.mark.parametrize("levels", [True, False])
 def test_context_has_codec_and_sampler_if_levels_are_on(world, levels):
-    alternatives = AlternativeSettings(which="one") if levels else None
+    alternatives = AlternativeSettings(levels_per_turn="one") if levels else None
     settings = replace(world.settings, requests_levels=levels, alternatives=alternatives)
     context = world.worker._make_context(settings)
     assert (context.codec is not None) == levels == (context.alternatives is not None)
@@ -290,25 +290,25 @@ def test_context_has_codec_and_sampler_if_levels_are_on(world, levels):
 
 
 def test_finished_trajectories_are_counted_over_all_calls(world):
-    def count_finished() -> int:
-        return world.runner.run(world.worker.count_finished())
+    def count_finished_episodes() -> int:
+        return world.runner.run(world.worker.count_finished_episodes())
 
-    assert count_finished() == 0
+    assert count_finished_episodes() == 0
     world.generate(world.specs[:2])
-    assert count_finished() == 2
+    assert count_finished_episodes() == 2
     world.generate(world.specs[:3])
-    assert count_finished() == 5
+    assert count_finished_episodes() == 5
 
 
 def test_env_restarts_of_partial_rollouts_are_those_of_the_call(world, monkeypatch):
     world.worker._pool.counts["restarts"] = 5
-    take = world.worker._in_flight.take_finished
+    take = world.worker._groups_in_flight.take_finished
 
     async def take_with_a_restart(keep):
         world.worker._pool.counts["restarts"] += 2
         return await take(keep)
 
-    monkeypatch.setattr(world.worker._in_flight, "take_finished", take_with_a_restart)
+    monkeypatch.setattr(world.worker._groups_in_flight, "take_finished", take_with_a_restart)
     result = world.runner.run(world.worker.collect_ready(world.specs, world.settings, 0))
     assert result.env_restarts == 2 and len(result.trajectories) == len(world.specs)
     assert 0.0 < result.rollout_s < 60.0

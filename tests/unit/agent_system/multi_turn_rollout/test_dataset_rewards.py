@@ -6,7 +6,7 @@ import pytest
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.play import Group, make_config
+from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage

@@ -62,7 +62,7 @@ def find_uid_compared_with(level: int, other: int) -> str:
     return next(n for n in uids if choose_executed_level(parsed, 1.0, SEED, n, 0) == other)
 
 
-def method_settings(cost: float = 0.0, price_in: str = "won") -> Any:
+def get_method_settings(cost: float = 0.0, price_in: str = "won") -> Any:
     return SimpleNamespace(
         executed_share=1.0, credit="executed", cost_coef=cost, cost_max=8, price_in=price_in
     )
@@ -153,7 +153,7 @@ def test_expected_credit_is_the_return_minus_the_mean(success_rates, cut_shares,
     world = world_of(success_rates, cut_shares)
     for level, credit in zip(LEVELS, expected, strict=True):
         assert true_credit(world, level) == pytest.approx(credit)
-        assert expected_credit(world, level, method_settings()) == pytest.approx(
+        assert expected_credit(world, level, get_method_settings()) == pytest.approx(
             true_credit(world, level)
         )
 
@@ -162,7 +162,7 @@ def test_expected_credit_is_the_return_minus_the_mean(success_rates, cut_shares,
 def test_credit_stays_unbiased_with_unparsed_turns(text):
     world = world_of((0.5, 0.5, 0.5, 0.7), (0, 0, 0.3, 0.4), text)
     for level in (1, 3, 4):
-        assert expected_credit(world, level, method_settings()) == pytest.approx(
+        assert expected_credit(world, level, get_method_settings()) == pytest.approx(
             true_credit(world, level)
         )
 
@@ -181,10 +181,13 @@ def test_unparsed_turn_is_credited_on_digit_and_thought(text):
 
 def test_credit_includes_the_end_of_the_thought_on_request():
     ids = TOKENIZER.encode("<level>4</level><think>a</think><action>go", add_special_tokens=False)
-    (digit, thought) = CODEC.parse_turn(ids).choice_spans(0, with_end=True)
+    (digit, thought) = CODEC.parse_turn(ids).choice_spans(0, includes_thought_end=True)
     assert TOKENIZER.decode(ids[slice(*thought)]) == "a</think>"
     cut = TOKENIZER.encode("<level>4</level><think>a", add_special_tokens=False)
-    assert CODEC.parse_turn(cut).choice_spans(0, with_end=True) == [digit, (thought[0], len(cut))]
+    assert CODEC.parse_turn(cut).choice_spans(0, includes_thought_end=True) == [
+        digit,
+        (thought[0], len(cut)),
+    ]
 
 
 def test_first_token_of_a_thought_gets_its_expected_credit():
@@ -199,7 +202,9 @@ def test_first_token_of_a_thought_gets_its_expected_credit():
                 Outcome(PARSED, 0.5 * 0.9, 1.0),
                 Outcome(PARSED, 0.5 * 0.1, 0.0),
             ]
-        assert expected_credit(world | {3: turns}, 3, method_settings()) == pytest.approx(expected)
+        assert expected_credit(world | {3: turns}, 3, get_method_settings()) == pytest.approx(
+            expected
+        )
         for turn in turns:
             ids = TOKENIZER.encode(turn.text.format(3), add_special_tokens=False)
             thought = CODEC.parse_turn(ids).choice_spans()[1]
@@ -237,7 +242,7 @@ LONG = "a b c d e f g h i j k l"
     ],
 )
 def test_price_of_an_unparsed_turn(text, priced_text, price_in, returns, has_price):
-    rlvcr = method_settings(0.4, price_in)
+    rlvcr = get_method_settings(0.4, price_in)
     branch = Outcome("<level>{}</level><think></think><action>go</action>", 1.0, 0.25)
     trajectory = trajectory_of(find_uid_compared_with(4, 1), 4, Outcome(text, 1.0, returns))
     branches: Any = SimpleNamespace(trajectories=[trajectory_of("b", 1, branch)])
@@ -253,12 +258,12 @@ def test_credit_stays_unbiased_with_a_price():
     assert true_credit(world, 4, 0.4) != pytest.approx(true_credit(world, 4))
     for level in LEVELS:
         expected = pytest.approx(true_credit(world, level, 0.4))
-        assert expected_credit(world, level, method_settings(0.4)) == expected
+        assert expected_credit(world, level, get_method_settings(0.4)) == expected
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_executed_share_selects_the_turns(share):
-    rlvcr = method_settings()
+    rlvcr = get_method_settings()
     rlvcr.executed_share = share
     turns = [trajectory_of(f"u/{number}", 2, Outcome(PARSED, 1.0, 1.0)) for number in range(40)]
     executed_uids = []

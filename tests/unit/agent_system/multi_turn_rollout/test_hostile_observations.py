@@ -12,7 +12,7 @@ from agent_system.environments.env_package.number_line.package import NumberLine
 from agent_system.environments.package import EnvPackage
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.tokens.bridge import ChatBridge
-from tests.helpers.play import make_config, make_world
+from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
 HOSTILE = (

@@ -7,7 +7,7 @@ import pytest
 
 from agent_system.environments.env_package.number_line.package import NumberLineEnv
 from agent_system.multi_turn_rollout.trajectory import MAX_INFO_NUMBERS, extract_info_numbers
-from tests.helpers.winning import play_episodes
+from tests.helpers.solvability import play_episodes
 from verl.trainer.ppo.metrics import compute_info_metrics, compute_validation_metrics
 
 

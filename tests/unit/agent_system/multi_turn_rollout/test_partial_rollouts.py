@@ -10,7 +10,7 @@ from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight, PartialRollouts
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
-from tests.helpers.play import make_config, make_world
+from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
@@ -30,38 +30,40 @@ class Clock:
 
 def test_finished_groups_are_returned_and_others_continue():
     async def take_three_times() -> tuple[list[str], list[str], list[str]]:
-        groups: GroupsInFlight[str] = GroupsInFlight(patience=9)
+        groups: GroupsInFlight[str] = GroupsInFlight(max_calls_waited=9)
         clock = Clock()
         for name, ticks in (("slow", 200), ("a", 2), ("b", 4)):
             groups.start(name, clock.wait_ticks(name, ticks))
-        first = await groups.take_finished(keep=1)
+        first = await groups.take_finished(num_unfinished=1)
         groups.start("c", clock.wait_ticks("c", 3))
-        second = await groups.take_finished(keep=1)
-        return first, second, await groups.take_finished(keep=0)
+        second = await groups.take_finished(num_unfinished=1)
+        return first, second, await groups.take_finished(num_unfinished=0)
 
     assert asyncio.run(take_three_times()) == (["a", "b"], ["c"], ["slow"])
 
 
 def test_groups_are_returned_oldest_first_up_to_the_number():
     async def take_twice() -> tuple[list[str], list[str]]:
-        groups: GroupsInFlight[str] = GroupsInFlight(patience=9)
+        groups: GroupsInFlight[str] = GroupsInFlight(max_calls_waited=9)
         for name in "abcde":
             groups.start(name, Clock().wait_ticks(name, 1))
         await asyncio.sleep(0.01)  # all are done
-        return await groups.take_finished(keep=2), await groups.take_finished(keep=0)
+        return await groups.take_finished(num_unfinished=2), await groups.take_finished(
+            num_unfinished=0
+        )
 
     assert asyncio.run(take_twice()) == (["a", "b", "c"], ["d", "e"])
 
 
 def test_group_past_the_patience_is_waited_for():
     async def take_three_times() -> list[list[str]]:
-        groups: GroupsInFlight[str] = GroupsInFlight(patience=2)
+        groups: GroupsInFlight[str] = GroupsInFlight(max_calls_waited=2)
         clock = Clock()
         groups.start("slow", clock.wait_ticks("slow", 2000))
         taken = []
         for step in range(3):
             groups.start(f"quick {step}", clock.wait_ticks(f"quick {step}", 1))
-            taken.append(await groups.take_finished(keep=1))
+            taken.append(await groups.take_finished(num_unfinished=1))
         await groups.cancel_all()
         return taken
 
@@ -72,7 +74,7 @@ def test_slow_groups_keep_their_share():
     """Three in ten groups take thirty times as long; the returned groups have the same share."""
 
     async def count_groups() -> tuple[Counter[bool], Counter[bool]]:
-        groups: GroupsInFlight[str] = GroupsInFlight(patience=8)
+        groups: GroupsInFlight[str] = GroupsInFlight(max_calls_waited=8)
         draw = random.Random(0)
         clock = Clock()
         started: Counter[bool] = Counter()
@@ -83,7 +85,7 @@ def test_slow_groups_keep_their_share():
                 started[slow] += 1
                 name = f"{step} {number} {'slow' if slow else 'quick'}"
                 groups.start(name, clock.wait_ticks(name, 90 if slow else 3))
-            taken = await groups.take_finished(keep=4)
+            taken = await groups.take_finished(num_unfinished=4)
             assert len(taken) == 16
             returned.update("slow" in name for name in taken)
         await groups.cancel_all()
@@ -107,13 +109,13 @@ def test_failed_group_cancels_the_others():
         raise RuntimeError("the engine is gone")
 
     async def run() -> None:
-        groups: GroupsInFlight[str] = GroupsInFlight(patience=2)
+        groups: GroupsInFlight[str] = GroupsInFlight(max_calls_waited=2)
         groups.start("wait", wait())
         groups.start("fail", fail())
         with pytest.raises(ValueError, check=mentions("'wait'")):
             groups.start("wait", wait())
         with pytest.raises(RuntimeError, match="the engine is gone"):
-            await groups.take_finished(keep=1)
+            await groups.take_finished(num_unfinished=1)
         assert not len(groups)
 
     asyncio.run(run())

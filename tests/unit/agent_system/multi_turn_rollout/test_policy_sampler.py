@@ -11,7 +11,7 @@ from agent_system.multi_turn_rollout.engine_client import EngineAborted, PolicyS
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec
-from tests.helpers.play import Group, make_config
+from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import SamplingResult, StopReason

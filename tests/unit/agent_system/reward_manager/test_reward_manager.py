@@ -17,11 +17,11 @@ from agent_system.reward_manager.managers import (
     REWARD_MANAGERS,
     EpisodeRewardManager,
     StepRewardManager,
+    limit_call_time,
     load_reward_manager,
     register,
-    with_time_limit,
 )
-from tests.helpers.play import make_config, make_world, walking_policy
+from tests.helpers.number_line_world import make_config, make_world, walking_policy
 from tests.helpers.refusals import mentions, suggests
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.algos.advantages import compute_gdpo_outcome_advantage
@@ -444,7 +444,7 @@ def test_group_without_any_score_has_outcome_zero(episode):
         time.sleep(60)
         return 1.0
 
-    manager = EpisodeRewardManager(compute_score=with_time_limit(endless, 0.05))
+    manager = EpisodeRewardManager(compute_score=limit_call_time(endless, 0.05))
     assert manager.compute_outcomes(episode) == [0.0] * len(episode)
 
 

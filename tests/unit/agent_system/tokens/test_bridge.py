@@ -10,7 +10,7 @@ from transformers import AddedToken
 
 from agent_system.tokens.bridge import ChatBridge
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
-from agent_system.tokens.probe import Verdict, probe_template
+from agent_system.tokens.probe import TemplateVerdict, probe_template
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
@@ -43,7 +43,7 @@ def ids(tokenizer, text: str) -> list[int]:
 
 
 def join_bridge(bridge) -> list[int]:
-    return [*bridge.before, *bridge.observation, *bridge.after]
+    return [*bridge.ids_before, *bridge.observation, *bridge.ids_after]
 
 
 def test_first_prompt_is_the_rendered_template(tokenizer):
@@ -52,7 +52,7 @@ def test_first_prompt_is_the_rendered_template(tokenizer):
         {"role": "user", "content": "You see a desk."},
     ]
     rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert ChatBridge(tokenizer).first_prompt(messages) == ids(tokenizer, rendered)
+    assert ChatBridge(tokenizer).encode_first_prompt(messages) == ids(tokenizer, rendered)
 
 
 def test_text_cannot_become_an_unmarked_control_token():
@@ -67,9 +67,9 @@ def test_text_cannot_become_an_unmarked_control_token():
     )
     bridge = ChatBridge(tokenizer)
     between = bridge.make_bridge([], text)
-    assert between.before[0] == end == bridge.end_of_turn_id
+    assert between.ids_before[0] == end == bridge.end_of_turn_id
     assert end not in between.observation and tokenizer.decode(between.observation) == text
-    assert bridge.first_prompt([{"role": "user", "content": text}]).count(end) == 1
+    assert bridge.encode_first_prompt([{"role": "user", "content": text}]).count(end) == 1
     assert set(ids(tokenizer, "<action></action>")) <= set(between.observation), (
         "tags are those that the policy samples"
     )
@@ -78,7 +78,7 @@ def test_text_cannot_become_an_unmarked_control_token():
 def test_conversation_in_tokens_is_the_rendered_conversation(tokenizer):
     bridge, reply = ChatBridge(tokenizer), "<action>go to desk 1</action>"
     messages = [{"role": "user", "content": "You see a desk."}]
-    tokens = bridge.first_prompt(messages)
+    tokens = bridge.encode_first_prompt(messages)
     for observation in ("Nothing happens.", "On the desk you see a mug.\nAnd a book."):
         messages += [
             {"role": "assistant", "content": reply},
@@ -100,10 +100,10 @@ def test_end_of_turn_is_kept_or_inserted(tokenizer):
         bridge.make_bridge([*sampled, end], "A desk."),
     )
     assert bridge.end_of_turn_id == end
-    assert inserted.before[0] == end
-    assert not_inserted.before == inserted.before[1:]
+    assert inserted.ids_before[0] == end
+    assert not_inserted.ids_before == inserted.ids_before[1:]
     assert sampled + join_bridge(inserted) == [*sampled, end, *join_bridge(not_inserted)]
-    assert tokenizer.decode(not_inserted.before).startswith("\n"), (
+    assert tokenizer.decode(not_inserted.ids_before).startswith("\n"), (
         "the separator newline must not be lost"
     )
 
@@ -115,7 +115,7 @@ def test_observation_cannot_inject_control_tokens(tokenizer):
     between = bridge.make_bridge([], attack)
     assert not control & set(between.observation)
     assert tokenizer.decode(between.observation) == attack
-    prompt = bridge.first_prompt([{"role": "user", "content": attack}])
+    prompt = bridge.encode_first_prompt([{"role": "user", "content": attack}])
     assert (
         sum(token in control for token in prompt) == 3
     )  # start and end of the user turn, start of the assistant turn
@@ -124,7 +124,9 @@ def test_observation_cannot_inject_control_tokens(tokenizer):
 def test_think_opened_by_the_template_is_masked():
     tokenizer = with_template(THINKING_TEMPLATE)
     bridge, ledger = ChatBridge(tokenizer), TokenLedger()
-    ledger.append(bridge.first_prompt([{"role": "user", "content": "A desk."}]), SegmentKind.PROMPT)
+    ledger.append(
+        bridge.encode_first_prompt([{"role": "user", "content": "A desk."}]), SegmentKind.PROMPT
+    )
     assert tokenizer.decode(ledger.token_ids).endswith("<think>\n")
     sampled = ids(tokenizer, "hm</think>look")
     ledger.append(sampled, SegmentKind.AGENT, logprobs=[-1.0] * len(sampled))
@@ -147,7 +149,7 @@ def test_decode_drops_only_the_end_of_turn(tokenizer):
 
 def test_system_text_joins_the_user_text_without_system_role():
     tokenizer = with_template(NO_SYSTEM_TEMPLATE)
-    prompt = ChatBridge(tokenizer).first_prompt(
+    prompt = ChatBridge(tokenizer).encode_first_prompt(
         [{"role": "system", "content": "Rules."}, {"role": "user", "content": "A desk."}]
     )
     assert tokenizer.decode(prompt) == f"{START}user\nRules.\n\nA desk.{END}\n{START}assistant\n"
@@ -166,12 +168,12 @@ def test_trimming_template_trims_observations():
 def test_template_that_drops_earlier_turns_needs_window():
     tokenizer = with_template(LAST_ONLY_TEMPLATE)
     probe = probe_template(tokenizer)
-    assert probe.verdict is Verdict.WINDOW
+    assert probe.verdict is TemplateVerdict.WINDOW
     probe.require_history("window")
     with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
         probe.require_history("append")
     bridge = ChatBridge(tokenizer)
-    assert bridge.first_prompt([{"role": "user", "content": "A desk."}])
+    assert bridge.encode_first_prompt([{"role": "user", "content": "A desk."}])
     with pytest.raises(TemplateUnsupported, check=mentions("env.history=window")):
         bridge.make_bridge([], "A desk.")
 
@@ -183,7 +185,7 @@ def test_template_that_shows_no_message_is_unsupported(template):
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = template
     probe = probe_template(tokenizer)
-    assert probe.verdict is Verdict.UNSUPPORTED
+    assert probe.verdict is TemplateVerdict.UNSUPPORTED
     with pytest.raises(TemplateUnsupported):
         probe.require_history("window")
 
@@ -203,16 +205,18 @@ def test_every_chat_template_of_trl_is_classified():
         probes[path.stem] = probe_template(tokenizer)
     counts = Counter(probe.verdict for probe in probes.values())
     assert len(probes) >= 70
-    assert counts[Verdict.UNSUPPORTED] == 0
-    assert counts[Verdict.APPEND] >= 55
-    assert all(probe.reason for probe in probes.values() if probe.verdict is not Verdict.APPEND)
+    assert counts[TemplateVerdict.UNSUPPORTED] == 0
+    assert counts[TemplateVerdict.APPEND] >= 55
+    assert all(
+        probe.reason for probe in probes.values() if probe.verdict is not TemplateVerdict.APPEND
+    )
     # Templates that re-render earlier turns, one that opens and keeps the thought, and plain ones.
-    assert probes["deepseekv3"].verdict is Verdict.WINDOW
-    assert probes["qwen3_5_think"].verdict is Verdict.WINDOW
-    assert probes["qwen3_5_think_training"].verdict is Verdict.APPEND
+    assert probes["deepseekv3"].verdict is TemplateVerdict.WINDOW
+    assert probes["qwen3_5_think"].verdict is TemplateVerdict.WINDOW
+    assert probes["qwen3_5_think_training"].verdict is TemplateVerdict.APPEND
     assert probes["qwen3_5_think_training"].opens_thought
-    assert probes["qwen3"].verdict is Verdict.APPEND and not probes["qwen3"].keeps_thoughts
-    assert probes["qwen2_5"] == probes["llama3"] == type(probes["qwen2_5"])(Verdict.APPEND)
+    assert probes["qwen3"].verdict is TemplateVerdict.APPEND and not probes["qwen3"].keeps_thoughts
+    assert probes["qwen2_5"] == probes["llama3"] == type(probes["qwen2_5"])(TemplateVerdict.APPEND)
 
 
 def test_bridges_of_trl_templates_equal_the_rendered_text():
@@ -224,7 +228,7 @@ def test_bridges_of_trl_templates_equal_the_rendered_text():
     for path in trl_templates():
         tokenizer.chat_template = path.read_text()
         probe = probe_template(tokenizer)
-        if probe.verdict is not Verdict.APPEND or probe.opens_thought:
+        if probe.verdict is not TemplateVerdict.APPEND or probe.opens_thought:
             continue
         bridge = ChatBridge(tokenizer)
         first = {"role": "user", "content": "You see a desk."}
@@ -242,7 +246,7 @@ def test_bridges_of_trl_templates_equal_the_rendered_text():
         )
         sampled = ids(tokenizer, reply)
         tokens = (
-            bridge.first_prompt([first])
+            bridge.encode_first_prompt([first])
             + sampled
             + join_bridge(bridge.make_bridge(sampled, "A mug."))
         )

@@ -9,8 +9,8 @@ import pytest
 
 from agent_system.tokens import probe
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.probe import Verdict, probe_template
-from tests.helpers.chat_kinds import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
+from agent_system.tokens.probe import TemplateVerdict, probe_template
+from tests.helpers.chat_tokenizers import END, START, TEMPLATES, TOKENIZERS, TOOLS, chat_tokenizer
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.chat_tokens import TextEncoder
 
@@ -41,11 +41,11 @@ JOINS = {
 INST = {"system in the first", "space before the end", "plain text", "long rows"}
 
 
-def expected_verdict(kind: str, template: str) -> Verdict:
+def expected_verdict(kind: str, template: str) -> TemplateVerdict:
     if template in REFUSED:
-        return Verdict.UNSUPPORTED
+        return TemplateVerdict.UNSUPPORTED
     joins = kind in JOINS.get(template, ()) or (kind == "one word" and template not in INST)
-    return Verdict.WINDOW if template in MOVES or joins else Verdict.APPEND
+    return TemplateVerdict.WINDOW if template in MOVES or joins else TemplateVerdict.APPEND
 
 
 def template_options(template: str):
@@ -80,14 +80,14 @@ def test_prompts_and_turns_have_the_tokens_of_the_template(kind, template):
     tokenizer = chat_tokenizer(kind, template)
     probe = probe_template(tokenizer, template_options(template))
     assert probe.verdict is expected_verdict(kind, template), probe.reason
-    assert bool(probe.reason) == (probe.verdict is not Verdict.APPEND)
-    if probe.verdict is Verdict.UNSUPPORTED:
+    assert bool(probe.reason) == (probe.verdict is not TemplateVerdict.APPEND)
+    if probe.verdict is TemplateVerdict.UNSUPPORTED:
         return
     bridge = ChatBridge(tokenizer, template_options(template))
     for messages in CONVERSATIONS:
         expected = template_tokens(tokenizer, template, fold_system_message(template, messages))
-        assert bridge.first_prompt(messages) == expected
-    if probe.verdict is Verdict.APPEND:
+        assert bridge.encode_first_prompt(messages) == expected
+    if probe.verdict is TemplateVerdict.APPEND:
         for answer in ANSWERS:
             for observation in OBSERVATIONS:
                 compare_turn(bridge, template, answer, observation)
@@ -98,13 +98,13 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": observation}]
     messages = fold_system_message(template, [SYSTEM, USER, *turns])
     whole = template_tokens(bridge.tokenizer, template, messages)
-    prompt = bridge.first_prompt([SYSTEM, USER])
+    prompt = bridge.encode_first_prompt([SYSTEM, USER])
     end = bridge.end_of_turn_id
     # A missing end of turn is added after the sampled tokens, including the white space before it.
-    inserted = [[]] if bridge.closing == bridge.closing.lstrip() else []
+    inserted = [[]] if bridge.turn_closing_text == bridge.turn_closing_text.lstrip() else []
     for sampled in [*inserted, [] if end is None else [end]]:
         link = bridge.make_bridge(sampled, observation)
-        tail = [*link.before, *link.observation, *link.after]
+        tail = [*link.ids_before, *link.observation, *link.ids_after]
         assert whole[len(whole) - len(tail) :] == tail
     if template == "opens a thought":
         with pytest.raises(TemplateUnsupported):
@@ -115,7 +115,7 @@ def compare_turn(bridge, template: str, answer: str, observation: str) -> None:
     # The sampled turn is kept even if the template drops it or joins it to the prompt.
     if whole[: len(prompt)] == prompt and "think" not in answer:
         link = bridge.make_bridge(turn_ids, observation)
-        assert [*prompt, *turn_ids, *link.before, *link.observation, *link.after] == whole
+        assert [*prompt, *turn_ids, *link.ids_before, *link.observation, *link.ids_after] == whole
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -137,7 +137,9 @@ def test_no_text_becomes_a_control_token(kind, hostile):
             [harmless[0], {**harmless[1], "content": text}],
             [{**harmless[0], "content": text}, harmless[1]],
         ):
-            assert count(bridge.first_prompt(messages)) == count(bridge.first_prompt(harmless))
+            assert count(bridge.encode_first_prompt(messages)) == count(
+                bridge.encode_first_prompt(harmless)
+            )
         assert count(bridge.make_bridge([], text).observation) == 0
 
 
@@ -146,8 +148,10 @@ def test_text_that_continues_another_has_no_leading_space(kind):
     tokenizer = TOKENIZERS[kind]()
     encoder = TextEncoder(tokenizer)
     head, whole = encoder.encode("a desk."), encoder.encode("a desk.go north")
-    assert encoder.puts_space and whole[: len(head)] == head
-    assert encoder.encode_inside("go north") == whole[len(head) :] != encoder.encode("go north")
+    assert encoder.adds_space and whole[: len(head)] == head
+    assert (
+        encoder.encode_continuation("go north") == whole[len(head) :] != encoder.encode("go north")
+    )
 
 
 def test_tokenizer_that_renders_other_tokens_is_refused():
@@ -169,19 +173,19 @@ def test_tokenizer_that_renders_other_tokens_is_refused():
 
     adds_token: Any = AddsToken(chat_tokenizer("bytes", "chatml"))
     probe = probe_template(adds_token)
-    assert probe.verdict is Verdict.UNSUPPORTED and "apply_chat_template" in probe.reason
+    assert probe.verdict is TemplateVerdict.UNSUPPORTED and "apply_chat_template" in probe.reason
 
 
 @pytest.mark.parametrize("key", ["tokenize", "add_generation_prompt", "continue_final_message"])
 def test_arguments_that_the_framework_sets_are_refused(key):
     probe = probe_template(chat_tokenizer("bytes", "chatml"), {key: True})
-    assert probe.verdict is Verdict.UNSUPPORTED and key in probe.reason
+    assert probe.verdict is TemplateVerdict.UNSUPPORTED and key in probe.reason
 
 
 def test_template_that_does_not_end_is_refused(monkeypatch):
     loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     tokenizer = copy.deepcopy(chat_tokenizer("bytes", "chatml"))
     tokenizer.chat_template = f"{loops}{'{% endfor %}' * 3}{tokenizer.chat_template}"
-    monkeypatch.setattr(probe, "PROBE_S", 0.3)
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.3)
     result = probe_template(tokenizer)
-    assert result.verdict is Verdict.UNSUPPORTED and "took over" in result.reason
+    assert result.verdict is TemplateVerdict.UNSUPPORTED and "took over" in result.reason

@@ -10,7 +10,7 @@ from agent_system.tokens.bridge import ChatBridge, PlainBridge
 from agent_system.tokens.conversation import TokenConversation, TokenLimits, append_user_text
 from agent_system.tokens.ledger import SegmentKind
 from tests.helpers.refusals import mentions
-from tests.helpers.said import Said
+from tests.helpers.sampled_turns import ScriptedTurn
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.utils.sampling import StopReason
 
@@ -43,21 +43,21 @@ def test_conversation_is_prompt_turn_and_bridge():
     bridge = ChatBridge(tokenizer)
     conversation = TokenConversation(bridge, opening=[SYSTEM])
     assert conversation.add_observation("You are at 1.", 0)
-    prompt = bridge.first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
+    prompt = bridge.encode_first_prompt([SYSTEM, {"role": "user", "content": "You are at 1."}])
     assert conversation.prompt_ids == prompt
     sampled = [5, 6, 7]
-    segment = conversation.add_turn(Said(sampled), 0)
+    segment = conversation.add_turn(ScriptedTurn(sampled), 0)
     assert (segment.start, segment.end_position) == (len(prompt), len(prompt) + 3)
     assert conversation.add_observation("You are at 2.", 1)
     between = bridge.make_bridge(sampled, "You are at 2.")
-    joined = [*between.before, *between.observation, *between.after]
+    joined = [*between.ids_before, *between.observation, *between.ids_after]
     assert conversation.prompt_ids == [*prompt, *sampled, *joined]
     assert list_segments(conversation) == [
         (SegmentKind.PROMPT, 0, 0, len(prompt)),
         (SegmentKind.AGENT, 0, 0, 3),
-        (SegmentKind.BRIDGE, 1, 0, len(between.before)),
+        (SegmentKind.BRIDGE, 1, 0, len(between.ids_before)),
         (SegmentKind.ENV, 1, 0, len(between.observation)),
-        (SegmentKind.BRIDGE, 1, 0, len(between.after)),
+        (SegmentKind.BRIDGE, 1, 0, len(between.ids_after)),
     ]
 
 
@@ -70,7 +70,7 @@ def test_sampled_end_of_turn_is_not_repeated():
     for sampled in ([5, end], [5, 6]):
         conversation = TokenConversation(bridge)
         assert conversation.add_observation("a", 0)
-        conversation.add_turn(Said(sampled), 0)
+        conversation.add_turn(ScriptedTurn(sampled), 0)
         assert conversation.add_observation("b", 1)
         lengths.append(len(conversation.ledger))
     assert lengths == [lengths[1] - 1, lengths[1]]
@@ -79,7 +79,7 @@ def test_sampled_end_of_turn_is_not_repeated():
 def test_turn_is_stored_as_sampled():
     conversation = make_conversation()
     conversation.add_observation("ab", 0, episode=1)
-    turn = Said([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
+    turn = ScriptedTurn([9, 8], [-0.1, -0.2], StopReason.LENGTH, 7)
     segment = conversation.add_turn(turn, 3, episode=2)
     assert (segment.ids, segment.logprobs) == ((9, 8), (-0.1, -0.2))
     assert (segment.turn, segment.episode) == (3, 2)
@@ -87,7 +87,7 @@ def test_turn_is_stored_as_sampled():
     assert not segment.retokenized
     assert conversation.ledger.all_segments[0].episode == 1
     with pytest.raises(ValueError, check=mentions(2, 1)):
-        conversation.add_turn(Said([1, 2], [-0.1]), 4)
+        conversation.add_turn(ScriptedTurn([1, 2], [-0.1]), 4)
 
 
 def test_turn_of_text_is_marked_as_retokenized():
@@ -105,7 +105,7 @@ def test_forced_prefix_is_in_the_turn_and_not_trained():
     conversation = make_conversation()
     conversation.add_observation("ab", 0)
     conversation.add_forced_prefix([70, 71], 2, episode=3)
-    conversation.add_turn(Said([72]), 2)
+    conversation.add_turn(ScriptedTurn([72]), 2)
     assert conversation.prompt_ids == [97, 98, 70, 71, 72]
     assert conversation.ledger.completion_only_mask() == [0, 0, 0, 0, 1]
     assert list_segments(conversation)[1] == (SegmentKind.BRIDGE, 2, 3, 2)
@@ -124,7 +124,7 @@ def test_prompt_ids_are_a_copy():
 def test_observation_has_its_turn_and_episode():
     conversation = make_conversation()
     conversation.add_observation("a", 4, episode=2)
-    conversation.add_turn(Said([1]), 4, episode=2)
+    conversation.add_turn(ScriptedTurn([1]), 4, episode=2)
     conversation.add_observation("b", 5, episode=3)
     segments = [s for s in conversation.ledger.all_segments if s.kind is not SegmentKind.AGENT]
     assert [(s.turn, s.episode) for s in segments] == [(4, 2), (5, 3)]
@@ -134,7 +134,7 @@ def test_default_episode_is_the_first():
     conversation = make_conversation()
     conversation.add_observation("a", 0)
     conversation.add_forced_prefix([70], 0)
-    conversation.add_turn(Said([1]), 0)
+    conversation.add_turn(ScriptedTurn([1]), 0)
     conversation.add_observation("b", 1)
     conversation.add_text_turn("c", 1)
     assert [s.episode for s in conversation.ledger.all_segments] == [0] * 5
@@ -146,13 +146,13 @@ def test_default_episode_is_the_first():
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        ({"prompt": 3}, True),
-        ({"prompt": 2}, False),
-        ({"response": 5, "turn": 5}, True),
-        ({"response": 4, "turn": 5}, False),
-        ({"total": 8, "turn": 5}, True),
-        ({"total": 7, "turn": 5}, False),
-        ({"turn": 10**9}, True),
+        ({"max_prompt": 3}, True),
+        ({"max_prompt": 2}, False),
+        ({"max_response": 5, "max_turn": 5}, True),
+        ({"max_response": 4, "max_turn": 5}, False),
+        ({"max_total": 8, "max_turn": 5}, True),
+        ({"max_total": 7, "max_turn": 5}, False),
+        ({"max_turn": 10**9}, True),
     ],
 )
 def test_first_prompt_and_a_turn_must_fit(limits, fits):
@@ -164,27 +164,27 @@ def test_first_prompt_and_a_turn_must_fit(limits, fits):
 @pytest.mark.parametrize(
     ("limits", "fits"),
     [
-        ({"prompt": 3}, True),  # later tokens are not part of the prompt
-        ({"response": 2 + 4 + 5, "turn": 5}, True),
-        ({"response": 2 + 4 + 4, "turn": 5}, False),
-        ({"total": 3 + 2 + 4 + 5, "turn": 5}, True),
-        ({"total": 3 + 2 + 4 + 4, "turn": 5}, False),
+        ({"max_prompt": 3}, True),  # later tokens are not part of the prompt
+        ({"max_response": 2 + 4 + 5, "max_turn": 5}, True),
+        ({"max_response": 2 + 4 + 4, "max_turn": 5}, False),
+        ({"max_total": 3 + 2 + 4 + 5, "max_turn": 5}, True),
+        ({"max_total": 3 + 2 + 4 + 4, "max_turn": 5}, False),
     ],
 )
 def test_later_turn_must_fit_after_its_observation(limits, fits):
     conversation = make_conversation(**limits)
     assert conversation.add_observation("abc", 0)
-    conversation.add_turn(Said([1, 2]), 0)
+    conversation.add_turn(ScriptedTurn([1, 2]), 0)
     assert conversation.add_observation("defg", 1) is fits
     assert len(conversation.ledger) == (9 if fits else 5), "nothing is added if it does not fit"
 
 
 def test_forced_prefix_counts_as_response_in_every_turn():
     for response, fits in ((3 + 1 + 1 + 2, True), (3 + 1 + 1 + 1, False)):
-        conversation = make_conversation(response=response, turn=2)
+        conversation = make_conversation(max_response=response, max_turn=2)
         assert conversation.add_observation("abcdef", 0)
         conversation.add_forced_prefix([70, 71, 72], 0)
-        conversation.add_turn(Said([1]), 0)
+        conversation.add_turn(ScriptedTurn([1]), 0)
         assert conversation.add_observation("x", 1) is fits
 
 
@@ -206,7 +206,9 @@ def test_no_turn_begins_that_could_exceed_a_limit(texts, turns, prompt, response
     """Turns of at most ``turn`` tokens never exceed a limit, and only turns that could are
     refused.
     """
-    conversation = make_conversation(prompt=prompt, response=response, total=total, turn=turn)
+    conversation = make_conversation(
+        max_prompt=prompt, max_response=response, max_total=total, max_turn=turn
+    )
     first = len(texts[0])
     for number, text in enumerate(texts):
         before = len(conversation.ledger)
@@ -217,7 +219,7 @@ def test_no_turn_begins_that_could_exceed_a_limit(texts, turns, prompt, response
         if not is_added:
             assert len(conversation.ledger) == before
             return
-        conversation.add_turn(Said(turns[number][:turn]), number)
+        conversation.add_turn(ScriptedTurn(turns[number][:turn]), number)
         assert len(conversation.ledger) <= total
         assert len(conversation.ledger) - first <= response
 

@@ -11,9 +11,9 @@ from rlvcr.levels import LevelChoice, ParsedTurn, ParseFailure
 from rlvcr.research.executed import (
     DIFFERENCE_FACTOR,
     choose_executed_level,
+    compute_priced_return,
+    fit_shrinkage_slope,
     join_credit,
-    priced_return,
-    shrinkage_slope,
 )
 from rlvcr.settings import PriceRule, RLVCRSettings
 from verl.utils.seeds import derive_seed
@@ -89,7 +89,7 @@ def test_turn_without_a_sampled_level_is_not_executed():
     [("won", True, 0.8), ("won", False, 1.0), ("all", False, 0.8), ("gate", False, 0.8)],
 )
 def test_priced_return_subtracts_the_token_cost(price_in, won, expected):
-    assert priced_return(1.0, won, 4, priced(price_in)) == pytest.approx(expected)
+    assert compute_priced_return(1.0, won, 4, priced(price_in)) == pytest.approx(expected)
 
 
 def test_executed_credit_is_the_difference_and_zero_elsewhere():
@@ -127,7 +127,7 @@ def test_shrinkage_slope_by_hand():
     # Centred: -1 0 1 and -1 0.5 0.5. Slope 1.5 / 2 = 0.75. The residuals -0.25 0.5 -0.25 have the
     # variance 0.375 with one degree of freedom, so the precision of the slope is 2 / 0.375 = 16/3.
     # The prior slope 1 has precision 1: (1 + 16/3 * 0.75) / (1 + 16/3) = 15/19.
-    slope = shrinkage_slope(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.5, 1.5]))
+    slope = fit_shrinkage_slope(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.5, 1.5]))
     assert slope == pytest.approx(15 / 19)
 
 
@@ -137,7 +137,7 @@ def test_shrinkage_slope_by_hand():
     ids=["no turn", "two turns", "equal differences"],
 )
 def test_slope_is_one_without_enough_data(scored, executed):
-    assert shrinkage_slope(torch.tensor(scored), torch.tensor(executed)) == 1.0
+    assert fit_shrinkage_slope(torch.tensor(scored), torch.tensor(executed)) == 1.0
 
 
 def test_reversed_scores_get_weight_zero():
@@ -153,7 +153,7 @@ def test_positive_means_alone_give_no_slope():
     scored, differences = 0.5 + torch.randn(2, 5000, generator=generator)
     through_the_origin = float((scored * differences).sum() / (scored * scored).sum())
     assert through_the_origin > 0.15
-    assert shrinkage_slope(scored, differences) < 0.05
+    assert fit_shrinkage_slope(scored, differences) < 0.05
 
 
 def test_slope_is_fitted_only_where_scores_count():

@@ -44,22 +44,22 @@ def count_draws(rule: LevelRule, needed: int | None = None) -> Counter:
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
 def test_level_rule_always_forces_its_level(level):
     rule = build_level_rule(f"level_{level}", [])
-    assert rule is not None and rule.may_force
+    assert rule is not None and rule.can_force_level
     assert count_draws(rule, needed=5 - level) == {level: 1000}
-    assert rule == LevelRule.force_level(level) and rule.forces_required_level is False
+    assert rule == LevelRule.from_level(level) and rule.forces_required_level is False
 
 
 def test_random_rule_draws_the_shares_of_the_policy():
     turns = [turn_at(level) for level in (1, 1, 1, 4, 4, 2, 2, 2, 2, 2)]
     rule = build_level_rule("random", [*turns, turn_at(None), turn_at(3, forced=True)])
-    assert rule is not None and rule.may_force
+    assert rule is not None and rule.can_force_level
     assert count_draws(rule, needed=3) == {1: 300, 2: 500, 4: 200}
     assert rule.shares == (0.3, 0.5, 0.0, 0.2)
 
 
 def test_share_missing_to_one_is_not_forced():
-    assert count_draws(FREE_RULE) == {None: 1000} and not FREE_RULE.may_force
-    assert count_draws(LevelRule.force_uniformly(0.5)) == {
+    assert count_draws(FREE_RULE) == {None: 1000} and not FREE_RULE.can_force_level
+    assert count_draws(LevelRule.from_uniform_share(0.5)) == {
         1: 125,
         2: 125,
         3: 125,
@@ -70,7 +70,7 @@ def test_share_missing_to_one_is_not_forced():
 
 def test_oracle_rule_forces_the_required_level():
     rule = build_level_rule("oracle", [turn_at(None), turn_at(1, needed=3)])
-    assert rule is not None and rule.may_force
+    assert rule is not None and rule.can_force_level
     assert [
         rule.draw_level(draw, needed) for draw, needed in ((0.0, 4), (0.9, 1), (0.5, None))
     ] == [
@@ -83,7 +83,7 @@ def test_oracle_rule_forces_the_required_level():
 def test_inapplicable_rules_are_dropped_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         rules = select_level_rules(LEVEL_RULES, [turn_at(None), turn_at(2, forced=True)])
-    assert rules == {f"level_{level}": LevelRule.force_level(level) for level in (1, 2, 3, 4)}
+    assert rules == {f"level_{level}": LevelRule.from_level(level) for level in (1, 2, 3, 4)}
     assert list(rules) == ["level_1", "level_2", "level_3", "level_4"]
     assert "random" in caplog.text
     assert "oracle" in caplog.text

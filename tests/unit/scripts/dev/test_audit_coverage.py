@@ -26,6 +26,6 @@ def test_intervals_contain_the_truth():
 
 
 def test_the_table_has_a_line_for_each_setting(capsys, monkeypatch):
-    monkeypatch.setattr("scripts.dev.audit_coverage.SETTINGS", (((3, 2), 0.5),))
+    monkeypatch.setattr("scripts.dev.audit_coverage.SIMULATIONS", (((3, 2), 0.5),))
     assert main(["1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2

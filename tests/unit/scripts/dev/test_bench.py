@@ -12,7 +12,7 @@ import torch
 from agent_system.multi_turn_rollout.packing import pack_rows
 from scripts.dev.bench import collector, exactness, overlap, rlvcr_step, scoring
 from scripts.dev.bench.workload import Workload
-from tests.helpers.play import walking_policy
+from tests.helpers.number_line_world import walking_policy
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
@@ -48,7 +48,7 @@ def test_scoring_counts_tokens_and_compares_equal_numbers(args):
         s.end for row in spans for s in row
     )
     assert costs["naive"].tokens == sum(rows) + contexts
-    assert all(0 < cost.wall < float("inf") for cost in costs.values())
+    assert all(0 < cost.wall_s < float("inf") for cost in costs.values())
     for row, (row_spans, row_branches) in enumerate(zip(spans, branches, strict=True)):
         tokens = data.batch["input_ids"][row].tolist()
         actions = {span.step: tokens[span.start : span.end] for span in row_spans}

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.dev.bench import balance, driver, scale
 from scripts.dev.recipes import MODELS
-from verl.config.memory import micro_batch_tokens
+from verl.config.memory import count_micro_batch_tokens
 
 SHAPE = driver.TrajectoryShape(turns=3, prompt=6, sampled=3, shown=2)
 
@@ -28,7 +28,7 @@ def test_nested_part_is_not_counted_twice(monkeypatch):
 
 
 def test_every_part_of_a_step_is_measured(cost):
-    assert set(cost.seconds) == {*driver.PARTS, driver.BACKGROUND_PART, "of the ranks"}
+    assert set(cost.seconds) == {*driver.PARTS, driver.JOURNAL_PART, "of the ranks"}
     assert min(cost.seconds.values()) >= 0
     blocking_s = sum(cost.seconds[part] for part in driver.PARTS)
     assert cost.blocking_ms == pytest.approx(1e3 * blocking_s / 96)
@@ -42,7 +42,7 @@ def test_sent_bytes_equal_those_of_the_rows(cost):
     # Ids and attention mask twice, with the responses and their mask.
     assert cost.sent["send"] > 2 * 8 * 2 * (tokens + responses)
     assert cost.sent["update"] > cost.sent["send"] / 2
-    assert cost.sent[driver.BACKGROUND_PART] > 96 * 100
+    assert cost.sent[driver.JOURNAL_PART] > 96 * 100
 
 
 def test_costs_are_printed_as_a_table(capsys, tmp_path):
@@ -54,19 +54,21 @@ def test_costs_are_printed_as_a_table(capsys, tmp_path):
 
 
 def test_load_is_computed_from_the_costs():
-    model = scale.DriverModel(1e-3, 1e-6, 1e-2, 1e-9, received=10.0, moved=100.0)
+    model = scale.DriverModel(
+        1e-3, 1e-6, 1e-2, 1e-9, received_bytes_per_token=10.0, moved_bytes_per_token=100.0
+    )
     load = scale.simulate_step(16, 800, model)
-    rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.STEPS))
+    rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.OPTIMIZER_STEPS))
     padded = 800 * max(rows.sizes)
     assert load.driver_s == pytest.approx(0.8 + padded * 1e-6 + 0.16)
     stored = (10.0 * sum(rows.sizes) + 100.0 * padded) / 1e9
     assert load.store_gb == pytest.approx(stored)
-    assert load.driver_link_s == pytest.approx(stored / 2 / scale.DRIVER_LINK), "two nodes"
+    assert load.driver_link_s == pytest.approx(stored / 2 / scale.DRIVER_LINK_GB_PER_S), "two nodes"
     assert 0.9 < load.efficiency <= 1
     assert load.slowest_part == "devices"
-    slow = replace(model, row_s=1.0)
+    slow = replace(model, seconds_per_row=1.0)
     assert scale.simulate_step(16, 800, slow).slowest_part == "driver"
-    slow_journal = replace(model, journal_s=1.0)
+    slow_journal = replace(model, journal_seconds_per_token=1.0)
     assert scale.simulate_step(16, 800, slow_journal).slowest_part == "journal"
     assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
 
@@ -78,7 +80,7 @@ def test_weight_shards_are_sent_once_per_micro_batch():
     # Two scoring passes and an update of four steps: forward, backward and gradient.
     once = 2 * 2 * weights + 4 * (2 * 2 + 4) * weights
     assert scale.compute_link_bytes(cfg, 8, 1.0) == pytest.approx(once * 7 / 8)
-    many = 10 * micro_batch_tokens(cfg)
+    many = 10 * count_micro_batch_tokens(cfg)
     whole = 10 * 2 * 2 * weights + 10 * (2 * 2 + 4) * weights
     assert scale.compute_link_bytes(cfg, 8, many) == pytest.approx(whole * 7 / 8)
 

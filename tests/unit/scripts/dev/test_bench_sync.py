@@ -8,7 +8,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 def test_seconds_are_per_gib_and_relative_to_a_copy():
     line = sync.format_table(
-        [sync.SyncCost(sync.GIB // 2, whole=3.0, export=1.0, copy=0.25)]
+        [sync.SyncCost(sync.GIB // 2, sync_s=3.0, export_s=1.0, copy_s=0.25)]
     ).splitlines()[-1]
     assert line == "| 0.50 | 6.00 | 2.00 | 0.50 | 12.0 |"
 
@@ -33,5 +33,5 @@ def test_layer_size_equals_that_of_a_model(tmp_path):
         )
         for layers in (1, 2)
     ]
-    per_layer = sync.LAYER * (64 / 1024) ** 2
+    per_layer = sync.LAYER_WEIGHTS * (64 / 1024) ** 2
     assert sizes[1] - sizes[0] == pytest.approx(per_layer, rel=0.02)

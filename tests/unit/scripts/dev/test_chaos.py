@@ -14,8 +14,8 @@ from scripts.dev.chaos.cells import (
     DRIVER,
     ENGINE,
     KILLED,
-    MEMORY,
     NODE,
+    OUT_OF_MEMORY,
     RANK,
     ROLLOUT,
     SAVE,
@@ -62,7 +62,7 @@ def test_every_cell_exists_once_and_is_parsed_from_its_key():
     cells = list(iter_cells())
     assert len({cell.cell_key for cell in cells}) == 6 * 5 * 3
     assert all(parse_cell(cell.cell_key) == cell for cell in cells)
-    assert {cell.fault for cell in cells if cell.skip_reason} == {MEMORY}
+    assert {cell.fault for cell in cells if cell.skip_reason} == {OUT_OF_MEMORY}
     with pytest.raises(ValueError, check=mentions("'engine/never'")):
         parse_cell("engine/never")
 
@@ -139,7 +139,9 @@ def test_killed_driver_needs_no_error_line(tmp_path):
         == "ends"
     )
     assert (
-        compute_verdict(make_ended_job(Cell(DRIVER, START, MEMORY), run, status=1, output=""))
+        compute_verdict(
+            make_ended_job(Cell(DRIVER, START, OUT_OF_MEMORY), run, status=1, output="")
+        )
         != "ends"
     )
 
@@ -162,18 +164,18 @@ def test_table_shows_all_known_results(tmp_path):
 
 def test_table_replaces_the_marked_part_of_the_page(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{outcomes.BEGIN}old\n{outcomes.END}after\n")
+    page.write_text(f"before\n{outcomes.TABLE_BEGIN}old\n{outcomes.TABLE_END}after\n")
     for _ in range(2):
         outcomes.write_page({}, page)
         assert page.read_text() == (
-            f"before\n{outcomes.BEGIN}{outcomes.format_table({})}{outcomes.END}after\n"
+            f"before\n{outcomes.TABLE_BEGIN}{outcomes.format_table({})}{outcomes.TABLE_END}after\n"
         )
     page.write_text("no marks")
     with pytest.raises(ValueError, match="has no lines"):
         outcomes.write_page({}, page)
 
 
-def write_finished_run(directory, loss=1.0, weights=b"abc", steps=kills.STEPS):
+def write_finished_run(directory, loss=1.0, weights=b"abc", steps=kills.NUM_STEPS):
     records = [{"step": n, "time": float(n), "timing_s/gen": n * loss} for n in range(1, steps + 1)]
     records[-1]["loss"] = loss
     jsonl.write(directory / "metrics.jsonl", records)
@@ -182,7 +184,7 @@ def write_finished_run(directory, loss=1.0, weights=b"abc", steps=kills.STEPS):
     def write(directory):
         save_file({"lm": np.frombuffer(weights, dtype=np.uint8)}, directory / "a.safetensors")
 
-    manager.save(kills.STEPS, write, {})
+    manager.save(kills.NUM_STEPS, write, {})
     return directory
 
 
@@ -197,7 +199,7 @@ def test_runs_that_differ_only_in_times_are_equal(tmp_path):
 @pytest.mark.parametrize(
     ("other", "output"),
     [
-        ({"loss": 1.0000001}, [f"step {kills.STEPS} differs in loss"]),
+        ({"loss": 1.0000001}, [f"step {kills.NUM_STEPS} differs in loss"]),
         ({"weights": b"abd"}, ["the last checkpoint differs in a.safetensors: lm"]),
         ({"steps": 3}, ["steps [1, 2, 3]"]),
     ],

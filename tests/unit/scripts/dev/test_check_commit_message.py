@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from scripts.dev import check_commit_message
-from scripts.dev.check_commit_message import count_changed_lines, message_problems
+from scripts.dev.check_commit_message import count_changed_lines, find_message_problems
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from scripts.dev.check_commit_message import count_changed_lines, message_proble
     ],
 )
 def test_message_rules(message, changed_lines, problems):
-    assert len(list(message_problems(message, changed_lines))) == problems
+    assert len(list(find_message_problems(message, changed_lines))) == problems
 
 
 def test_text_lines_count_and_binary_files_do_not():

@@ -7,7 +7,7 @@ import time
 import psutil
 
 from scripts.dev.check_environments import (
-    TIMED_OUT,
+    TIMED_OUT_STATUS,
     check_name,
     check_names,
     describe_outcome,
@@ -63,7 +63,7 @@ def test_each_name_has_a_result_and_a_second_scan_runs_none(tmp_path):
 
 def test_the_deadline_ends_a_check_and_the_processes_that_it_started(tmp_path):
     result = check_name("hangs", 5.0, fake_command(tmp_path))
-    assert (result["status"], result["problems"]) == (TIMED_OUT, ["not finished after 5 s"])
+    assert (result["status"], result["problems"]) == (TIMED_OUT_STATUS, ["not finished after 5 s"])
     pid = int((tmp_path / "runs.pid").read_text())
     until = time.monotonic() + 10
     while is_running(pid) and time.monotonic() < until:
@@ -91,7 +91,7 @@ def test_problems_need_attention_unless_the_list_names_them():
     outcomes = [describe_outcome({"status": 1}, has_remark) for has_remark in (False, True)]
     assert outcomes == ["problems", "named"]
     assert describe_outcome({"status": -11}, False) == "problems"
-    assert describe_outcome({"status": TIMED_OUT}, True) == "not finished"
+    assert describe_outcome({"status": TIMED_OUT_STATUS}, True) == "not finished"
 
 
 def test_a_real_check(tmp_path, capsys):

@@ -7,12 +7,12 @@ import pytest
 
 from scripts.dev.check_language import (
     Finding,
-    banned_in_name,
-    banned_in_text,
     collect_items,
     count_findings,
-    exceeded_limits,
+    find_banned_in_name,
+    find_banned_in_text,
     format_sample,
+    list_exceeded_limits,
     main,
     measure_language,
     split_name,
@@ -83,7 +83,7 @@ def test_every_finding_has_its_place(checkout: Path):
     ]
     numbers = count_findings(findings, totals)
     assert (numbers["opening"], numbers["one_word"]) == (1 / 5, 2 / 3)
-    assert exceeded_limits(numbers) == [
+    assert list_exceeded_limits(numbers) == [
         "opening",
         "one_word",
         "banned",
@@ -104,17 +104,17 @@ def test_sizes_count_from_one_above_the_limit(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["play_rows", "_playedRows", "RowsToPlay", "jobs_of", "found"])
 def test_banned_word_is_detected_in_any_part_of_a_name(name: str):
-    assert len(list(banned_in_name(name, "verl/a.py", 1))) == 1
+    assert len(list(find_banned_in_name(name, "verl/a.py", 1))) == 1
 
 
 @pytest.mark.parametrize("name", ["won", "_won", "VectorisedPlay", "display", "replay", "rows"])
 def test_public_names_and_other_words_are_accepted(name: str):
-    assert len(list(banned_in_name(name, "verl/a.py", 1))) == 0
+    assert len(list(find_banned_in_name(name, "verl/a.py", 1))) == 0
 
 
 def test_code_in_prose_is_ignored():
     text = "Set env.rollout.carry_over=1 or ``plays``, see left_out_rows and data/plays.jsonl."
-    assert list(banned_in_text(text, "verl/a.py", 1)) == []
+    assert list(find_banned_in_text(text, "verl/a.py", 1)) == []
 
 
 def test_text_worlds_may_have_rooms_and_prompts_are_content(tmp_path: Path):
@@ -183,10 +183,11 @@ def test_each_kind_is_collected(tmp_path):
         "def count_rows(rows, cls=None)\nReturn the number of rows.",
     ]
     assert [text.splitlines()[1] for _, text in items["comments"]] == ["LIMIT = 3  # rows at most"]
-    identifiers = [text.splitlines() for _, text in items["identifiers"]]
-    assert sorted(name for name, _ in identifiers) == ["LIMIT", "count_rows", "rows", "total"]
-    assert ["LIMIT", "    LIMIT = 3  # rows at most"] in identifiers
-    assert items["sentences"] == [("README.md", "This sentence has exactly six words.")]
+    contexts = dict(text.split("\n", 1) for _, text in items["identifiers"])
+    assert sorted(contexts) == ["LIMIT", "count_rows", "rows", "total"]
+    assert "LIMIT = 3  # rows at most" in contexts["LIMIT"].splitlines()
+    sentence = "(before it: One short line.)\nThis sentence has exactly six words."
+    assert items["sentences"] == [("README.md", sentence)]
 
 
 def test_seed_determines_the_sample(tmp_path):

@@ -9,7 +9,7 @@ import setuptools
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from scripts.dev.lock_requirements import FOLDER, direct_requirements
+from scripts.dev.lock_requirements import FOLDER, parse_requirements
 from verl.trainer.launch.doctor.facts import NEWEST_PYTHON, OLDEST_PYTHON
 
 ROOT = FOLDER.parent
@@ -20,7 +20,7 @@ IN_CLOSURES = {"annotated-types", "pyyaml", "requests"}
 
 
 def read_direct(name):
-    requirements = direct_requirements((FOLDER / f"{name}.in").read_text())
+    requirements = parse_requirements((FOLDER / f"{name}.in").read_text())
     return {canonicalize_name(item.name): item for item in requirements}
 
 
@@ -63,7 +63,7 @@ def test_setup_names_the_direct_requirements(setup_arguments):
         *setup_arguments["install_requires"],
         *(line for extra in setup_arguments["extras_require"].values() for line in extra),
     ]
-    named = {canonicalize_name(item.name): item for item in direct_requirements("\n".join(lines))}
+    named = {canonicalize_name(item.name): item for item in parse_requirements("\n".join(lines))}
     listed = read_direct("cpu").keys() | read_direct("gpu").keys()
     assert named.keys() - listed == IN_CLOSURES
     assert listed - named.keys() == {"setuptools"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.dev.metric_specs import SPECS, spec_of
+from scripts.dev.metric_specs import SPECS, find_spec
 
 DOCS = Path(__file__).parents[4] / "docs"
 NAMES = sorted(
@@ -26,12 +26,12 @@ RECORDED = (DOCS.parent / "tests/golden/smoke_metrics.txt").read_text(encoding="
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_metric_named_in_docs_is_declared(name):
-    assert spec_of(name) is not None
+    assert find_spec(name) is not None
 
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_every_metric_of_a_run_is_declared(name):
-    assert spec_of(name) is not None
+    assert find_spec(name) is not None
 
 
 def test_only_three_specs_stand_for_a_section():
@@ -55,5 +55,5 @@ def test_only_three_specs_stand_for_a_section():
     ],
 )
 def test_metric_has_its_unit(name, unit):
-    declared = spec_of(name)
+    declared = find_spec(name)
     assert declared is not None and declared.unit == unit

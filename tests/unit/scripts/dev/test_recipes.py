@@ -8,11 +8,11 @@ from scripts.dev.recipes import (
     MODELS,
     PARTS,
     RECIPES,
-    Assumed,
+    Assumptions,
     estimate_part_seconds,
     estimate_step_seconds,
-    facts_of,
     format_tables,
+    make_facts,
 )
 from tests.helpers.jobs import ROOT
 from verl.config.plan import make_plan
@@ -23,7 +23,7 @@ from verl.trainer.launch.extensions import load_config
 @pytest.mark.parametrize("estimator", [name for names in ESTIMATORS for name in names])
 def test_recipe_has_the_published_settings_and_fits(name, estimator):
     cfg = load_config(name, [f"algorithm.adv_estimator={estimator}"])
-    assert make_plan(cfg, facts_of(cfg, RECIPES[name])).resource_problems() == []
+    assert make_plan(cfg, make_facts(cfg, RECIPES[name])).find_resource_problems() == []
     assert (cfg.data.train_batch_size, cfg.env.rollout.n) == (16, 8)
     assert cfg.trainer.total_training_steps == 150
     actor = cfg.actor_rollout_ref.actor
@@ -33,7 +33,7 @@ def test_recipe_has_the_published_settings_and_fits(name, estimator):
 
 def test_recipe_that_does_not_fit_has_problems():
     cfg = load_config("alfworld_qwen2.5_7b_8gpu", ["trainer.n_gpus_per_node=1"])
-    assert make_plan(cfg, facts_of(cfg, H100)).resource_problems()
+    assert make_plan(cfg, make_facts(cfg, H100)).find_resource_problems()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_models_have_the_published_number_of_parameters(name, parameters):
 
 def test_seconds_of_one_recipe_by_hand():
     cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=rlvcr"])
-    seconds = estimate_part_seconds(cfg, H100, Assumed())
+    seconds = estimate_part_seconds(cfg, H100, Assumptions())
     weights = 1_543_714_304
     row = 500 + 25 * 120
     operations = 8 * 0.4 * 989e12
@@ -69,11 +69,11 @@ def test_seconds_of_one_recipe_by_hand():
     on_device = (4 + 7 * 2) * weights / (0.6 * 3350e9)
     assert seconds["weight sync"] == pytest.approx(4 * weights / 25e9 + on_device)
     single_gpu = load_config("alfworld_qwen2.5_1.5b_80gb")
-    assert estimate_part_seconds(single_gpu, H100, Assumed())["weight sync"] == pytest.approx(
+    assert estimate_part_seconds(single_gpu, H100, Assumptions())["weight sync"] == pytest.approx(
         on_device
     )
     cfg.actor_rollout_ref.rollout.weight_transfer = "store"
-    stored = estimate_part_seconds(cfg, H100, Assumed())["weight sync"]
+    stored = estimate_part_seconds(cfg, H100, Assumptions())["weight sync"]
     assert stored == pytest.approx((4 + 2 + 2) * weights / 4e9)
 
 
@@ -103,7 +103,7 @@ def test_rollout_and_training_overlap_on_separate_gpus():
 
 def test_only_thinking_advantages_need_alternatives():
     cfg = load_config("alfworld_qwen2.5_1.5b_8gpu", ["algorithm.adv_estimator=gigpo"])
-    seconds = estimate_part_seconds(cfg, H100, Assumed())
+    seconds = estimate_part_seconds(cfg, H100, Assumptions())
     assert seconds["alternatives"] == 0 and seconds["score"] == seconds["reference"]
 
 

@@ -57,7 +57,7 @@ def test_rows_of_a_trajectory_are_merged():
     assert trajectories.score.tolist() == [3, -4]
     assert trajectories.group.tolist() == [0, 1]
     assert trajectories.tokens.tolist() == [6, 4]
-    assert trajectories.of_row.tolist() == [0, 0, 0, 1]
+    assert trajectories.trajectory_of_row.tolist() == [0, 0, 0, 1]
 
 
 def test_rows_of_a_trajectory_with_different_scores_are_refused():
@@ -90,7 +90,7 @@ def test_equal_rows_keep_exactly_their_score():
 
 def test_without_names_every_row_is_a_trajectory():
     trajectories = merge_rows_to_trajectories(torch.tensor([1.0, 2.0]), ["a", "a"])
-    assert trajectories.of_row.tolist() == [0, 1]
+    assert trajectories.trajectory_of_row.tolist() == [0, 1]
     assert trajectories.tokens.tolist() == [0, 0]
     with pytest.raises(ValueError, check=mentions(2, 3, 3)):
         merge_rows_to_trajectories(torch.zeros(2), ["a", "a", "a"])

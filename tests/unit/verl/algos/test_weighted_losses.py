@@ -63,7 +63,7 @@ def loss_and_gradient(weights: torch.Tensor | None, **changes: Any) -> tuple[flo
     policy_loss = PolicyLoss(section)
     scores: Any = Scores(log_prob)
     rows: Any = Rows()
-    picker: Any = Picker() if policy_loss.needs.picker else None
+    picker: Any = Picker() if policy_loss.loss_needs.picker else None
     data = DataProto.from_dict(tensors)
     loss, _ = policy_loss(scores, rows, data, [0, 1, 2], whole, picker)
     loss.backward()

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from rlvcr.settings import method_settings
+from rlvcr.settings import get_method_settings
 from tests.helpers.refusals import suggestion, suggests
 from verl.config.load import (
     default_config,
-    keys_without_effect,
+    find_keys_without_effect,
     load_config,
     to_dict,
     to_yaml,
@@ -317,16 +317,18 @@ def test_level_prompts_may_be_keyed_by_numbers(tmp_path):
         "defaults: [ppo_trainer, _self_]\nalgorithm: {rlvcr: {prompts: {1: act}}}\n"
     )
     cfg = load_config("mine", ["algorithm.rlvcr.prompts.2=look"], config_path=str(tmp_path))
-    assert method_settings(cfg.algorithm).prompts == {"1": "act", "2": "look"}
+    assert get_method_settings(cfg.algorithm).prompts == {"1": "act", "2": "look"}
 
 
 def test_default_formula_of_the_method_is_additive():
-    rlvcr = method_settings(load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"]).algorithm)
+    rlvcr = get_method_settings(
+        load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"]).algorithm
+    )
     assert rlvcr.price_in == "all"
     assert (rlvcr.combine, rlvcr.score, rlvcr.mode) == ("additive", "entropy", "mean_norm")
     assert (rlvcr.step_advantage_w, rlvcr.thinking_diversity_w) == (1.0, 0.5)
-    composed = method_settings(load_config("ppo_trainer").algorithm)
-    assert composed == method_settings(default_config().algorithm)
+    composed = get_method_settings(load_config("ppo_trainer").algorithm)
+    assert composed == get_method_settings(default_config().algorithm)
 
 
 def test_derived_values_are_filled():
@@ -344,10 +346,10 @@ def test_derived_values_are_filled():
     assert actor.loss_scale_factor == 50.0, "R of the config, not the width of the longest row"
     assert actor.clip_ratio_low == actor.clip_ratio_high == actor.clip_ratio
     assert rollout.log_prob_micro_batch_size_per_gpu == actor.ppo_micro_batch_size_per_gpu
-    assert (cfg.critic.enable, method_settings(cfg.algorithm).enable) == (False, False)
+    assert (cfg.critic.enable, get_method_settings(cfg.algorithm).enable) == (False, False)
     assert load_config("ppo_trainer", ["algorithm.adv_estimator=gae"]).critic.enable is True
     config = load_config("ppo_trainer", ["algorithm.adv_estimator=rlvcr"])
-    assert method_settings(config.algorithm).enable is True
+    assert get_method_settings(config.algorithm).enable is True
 
 
 def test_mini_batch_size_above_the_batch_means_one_optimizer_step():
@@ -384,7 +386,7 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
         f"{MODEL}.use_liger" in record.getMessage()
         and f"{ROLLOUT}.free_cache_engine" in record.getMessage()
     )
-    assert f"{ROLLOUT}.free_cache_engine" not in keys_without_effect(cfg, "cuda")
+    assert f"{ROLLOUT}.free_cache_engine" not in find_keys_without_effect(cfg, "cuda")
     caplog.clear()
     warn_without_effect(load_config("ppo_trainer"))
     assert not caplog.records
@@ -392,7 +394,11 @@ def test_keys_without_effect_are_named_in_one_warning(caplog):
 
 @pytest.mark.parametrize("schema", [PPOConfig, SFTConfig])
 def test_help_marks_every_key_without_effect(schema):
-    marks = {path: key.unused_mark for path, key in schema_keys(schema).items() if key.unused_mark}
+    marks = {
+        path: key.unused_annotation
+        for path, key in schema_keys(schema).items()
+        if key.unused_annotation
+    }
     assert marks
     for path, mark in marks.items():
         text = cli.parse(["--help", path], schema=schema).text or ""

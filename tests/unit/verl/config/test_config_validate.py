@@ -4,9 +4,9 @@ fix."""
 import pytest
 
 from tests.helpers.refusals import allowed, fix, mentions, suggestion, suggests
-from verl.config.cold_start import cold_start_config
+from verl.config.cold_start import build_cold_start_config
 from verl.config.load import (
-    keys_without_effect,
+    find_keys_without_effect,
     load_config,
     read_config,
     to_yaml,
@@ -284,7 +284,7 @@ def problems(
     *overrides: str, names: RegisteredNames | None = None, check_files=False
 ) -> list[Problem]:
     parsed = read_config("ppo_trainer", [PATH, *overrides])
-    cross_field = find_problems(parsed.config, names, check_files, partial=bool(parsed.problems))
+    cross_field = find_problems(parsed.config, names, check_files, is_partial=bool(parsed.problems))
     return [Problem(problem) for problem in [*parsed.problems, *cross_field]]
 
 
@@ -482,7 +482,7 @@ def test_sft_config_checks_sizes_and_levels():
         ],
         SFTConfig,
     )
-    cross_field = find_problems(parsed.config, check_files=False, partial=True)
+    cross_field = find_problems(parsed.config, check_files=False, is_partial=True)
     keys = {problem.partition("=")[0] for problem in [*parsed.problems, *cross_field]}
     assert keys == {
         "model.new.num_attention_heads",
@@ -498,7 +498,7 @@ def test_cold_start_uses_the_environment_of_the_run(tmp_path):
     cfg = load_config(
         "quickstart", [*overrides, "data.apply_chat_template_kwargs={enable_thinking: false}"]
     )
-    sft = cold_start_config(cfg)
+    sft = build_cold_start_config(cfg)
     assert sft.env == cfg.env and sft.model.save_path == cfg.actor_rollout_ref.model.path
     assert sft.trainer.device == "cpu" and sft.data.apply_chat_template_kwargs == {
         "enable_thinking": False
@@ -510,11 +510,11 @@ def test_cold_start_uses_the_environment_of_the_run(tmp_path):
 def test_user_environment_names_policy_and_cold_start_by_project():
     overrides = ["env.env_name=tests.helpers.faulty_envs:PACKAGE", 'trainer.project_name="my lab"']
     cfg = load_config("small_policy", overrides)
-    sft = cold_start_config(cfg)
+    sft = build_cold_start_config(cfg)
     assert sft.model.save_path == cfg.actor_rollout_ref.model.path == "data/models/my lab"
     assert sft.trainer.default_local_dir == "runs/my lab/sft"
     own_project = ["cold_start.overrides=['trainer.project_name=another']"]
-    sft = cold_start_config(load_config("small_policy", [*overrides, *own_project]))
+    sft = build_cold_start_config(load_config("small_policy", [*overrides, *own_project]))
     assert sft.trainer.default_local_dir == "runs/another/sft"
 
 
@@ -556,7 +556,7 @@ def test_names_agree_with_the_registries():
     assert set(shipped.AdvantageEstimator) == set(names.estimators)
     assert set(shipped.POLICY_LOSSES) == set(names.policy_losses)
     assert set(shipped.ENGINES) == set(names.engines)
-    assert {name.removesuffix("+") for name in shipped.KL_ESTIMATORS} == set(kl._FORM_OF_NAME)
+    assert {name.removesuffix("+") for name in shipped.KL_ESTIMATORS} == set(kl._ESTIMATOR_OF_NAME)
     assert set(shipped.LOSS_AGG_MODES) == set(losses.LOSS_AGG_MODES)
 
 
@@ -590,13 +590,13 @@ def test_rules_without_effect_under_a_reward_model_are_named(caplog):
     ]
     keys = {rule.lstrip("+").partition("=")[0].removesuffix(".token_price") for rule in rules}
     cfg = load_config("ppo_trainer", [*JUDGE, *rules])
-    assert set(keys_without_effect(cfg, "cpu")) == keys
+    assert set(find_keys_without_effect(cfg, "cpu")) == keys
     warn_without_effect(cfg)
     assert "reward_model.rule_weight=1" in caplog.text
-    assert keys_without_effect(load_config("ppo_trainer", JUDGE), "cpu") == {}
+    assert find_keys_without_effect(load_config("ppo_trainer", JUDGE), "cpu") == {}
     weighted = load_config("ppo_trainer", [*JUDGE, *rules, "reward_model.rule_weight=1"])
     assert (
-        keys_without_effect(weighted, "cpu")
-        == keys_without_effect(load_config("ppo_trainer"), "cpu")
+        find_keys_without_effect(weighted, "cpu")
+        == find_keys_without_effect(load_config("ppo_trainer"), "cpu")
         == {}
     )

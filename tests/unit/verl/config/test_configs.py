@@ -6,9 +6,9 @@ import shutil
 import pytest
 import yaml
 
-from rlvcr.settings import method_settings
-from verl.config.checks.models import CHECKSUMS
-from verl.config.cold_start import cold_start_config
+from rlvcr.settings import get_method_settings
+from verl.config.checks.models import CHECKSUMS_FILE
+from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import BASE_DIR, EXPERIMENTS_DIR, POLICIES_DIR
 from verl.config.load import load_config
 from verl.config.plan import PPOPlan, gather_facts, make_plan
@@ -35,7 +35,7 @@ def test_config_is_shown_checked_and_planned(name):
     assert find_problems(cfg, check_files=False) == []
     plan = make_plan(cfg, {"cores": 2, "memory_gb": 23.5, "parameters": 500_000, "vocab_size": 800})
     assert cfg.trainer.default_local_dir in plan.format_text()
-    assert plan.resource_problems() == []
+    assert plan.find_resource_problems() == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +55,7 @@ FORMULA = ("mode", "combine", "score", "cost_coef", "price_in", "step_advantage_
 
 
 def formula_of(name: str) -> tuple[object, ...]:
-    settings = method_settings(load_config(name).algorithm)
+    settings = get_method_settings(load_config(name).algorithm)
     return tuple(getattr(settings, key) for key in FORMULA)
 
 
@@ -63,7 +63,7 @@ def formula_of(name: str) -> tuple[object, ...]:
 def test_recipes_use_a_formula_with_published_results(name):
     """Results are in experiments/quickstart and experiments/relay16."""
     cfg = load_config(name)
-    settings = method_settings(cfg.algorithm)
+    settings = get_method_settings(cfg.algorithm)
     if settings.enable:
         assert formula_of(name) in (formula_of("quickstart"), formula_of("relay_16"))
         # The level entropy bonus of the published method destroyed the format of small policies.
@@ -79,14 +79,14 @@ def test_quickstart_starts_from_the_shipped_policy(name):
     cfg = load_config(name)
     assert cfg.actor_rollout_ref.model.path == str(QUICKSTART)
     assert find_problems(cfg) == []
-    assert gather_facts(cfg).made_by == ""
+    assert gather_facts(cfg).cold_start_config_name == ""
 
 
 def test_cold_start_recipe_matches_the_shipped_policy(tmp_path):
     cfg = load_config("quickstart", [f"{PATH}={tmp_path}/made", "cold_start.enable=true"])
-    assert find_problems(cfg) == [] and gather_facts(cfg).made_by == "quickstart_sft"
+    assert find_problems(cfg) == [] and gather_facts(cfg).cold_start_config_name == "quickstart_sft"
     recipe, shipped = (
-        cold_start_config(cfg).model,
+        build_cold_start_config(cfg).model,
         json.loads((QUICKSTART / "config.json").read_text()),
     )
     assert recipe.save_path == f"{tmp_path}/made"
@@ -105,7 +105,7 @@ def test_altered_or_incomplete_shipped_policy_is_refused(name, tmp_path):
     (policy / name).write_bytes(content)
     (altered,) = find_problems(cfg)
     assert altered.startswith(f"{PATH}=") and "cold_start.enable=true" in altered
-    if name != CHECKSUMS:
+    if name != CHECKSUMS_FILE:
         assert f"{name} is" in altered
         (policy / name).unlink()
         assert find_problems(cfg) == [altered]
@@ -156,9 +156,9 @@ def test_plan_counts_match_values_by_hand():
     assert isinstance(plan, PPOPlan)
     assert (plan.trajectories, plan.rows_at_most, plan.turns_at_most) == (128, 128, 128 * 15)
     assert (plan.mini_batches, plan.optimizer_steps, plan.total_optimizer_steps) == (4, 4, 120)
-    rlvcr = method_settings(cfg.algorithm)
+    rlvcr = get_method_settings(cfg.algorithm)
     expanded = int(128 * 15 * rlvcr.step_fraction)
-    assert plan.other_tokens_at_most == {
+    assert plan.most_extra_tokens == {
         "alternative thoughts": expanded * 3 * rlvcr.max_alternative_tokens
     }
     assert (plan.ranks, plan.threads_per_rank, plan.threads_per_engine, plan.envs) == (2, 2, 1, 128)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.refusals import mentions
 from verl.config import plan_notes
-from verl.config.explain import LINES_OF_KEYS, explain_key
+from verl.config.explain import PLAN_LABELS_BY_KEYS, explain_key
 from verl.config.load import load_config
 from verl.config.plan import make_plan
 from verl.config.plan_notes import iterate_plan_notes
@@ -74,7 +74,7 @@ def test_key_is_explained_in_tasks_trajectories_rows_and_tokens():
     assert "no value, because this configuration lacks" in explain_key(cfg, "env.frozen_lake.size")
 
 
-@pytest.mark.parametrize("path", [path for paths in LINES_OF_KEYS for path in paths])
+@pytest.mark.parametrize("path", [path for paths in PLAN_LABELS_BY_KEYS for path in paths])
 def test_every_explained_key_exists_and_has_plan_lines(path):
     assert path in schema_keys(PPOConfig)
     assert len(explain_key(config(), path).splitlines()) > 3

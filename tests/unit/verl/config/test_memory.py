@@ -5,25 +5,25 @@ import subprocess
 import pytest
 
 from verl.config import plan as plan_module
-from verl.config.derive import engine_count, max_engines_per_node, resolve_weight_transfer
+from verl.config.derive import count_engines, count_max_engines_per_node, resolve_weight_transfer
 from verl.config.memory import (
     GIB,
     PolicySize,
-    cpu_node_bytes,
+    count_micro_batch_tokens,
+    estimate_cpu_node_bytes,
+    estimate_gpu_node_bytes,
+    estimate_rollout_bytes,
     estimate_store_gb,
-    gpu_node_bytes,
-    memory_problems,
-    micro_batch_tokens,
-    rollout_bytes,
-    update_bytes,
+    estimate_update_bytes,
+    find_memory_problems,
 )
 from verl.config.plan import Facts, gather_facts, make_plan
 from verl.config.validate import find_problems
 from verl.trainer.launch.extensions import load_config
 
-SMALL = PolicySize(parameters=1_540_000_000, vocab_size=151_936, layers=28, hidden=1536)
+SMALL = PolicySize(parameters=1_540_000_000, vocab_size=151_936, num_layers=28, hidden_size=1536)
 P = 7_620_000_000
-LARGE = PolicySize(parameters=P, vocab_size=152_064, layers=28, hidden=3584)
+LARGE = PolicySize(parameters=P, vocab_size=152_064, num_layers=28, hidden_size=3584)
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 ROLLOUT = "actor_rollout_ref.rollout"
 RANKS = 8
@@ -38,12 +38,12 @@ def test_update_holds_shards_one_layer_activations_and_logits():
     gathered = 2 * P / 28 * 2
     activations = 16384 * 28 * 3584 * 2
     logits = 2 * 4 * (1 << 27)
-    assert update_bytes(config(), LARGE) == shards + gathered + activations + logits
-    without_checkpointing = update_bytes(
+    assert estimate_update_bytes(config(), LARGE) == shards + gathered + activations + logits
+    without_checkpointing = estimate_update_bytes(
         config("actor_rollout_ref.model.enable_gradient_checkpointing=false"), LARGE
     )
     assert without_checkpointing == shards + gathered + 16 * activations + logits
-    assert update_bytes(config(), PolicySize()) is None
+    assert estimate_update_bytes(config(), PolicySize()) is None
 
 
 def test_sequence_parallel_ranks_hold_a_part_of_a_row():
@@ -52,10 +52,10 @@ def test_sequence_parallel_ranks_hold_a_part_of_a_row():
     single = config(*rows)
     together = config(*rows, f"{key}.ulysses_sequence_parallel_size=4")
     row = single.data.max_prompt_length + single.data.max_response_length
-    assert micro_batch_tokens(single) == 2 * row
-    assert micro_batch_tokens(together) == -(-2 * row // 4)
+    assert count_micro_batch_tokens(single) == 2 * row
+    assert count_micro_batch_tokens(together) == -(-2 * row // 4)
     # The token budget is per rank, so it does not depend on the number of joint ranks.
-    assert micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
+    assert count_micro_batch_tokens(config(f"{key}.ulysses_sequence_parallel_size=4")) == 16384
 
 
 def test_sequence_parallel_ranks_share_a_node_and_do_not_compile():
@@ -72,21 +72,21 @@ def test_sequence_parallel_ranks_share_a_node_and_do_not_compile():
 
 def test_engine_generates_next_to_weights_and_moments():
     state_bytes = (12 + 4) * P / RANKS
-    assert rollout_bytes(config(), LARGE, 80 * GIB) == state_bytes + 0.5 * 80 * GIB
+    assert estimate_rollout_bytes(config(), LARGE, 80 * GIB) == state_bytes + 0.5 * 80 * GIB
     moved = config(f"{FSDP}.param_offload=true", f"{FSDP}.optimizer_offload=true")
-    assert rollout_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
+    assert estimate_rollout_bytes(moved, LARGE, 80 * GIB) == 4 * P / RANKS + 0.5 * 80 * GIB
 
 
 def test_node_holds_one_copy_of_the_model_while_loading():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1")
     for overrides in ((), one):
-        assert gpu_node_bytes(config(*overrides, "trainer.save_freq=0"), LARGE) == 4 * P
+        assert estimate_gpu_node_bytes(config(*overrides, "trainer.save_freq=0"), LARGE) == 4 * P
 
 
 def test_weights_in_the_store_are_counted_twice_plus_gathered():
     one = ("trainer.n_gpus_per_node=1", f"{ROLLOUT}.num_workers=1", "trainer.save_freq=0")
     through_store = config(*one, f"{ROLLOUT}.weight_transfer=store")
-    assert gpu_node_bytes(through_store, LARGE) == (4 + 2 * 2) * P
+    assert estimate_gpu_node_bytes(through_store, LARGE) == (4 + 2 * 2) * P
 
 
 def test_save_copies_weights_and_moments_to_host_memory():
@@ -94,16 +94,19 @@ def test_save_copies_weights_and_moments_to_host_memory():
     one = (*node, "trainer.save_freq=25")
     at_once = (*one, "trainer.async_save=false")
     weight_sync = (4 + 2 * 2) * P
-    assert gpu_node_bytes(config(*at_once), LARGE) == (4 + 8) * P
-    assert gpu_node_bytes(config(*one), LARGE) == weight_sync + (4 + 8) * P
+    assert estimate_gpu_node_bytes(config(*at_once), LARGE) == (4 + 8) * P
+    assert estimate_gpu_node_bytes(config(*one), LARGE) == weight_sync + (4 + 8) * P
     weights = "actor_rollout_ref.actor.checkpoint.contents=[model]"
-    assert gpu_node_bytes(config(*one, weights), LARGE) == weight_sync + 4 * P
+    assert estimate_gpu_node_bytes(config(*one, weights), LARGE) == weight_sync + 4 * P
     adapters = "actor_rollout_ref.model.lora_rank=32"
-    assert gpu_node_bytes(config(*one, adapters), LARGE) == weight_sync + 4 * P
+    assert estimate_gpu_node_bytes(config(*one, adapters), LARGE) == weight_sync + 4 * P
     with_critic = ("algorithm.adv_estimator=gae", adapters)
-    assert gpu_node_bytes(config(*at_once, *with_critic), LARGE) == (4 + 4 + 8) * P
+    assert estimate_gpu_node_bytes(config(*at_once, *with_critic), LARGE) == (4 + 4 + 8) * P
     without = config(*node, "trainer.save_freq=0")
-    assert cpu_node_bytes(config(*one), LARGE) - cpu_node_bytes(without, LARGE) == (4 + 8) * P
+    assert (
+        estimate_cpu_node_bytes(config(*one), LARGE) - estimate_cpu_node_bytes(without, LARGE)
+        == (4 + 8) * P
+    )
 
 
 def test_object_store_holds_weights_in_the_engine_dtype():
@@ -114,8 +117,8 @@ def test_object_store_holds_weights_in_the_engine_dtype():
 
 def test_fitting_configurations_have_no_problem():
     for size in (SMALL, LARGE):
-        assert list(memory_problems(config(), size, 80.0, 1000.0)) == []
-    assert list(memory_problems(config(), LARGE, None, None)) == []
+        assert list(find_memory_problems(config(), size, 80.0, 1000.0)) == []
+    assert list(find_memory_problems(config(), LARGE, None, None)) == []
 
 
 @pytest.mark.parametrize(
@@ -139,17 +142,17 @@ def test_plan_refuses_what_does_not_fit(overrides, device, host, expected_text):
         device_memory_gb=device,
         parameters=LARGE.parameters,
         vocab_size=LARGE.vocab_size,
-        layers=LARGE.layers,
-        hidden=LARGE.hidden,
+        num_layers=LARGE.num_layers,
+        hidden_size=LARGE.hidden_size,
     )
-    problems = make_plan(config(*overrides), facts).resource_problems()
+    problems = make_plan(config(*overrides), facts).find_resource_problems()
     assert any(expected_text in problem and "fix: " in problem for problem in problems), problems
 
 
 def test_joined_cluster_is_not_limited_by_the_driver_memory():
     facts = Facts(device="cuda", memory_gb=16.0, parameters=LARGE.parameters)
-    assert make_plan(config(), facts).resource_problems() != []
-    assert make_plan(config("ray_init.address='head:1'"), facts).resource_problems() == []
+    assert make_plan(config(), facts).find_resource_problems() != []
+    assert make_plan(config("ray_init.address='head:1'"), facts).find_resource_problems() == []
 
 
 def test_smallest_gpu_of_the_machine_counts(monkeypatch):
@@ -184,18 +187,19 @@ def test_flex_attention_is_refused_without_gpu(monkeypatch):
 def test_cache_of_given_size_adds_to_the_engine_weights():
     state_bytes = (12 + 4) * P / RANKS
     fixed = config(f"{ROLLOUT}.kv_cache_gb=10")
-    assert rollout_bytes(fixed, LARGE, 80 * GIB) == state_bytes + 2 * P + 10 * GIB
+    assert estimate_rollout_bytes(fixed, LARGE, 80 * GIB) == state_bytes + 2 * P + 10 * GIB
     parallel = config(f"{ROLLOUT}.kv_cache_gb=10", f"{ROLLOUT}.tensor_model_parallel_size=4")
-    assert rollout_bytes(parallel, LARGE, 80 * GIB) == state_bytes + 2 * P / 4 + 10 * GIB
-    assert not [text for text in memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
+    assert estimate_rollout_bytes(parallel, LARGE, 80 * GIB) == state_bytes + 2 * P / 4 + 10 * GIB
+    assert not [text for text in find_memory_problems(fixed, LARGE, 80.0, None) if "share" in text]
 
 
 def test_cpu_cache_has_a_default_size():
     overrides = ("trainer.device=cpu", f"{ROLLOUT}.num_workers=1")
-    unset = cpu_node_bytes(config(*overrides), LARGE)
-    assert cpu_node_bytes(config(*overrides, f"{ROLLOUT}.kv_cache_gb=1.0"), LARGE) == unset
+    unset = estimate_cpu_node_bytes(config(*overrides), LARGE)
+    assert estimate_cpu_node_bytes(config(*overrides, f"{ROLLOUT}.kv_cache_gb=1.0"), LARGE) == unset
     assert (
-        cpu_node_bytes(config(*overrides, f"{ROLLOUT}.kv_cache_gb=3.0"), LARGE) == unset + 2 * GIB
+        estimate_cpu_node_bytes(config(*overrides, f"{ROLLOUT}.kv_cache_gb=3.0"), LARGE)
+        == unset + 2 * GIB
     )
 
 
@@ -210,8 +214,8 @@ def engine_problems(*overrides: str) -> list[str]:
 def test_engines_use_several_devices_of_a_node():
     key = f"{ROLLOUT}.tensor_model_parallel_size"
     assert engine_problems(f"{key}=4") == []
-    assert engine_count(config(f"{key}=4"), "cuda") == 2
-    assert engine_count(config(f"{key}=4", "trainer.nnodes=2"), "cuda") == 4
+    assert count_engines(config(f"{key}=4"), "cuda") == 2
+    assert count_engines(config(f"{key}=4", "trainer.nnodes=2"), "cuda") == 4
     plan = make_plan(config(f"{key}=4"), Facts(device="cuda", parameters=P)).format_text()
     assert "2 engines" in plan and "on 4 GPUs each" in plan
 
@@ -261,26 +265,26 @@ def test_engines_with_separate_gpus_are_counted_there():
     separate = (f"{ROLLOUT}.nnodes=2", f"{ROLLOUT}.n_gpus_per_node=4")
     cfg = config(*separate)
     assert engine_problems(*separate) == []
-    assert engine_count(cfg, "cuda") == 8 and max_engines_per_node(cfg, "cuda") == 4
-    assert engine_count(config(*separate, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
-    assert engine_count(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
-    assert engine_count(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
+    assert count_engines(cfg, "cuda") == 8 and count_max_engines_per_node(cfg, "cuda") == 4
+    assert count_engines(config(*separate, f"{ROLLOUT}.tensor_model_parallel_size=4"), "cuda") == 2
+    assert count_engines(config(f"{ROLLOUT}.nnodes=2"), "cuda") == 16, "as many as there are ranks"
+    assert count_engines(cfg, "cpu") == 1 and resolve_weight_transfer(cfg, "cpu") == "store"
     assert resolve_weight_transfer(cfg, "cuda") == "nccl"
     text = make_plan(cfg, Facts(device="cuda", parameters=P)).format_text()
     assert "(8 GPUs only for engines)" in text and "by NCCL" in text
     assert "trainer.rollout_overlap=one_step" in text, "else one half waits for the other"
     # The engines have these GPUs to themselves, and so does the update, with or without overlap.
-    assert rollout_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
+    assert estimate_rollout_bytes(cfg, LARGE, 80 * GIB) == 0.5 * 80 * GIB
     overlapped = (*separate, "trainer.rollout_overlap=one_step")
     large = f"{ROLLOUT}.kv_cache_gb=30"
-    assert list(memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
+    assert list(find_memory_problems(config(*overlapped, large), LARGE, 60.0, None)) == []
     assert (
         "note"
         not in make_plan(config(*overlapped), Facts(device="cuda", parameters=P)).format_text()
     )
-    shared = memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
+    shared = find_memory_problems(config(large, overlapped[-1]), LARGE, 60.0, None)
     assert any("for an update" in text for text in shared)
-    (too_large,) = memory_problems(
+    (too_large,) = find_memory_problems(
         config(*separate, f"{ROLLOUT}.kv_cache_gb=50"), LARGE, 60.0, None
     )
     assert "while its engine generates" in too_large and "offload" not in too_large
@@ -302,15 +306,15 @@ def test_refused_weight_transfer_lists_the_possible_ones(overrides, allowed):
 
 @pytest.mark.parametrize(("heads", "kv", "fits"), [(28, 4, True), (28, 3, False), (30, 2, False)])
 def test_attention_heads_that_do_not_divide_are_refused(heads, kv, fits):
-    size = PolicySize(heads=heads, kv_heads=kv)
+    size = PolicySize(num_heads=heads, num_kv_heads=kv)
     head_problems = list(
-        memory_problems(config(f"{ROLLOUT}.tensor_model_parallel_size=4"), size, 80.0, 1)
+        find_memory_problems(config(f"{ROLLOUT}.tensor_model_parallel_size=4"), size, 80.0, 1)
     )
     assert bool(head_problems) is not fits
     assert all(
         str(heads) in text and str(kv) in text and "; fix: " in text for text in head_problems
     )
-    assert list(memory_problems(config(), size, 80.0, 1)) == []
+    assert list(find_memory_problems(config(), size, 80.0, 1)) == []
 
 
 def test_weight_transfer_follows_from_device_and_engine():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from verl.config.checks.models import fix_for_missing
+from verl.config.checks.models import suggest_fix_for_missing_model
 from verl.config.load import load_config
 from verl.config.validate import find_problems
 
@@ -16,7 +16,7 @@ MAKE = "cold_start.enable=true"
     "name", ["Qwen/Qwen2.5-1.5B-Instruct", "gpt2", "org/judge@main", "smollm2/x"]
 )
 def test_fix_for_a_hub_model_is_a_download_and_no_cold_start(config, key, name):
-    fix = fix_for_missing(load_config(config, [f"{key}={name}"]), key)
+    fix = suggest_fix_for_missing_model(load_config(config, [f"{key}={name}"]), key)
     assert MAKE not in fix and "HF_HUB_OFFLINE=0" in fix
     assert f"hf download {name.split('@')[0]}" in fix and f"./{name}" in fix
 
@@ -35,7 +35,7 @@ def test_fix_for_a_hub_model_is_a_download_and_no_cold_start(config, key, name):
 )
 def test_cold_start_is_offered_only_by_a_config_with_a_recipe(config, key, offered):
     overrides = [f"{key}=data/models/missing"]
-    assert (MAKE in fix_for_missing(load_config(config, overrides), key)) == offered
+    assert (MAKE in suggest_fix_for_missing_model(load_config(config, overrides), key)) == offered
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import verl
-from verl.config.load import keys_without_effect
+from verl.config.load import find_keys_without_effect
 from verl.config.plugins import schema_keys
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
@@ -50,7 +50,7 @@ def test_plugin_key_exists_only_in_its_section():
 
 
 def test_plugin_key_that_is_set_counts_as_having_effect():
-    assert keys_without_effect(load_config(overrides=["env.levels=true"]), "cpu") == {}
+    assert find_keys_without_effect(load_config(overrides=["env.levels=true"]), "cpu") == {}
 
 
 def test_framework_names_neither_the_method_nor_an_environment():

@@ -7,7 +7,7 @@ import pytest
 import verl.trainer.launch.extensions  # noqa: F401  (registers the sections of environments)
 from tests.helpers.refusals import mentions
 from verl.config.plugins import schema_keys
-from verl.config.run_code import code_keys, refuse_stored_code
+from verl.config.run_code import find_code_keys, refuse_stored_code
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings import ConfigError
 from verl.trainer import main_audit, main_eval, main_ppo
@@ -45,7 +45,7 @@ CODE = {
 @pytest.mark.parametrize("path", CODE)
 def test_code_is_refused_by_its_key(path, tmp_path):
     stored = nested(path, CODE[path])
-    assert code_keys(stored) == [path]
+    assert find_code_keys(stored) == [path]
     with pytest.raises(ConfigError, match=path):
         refuse_stored_code(stored, "run")
     refuse_stored_code(stored, "run", [path])
@@ -61,7 +61,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("path", REFERENCES)
 def test_reference_that_can_resolve_to_code_counts_as_code(path):
-    assert code_keys(nested(path, REFERENCES[path])) == [path]
+    assert find_code_keys(nested(path, REFERENCES[path])) == [path]
 
 
 COMMANDS = {
@@ -106,13 +106,13 @@ def test_every_command_refuses_code_without_consent(tmp_path, capsys, main):
 
 
 def test_defaults_and_plain_names_are_no_code():
-    assert code_keys(PPOConfig().model_dump(mode="json")) == []
-    assert code_keys(nested("env.env_name", "reasoning_gym/chain_sum")) == []
+    assert find_code_keys(PPOConfig().model_dump(mode="json")) == []
+    assert find_code_keys(nested("env.env_name", "reasoning_gym/chain_sum")) == []
 
 
 def test_keys_that_name_code_are_marked():
     names = ("trust_remote_code", "external_lib", "functions", "mcp_servers", "runtime_env")
     keys = schema_keys(PPOConfig).values()
-    unmarked = [key.path for key in keys if key.name in names and not key.code_mark]
-    files = [key.path for key in keys if "Python file" in key.help_text and not key.code_mark]
+    unmarked = [key.path for key in keys if key.name in names and not key.code_annotation]
+    files = [key.path for key in keys if "Python file" in key.help_text and not key.code_annotation]
     assert unmarked == files == []

@@ -89,7 +89,7 @@ def test_command_lines_are_masked():
 
 
 def test_registered_secrets_are_masked_in_any_text(monkeypatch):
-    monkeypatch.setattr(secret_values, "_hidden", set())
+    monkeypatch.setattr(secret_values, "_registered_secrets", set())
     values = {"HF_TOKEN": "hf_abcdefgh", "API_KEY": "short", "HF_TOKEN_PATH": "/home/me/token"}
     register_secrets({"env": [{"env": values}], "pad_token": "<|endoftext|>", "n": 3})
     text = "401 for hf_abcdefgh in a short time; /home/me/token <|endoftext|> 3"

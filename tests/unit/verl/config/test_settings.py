@@ -22,7 +22,7 @@ from verl.config.settings import (
     read_section,
     read_section_or_raise,
 )
-from verl.config.settings.reading import from_text
+from verl.config.settings.reading import convert_text_values
 
 
 class Lake(EnvSettings):
@@ -149,13 +149,13 @@ def test_keys_carry_the_texts_of_help():
     )
     assert keys["shore.lake.size"].help_text == "cells per side of the lake"
     assert keys["shore.lake.max_steps"].help_text.startswith("steps after which")
-    assert keys["shore.boats"].unused_mark == Unused("nobody rows", "old logbooks")
+    assert keys["shore.boats"].unused_annotation == Unused("nobody rows", "old logbooks")
     assert keys["shore.boats"].describe_allowed() == "int | None >= 1"
 
 
 def test_texts_from_files_are_converted_to_the_type_of_the_key():
     texts = {"names": "b", "boats": "3", "lake": {"icy": "yes", "url": False, "room": [5, 5]}}
-    shore = read_section_or_raise(Shore, from_text(texts, Shore))
+    shore = read_section_or_raise(Shore, convert_text_values(texts, Shore))
     assert shore.names == ["b"] and shore.boats == 3
     assert shore.lake == Lake(icy=True, room=(5, 5))
 
@@ -186,7 +186,7 @@ def test_no_key_accepts_a_non_finite_number(schema, written):
             (k for k in values_by_type if key.value_type.type_name.removesuffix(" | None") == k),
             None,
         )
-        if kind is None or key.unused_mark:
+        if kind is None or key.unused_annotation:
             continue
         value = float(written)
         for candidate in (written, value) if kind == "float" else ([value],) * (kind[0] == "l"):
@@ -194,6 +194,8 @@ def test_no_key_accepts_a_non_finite_number(schema, written):
             values = {name: candidate}
             for parent in reversed(parents):
                 values = {parent: values}
-            assert list(read_section(schema, from_text(values, schema)).problems) == [key.path]
+            assert list(read_section(schema, convert_text_values(values, schema)).problems) == [
+                key.path
+            ]
         tried += 1
     assert tried > 1

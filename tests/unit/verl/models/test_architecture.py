@@ -281,7 +281,7 @@ def test_models_without_packed_attention_are_detected(name):
     ("name", "layer"), [("falcon-h1", "Conv1d"), ("lfm2", "Lfm2ShortConv"), ("mamba", r"Mamba\w+")]
 )
 def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, layer):
-    monkeypatch.setattr(architecture, "packing_reasons", lambda config: [])
+    monkeypatch.setattr(architecture, "find_packing_problems", lambda config: [])
     path = choose_path(build_model(ROW_WISE[name][0]()))
     assert isinstance(path, RowForward) and re.search(layer, path.reason)
 
@@ -448,10 +448,12 @@ def test_smallest_gap_of_several_draws_counts(monkeypatch):
     """
     model = build_model(SUPPORTED["qwen3-moe"]())
     monkeypatch.setattr(
-        architecture, "_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw]
+        architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw]
     )
     assert measure_packing_gap(model) == 1e-6
-    monkeypatch.setattr(architecture, "_log_prob_gap", lambda lm, path, draw: [0.3, 0.2, 0.4][draw])
+    monkeypatch.setattr(
+        architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 0.2, 0.4][draw]
+    )
     with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
         choose_path(model)
 

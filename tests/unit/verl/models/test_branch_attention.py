@@ -58,7 +58,7 @@ def test_branches_equal_separate_forwards(policy, monkeypatch, limits, block):
     """Branches differ in length, three share a start, starts are 1 and the end of the row, one row
     has none.
     """
-    monkeypatch.setattr(branch_attention, "BLOCK_QUERIES", block)
+    monkeypatch.setattr(branch_attention, "MIN_BLOCK_QUERIES", block)
     data = add_branches(random_rows())
     output = actor_of(policy, **limits).compute_log_prob(data)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
@@ -128,7 +128,7 @@ def test_branches_keep_their_order_and_positions():
         )
     blocks = packed.layout.blocks
     assert sum(block.end - block.start for block in blocks) == 6
-    assert all(block.trunk == 3 for block in blocks)
+    assert all(block.row_start == 3 for block in blocks)
 
 
 @pytest.mark.parametrize("start", [0, 7, -1])

@@ -73,7 +73,7 @@ def test_token_attends_to_its_row_or_its_branch_and_prefix():
     layout = pack_with_branches(
         [torch.arange(3), torch.arange(2)], [[Branch(2, [5, 6])], [Branch(1, [7])]]
     ).layout
-    mask = with_block_mask(layout, CPU).flex
+    mask = with_block_mask(layout, CPU).block_mask
     assert mask is not None
     positions, unused = torch.arange(8), torch.zeros(())
     is_visible = mask.mask_mod(unused, unused, positions[:, None], positions[None, :])
@@ -91,7 +91,7 @@ def test_token_attends_to_its_row_or_its_branch_and_prefix():
 
 def test_invisible_blocks_are_skipped():
     rows = [torch.arange(256), torch.arange(256)]
-    mask = with_block_mask(pack_with_branches(rows).layout, CPU).flex
+    mask = with_block_mask(pack_with_branches(rows).layout, CPU).block_mask
     assert mask is not None
     assert mask.to_dense()[0, 0].tolist() == [
         [1, 0, 0, 0],

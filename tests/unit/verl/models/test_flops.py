@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from tests.helpers.policy_rows import random_rows
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.flops import ModelFlops, Work, model_flops
+from verl.models.flops import ForwardSize, ModelFlops, count_model_weights
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.policy import PolicyModel, ValueModel
 from verl.workers.profiling import PEAK_TFLOPS, find_peak_tflops
@@ -23,13 +23,19 @@ def policy(tmp_path_factory):
 
 
 def test_forward_and_update_by_hand():
-    flops = ModelFlops(weights=10, trained=10, head=3, trained_head=3, queries=2)
-    work = Work(tokens=5, positions=4, pairs=15)
-    assert flops.forward(work) == 2 * (10 * 5 + 3 * 4) + 4 * 2 * 15
-    assert flops.update(work) == 3 * flops.forward(work)
-    frozen = ModelFlops(weights=10, trained=1, head=3, trained_head=0, queries=2)
-    assert frozen.update(work) == 3 * flops.forward(work) - 2 * (9 * 5 + 3 * 4)
-    assert work + Work(1, 2, 3) == Work(6, 6, 18)
+    flops = ModelFlops(
+        weights=10, trained_weights=10, head_weights=3, trained_head_weights=3, query_size=2
+    )
+    work = ForwardSize(tokens=5, head_positions=4, attention_pairs=15)
+    assert flops.compute_forward_flops(work) == 2 * (10 * 5 + 3 * 4) + 4 * 2 * 15
+    assert flops.compute_update_flops(work) == 3 * flops.compute_forward_flops(work)
+    frozen = ModelFlops(
+        weights=10, trained_weights=1, head_weights=3, trained_head_weights=0, query_size=2
+    )
+    assert frozen.compute_update_flops(work) == 3 * flops.compute_forward_flops(work) - 2 * (
+        9 * 5 + 3 * 4
+    )
+    assert work + ForwardSize(1, 2, 3) == ForwardSize(6, 6, 18)
 
 
 def test_work_of_rows_counts_tokens_samples_and_pairs():
@@ -37,8 +43,8 @@ def test_work_of_rows_counts_tokens_samples_and_pairs():
     first, last = rows.lengths[0], rows.lengths[2]
     sampled = int(rows.mask[0].sum() + rows.mask[2].sum())
     pairs = first * (first + 1) // 2 + last * (last + 1) // 2
-    assert rows.count_work([0, 2]) == Work(first + last, sampled, pairs)
-    assert rows.count_work([]) == Work()
+    assert rows.measure_forward_size([0, 2]) == ForwardSize(first + last, sampled, pairs)
+    assert rows.measure_forward_size([]) == ForwardSize()
 
 
 def count_with_torch(module, rows, backward):
@@ -54,7 +60,7 @@ def count_with_torch(module, rows, backward):
             if isinstance(module, PolicyModel):
                 loss = module(*inputs, [targets])[0].log_probs.sum()
             else:
-                loss = module(*inputs, targets.index).sum()
+                loss = module(*inputs, targets.predicting_positions).sum()
             if backward:
                 loss.backward()
     return counter.get_total_flops()
@@ -65,10 +71,12 @@ def count_with_torch(module, rows, backward):
 def test_counts_equal_those_of_torch(policy, make, backward):
     module = make(load_causal_lm(policy))
     rows = Rows(random_rows(rows=3))
-    work = rows.count_work([0, 1, 2])
-    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
-    flops = model_flops(module)
-    expected = flops.update(square) if backward else flops.forward(square)
+    work = rows.measure_forward_size([0, 1, 2])
+    square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
+    flops = count_model_weights(module)
+    expected = (
+        flops.compute_update_flops(square) if backward else flops.compute_forward_flops(square)
+    )
     with torch.set_grad_enabled(backward):
         assert count_with_torch(module, rows, backward) == expected
 
@@ -77,11 +85,11 @@ def test_adapters_cost_a_forward_and_input_gradients(policy):
     """The formula also counts the gradients of the inputs of the first layer, which torch skips."""
     module = PolicyModel(load_causal_lm(policy, lora_rank=4))
     rows = Rows(random_rows(rows=3))
-    work = rows.count_work([0, 1, 2])
-    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
-    flops = model_flops(module)
-    assert 0 < flops.trained < 0.3 * flops.weights and flops.trained_head == 0
-    expected = flops.update(square)
+    work = rows.measure_forward_size([0, 1, 2])
+    square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
+    flops = count_model_weights(module)
+    assert 0 < flops.trained_weights < 0.3 * flops.weights and flops.trained_head_weights == 0
+    expected = flops.compute_update_flops(square)
     actual = count_with_torch(module, rows, backward=True)
     first_layer_weights = sum(
         weight.numel()
@@ -111,10 +119,12 @@ def test_experts_count_as_often_as_a_token_uses_them(backward):
     lm = prepare_for_training(model.float())
     lm.set_experts_implementation("eager")  # torch does not count grouped products
     rows = Rows(random_rows(rows=3))
-    work = rows.count_work([0, 1, 2])
-    square = replace(work, pairs=sum(length**2 for length in rows.lengths))
-    flops = model_flops(PolicyModel(lm))
-    expected = flops.update(square) if backward else flops.forward(square)
+    work = rows.measure_forward_size([0, 1, 2])
+    square = replace(work, attention_pairs=sum(length**2 for length in rows.lengths))
+    flops = count_model_weights(PolicyModel(lm))
+    expected = (
+        flops.compute_update_flops(square) if backward else flops.compute_forward_flops(square)
+    )
     with torch.set_grad_enabled(backward):
         assert count_with_torch(PolicyModel(lm), rows, backward) == expected
 

@@ -34,7 +34,7 @@ def small_policy(tmp_path_factory):
         words=WORDS,
         tags=TAGS,
         hidden=32,
-        ff=64,
+        intermediate_size=64,
         heads=2,
         kv_heads=1,
     )
@@ -45,7 +45,7 @@ def test_no_progress_bar_of_a_library_is_shown(tmp_path, capfd):
     from transformers.utils import logging as hf_logging
 
     hf_logging.enable_progress_bar()
-    policy.build_policy(tmp_path, TEXTS, hidden=32, ff=64, heads=2, kv_heads=1)
+    policy.build_policy(tmp_path, TEXTS, hidden=32, intermediate_size=64, heads=2, kv_heads=1)
     assert "it/s" not in capfd.readouterr().err
     assert hf_logging.is_progress_bar_enabled(), "the setting of the caller is restored"
 
@@ -69,7 +69,7 @@ def test_encode_then_decode_restores_the_text(small_policy, text):
 
 def test_tags_digits_and_marks_are_single_tokens(small_policy):
     tokenizer, _ = small_policy
-    for text in (*TAGS, *policy.MARKS, *"1234"):
+    for text in (*TAGS, *policy.SPECIAL_TOKENS, *"1234"):
         assert len(tokenizer.encode(text)) == 1, text
     turn = tokenizer.encode("<level>3</level><think></think><action>look</action>")
     assert [tokenizer.decode([token]) for token in turn[:5]] == [
@@ -123,7 +123,7 @@ def test_seed_determines_the_weights(tmp_path):
     def build_with_seed(seed):
         path = tmp_path / f"{seed}-{len(list(tmp_path.iterdir()))}"
         return policy.build_policy(
-            path, TEXTS, tags=TAGS, seed=seed, hidden=32, ff=64, heads=2, kv_heads=1
+            path, TEXTS, tags=TAGS, seed=seed, hidden=32, intermediate_size=64, heads=2, kv_heads=1
         )
 
     paths = [build_with_seed(seed) for seed in (0, 0, 1)]

@@ -238,13 +238,13 @@ def test_critic_needs_only_the_backbone(tmp_path):
 
     damage_tensors(replace_head)(directory)
     config = read_config(directory)
-    check_weights(directory, config, use="value")
-    assert ValueModel(load_causal_lm(directory, use="value")).head_weight.abs().max() == 0
+    check_weights(directory, config, purpose="value")
+    assert ValueModel(load_causal_lm(directory, purpose="value")).head_weight.abs().max() == 0
     with pytest.raises(UnusableWeights, check=mentions("lm_head.weight", "score.weight")):
         check_weights(directory, config)
     damage_tensors(lambda weights: weights.pop(QUERY))(directory)
     with pytest.raises(UnusableWeights, match=QUERY):
-        check_weights(directory, config, use="value")
+        check_weights(directory, config, purpose="value")
 
 
 def test_only_a_part_of_a_large_model_is_scanned(policy, monkeypatch):

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from agent_system.multi_turn_rollout import TrajectoryCollector
-from tests.helpers.play import make_config, make_world
+from tests.helpers.number_line_world import make_config, make_world
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.record.journal import Journal
-from verl.record.rollout_log import rollout_lines, token_lines
+from verl.record.rollout_log import format_rollout_lines, format_token_lines
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.utils import jsonl
@@ -71,8 +71,8 @@ def may_write(monkeypatch) -> threading.Event:
 def test_files_hold_the_reported_values_after_later_changes(
     tokenizer, batch, journal, may_write, tmp_path: Path
 ):
-    jsonl.write(tmp_path / "plays", rollout_lines(batch, tokenizer))
-    jsonl.write(tmp_path / "tokens", token_lines(batch, tokenizer))
+    jsonl.write(tmp_path / "plays", format_rollout_lines(batch, tokenizer))
+    jsonl.write(tmp_path / "tokens", format_token_lines(batch, tokenizer))
     table = batch.select()
     journal.log_rollouts(1, table)
     metrics = {"actor/loss": 1.0}
@@ -167,3 +167,12 @@ def test_rollouts_have_a_second_copy_and_trackers_get_samples(tokenizer, history
     assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
     assert len(rows) == 2 and all(reward == "1" for _, reward, _ in rows)
     assert rows[0][2].count("> You are at") == rows[0][2].count("<action>") >= 3
+
+
+def test_report_that_cannot_be_written_does_not_end_the_run(journal, caplog):
+    journal.run.report_path.mkdir()  # a file cannot replace a directory
+    journal.log_step(1, {"val/success_rate": 0.5})
+    journal.finish_run()
+    assert caplog.text.count("could not be written") == 2, "after the validation and at the end"
+    assert "report.html" in caplog.text, "the message has the error of the child process"
+    assert [record["step"] for record in jsonl.read(journal.run.metrics_path)] == [1]

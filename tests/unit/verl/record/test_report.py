@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import html.parser
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -16,20 +15,20 @@ import yaml
 
 import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
-from tests.helpers.page import index_of, plays_of
 from tests.helpers.refusals import mentions
-from verl.record.report import figures, refresh_report, write_report
+from tests.helpers.report_data import index_of, plays_of
+from verl.record.report import figures, write_report
 from verl.record.report.charts import (
     MAX_POINTS,
     Chart,
     Scale,
     Series,
+    compute_linear_ticks,
+    compute_log_ticks,
+    compute_step_ticks,
     draw_svg,
     format_number,
-    log_ticks,
-    nice_ticks,
     smooth_values,
-    step_ticks,
 )
 from verl.record.report.figures import format_duration
 from verl.record.report.run_data import load_run
@@ -301,12 +300,9 @@ def test_run_that_has_just_begun_has_a_report(tmp_path, present):
     parse_page(write_report(tmp_path).read_text())
 
 
-def test_missing_run_is_an_error_except_in_the_trainer(tmp_path, caplog):
+def test_missing_run_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, check=mentions("metrics.jsonl")):
         write_report(tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert refresh_report(tmp_path) is None
-    assert "could not be written" in caplog.text
 
 
 def test_rows_of_one_trajectory_are_joined_in_order(tmp_path):
@@ -329,7 +325,7 @@ def test_samples_contrast_trajectories_of_the_same_task():
 
 
 def list_time_parts(run):
-    return [part.metric for part in figures.time_parts(run, load_contributions())]
+    return [part.metric for part in figures.select_time_parts(run, load_contributions())]
 
 
 def test_nested_rollout_times_are_not_counted_twice(tmp_path):
@@ -342,12 +338,12 @@ def test_nested_rollout_times_are_not_counted_twice(tmp_path):
 
 
 def test_ticks_are_round_and_cover_the_values():
-    assert nice_ticks(0.0, 0.97, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    assert nice_ticks(-3, 12, 4) == [-5, 0, 5, 10, 15]
-    assert nice_ticks(0, 0) == [0.0, 0.25, 0.5, 0.75, 1.0]
-    assert nice_ticks(5, 5)[0] <= 5 <= nice_ticks(5, 5)[-1]
-    assert log_ticks(2e-7, 3e-4) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
-    assert step_ticks(1, 30, 5) == [10, 20, 30] and step_ticks(0, 0) == [0.0]
+    assert compute_linear_ticks(0.0, 0.97, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert compute_linear_ticks(-3, 12, 4) == [-5, 0, 5, 10, 15]
+    assert compute_linear_ticks(0, 0) == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert compute_linear_ticks(5, 5)[0] <= 5 <= compute_linear_ticks(5, 5)[-1]
+    assert compute_log_ticks(2e-7, 3e-4) == pytest.approx([1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+    assert compute_step_ticks(1, 30, 5) == [10, 20, 30] and compute_step_ticks(0, 0) == [0.0]
 
 
 def test_scales_map_ends_to_ends():
@@ -387,7 +383,7 @@ def test_success_is_drawn_against_tokens_per_evaluation(tmp_path):
         bounds = {"val/success_rate_low": rate - 0.1, "val/success_rate_high": rate + 0.1}
         line = {"step": step, "val/tokens_per_episode": tokens, "val/success_rate": rate, **bounds}
         jsonl.append(tmp_path / "metrics.jsonl", line)
-        charts = figures.success_section(load_run(tmp_path)).charts
+        charts = figures.draw_success_section(load_run(tmp_path)).charts
         (path,) = next(c for c in charts if c.title == "Success against tokens").series
         # A single evaluation is shown in another chart.
         assert len(path.xs) == (0 if step == 0 else 1 + step // 5)
@@ -444,7 +440,7 @@ def test_last_label_fits_and_axis_starts_at_zero():
 def test_only_task_sources_are_listed_as_task_types(tmp_path):
     names = ("val/pick/success_rate", "val/cool/success_rate", "val/ways/own/success_rate")
     jsonl.append(tmp_path / "metrics.jsonl", {"step": 0, **dict.fromkeys(names, 0.5)})
-    charts = figures.success_section(load_run(tmp_path)).charts
+    charts = figures.draw_success_section(load_run(tmp_path)).charts
     assert [s.name for s in charts[1].series] == ["cool", "pick"]
 
 

@@ -13,11 +13,11 @@ from verl.config.settings import ConfigError
 from verl.record.report import write_comparison
 from verl.record.report.charts import Chart, draw_svg
 from verl.record.report.comparison import (
-    arm_series,
     build_settings_table,
     build_value_table,
-    comparison_path,
-    comparison_sections,
+    compute_arm_curve,
+    draw_comparison_sections,
+    get_comparison_path,
     group_into_arms,
 )
 from verl.record.report.run_data import load_run
@@ -74,7 +74,7 @@ def test_line_is_the_mean_over_seeds_with_its_interval(tmp_path):
         make_run(tmp_path / "s2", [0.3, 0.6], seed=2),
         make_run(tmp_path / "s3", [0.2, 0.4, 0.9], seed=3),
     ]
-    line = arm_series("arm", runs, Curve("val/success_rate", "held-out"), "accent")
+    line = compute_arm_curve("arm", runs, Curve("val/success_rate", "held-out"), "accent")
     assert (line.name, list(line.xs), line.band) == ("arm, 3 seeds", [0, 1], True)
     assert line.ys == pytest.approx([0.2, 0.4])
     assert line.low is not None and line.high is not None
@@ -82,7 +82,7 @@ def test_line_is_the_mean_over_seeds_with_its_interval(tmp_path):
     assert (line.low[1], line.high[1]) == (low, high) and low < 0.4 < high
     svg = draw_svg(Chart("t", "won", [line]))
     assert svg.count('class="band') == 1 and "whisker" not in svg
-    single_run = arm_series("arm", runs[:1], Curve("val/success_rate", "held-out"), "accent")
+    single_run = compute_arm_curve("arm", runs[:1], Curve("val/success_rate", "held-out"), "accent")
     assert (single_run.name, single_run.low, single_run.band) == ("arm", None, False)
 
 
@@ -101,10 +101,12 @@ def test_table_has_arms_with_intervals_and_their_runs(tmp_path):
 
 def test_page_is_written_next_to_its_runs(tmp_path):
     assert (
-        comparison_path([tmp_path / "a" / "x", tmp_path / "a" / "y"])
+        get_comparison_path([tmp_path / "a" / "x", tmp_path / "a" / "y"])
         == tmp_path / "a" / "comparison.html"
     )
-    assert comparison_path([tmp_path / "a", tmp_path / "b" / "c"]) == tmp_path / "comparison.html"
+    assert (
+        get_comparison_path([tmp_path / "a", tmp_path / "b" / "c"]) == tmp_path / "comparison.html"
+    )
 
 
 def test_command_line_writes_one_page_of_several_runs(tmp_path):
@@ -137,7 +139,7 @@ def test_runs_without_a_common_metric_have_no_chart(tmp_path):
     first = make_run(tmp_path / "a", [0.5], x=1)
     second = make_run(tmp_path / "b", [], x=2)
     groups = group_into_arms([first, second])
-    (success,) = comparison_sections(groups)[:1]
+    (success,) = draw_comparison_sections(groups)[:1]
     assert [chart.title for chart in success.charts] == ["Held-out success"]
     assert [line.name for line in success.charts[0].series] == ["x=1"]
 

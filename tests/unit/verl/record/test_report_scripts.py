@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.helpers.page import find_node, run_scripts
+from tests.helpers.report_data import find_node, run_scripts
 from verl.record.report.trajectory_chunks import compress_json, encode_base64
 
 pytestmark = pytest.mark.skipif(find_node() is None, reason="no node: pyright[nodejs] brings one")

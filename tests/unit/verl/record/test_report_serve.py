@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_run import fake_run
-from tests.helpers.page import index_of, plays_of
 from tests.helpers.refusals import mentions
+from tests.helpers.report_data import index_of, plays_of
 from verl.record.report import serve, write_report
 from verl.record.report.serve import LiveServer
 from verl.utils import jsonl
@@ -153,10 +153,10 @@ def test_local_host_names_are_accepted(server, host):
 
 def test_server_listens_on_loopback_by_default(run_dir):
     with LiveServer(run_dir, port=0) as server:
-        assert server.server_address[0] == "127.0.0.1" and server.local
+        assert server.server_address[0] == "127.0.0.1" and server.is_local
         assert server.page_url == f"http://127.0.0.1:{server.server_address[1]}/{server.key}/"
     with LiveServer(run_dir, host="0.0.0.0", port=0) as server:
-        assert not server.local
+        assert not server.is_local
 
 
 def test_directory_without_a_run_is_refused(tmp_path):

@@ -8,7 +8,12 @@ import torch
 
 from verl import DataProto
 from verl.protocol import object_array
-from verl.record.rollout_log import rollout_lines, round_decimals, round_significant, token_lines
+from verl.record.rollout_log import (
+    format_rollout_lines,
+    format_token_lines,
+    round_decimals,
+    round_significant,
+)
 from verl.records import CORRECTION_WEIGHTS, StepRecord
 from verl.utils import jsonl
 
@@ -67,7 +72,7 @@ def make_batch(advantages=True):
 
 
 def test_lines_hold_the_credit_of_sampled_tokens_only():
-    first, second = rollout_lines(make_batch(), LetterTokenizer())
+    first, second = format_rollout_lines(make_batch(), LetterTokenizer())
     assert first["prompt"] == "ab" and second["prompt"] == "cde"
     assert (first["won"], first["return"], first["length"]) == (True, 1.0, 2)
     assert (
@@ -82,37 +87,37 @@ def test_lines_hold_the_credit_of_sampled_tokens_only():
 
 
 def test_lines_without_advantages_have_no_credit():
-    for line in rollout_lines(make_batch(advantages=False), LetterTokenizer()):
+    for line in format_rollout_lines(make_batch(advantages=False), LetterTokenizer()):
         assert all("token_credit" not in step and "advantage" not in step for step in line["steps"])
 
 
 def test_every_token_is_decoded_once():
     tokenizer = LetterTokenizer()
-    list(rollout_lines(make_batch(), tokenizer))
+    list(format_rollout_lines(make_batch(), tokenizer))
     assert tokenizer.calls == 2 + 3  # two prompts; f, g and i
 
 
 def test_records_of_the_batch_are_not_changed():
     data = make_batch()
-    list(rollout_lines(data, LetterTokenizer()))
+    list(format_rollout_lines(data, LetterTokenizer()))
     assert data.non_tensor_batch["steps"][0][0] == make_record(0, "look")
 
 
 def test_lines_are_restored_from_the_file(tmp_path):
     data = make_batch()
     data.non_tensor_batch["steps"][0][0] = make_record(0, "look", 'quotes " and\nnewlines é')
-    assert jsonl.write(tmp_path / "1.jsonl", rollout_lines(data, LetterTokenizer())) == 2
+    assert jsonl.write(tmp_path / "1.jsonl", format_rollout_lines(data, LetterTokenizer())) == 2
     lines = list(jsonl.read(tmp_path / "1.jsonl"))
     assert lines[0]["steps"][0]["observation"] == 'quotes " and\nnewlines é'
     assert lines == [
-        json.loads(jsonl.dumps(line)) for line in rollout_lines(data, LetterTokenizer())
+        json.loads(jsonl.dumps(line)) for line in format_rollout_lines(data, LetterTokenizer())
     ]
 
 
 def test_turn_without_sampled_tokens_has_advantage_zero():
     data = make_batch()
     data.non_tensor_batch["steps"][1] = [make_record(7, "wait")]
-    assert list(rollout_lines(data, LetterTokenizer()))[1]["steps"][0] == {
+    assert list(format_rollout_lines(data, LetterTokenizer()))[1]["steps"][0] == {
         **make_record(7, "wait").to_json(),
         "advantage": 0.0,
         "token_credit": [],
@@ -124,12 +129,12 @@ def test_missing_column_is_named(key):
     data = make_batch()
     data.pop(batch_keys=[key])
     with pytest.raises(KeyError, match=key):
-        list(rollout_lines(data, LetterTokenizer()))
+        list(format_rollout_lines(data, LetterTokenizer()))
 
 
 def read_token_lines(data: DataProto) -> list[dict]:
     """Return the token lines after a round trip through JSON."""
-    return [json.loads(jsonl.dumps(line)) for line in token_lines(data, LetterTokenizer())]
+    return [json.loads(jsonl.dumps(line)) for line in format_token_lines(data, LetterTokenizer())]
 
 
 def test_token_lines_hold_all_token_columns_of_the_batch():

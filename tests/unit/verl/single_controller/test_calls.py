@@ -7,6 +7,7 @@ import pytest
 from tests.helpers.refusals import mentions
 from verl.single_controller.base import WorkerTimeoutError
 from verl.single_controller.ray import calls, local
+from verl.utils.processes import ARENAS_VARIABLE
 from verl.utils.stacks import STACKS_DIR
 from verl.utils.waits import list_awaited
 
@@ -75,6 +76,7 @@ def test_watchdog_can_read_the_missing_ranks(monkeypatch):
 def test_workers_get_the_runtime_env_of_the_configuration(monkeypatch):
     import ray
 
+    monkeypatch.delenv(ARENAS_VARIABLE, raising=False)
     init_options: dict[str, Any] = {}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
@@ -86,7 +88,7 @@ def test_workers_get_the_runtime_env_of_the_configuration(monkeypatch):
     assert "runtime_env" not in init_options
 
 
-def test_cluster_workers_get_the_directory_of_stacks(monkeypatch):
+def test_cluster_workers_get_the_variables_of_the_driver(monkeypatch):
     import ray
 
     init_options: dict[str, Any] = {}
@@ -94,10 +96,12 @@ def test_cluster_workers_get_the_directory_of_stacks(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda address, **options: init_options.update(options))
     monkeypatch.setattr(local, "_collect_facts", lambda *_, **__: {"loopback_only": True})
     monkeypatch.setenv(STACKS_DIR, "/shared/run/logs/stacks")
+    monkeypatch.setenv(ARENAS_VARIABLE, "2")
     runtime_env = {"env_vars": {"HF_HOME": "/shared/hf"}}
     local.init_ray({"address": "head:1", "runtime_env": runtime_env})
     assert init_options["runtime_env"]["env_vars"] == {
         STACKS_DIR: "/shared/run/logs/stacks",
+        ARENAS_VARIABLE: "2",
         "HF_HOME": "/shared/hf",
     }
     assert runtime_env == {"env_vars": {"HF_HOME": "/shared/hf"}}

@@ -36,9 +36,9 @@ def pool(monkeypatch) -> Any:
 
 def test_ranks_prefer_a_node_without_ranks_of_the_pool(pool):
     assert pool._find_unused_node({"CPU": 0.1}, 10) == "large"
-    pool._groups = ["large"]
+    pool._placement_groups = ["large"]
     assert pool._find_unused_node({"CPU": 0.1}, 10) == "small", "the whole node, up to rounding"
-    pool._groups = ["large", "small"]
+    pool._placement_groups = ["large", "small"]
     assert pool._find_unused_node({"CPU": 0.1}, 10) is None, "no unused node is left"
 
 

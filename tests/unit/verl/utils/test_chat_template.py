@@ -5,8 +5,8 @@ import json
 import pytest
 
 from agent_system.tokens.bridge import ChatBridge, PlainBridge
-from tests.helpers.chat_kinds import BOS, END, EOS, chat_tokenizer
-from verl.utils.chat_template import find_end_ids
+from tests.helpers.chat_tokenizers import BOS, END, EOS, chat_tokenizer
+from verl.utils.chat_template import find_stop_token_ids
 
 PAD = "<|pad|>"
 
@@ -38,7 +38,9 @@ def test_engine_ledger_and_decoder_share_one_set(tmp_path, eos, template, files,
     tokenizer.eos_token, tokenizer.name_or_path = eos, str(tmp_path)
     try:
         expected = {token_ids[mark] for mark in ends}
-        assert find_end_ids(tokenizer, tmp_path) == expected == find_end_ids(tokenizer)
+        assert (
+            find_stop_token_ids(tokenizer, tmp_path) == expected == find_stop_token_ids(tokenizer)
+        )
         bridge = ChatBridge(tokenizer)
         assert bridge.end_ids == expected
         text_ids = tokenizer("look", add_special_tokens=False)["input_ids"]
@@ -54,6 +56,6 @@ def test_end_of_sequence_ends_a_turn_without_a_chat_template():
     bridge = PlainBridge(tokenizer)
     assert bridge.end_ids == {tokenizer.eos_token_id}
     messages = [{"role": "user", "content": "a desk"}, {"role": "user", "content": "go north"}]
-    assert bridge.first_prompt(messages) == tokenizer("a desk\ngo north")["input_ids"]
+    assert bridge.encode_first_prompt(messages) == tokenizer("a desk\ngo north")["input_ids"]
     text_ids = tokenizer("look", add_special_tokens=False)["input_ids"]
     assert bridge.decode([*text_ids, tokenizer.eos_token_id]) == "look"

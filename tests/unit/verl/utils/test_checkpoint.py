@@ -172,7 +172,7 @@ def list_written(rank: str, directory, *names: str, size: int = 3) -> WrittenFil
 
 def test_missing_file_of_a_rank_fails_the_save(tmp_path):
     """On two nodes without shared storage the file of the other rank is on its own disk."""
-    manager = CheckpointManager(tmp_path, seen_within_s=0.05)
+    manager = CheckpointManager(tmp_path, visibility_timeout_s=0.05)
 
     def writer(directory):
         (directory / "mine").write_bytes(b"abc")
@@ -187,7 +187,7 @@ def test_missing_file_of_a_rank_fails_the_save(tmp_path):
 
 
 def test_save_waits_for_a_file_of_another_node(tmp_path, monkeypatch):
-    manager = CheckpointManager(tmp_path, seen_within_s=30.0)
+    manager = CheckpointManager(tmp_path, visibility_timeout_s=30.0)
     incomplete = []
 
     def writer(directory):

@@ -6,8 +6,8 @@ import pytest
 
 from verl.config.settings import ConfigError
 from verl.utils.commands import (
-    INTERRUPTED,
-    MISTAKE,
+    INTERRUPTED_STATUS,
+    MISTAKE_STATUS,
     UsageError,
     read_yaml_mapping,
     run_reporting_mistakes,
@@ -32,12 +32,12 @@ def make_raising(error):
     ],
 )
 def test_mistake_gives_a_message_and_status_two(capsys, error, message):
-    assert run_reporting_mistakes(make_raising(error)) == MISTAKE
+    assert run_reporting_mistakes(make_raising(error)) == MISTAKE_STATUS
     assert message in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_command_with_status_130():
-    assert run_reporting_mistakes(make_raising(KeyboardInterrupt())) == INTERRUPTED
+    assert run_reporting_mistakes(make_raising(KeyboardInterrupt())) == INTERRUPTED_STATUS
 
 
 def test_os_error_inside_a_run_is_raised():

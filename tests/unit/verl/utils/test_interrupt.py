@@ -77,7 +77,7 @@ def test_last_line_names_the_newest_checkpoint(tmp_path, caplog):
     run = RunDirectory(tmp_path)
 
     def interrupt() -> str:
-        with pytest.raises(KeyboardInterrupt), run.logging_interrupts():
+        with pytest.raises(KeyboardInterrupt), run.log_interrupts():
             raise KeyboardInterrupt
         return caplog.records[-1].getMessage()
 

@@ -14,7 +14,7 @@ SECRET = "hf_abcdefgh1234"
 
 @pytest.fixture
 def formatter(monkeypatch):
-    monkeypatch.setattr(secret_values, "_hidden", {SECRET})
+    monkeypatch.setattr(secret_values, "_registered_secrets", {SECRET})
     return MaskingFormatter(LINE_FORMAT)
 
 

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 
-from verl.utils.processes import OWNER, kill_descendants
+from verl.utils.processes import OWNER_VARIABLE, kill_descendants
 
 CHILD = "import time; print(os.getpid(), flush=True); time.sleep(60)"
 DETACHMENTS = {
@@ -37,7 +37,7 @@ def test_descendants_in_other_sessions_are_killed(detachment, worker_dies):
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, OWNER: owner},
+        env={**os.environ, OWNER_VARIABLE: owner},
     )
     assert worker.stdout is not None
     pid = int(worker.stdout.readline())

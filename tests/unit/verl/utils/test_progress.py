@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from verl.utils.progress import PERIOD_S, Progress
+from verl.utils.progress import LOG_INTERVAL_S, Progress
 
 
 class Clock:
@@ -52,7 +52,7 @@ def test_lines_have_a_minimum_interval(lines):
     clock = Clock()
     with make_line_progress(clock, total=1000) as progress:
         for _ in range(100):
-            clock.now += PERIOD_S / 10
+            clock.now += LOG_INTERVAL_S / 10
             progress.add_done(3)
     assert len(lines()) == 10
     assert lines()[-1] == "brewing: 300 of 1,000 potions, 3/s, 0:03:53 left"
@@ -61,7 +61,7 @@ def test_lines_have_a_minimum_interval(lines):
 def test_short_progress_logs_nothing(lines):
     clock = Clock()
     with make_line_progress(clock) as progress:
-        clock.now += PERIOD_S - 1
+        clock.now += LOG_INTERVAL_S - 1
         progress.set_done(40)
     assert lines() == []
 

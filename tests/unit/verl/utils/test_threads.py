@@ -27,6 +27,42 @@ importlib.import_module(sys.argv[1])
 sys.stdout.write("no torch, but " + os.environ.get("OMP_WAIT_POLICY", "nothing"))
 """
 
+# Prints glibc's memory arenas after eight threads allocated memory at the same time.
+ARENAS = """
+import ctypes, sys, threading, verl
+barrier = threading.Barrier(8)
+
+def allocate():
+    blocks = [bytearray(1000) for _ in range(100)]
+    barrier.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+libc.malloc_info(0, stream)
+libc.fflush(stream)
+"""
+
+
+def count_arenas(**environment: str) -> int:
+    """Return the number of memory arenas of a new process that imports verl."""
+    inherited = {k: v for k, v in os.environ.items() if k != processes.ARENAS_VARIABLE}
+    result = subprocess.run(
+        [sys.executable, "-c", ARENAS],
+        env=inherited | {"PYTHONPATH": str(ROOT)} | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return result.stdout.count("<heap nr=")
+
 
 def find_wait_policy(module: str, **environment: str) -> str:
     """Return the output of a new process that imports ``module``."""
@@ -80,3 +116,18 @@ def test_without_affinity_all_cpus_count(monkeypatch):
     assert processes.available_cpus() == 6
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert processes.available_cpus() == 1
+
+
+def test_children_of_a_process_share_two_memory_arenas(monkeypatch):
+    monkeypatch.delenv(processes.ARENAS_VARIABLE, raising=False)
+    processes.limit_memory_arenas()
+    assert os.environ[processes.ARENAS_VARIABLE] == "2"
+    monkeypatch.setenv(processes.ARENAS_VARIABLE, "5")
+    processes.limit_memory_arenas()
+    assert os.environ[processes.ARENAS_VARIABLE] == "5", "the user's value is kept"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc has arenas")
+def test_threads_share_two_memory_arenas():
+    assert count_arenas() == 2
+    assert count_arenas(MALLOC_ARENA_MAX="8") > 2, "the user's value is kept"

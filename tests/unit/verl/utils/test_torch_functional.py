@@ -50,7 +50,7 @@ def test_masked_whiten_has_unit_variance_and_may_keep_the_mean():
 @pytest.mark.parametrize("chunk", [5, 1 << 24])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_token_statistics_equal_plain_formulas_for_any_chunk(monkeypatch, chunk, temperature):
-    monkeypatch.setattr(F, "_CPU_CHUNK", chunk)
+    monkeypatch.setattr(F, "_CPU_CHUNK_SIZE", chunk)
     torch.manual_seed(0)
     logits, labels = torch.randn(2, 7, 5) * 3, torch.randint(5, (2, 7))
     log_probs = (logits / temperature).log_softmax(-1)
@@ -63,7 +63,7 @@ def test_token_statistics_equal_plain_formulas_for_any_chunk(monkeypatch, chunk,
 
 
 def test_token_statistics_gradients_are_correct(monkeypatch):
-    monkeypatch.setattr(F, "_CPU_CHUNK", 8)
+    monkeypatch.setattr(F, "_CPU_CHUNK_SIZE", 8)
     torch.manual_seed(1)
     logits = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(4, (3, 2))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.tiny_model import SPECIAL, make_tiny_tokenizer
-from tests.helpers.tokenizers_of_kinds import END_TURN, KINDS, of_kind
+from tests.helpers.tokenizer_cases import END_TURN, KINDS, of_kind
 from verl.utils.chat_tokens import MARK
 from verl.workers.reward_model import ConversationTokens
 

@@ -74,7 +74,7 @@ def test_rows_in_one_attention_call_are_independent(policy):
     engine = make_engine(policy)
     rows = [torch.randint(3, 300, (length,)) for length in (20, 21, 22, 5, 60)]
     layout = layout_of_rows([len(row) for row in rows])
-    assert [group.rows for group in layout.groups] == [3, 1, 1]
+    assert [group.num_rows for group in layout.groups] == [3, 1, 1]
 
     def scores(chosen):
         ids = torch.cat(chosen)
@@ -205,11 +205,11 @@ def test_non_finite_gradient_is_skipped(policy):
     before = full_weights(engine)
     engine.backward(mean_log_prob(engine, random_rows(rows=2)) * math.nan, is_last_micro_batch=True)
     report = engine.step()
-    assert report.skipped and engine.steps == 1
+    assert report.is_skipped and engine.steps == 1
     for name, tensor in full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
     engine.backward(mean_log_prob(engine, random_rows(rows=2)), is_last_micro_batch=True)
-    assert not engine.step().skipped
+    assert not engine.step().is_skipped
 
 
 def test_zero_gradient_does_not_change_the_weights(policy):
@@ -219,7 +219,7 @@ def test_zero_gradient_does_not_change_the_weights(policy):
     engine.step()
     before = full_weights(engine)
     engine.backward(mean_log_prob(engine, random_rows(rows=2)) * 0.0, is_last_micro_batch=True)
-    assert engine.step().zero
+    assert engine.step().has_zero_gradient
     for name, tensor in full_weights(engine).items():
         torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.helpers.policy_rows import actor_of, critic_config, random_rows
 from tests.helpers.tiny_model import make_tiny_policy
-from verl.models.flops import model_flops
+from verl.models.flops import count_model_weights
 from verl.records import PROFILE, ProfileRequest
 from verl.workers.critic import CriticWorker
 from verl.workers.profiling import memory_metrics, speed_metrics
@@ -66,9 +66,9 @@ def test_update_counts_the_operations_of_its_rows(policy, role, epochs):
         output = worker.update_critic(data)
     metrics = output.meta_info["metrics"]
     seconds = metrics[f"perf/update_{role}_seconds"]
-    work = Rows(data).count_work(range(4))
+    work = Rows(data).measure_forward_size(range(4))
     assert metrics[f"perf/update_{role}_tokens"] == epochs * work.tokens
-    expected = epochs * model_flops(worker.train_engine.module).update(work)
+    expected = epochs * count_model_weights(worker.train_engine.module).compute_update_flops(work)
     assert metrics[f"perf/tflops/{role}"] * seconds * 1e12 == pytest.approx(expected)
     assert f"perf/mfu/{role}" not in metrics
     # The critic is another process, so its metric has its own name.

@@ -37,9 +37,9 @@ OTHER = "other.json"
 def load_model(case: str, directory: Path, empty: bool) -> PackedModel:
     path = directory / (UNTIED if case == UNTIED else TIED) / ("config" if empty else "files")
     if case == VALUES:
-        return ValueModel(load_causal_lm(path, empty=empty, use="value"))
+        return ValueModel(load_causal_lm(path, without_weights=empty, purpose="value"))
     lora = 4 if case == LORA else 0
-    return PolicyModel(load_causal_lm(path, lora_rank=lora, empty=empty))
+    return PolicyModel(load_causal_lm(path, lora_rank=lora, without_weights=empty))
 
 
 def train_one_step(engine: TrainEngine, case: str, rank: int) -> torch.Tensor:
@@ -49,7 +49,7 @@ def train_one_step(engine: TrainEngine, case: str, rank: int) -> torch.Tensor:
     targets = rows.sampled_targets(packed, [0, 1])
     inputs = (packed.input_ids, packed.position_ids, packed.layout)
     if case == VALUES:
-        scores = engine.module(*inputs, targets.index)
+        scores = engine.module(*inputs, targets.predicting_positions)
         loss = (scores - 1.0).square().mean()
     else:
         scores = engine.module(*inputs, [targets])[0].log_probs

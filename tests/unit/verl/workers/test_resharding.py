@@ -38,7 +38,7 @@ def make_engine(policy: Path, fsdp_size: int = -1) -> TrainEngine:
     it.
     """
     fsdp = FSDPConfig(fsdp_size=fsdp_size)
-    model = ValueModel(load_causal_lm(policy, use="value"))
+    model = ValueModel(load_causal_lm(policy, purpose="value"))
     return TrainEngine(model, device="cpu", fsdp=fsdp, optim=OPTIM)
 
 
@@ -46,7 +46,7 @@ def train(engine: TrainEngine, *seeds: int) -> None:
     for seed in seeds:
         rows = Rows(random_rows(rows=4, seed=seed))
         packed = rows.pack_rows(range(len(rows)))
-        index = rows.sampled_targets(packed, range(len(rows))).index
+        index = rows.sampled_targets(packed, range(len(rows))).predicting_positions
         values = engine.module(packed.input_ids, packed.position_ids, packed.layout, index)
         # Every rank has all rows, and the losses of the ranks are summed.
         engine.backward((values - 1.0).square().mean() / world_size(), is_last_micro_batch=True)

@@ -120,7 +120,7 @@ class FakeLLMEngine:
 def make_engine(llm_engine: FakeLLMEngine, can_sleep: bool = True) -> VLLMEngine:
     engine: Any = VLLMEngine.__new__(VLLMEngine)
     engine._engine = llm_engine
-    engine._requests = {}
+    engine._internal_ids = {}
     engine._can_sleep = can_sleep
     engine.policy_version = 0
     return engine
@@ -163,7 +163,7 @@ def test_prefixes_that_are_not_reset_are_an_error():
 def test_no_update_begins_while_requests_run():
     llm_engine = FakeLLMEngine()
     engine: Any = make_engine(llm_engine)
-    engine._requests = {"a": "b"}
+    engine._internal_ids = {"a": "b"}
     with pytest.raises(EngineError, check=mentions(1)):
         engine.begin_update()
     assert llm_engine.calls == []

@@ -200,7 +200,7 @@ def test_weights_wait_for_running_requests_and_delay_new_ones():
 def test_update_that_never_gets_its_turn_is_refused():
     async def scenario(worker, _engine):
         await worker.submit([make_request("endless", 10**9)])
-        worker._running["endless"] = (
+        worker._unfinished_requests["endless"] = (
             "me",
             time.monotonic() + 1000,
         )  # after every deadline of this test
@@ -351,7 +351,7 @@ def test_weights_that_did_not_arrive_are_reported():
 def test_update_in_pieces_times_out_behind_a_request():
     async def scenario(worker, engine):
         await worker.submit([make_request("endless", 10**9)])
-        worker._running["endless"] = ("me", time.monotonic() + 1000)
+        worker._unfinished_requests["endless"] = ("me", time.monotonic() + 1000)
         with pytest.raises(EngineError, check=mentions("begin_update", 1, "0.3 s")):
             await worker.begin_update()
         assert engine.update_calls == []

@@ -37,7 +37,7 @@ def make_rows(rank: int | None) -> DataProto:
 def score_and_backward(
     directory: Path, data: DataProto, empty: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    lm = load_causal_lm(directory, empty=empty)
+    lm = load_causal_lm(directory, without_weights=empty)
     engine = TrainEngine(PolicyModel(lm), device="cpu", optim=OptimConfig())
     scores = score_rows(engine, data, max_rows=4)
     assert scores.branch_scores is not None

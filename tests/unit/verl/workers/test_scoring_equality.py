@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.helpers.naive_scorer import NaiveScorer
 from tests.helpers.policy_rows import policy_config
 from tests.helpers.ranks import run_two_ranks
-from tests.helpers.thinking_plays import collect, steps_of, thinking_config
+from tests.helpers.thinking_trajectories import collect, steps_of, thinking_config
 from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 from verl.workers.actor import ActorWorker

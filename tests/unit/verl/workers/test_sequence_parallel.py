@@ -62,7 +62,7 @@ def compute_numbers(
         return numbers
     engine.module.train()
     for turn in range(ranks):
-        if not engine.begin_turn(turn):
+        if not engine.begin_pass(turn):
             engine.backward(
                 engine.module.compute_zero_loss(), is_last_micro_batch=turn == ranks - 1
             )
@@ -152,7 +152,9 @@ def test_layout_survives_encoding():
         copy = sequence_parallel._decode_layout(sequence_parallel._encode_layout(layout), "cpu")
         assert copy.blocks == layout.blocks and copy.lengths == layout.lengths
         assert copy.longest_context == layout.longest_context
-        assert [group.rows for group in copy.groups] == [group.rows for group in layout.groups]
+        assert [group.num_rows for group in copy.groups] == [
+            group.num_rows for group in layout.groups
+        ]
 
 
 def test_joint_ranks_hold_more_tokens_per_micro_batch(policy):

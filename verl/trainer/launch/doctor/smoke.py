@@ -1,6 +1,6 @@
-"""Small trials of the parts of a run. Each runs in a subprocess, so that a hang is detected.
+"""Smoke tests of the parts of a run. Each runs in a subprocess, so that a hang is detected.
 
-``python -m verl.trainer.launch.doctor.smoke PART`` runs one of them and prints its result.
+``python -m verl.trainer.launch.doctor.smoke NAME`` runs one of them and prints its result.
 """
 
 import subprocess
@@ -13,35 +13,39 @@ from pathlib import Path
 from verl.trainer.launch.doctor.facts import FindingState, MachineFinding
 
 DEADLINE_S = 120.0
-TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
-TAGS = ("<action>", "</action>")
-TOKENS = 8  # number of tokens that are sampled per answer
+SAMPLE_TEXTS = ["You are at 3. The target is 5.", "<action>right</action>", "<action>left</action>"]
+ACTION_TAGS = ("<action>", "</action>")
+ANSWER_TOKENS = 8  # number of tokens that are sampled per answer
 
 
 def run_smoke_tests(
-    parts: list[str] | None = None, deadline_s: float = DEADLINE_S
+    test_names: list[str] | None = None, deadline_s: float = DEADLINE_S
 ) -> list[MachineFinding]:
-    """Return one finding per part: its output, or the reason of its failure (``MISSING``)."""
-    return [_run_part(part, deadline_s) for part in (parts or list(PARTS))]
+    """Return one finding per smoke test: its output, or the reason of its failure (``MISSING``)."""
+    return [
+        _run_smoke_test(test_name, deadline_s) for test_name in (test_names or list(SMOKE_TESTS))
+    ]
 
 
-def _run_part(part: str, deadline_s: float) -> MachineFinding:
-    name = f"smoke: {part}"
-    module = ["-m", "verl.trainer.launch.doctor.smoke", part]
-    shown_command = " ".join(["python", *module])
-    began = time.monotonic()
+def _run_smoke_test(test_name: str, deadline_s: float) -> MachineFinding:
+    name = f"smoke: {test_name}"
+    module_arguments = ["-m", "verl.trainer.launch.doctor.smoke", test_name]
+    shown_command = " ".join(["python", *module_arguments])
+    start_time = time.monotonic()
     try:
-        ran = subprocess.run(
-            [sys.executable, *module], capture_output=True, text=True, timeout=deadline_s
+        completed_process = subprocess.run(
+            [sys.executable, *module_arguments], capture_output=True, text=True, timeout=deadline_s
         )
     except subprocess.TimeoutExpired:
         why = f"no result after {deadline_s:g} s"
         fix = f"run it by hand: {shown_command}"
         return MachineFinding(name, why, FindingState.MISSING, fix)
-    lines = ran.stdout.strip().splitlines()
-    if ran.returncode == 0 and lines:
-        return MachineFinding(name, f"{lines[-1]}, {time.monotonic() - began:.0f} s")
-    errors = ran.stderr.strip().splitlines() or [f"it ended with status {ran.returncode}"]
+    lines = completed_process.stdout.strip().splitlines()
+    if completed_process.returncode == 0 and lines:
+        return MachineFinding(name, f"{lines[-1]}, {time.monotonic() - start_time:.0f} s")
+    errors = completed_process.stderr.strip().splitlines() or [
+        f"it ended with status {completed_process.returncode}"
+    ]
     fix = f"see the full output: {shown_command}"
     return MachineFinding(name, errors[-1][:300], FindingState.MISSING, fix)
 
@@ -57,7 +61,7 @@ def check_environment() -> str:
 
 
 def sample_and_update() -> str:
-    """Sample with an engine, take a training step, and sample with the updated weights."""
+    """Sample with an engine, take a training step, and sample again with the updated weights."""
     import torch
 
     from verl.config.schema.actor import ActorRolloutRefConfig
@@ -67,7 +71,14 @@ def sample_and_update() -> str:
 
     with tempfile.TemporaryDirectory() as directory:
         path = build_policy(
-            Path(directory), TEXTS, tags=TAGS, vocab_size=400, hidden=64, layers=1, heads=2, ff=128
+            Path(directory),
+            SAMPLE_TEXTS,
+            tags=ACTION_TAGS,
+            vocab_size=400,
+            hidden=64,
+            layers=1,
+            heads=2,
+            intermediate_size=128,
         )
         config = ActorRolloutRefConfig()
         config.model.path = str(path)
@@ -87,12 +98,13 @@ def sample_and_update() -> str:
         new_answers = _sample_answers(engine, prompt)
         engine.close()
         if all(
-            old.logprobs == new.logprobs for old, new in zip(old_answers, new_answers, strict=True)
+            old_answer.logprobs == new_answer.logprobs
+            for old_answer, new_answer in zip(old_answers, new_answers, strict=True)
         ):
             raise RuntimeError("the log-probs of the engine did not change with the weights")
-        count = sum(len(result.token_ids) for result in [*old_answers, *new_answers])
+        num_tokens = sum(len(result.token_ids) for result in [*old_answers, *new_answers])
         torch.distributed.destroy_process_group()
-        return f"{count} tokens sampled, 1 step"
+        return f"{num_tokens} tokens sampled, 1 step"
 
 
 def _sample_answers(engine, prompt: list[int]) -> list:
@@ -100,45 +112,49 @@ def _sample_answers(engine, prompt: list[int]) -> list:
     from verl.utils.sampling import SamplingRequest
 
     for seed in (1, 2):
-        engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=TOKENS, seed=seed))
+        engine.add(SamplingRequest(f"r{seed}", prompt, max_tokens=ANSWER_TOKENS, seed=seed))
     results = []
     while engine.has_work():
         results += engine.step()
     return sorted(results, key=lambda result: result.request_id)
 
 
-def _build_rows(prompt: list[int], sampled: list):
-    """Return the two ``sampled`` answers as rows, with advantage 1 and -1."""
+def _build_rows(prompt: list[int], sampled_answers: list):
+    """Return the two ``sampled_answers`` as rows, with advantages 1 and -1."""
     import torch
 
     from verl.protocol import DataProto
 
-    answers = [result.token_ids for result in sampled]
-    padded = [ids + [0] * (TOKENS - len(ids)) for ids in answers]
-    mask = torch.tensor([[1] * len(ids) + [0] * (TOKENS - len(ids)) for ids in answers])
-    ids = torch.tensor([prompt + row for row in padded])
-    attention = torch.cat([torch.ones(len(answers), len(prompt), dtype=torch.long), mask], -1)
-    logprobs = torch.zeros(len(answers), TOKENS)
-    for row, result in enumerate(sampled):
-        logprobs[row, : len(result.logprobs)] = torch.tensor(result.logprobs)
+    answer_ids = [result.token_ids for result in sampled_answers]
+    padded_answers = [ids + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
+    response_mask = torch.tensor(
+        [[1] * len(ids) + [0] * (ANSWER_TOKENS - len(ids)) for ids in answer_ids]
+    )
+    ids = torch.tensor([prompt + row for row in padded_answers])
+    attention_mask = torch.cat(
+        [torch.ones(len(answer_ids), len(prompt), dtype=torch.long), response_mask], -1
+    )
+    log_probs = torch.zeros(len(answer_ids), ANSWER_TOKENS)
+    for row, result in enumerate(sampled_answers):
+        log_probs[row, : len(result.logprobs)] = torch.tensor(result.logprobs)
     tensors = {
         "input_ids": ids,
-        "attention_mask": attention,
-        "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+        "attention_mask": attention_mask,
+        "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
         "responses": ids[:, len(prompt) :],
-        "response_mask": mask,
-        "advantages": torch.tensor([[1.0], [-1.0]]) * mask,
-        "old_log_probs": logprobs,
+        "response_mask": response_mask,
+        "advantages": torch.tensor([[1.0], [-1.0]]) * response_mask,
+        "old_log_probs": log_probs,
     }
-    names = {"uid": ["task"] * 2, "traj_uid": ["first", "second"]}
-    return DataProto.from_dict(tensors, names, {"temperature": 1.0, "global_step": 1})
+    id_columns = {"uid": ["task"] * 2, "traj_uid": ["first", "second"]}
+    return DataProto.from_dict(tensors, id_columns, {"temperature": 1.0, "global_step": 1})
 
 
-PARTS: dict[str, Callable[[], str]] = {
+SMOKE_TESTS: dict[str, Callable[[], str]] = {
     "environment": check_environment,
     "engine and trainer": sample_and_update,
 }
 
 
 if __name__ == "__main__":
-    print(PARTS[" ".join(sys.argv[1:])]())
+    print(SMOKE_TESTS[" ".join(sys.argv[1:])]())

@@ -12,18 +12,18 @@ from agent_system.environments.cli.check_episodes import (
     run_policy,
 )
 from agent_system.environments.cli.checking import (
-    ORACLE,
+    ORACLE_POLICY,
     check_environment,
     find_reward_problems,
     find_transcript_differences,
 )
-from agent_system.environments.cli.command import main, print_findings, read_keys
-from agent_system.environments.cli.policies import PathPolicy
+from agent_system.environments.cli.command import main, parse_config_overrides, print_findings
+from agent_system.environments.cli.policies import FixedActionsPolicy
 from agent_system.environments.env import Observation
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.tasks import select_validation_set
 
-PACKAGE_PATH = "tests.helpers.doubtful_envs:PACKAGE"
+PACKAGE_PATH = "tests.helpers.unreliable_envs:PACKAGE"
 TASKS, STEPS = 3, 14
 POLICIES = ["oracle", "random", "empty", "repeating", "injecting"]
 
@@ -76,12 +76,12 @@ def test_each_fault_is_reported(fault, expected):
 
 def test_missing_expert_is_an_open_question_and_no_problem():
     findings = check_environment(
-        "tests.helpers.doubtful_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
+        "tests.helpers.unreliable_envs:WITHOUT_EXPERT", {"fault": "none"}, tasks=TASKS, steps=STEPS
     )
     assert findings.problems == [] and any(
         "gold_path" in sentence for sentence in findings.open_questions
     )
-    assert {episode.policy for episode in findings.episodes} == set(POLICIES) - {ORACLE}
+    assert {episode.policy for episode in findings.episodes} == set(POLICIES) - {ORACLE_POLICY}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_unparsable_arguments_print_the_usage(arguments, capsys):
 
 
 def test_dotted_keys_are_read_as_nested_values():
-    values = read_keys(["reward.path=f.py", "reward.name=g", "size=5", "files=[a,b]"])
+    values = parse_config_overrides(["reward.path=f.py", "reward.name=g", "size=5", "files=[a,b]"])
     assert values == {"reward": {"path": "f.py", "name": "g"}, "size": 5, "files": ["a", "b"]}
 
 
@@ -157,7 +157,7 @@ def test_transcripts_are_compared_turn_by_turn():
 
 
 def test_path_policy_skips_impossible_actions_and_ends():
-    policy = PathPolicy(["fly", "left", "search[x]"])
+    policy = FixedActionsPolicy(["fly", "left", "search[x]"])
     with_list = Observation("", info={"admissible_actions": ["left", "right"]})
     with_template = Observation("", info={"admissible_actions": ["search[<words>]"]})
     assert policy(with_list) == "<action>left</action>"

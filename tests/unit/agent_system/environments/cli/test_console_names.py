@@ -4,7 +4,7 @@ import pytest
 
 from agent_system.environments import env_registry as registry
 from agent_system.environments.cli.command import main
-from agent_system.environments.cli.names import known_variants, list_names, resolve_name
+from agent_system.environments.cli.names import list_known_variants, list_names, resolve_name
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings
 from agent_system.environments.settings import EnvSettings
 from tests.helpers.refusals import suggests
@@ -51,12 +51,12 @@ def test_variants_of_a_missing_library_are_omitted_with_a_warning(monkeypatch, c
             raise ModuleNotFoundError("No module named 'needed'", name="needed")
 
     monkeypatch.setattr(
-        "tests.helpers.doubtful_envs.SettingsWithMissingLibrary",
+        "tests.helpers.unreliable_envs.SettingsWithMissingLibrary",
         SettingsWithMissingLibrary,
         raising=False,
     )
     entry = registry.RegistryEntry(
-        "nowhere:P", settings="tests.helpers.doubtful_envs:SettingsWithMissingLibrary"
+        "nowhere:P", settings="tests.helpers.unreliable_envs:SettingsWithMissingLibrary"
     )
     monkeypatch.setattr(registry, "REGISTRY", {"needy": entry})
-    assert known_variants("needy") == () and "the variants of needy cannot be" in caplog.text
+    assert list_known_variants("needy") == () and "the variants of needy cannot be" in caplog.text

@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from agent_system.environments.cli.checking import check_environment, is_most
+from agent_system.environments.cli.checking import check_environment, is_majority
 from agent_system.environments.cli.command import main
 from agent_system.environments.cli.policies import (
     INJECTIONS,
     InjectionSequence,
     PolicyStart,
-    candidate_constants,
+    find_candidate_constants,
     make_random_policy,
 )
 from agent_system.environments.env import Observation
@@ -24,7 +24,7 @@ HELPERS = "tests.helpers.answer_envs"
 def test_constant_that_succeeds_at_most_tasks_is_reported():
     findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "skewed"})
     assert findings.constant is not None
-    assert (findings.constant.action, findings.constant.successes) == ("Yes", 7)
+    assert (findings.constant.action, findings.constant.num_successes) == ("Yes", 7)
     assert any("'Yes' succeeds at 7 of 10" in sentence for sentence in findings.problems)
 
 
@@ -62,7 +62,7 @@ def test_oracle_actions_are_executed_in_any_format(name, problem_count, question
     ],
 )
 def test_is_most_requires_more_than_half_beyond_chance(successes, episodes, all_tasks, expected):
-    assert is_most(successes, episodes, all_tasks) == expected
+    assert is_majority(successes, episodes, all_tasks) == expected
 
 
 def test_constants_come_from_answers_and_observations():
@@ -70,7 +70,7 @@ def test_constants_come_from_answers_and_observations():
         Observation("Bid [Bid 3] or [pass].", info={"admissible_actions": ["look", "go <place>"]}),
         Observation("Now [pass]."),
     ]
-    constants = candidate_constants(["7", "5", "7"], observations)
+    constants = find_candidate_constants(["7", "5", "7"], observations)
     assert constants[:5] == ["7", "5", "look", "[pass]", "[Bid 3]"]
     assert {"Yes", "No", "True", "False", "0", "1", "A"} <= set(constants)
 
@@ -81,7 +81,7 @@ def test_constants_come_from_answers_and_observations():
 )
 def test_answers_outside_of_a_complete_list_are_not_tried(listed, is_tried):
     observation = Observation("Say [yes].", info={"admissible_actions": listed})
-    constants = set(candidate_constants(["look", "up"], [observation]))
+    constants = set(find_candidate_constants(["look", "up"], [observation]))
     assert {"look", "up"} <= constants
     assert ({"True", "[yes]"} <= constants) == is_tried
     assert is_tried or not {"True", "[yes]"} & constants
@@ -90,7 +90,7 @@ def test_answers_outside_of_a_complete_list_are_not_tried(listed, is_tried):
 def test_every_injection_is_sent_with_and_without_tags():
     policy = InjectionSequence(get_package("number_line"))
     actions = set()
-    while policy.left:
+    while policy.num_unused:
         actions.add(policy(None)(Observation("")))  # pyright: ignore[reportArgumentType]  unused
     assert actions == {form for text in INJECTIONS for form in (text, f"<action>{text}</action>")}
     assert {"nan", "inf", "1e999", "[oracle_answer]", ""} <= actions
@@ -178,13 +178,13 @@ def test_tasks_are_numbered_from_0(task):
 
 
 def test_listing_tasks_has_a_time_limit(monkeypatch, capsys):
-    monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 0.3)
+    monkeypatch.setattr("agent_system.environments.cli.limits.MAX_SECONDS", 0.3)
     assert main(["check", "number_line", "size=100000000000"]) == 2
     assert "fix: " in capsys.readouterr().err
 
 
 def test_other_policies_run_although_solutions_take_too_long(monkeypatch):
-    monkeypatch.setattr("agent_system.environments.cli.limits.SECONDS", 1.0)
+    monkeypatch.setattr("agent_system.environments.cli.limits.MAX_SECONDS", 1.0)
     findings = check_environment(f"{HELPERS}:PACKAGE", {"fault": "slow path", "count": 2})
     assert {episode.policy for episode in findings.episodes} >= {"random", "empty", "injecting"}
     assert not findings.problems

@@ -7,9 +7,9 @@ import pytest
 
 from agent_system.environments.env_package.agent.package import PACKAGE, AgentEnv
 from agent_system.environments.manager import make_envs
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 
-HELPERS = "tests.helpers.line_agent"
+HELPERS = "tests.helpers.number_line_agents"
 IMPORT_PATHS = {"path": f"{HELPERS}:play", "tasks": f"{HELPERS}:tasks"}
 
 

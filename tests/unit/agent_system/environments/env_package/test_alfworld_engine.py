@@ -21,7 +21,7 @@ BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 
 def make_game(kind, index=0):
     settings = AlfworldSettings(task_types=(kind,), receptacles=(4, 6), objects=(3, 5))
-    return games.game_file(games.generate(settings, "train", index))
+    return games.make_game_file(games.generate_game(settings, "train", index))
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +51,13 @@ def installed_engine():
     )
 
 
-def choose_command(rng, commands):
+def choose_command(rng, admissible_commands):
     """Return mostly a command that changes the state, and sometimes an unknown command."""
     if rng.random() < 0.1:
         return "fly to the moon"
     verbs = ("take", "move", "open", "clean", "heat", "cool", "use", "slice")
-    changing = [command for command in commands if command.startswith(verbs)]
-    return rng.choice(changing if changing and rng.random() < 0.6 else commands)
+    changing = [command for command in admissible_commands if command.startswith(verbs)]
+    return rng.choice(changing if changing and rng.random() < 0.6 else admissible_commands)
 
 
 @pytest.mark.parametrize("kind", ["clean", "heat", "cool", "light", "two"])
@@ -70,7 +70,7 @@ def test_engine_agrees_with_the_installed_engine(engine, installed_engine, kind)
     state, reference = engine.reset(), installed_engine.reset()
     for _ in range(12):
         assert state.text == strip_banner(reference.feedback)
-        assert list(state.commands) == reference["admissible_commands"]
+        assert list(state.admissible_commands) == reference["admissible_commands"]
         assert state.won == reference["won"]
         command = choose_command(rng, reference["admissible_commands"])
         state, reference = engine.step(command), installed_engine.step(command)[0]
@@ -85,7 +85,7 @@ def test_reset_repeats_the_start_and_engines_share_no_state(engine, translation_
     other.load(game)
     first = engine.reset()
     other.reset()
-    goto = next(command for command in first.commands if command.startswith("go to"))
+    goto = next(command for command in first.admissible_commands if command.startswith("go to"))
     moved = engine.step(goto)
     assert moved.text != other.step("look").text
     assert engine.reset() == first
@@ -116,7 +116,7 @@ def observe_first_commands(engine, game):
     engine.load(game)
     first = engine.reset()
     answers = []
-    for command in first.commands:
+    for command in first.admissible_commands:
         answers.append(engine.step(command))
         engine.reset()
     return first, answers
@@ -178,7 +178,7 @@ def test_game_loads_where_no_translation_can_be_stored(tmp_path, caplog):
     file.write_text("")
     engine = Engine(file / "translations")
     engine.load(make_game("pick"))
-    assert engine.reset().commands and "cannot cache the translation" in caplog.text
+    assert engine.reset().admissible_commands and "cannot cache the translation" in caplog.text
     engine.close()
 
 

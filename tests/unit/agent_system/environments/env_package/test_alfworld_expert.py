@@ -27,7 +27,7 @@ from agent_system.environments.env_package.alfworld.store import (
 from agent_system.environments.expert_protocol import Decision, Noise
 from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
-from tests.helpers.winning import plan, wins
+from tests.helpers.solvability import collect_successes, follow_script
 
 
 def make_settings(tmp_path, **changes):
@@ -95,9 +95,9 @@ def test_expert_solves_every_task_type(tmp_path, receptacles):
 def test_every_task_type_is_solved_through_the_collector(tmp_path, split, history, levels):
     settings = make_settings(tmp_path, train_games=12, val_games=12)
     env = PACKAGE.make(settings)
-    data = wins(
+    data = collect_successes(
         "alfworld",
-        lambda task: plan([decision.action for decision in run_expert(env, task)[1]]),
+        lambda task: follow_script([decision.action for decision in run_expert(env, task)[1]]),
         groups=12,
         n=2,
         history=history,

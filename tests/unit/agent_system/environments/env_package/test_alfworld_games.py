@@ -37,7 +37,7 @@ def make_section(tmp_path, **changes):
 
 def draw_games(count, split="train", **changes):
     settings = read({"task_types": ALL_KINDS, **changes})
-    return [games.generate(settings, split, index) for index in range(count)]
+    return [games.generate_game(settings, split, index) for index in range(count)]
 
 
 def write_official_game(game, root):
@@ -48,7 +48,7 @@ def write_official_game(game, root):
     folder = root / f"{kind}-{game['scene']}" / f"trial_{game['hash']}"
     folder.mkdir(parents=True)
     (folder / "traj_data.json").write_text(json.dumps(game["traj"]))
-    (folder / "game.tw-pddl").write_text(json.dumps(games.game_file(game)))
+    (folder / "game.tw-pddl").write_text(json.dumps(games.make_game_file(game)))
 
 
 def drop_coordinates(game):
@@ -60,7 +60,7 @@ def drop_coordinates(game):
 
 def test_same_seed_gives_the_same_games_in_any_order():
     assert draw_games(12) == draw_games(12)
-    assert draw_games(12)[7] == games.generate(
+    assert draw_games(12)[7] == games.generate_game(
         AlfworldSettings.model_validate({"task_types": ALL_KINDS}), "train", 7
     )
     assert {game["hash"] for game in draw_games(12)}.isdisjoint(
@@ -100,13 +100,15 @@ def test_target_never_starts_at_its_goal_and_places_are_distinct():
     for number in range(60):
         kind = ALL_KINDS[number % 6]
         rng = random.Random(number)
-        scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], held_out=False))
+        scene = rng.choice(layout.list_scenes(TASK_TYPES[kind], is_validation=False))
         room_and_goal = games.draw_room(layout.load_floor_plan(scene), kind, settings, rng)
         if room_and_goal is None:
             continue
         room, goal = room_and_goal
         target_places = [
-            thing.receptacle.cls for thing in room.objects if thing.cls == goal.object_class
+            thing.receptacle.class_name
+            for thing in room.objects
+            if thing.class_name == goal.object_class
         ]
         assert goal.receptacle_class not in target_places
         assert len(target_places) >= (2 if kind == "two" else 1)
@@ -162,14 +164,14 @@ def test_worker_without_the_files_draws_the_same_game(tmp_path):
 
 
 def test_interrupted_write_leaves_no_file(tmp_path, monkeypatch):
-    generate = games.generate
+    generate_game = games.generate_game
 
     def interrupt_at_5(settings, split, index):
         if index == 5:
             raise KeyboardInterrupt
-        return generate(settings, split, index)
+        return generate_game(settings, split, index)
 
-    monkeypatch.setattr(games, "generate", interrupt_at_5)
+    monkeypatch.setattr(games, "generate_game", interrupt_at_5)
     with pytest.raises(KeyboardInterrupt):
         store.list_tasks(read(make_section(tmp_path)), "train")
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

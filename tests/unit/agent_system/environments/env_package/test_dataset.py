@@ -309,7 +309,7 @@ def test_score_is_the_weighted_sum_of_rewards():
     rewards = {"accuracy": True, "format": 0.5, "note": "fine"}
     grade = read_grade(rewards, "t", {"accuracy": 1.0, "format": 0.2})
     assert grade.score == pytest.approx(1.1) and grade.is_right
-    assert set(grade.parts) == {"accuracy", "format", "score"}
+    assert set(grade.rewards) == {"accuracy", "format", "score"}
     assert read_grade(rewards | {"acc": False}, "t", {"format": 4.0}).is_right is False
     for weights in ({"fromat": 1.0}, {"note": 1.0}):
         with pytest.raises(NoGrade, check=mentions("accuracy", "format")):

@@ -3,7 +3,7 @@
 import pytest
 
 from agent_system.environments.env_package.dataset.answers import extract_answer
-from agent_system.environments.env_package.dataset.formula_size import is_too_large
+from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
 from agent_system.environments.env_package.dataset.grading import NoGrade, compare_with_truth
 from agent_system.environments.env_package.dataset.written_numbers import read_number
 
@@ -487,7 +487,7 @@ def test_read_number_returns_the_unit():
     ],
 )
 def test_too_large_formula_is_recognised(formula, too_large):
-    assert is_too_large(formula) == too_large
+    assert is_formula_too_large(formula) == too_large
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from agent_system.environments.env_package.frozen_lake.package import (
     FrozenLakeText,
     list_tasks,
 )
-from tests.helpers.gold import cross_the_lake
+from tests.helpers.expert_policies import cross_the_lake
 
 read = PACKAGE.read_settings
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent_system.environments.env import EnvFailure
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    EVALUATED_READERS,
+    READERS_OF_EVALUATED_ANSWERS,
     find_right_answer,
     prepare_answer,
 )
@@ -72,7 +72,7 @@ def test_failing_grader_fails_its_episode_and_not_the_worker(tmp_path):
     assert fine == 1.0 and is_same_worker
 
 
-@pytest.mark.parametrize("generator", EVALUATED_READERS)
+@pytest.mark.parametrize("generator", READERS_OF_EVALUATED_ANSWERS)
 def test_evaluating_graders_receive_no_code(generator):
     for answer in CODE:
         assert prepare_answer(answer, generator, {}) is None, answer
@@ -82,7 +82,7 @@ def test_evaluating_graders_receive_no_code(generator):
         assert prepare_answer(answer, "chain_sum", {}) == answer
 
 
-@pytest.mark.parametrize("generator", [*EVALUATED_READERS, "game_of_life_halting"])
+@pytest.mark.parametrize("generator", [*READERS_OF_EVALUATED_ANSWERS, "game_of_life_halting"])
 def test_right_answers_of_evaluating_graders_succeed(generator):
     pytest.importorskip("reasoning_gym")
     from agent_system.environments.env_package.reasoning_gym.package import (

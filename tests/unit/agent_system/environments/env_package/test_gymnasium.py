@@ -11,13 +11,13 @@ pytest.importorskip("minigrid")
 from agent_system.environments.env_package.gymnasium.package import PACKAGE, GymnasiumEnv
 from agent_system.environments.env_package.gymnasium.worlds import (
     NoTextVersion,
-    known_ids,
+    list_env_ids,
     make_description,
 )
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
-from tests.helpers.play import make_config
-from tests.helpers.winning import plan, wins
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes, follow_script
 
 read = PACKAGE.read_settings
 SMALL = {"train_tasks": 12, "val_tasks": 4, "placement": "inline"}
@@ -29,15 +29,15 @@ def make_table_policy(section):
     def policy(task):
         env = GymnasiumEnv(read(section))
         env.reset(task, 0)
-        world = env.world.unwrapped
-        paths = {int(world.s): []}
-        queue = [int(world.s)]
+        gym_env = env.gym_env.unwrapped
+        paths = {int(gym_env.s): []}
+        queue = [int(gym_env.s)]
         for position in queue:  # breadth-first search: the list grows during the loop
             for name, number in env.action_numbers.items():
-                (_, next_position, env_reward, is_end) = world.P[position][number][0]
+                (_, next_position, env_reward, is_end) = gym_env.P[position][number][0]
                 path = [*paths[position], name]
                 if is_end and (env.description.success_condition == "end" or env_reward > 0):
-                    return plan(path)
+                    return follow_script(path)
                 if next_position not in paths and not is_end:
                     paths[next_position] = path
                     queue.append(next_position)
@@ -53,7 +53,7 @@ def make_bot_policy(section):
     def policy(task):
         env = GymnasiumEnv(read(section))
         env.reset(task, 0)
-        bot = BabyAIBot(env.world)
+        bot = BabyAIBot(env.gym_env)
         actions = []
         done = False
         while not done:
@@ -61,7 +61,7 @@ def make_bot_policy(section):
             assert action is not None
             actions.append(env.description.actions[int(action)])
             done = env.step(actions[-1])[2]
-        return plan(actions)
+        return follow_script(actions)
 
     return policy
 
@@ -82,7 +82,9 @@ NOT_SLIPPERY = {"is_slippery": False}
 )
 def test_environment_is_solved_through_the_collector(env_id, policy, options):
     section = {"env_id": env_id, "options": options, **SMALL}
-    data = wins("gymnasium", policy(section), max_steps=80, levels=env_id == "Taxi-v4", **section)
+    data = collect_successes(
+        "gymnasium", policy(section), max_steps=80, levels=env_id == "Taxi-v4", **section
+    )
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 
@@ -207,7 +209,7 @@ def test_user_provided_description_actions_and_rules_are_used(tmp_path):
 
 
 def test_environment_without_description_shows_numbers():
-    section = read({"env_id": "tests.helpers.bare_world:Bare-v0"})
+    section = read({"env_id": "tests.helpers.textless_gymnasium:Bare-v0"})
     env = GymnasiumEnv(section)
     assert env.reset(PACKAGE.tasks(section, "train")[0], 0).text == "place: 0; left: 0.5 2"
     observation, reward, done, _ = env.step("1")
@@ -222,7 +224,7 @@ def test_environment_without_description_shows_numbers():
         ({"env_id": "Pendulum-v1"}, r"Pendulum-v1.*Box"),
         ({"actions": ["a", "b"]}, r"actions=\['a', 'b'\].*6"),
         ({"env_id": "Taxi-v4", "options": {"wings": 2}}, r"env_id='Taxi-v4'.*wings"),
-        ({"env_id": "tests.helpers.bare_world:Drawn-v0"}, r"Box.*describe.path"),
+        ({"env_id": "tests.helpers.textless_gymnasium:Drawn-v0"}, r"Box.*describe.path"),
     ],
 )
 def test_environment_without_a_text_version_is_refused(section, pattern):
@@ -231,7 +233,7 @@ def test_environment_without_a_text_version_is_refused(section, pattern):
 
 
 def test_variant_name_sets_env_id_and_many_are_listed():
-    names = known_ids()
+    names = list_env_ids()
     assert len(names) == len(set(names)) > 150 and "BabyAI-GoToLocal-v0" in names
     settings = env_settings(make_config("gymnasium/Blackjack-v1", kwargs={}).env)
     assert getattr(settings, "env_id", None) == "Blackjack-v1"

@@ -10,12 +10,16 @@ from agent_system.environments.env_package.mixture.settings import MixtureSettin
 from agent_system.environments.env_registry import UnknownEnvironment, env_settings, get_package
 from agent_system.environments.manager import make_envs
 from agent_system.environments.prompts import select_prompts
-from agent_system.environments.tasks import TaskSchedule, interleave_parts, weighted_round
+from agent_system.environments.tasks import (
+    TaskSchedule,
+    build_weighted_round,
+    interleave_mixture_tasks,
+)
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings, check_prompts
-from tests.helpers.gold import GOLD
-from tests.helpers.play import make_config
+from tests.helpers.expert_policies import GOLD
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import plan, play_episodes
+from tests.helpers.solvability import follow_script, play_episodes
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
 
@@ -37,11 +41,11 @@ def count_parts(batch, size):
 
 
 def test_round_holds_each_part_by_weight_and_evenly():
-    assert weighted_round({"a": 2, "b": 1}) == ["a", "b", "a"]
-    assert weighted_round({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
-    round_ = weighted_round({"rare": 1, "often": 7})
+    assert build_weighted_round({"a": 2, "b": 1}) == ["a", "b", "a"]
+    assert build_weighted_round({"a": 1, "b": 1, "c": 1}) == ["a", "b", "c"]
+    round_ = build_weighted_round({"rare": 1, "often": 7})
     assert Counter(round_) == {"rare": 1, "often": 7}
-    assert weighted_round({}) == []
+    assert build_weighted_round({}) == []
 
 
 def test_every_batch_holds_each_part_by_weight():
@@ -60,7 +64,7 @@ def test_every_batch_holds_each_part_by_weight():
 def test_small_part_is_repeated_in_whole_epochs():
     tasks = [{"task_id": f"{p}{n}", "part": p} for p, c in (("a", 3), ("b", 50)) for n in range(c)]
     schedule = TaskSchedule(tasks, {"a": 1, "b": 1}, shuffle=True, seed=(0, "train"))
-    drawn_ids = [schedule.task_at(number)["task_id"] for number in range(24)]
+    drawn_ids = [schedule.get_task(number)["task_id"] for number in range(24)]
     epochs = [drawn_ids[0:24:2][i : i + 3] for i in range(0, 12, 3)]
     assert all(sorted(epoch) == ["a0", "a1", "a2"] for epoch in epochs)
     assert len(set(drawn_ids[1:24:2])) == 12
@@ -89,7 +93,7 @@ def test_validation_set_is_divided_by_weight():
 
 def test_interleaving_continues_without_exhausted_parts():
     parts = {"a": [{"task_id": "a0"}], "b": [{"task_id": f"b{n}"} for n in range(3)]}
-    names = [task["task_id"] for task in interleave_parts(parts, {"a": 1, "b": 1})]
+    names = [task["task_id"] for task in interleave_mixture_tasks(parts, {"a": 1, "b": 1})]
     assert names == ["a0", "b0", "b1", "b2"]
 
 
@@ -106,11 +110,11 @@ def test_task_limit_is_divided_by_weight():
 
 def solve_line(task):
     direction = "right" if task["target"] > task["start"] else "left"
-    return plan([direction] * abs(task["target"] - task["start"]))
+    return follow_script([direction] * abs(task["target"] - task["start"]))
 
 
 def solve_tools(task):
-    return plan([f"<answer>{task['ground_truth']}</answer>"])
+    return follow_script([f"<answer>{task['ground_truth']}</answer>"])
 
 
 def make_policy(task):

@@ -11,15 +11,15 @@ from agent_system.environments.env_package.openenv.package import (
     ServerFailed,
 )
 from agent_system.environments.manager import make_envs
-from tests.helpers.open_world import GuessWorld, served
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
+from tests.helpers.openenv_server import GuessWorld, served
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import plan, wins
+from tests.helpers.solvability import collect_successes, follow_script
 
 read = PACKAGE.read_settings
 LOCAL = {
-    "environment": "tests.helpers.open_world:GuessWorld",
-    "action": "tests.helpers.open_world:Guess",
+    "environment": "tests.helpers.openenv_server:GuessWorld",
+    "action": "tests.helpers.openenv_server:Guess",
 }
 SMALL = {"train_tasks": 6, "val_tasks": 3, "text_field": "text", "placement": "inline"}
 
@@ -35,11 +35,11 @@ def make_policy(task):
     world = GuessWorld()
     world.reset(seed=task["seed"])
     wrong = 1 if world.hidden != 1 else 2
-    return plan([str(wrong), str(world.hidden)])
+    return follow_script([str(wrong), str(world.hidden)])
 
 
 def test_environment_is_solved_through_the_collector(section):
-    data = wins("openenv", make_policy, groups=1, n=2, **section)
+    data = collect_successes("openenv", make_policy, groups=1, n=2, **section)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 

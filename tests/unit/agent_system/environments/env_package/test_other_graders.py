@@ -8,10 +8,10 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.comparison import answer_key
 from agent_system.environments.env_package.dataset.grading import NoGrade, read_grade
-from agent_system.environments.env_package.search.package import exact_match
+from agent_system.environments.env_package.search.package import is_exact_match
 from agent_system.environments.env_package.twenty_questions.game import read_move
 from agent_system.environments.pool import wire as pool_wire
-from agent_system.reward_manager.scores import is_full
+from agent_system.reward_manager.scores import is_full_score
 
 
 @pytest.mark.parametrize("acc", [True, 1, 1.0, np.bool_(True), np.float32(1), np.int64(1)])
@@ -39,7 +39,7 @@ def test_weights_that_sum_to_one_give_a_full_score(weights):
 
 @pytest.mark.parametrize("score, full", [(1, True), (1 - 1e-7, True), (0.999, False), (2.5, True)])
 def test_is_full_tolerates_rounding(score, full):
-    assert is_full(score) is full
+    assert is_full_score(score) is full
 
 
 @pytest.mark.parametrize("won", [0.3, float("nan"), 2, "True", None])
@@ -62,7 +62,7 @@ def test_won_must_be_a_truth_value(won):
     ],
 )
 def test_search_compares_whole_answers(given, truth, is_right):
-    assert exact_match(given, [truth]) is is_right
+    assert is_exact_match(given, [truth]) is is_right
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from agent_system.environments.env_package.reasoning_gym.answers import (
-    EVALUATED_READERS,
+    READERS_OF_EVALUATED_ANSWERS,
     convert_grade,
     prepare_answer,
 )
 from agent_system.environments.env_package.reasoning_gym.formulas import (
     UnreadableFormula,
-    exact_value,
-    integers_in,
+    compute_value,
+    list_integers,
     parse_formula,
     parse_list,
 )
@@ -115,8 +115,8 @@ def test_arithmetic_has_an_exact_value_and_no_names_or_powers():
         with pytest.raises(UnreadableFormula):
             parse_formula(text)
     formula = parse_formula("0.1 * 3 - 1 / 3 + (-2)")
-    assert str(exact_value(formula)) == "-61/30"
-    assert integers_in(parse_formula("7 * (3 + 3) - 12")) == [3, 3, 7, 12]
+    assert str(compute_value(formula)) == "-61/30"
+    assert list_integers(parse_formula("7 * (3 + 3) - 12")) == [3, 3, 7, 12]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_every_evaluating_grader_has_a_reader():
         calls = {call for call in evaluates.findall(source) if call != "loads"}
         if calls:
             evaluating.add(name)
-    assert evaluating and evaluating == set(EVALUATED_READERS)
+    assert evaluating and evaluating == set(READERS_OF_EVALUATED_ANSWERS)
 
 
 def test_copied_integral_is_no_integration():

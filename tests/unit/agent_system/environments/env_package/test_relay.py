@@ -8,9 +8,9 @@ import pytest
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.relay.doors import (
     Door,
+    compute_needed_level,
     describe_door,
     draw_doors,
-    needed_level,
 )
 from agent_system.environments.env_package.relay.expert import list_token_symbols
 from agent_system.environments.env_package.relay.package import PACKAGE
@@ -81,7 +81,7 @@ def test_demonstrated_cycles_have_all_lengths(tmp_path):
 
 
 def test_level_suffices_for_one_hop_more_than_it_writes():
-    assert [needed_level(count, HOPS) for count in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert [compute_needed_level(count, HOPS) for count in range(8)] == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
 def test_splits_share_no_door_and_more_tasks_keep_earlier_ones():
@@ -159,7 +159,9 @@ def test_thoughts_write_the_number_of_hops_of_their_level(tmp_path):
 def test_required_level_is_demonstrated_at_the_configured_share(tmp_path):
     for share, expected in ((0.5, 0.625), (0.0, 0.25)):
         rows = [parse_demonstration(row) for row in read_demonstrations(tmp_path, 1000, share)]
-        is_required_level = [level == needed_level(door.hops, HOPS) for door, level, _, _ in rows]
+        is_required_level = [
+            level == compute_needed_level(door.hops, HOPS) for door, level, _, _ in rows
+        ]
         assert sum(is_required_level) / len(is_required_level) == pytest.approx(expected, abs=0.05)
         assert {level for _, level, _, _ in rows} == set(LEVELS)
 

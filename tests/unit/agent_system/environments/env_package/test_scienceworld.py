@@ -19,14 +19,14 @@ from agent_system.environments.env_package.scienceworld.package import (
     list_tasks,
 )
 from agent_system.environments.env_package.scienceworld.settings import (
-    VARIATIONS,
+    VARIATION_COUNTS,
     Simplification,
-    split_variations,
+    get_variations,
 )
 from agent_system.environments.manager import make_envs
-from tests.helpers.library_gold import gold
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import gold
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -42,26 +42,32 @@ def env():
 
 def test_gold_path_succeeds_through_the_collector(env):
     names = ["find-living-thing", "lifespan-shortest-lived"]
-    data = wins("scienceworld", gold(env), groups=2, n=2, levels=True, task_names=names)
+    data = collect_successes(
+        "scienceworld", gold(env), groups=2, n=2, levels=True, task_names=names
+    )
     assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
 
 
 def test_gold_path_solves_a_validation_task_with_window_prompts(env):
-    data = wins("scienceworld", gold(env), groups=1, n=1, history="window", split="val", **QUICK)
+    data = collect_successes(
+        "scienceworld", gold(env), groups=1, n=1, history="window", split="val", **QUICK
+    )
     assert {source for source in data.non_tensor_batch["data_source"]} == {
         "scienceworld/lifespan-shortest-lived"
     }
 
 
 def test_variations_and_splits_equal_those_of_the_simulator(env):
-    assert sorted(env._server.getTaskNames()) == sorted(VARIATIONS)
-    assert {name: env._server.getTaskMaxVariations(name) for name in VARIATIONS} == VARIATIONS
-    assert sum(VARIATIONS.values()) == 7207
+    assert sorted(env._server.getTaskNames()) == sorted(VARIATION_COUNTS)
+    assert {
+        name: env._server.getTaskMaxVariations(name) for name in VARIATION_COUNTS
+    } == VARIATION_COUNTS
+    assert sum(VARIATION_COUNTS.values()) == 7207
     for name in ("boil", "identify-life-stages-2", "lifespan-shortest-lived"):  # 30, 10 and 125
         env.reset({"name": name, "variation": 0})
         for part, java_name in (("train", "Train"), ("dev", "Dev"), ("test", "Test")):
             assert list(getattr(env._server, f"getVariations{java_name}")()) == list(
-                split_variations(name, part)
+                get_variations(name, part)
             )
     assert set(env._server.getPossibleSimplifications().split(", ")) | {"", "easy"} == set(
         get_args(Simplification)
@@ -85,8 +91,8 @@ def test_splits_are_complete_and_stable():
 def test_train_and_dev_variations_are_different_worlds(env):
     """Each pair starts alike, and the other rooms differ."""
     for train, dev in ((21, 201), (30, 150)):
-        assert train in split_variations("find-living-thing", "train")
-        assert dev in split_variations("find-living-thing", "dev")
+        assert train in get_variations("find-living-thing", "train")
+        assert dev in get_variations("find-living-thing", "dev")
         (start, *rooms), (other_start, *other_rooms) = (
             observe_rooms(env, variation) for variation in (train, dev)
         )

@@ -14,7 +14,7 @@ from agent_system.environments.env_package.search.package import (
     PACKAGE,
     SearchEnv,
     compute_f1,
-    exact_match,
+    is_exact_match,
     list_tasks,
 )
 from agent_system.environments.env_package.search.retrieval import (
@@ -23,10 +23,10 @@ from agent_system.environments.env_package.search.retrieval import (
     RetrievalError,
 )
 from agent_system.environments.env_package.search.world import build_world
-from tests.helpers.gold import GOLD
-from tests.helpers.play import make_config
+from tests.helpers.expert_policies import GOLD
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import play_episodes
+from tests.helpers.solvability import play_episodes
 from verl.utils.message_rows import BadRow
 
 read = PACKAGE.read_settings
@@ -55,7 +55,7 @@ TASK = {
     ],
 )
 def test_answers_are_normalised_before_comparison(given, answers, is_right, overlap):
-    assert exact_match(given, answers) is is_right
+    assert is_exact_match(given, answers) is is_right
     assert compute_f1(given, answers) == pytest.approx(overlap)
 
 
@@ -232,8 +232,8 @@ def serve(*replies):
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    monkeypatch.setattr(retrieval, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(retrieval, "LONGEST_WAIT_S", 0.01)
+    monkeypatch.setattr(retrieval, "FIRST_RETRY_WAIT_S", 0.001)
+    monkeypatch.setattr(retrieval, "MAX_RETRY_WAIT_S", 0.01)
 
 
 def make_reply(*contents):

@@ -10,7 +10,7 @@ from agent_system.environments.env_package.shop.catalogue import (
     score_purchase,
 )
 from agent_system.environments.env_package.shop.package import PACKAGE, ShopEnv, list_tasks
-from tests.helpers.gold import buy_the_goal
+from tests.helpers.expert_policies import buy_the_goal
 from tests.helpers.refusals import mentions
 
 read = PACKAGE.read_settings

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from agent_system.environments.env_package.sokoban import render
-from agent_system.environments.env_package.sokoban.levels import MOVES, canonical_level
+from agent_system.environments.env_package.sokoban.levels import MOVES, normalize_level
 from agent_system.environments.env_package.sokoban.package import PACKAGE, SokobanEnv, list_tasks
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.gold import push_the_boxes
-from tests.helpers.play import make_config
+from tests.helpers.expert_policies import push_the_boxes
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
+from tests.helpers.solvability import play_episodes
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from tests.helpers.winning import play_episodes
 
 read = PACKAGE.read_settings
 
@@ -112,11 +112,11 @@ def test_no_shorter_solution_exists():
 
 def test_levels_differ_also_under_mirroring():
     train, val = list_tasks(read(FEW), "train"), list_tasks(read(FEW), "val")
-    names = [canonical_level(task["level"]) for task in train + val]
+    names = [normalize_level(task["level"]) for task in train + val]
     assert len(set(names)) == len(names) == 30
     mirrored = "\n".join(row[::-1] for row in LEVEL.split("\n"))
     turned = "\n".join("".join(column) for column in zip(*LEVEL.split("\n"), strict=True))
-    assert canonical_level(LEVEL) == canonical_level(mirrored) == canonical_level(turned)
+    assert normalize_level(LEVEL) == normalize_level(mirrored) == normalize_level(turned)
     assert list_tasks(read({**FEW, "level_seed": 1}), "train") != train
 
 

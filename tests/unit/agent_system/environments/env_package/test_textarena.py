@@ -14,15 +14,15 @@ import pytest
 pytest.importorskip("textarena")
 
 from agent_system.environments.env_package.textarena.games import (
-    CONSTANT_MOVES,
     EXCLUDED_GAMES,
     GAMES,
-    SCRIPTED_ONLY,
-    game_remarks,
+    GAMES_WITHOUT_RANDOM_OPPONENT,
+    SUCCESSFUL_CONSTANT_MOVES,
+    explain_unlisted_games,
+    list_game_remarks,
     list_games,
-    unlisted_games,
 )
-from agent_system.environments.env_package.textarena.opponent import random_move
+from agent_system.environments.env_package.textarena.opponent import draw_move
 from agent_system.environments.env_package.textarena.package import (
     PACKAGE,
     TextArenaEnv,
@@ -30,9 +30,9 @@ from agent_system.environments.env_package.textarena.package import (
 )
 from agent_system.environments.manager import make_envs
 from agent_system.environments.pool.environment_pool import EnvironmentPool
-from tests.helpers.library_gold import TEXTARENA
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import TEXTARENA
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -46,7 +46,9 @@ SMALL = {"train_games": 12, "val_games": 4}
 )
 @pytest.mark.parametrize("game", GAMES)
 def test_game_is_solved_through_the_collector(game, history, levels):
-    data = wins("textarena", TEXTARENA[game], history=history, levels=levels, game=game, **SMALL)
+    data = collect_successes(
+        "textarena", TEXTARENA[game], history=history, levels=levels, game=game, **SMALL
+    )
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 
@@ -75,7 +77,10 @@ def test_groups_start_alike_and_splits_have_disjoint_starts(game):
         for task in tasks:
             first = env.reset(task, 0)
             start_keys.add(
-                (env.start_hash(), first.text if game in ("FrozenLake", "LightsOut") else "")
+                (
+                    env.compute_start_hash(),
+                    first.text if game in ("FrozenLake", "LightsOut") else "",
+                )
             )
         return start_keys
 
@@ -163,7 +168,7 @@ def run_random_moves(env, number, seed, turns=12):
     texts = [first.text]
     outcomes: list[tuple[object, ...]] = [(first.text, first.state)]
     for _ in range(turns):
-        move = random_move(env.game, texts, rng)
+        move = draw_move(env.game, texts, rng)
         observation, reward, done, info = env.step(move)
         texts.append(observation.text)
         outcomes.append((move, observation.text, reward, done, info))
@@ -226,7 +231,11 @@ def test_splits_of_other_games_have_disjoint_seeds():
 def test_list_names_the_games_without_further_settings():
     listed = PACKAGE.variants()
     assert len(listed) == len(set(listed)) > 130
-    assert not [name for name in listed if name.startswith((*EXCLUDED_GAMES, *SCRIPTED_ONLY))]
+    assert not [
+        name
+        for name in listed
+        if name.startswith((*EXCLUDED_GAMES, *GAMES_WITHOUT_RANDOM_OPPONENT))
+    ]
     assert set(list_games()) - set(listed) and "Sudoku-v0-easy" in listed
 
 
@@ -284,9 +293,11 @@ def test_only_finite_game_rewards_count(rewards, is_success, monkeypatch):
 
 
 def test_games_with_a_winning_constant_move_are_known():
-    listed, hidden = set(PACKAGE.variants()), unlisted_games()
-    assert set(CONSTANT_MOVES) <= listed and set(game_remarks()) == set(CONSTANT_MOVES)
+    listed, hidden = set(PACKAGE.variants()), explain_unlisted_games()
+    assert set(SUCCESSFUL_CONSTANT_MOVES) <= listed and set(list_game_remarks()) == set(
+        SUCCESSFUL_CONSTANT_MOVES
+    )
     assert not set(hidden) & listed and set(hidden) <= set(list_games()) and all(hidden.values())
     assert {"PigDice-v0-100", "PigDice-v0-500", "TruthAndDeception-v0"} <= set(hidden)
-    for move, win_count, episode_count in CONSTANT_MOVES.values():
+    for move, win_count, episode_count in SUCCESSFUL_CONSTANT_MOVES.values():
         assert move and 2 * win_count > episode_count

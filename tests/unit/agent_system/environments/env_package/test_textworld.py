@@ -18,15 +18,15 @@ from agent_system.environments.env_package.textworld import store as store_modul
 from agent_system.environments.env_package.textworld.package import (
     PACKAGE,
     TextWorldEnv,
-    is_in_game,
+    is_game_command,
     list_tasks,
     open_store,
 )
 from agent_system.environments.env_package.textworld.store import DamagedStore
 from agent_system.environments.manager import make_envs
-from tests.helpers.library_gold import gold
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import gold
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -62,7 +62,7 @@ def section(data_dir):
 )
 def test_walkthrough_succeeds_through_the_collector(section, game, history, levels):
     env = TextWorldEnv(read(section(game)))
-    data = wins(
+    data = collect_successes(
         "textworld", gold(env), groups=2, n=2, history=history, levels=levels, **section(game)
     )
     env.close()
@@ -71,7 +71,7 @@ def test_walkthrough_succeeds_through_the_collector(section, game, history, leve
 
 def test_walkthrough_solves_the_validation_game(section):
     env = TextWorldEnv(read(section()))
-    wins("textworld", gold(env), groups=1, n=2, split="val", **section())
+    collect_successes("textworld", gold(env), groups=1, n=2, split="val", **section())
     env.close()
 
 
@@ -89,7 +89,7 @@ def test_groups_start_alike_and_splits_differ_in_content(section):
 def test_games_are_generated_and_compiled_once(section, monkeypatch):
     expected = list_tasks(read(section()), "train")
     store = open_store(read(section()))
-    path = store.compiled_path(expected[0]["game"])
+    path = store.get_compiled_path(expected[0]["game"])
     before = path.stat()
 
     def refuse(*args, **kwargs):
@@ -98,7 +98,7 @@ def test_games_are_generated_and_compiled_once(section, monkeypatch):
     monkeypatch.setattr(subprocess, "run", refuse)
     monkeypatch.setattr(store_module.GameStore, "_compile_game", refuse)
     assert list_tasks(read(section()), "train") == expected
-    assert store.compiled_path(expected[0]["game"]) == path and path.stat() == before
+    assert store.get_compiled_path(expected[0]["game"]) == path and path.stat() == before
 
 
 def test_games_do_not_depend_on_the_folder(section, tmp_path):
@@ -115,19 +115,19 @@ def test_games_do_not_depend_on_the_folder(section, tmp_path):
 
 def test_damaged_game_is_refused(section, tmp_path):
     settings = read(section())
-    name = open_store(settings).game_hashes("train")[0]
-    source = open_store(settings).games / f"{name}.json"
+    name = open_store(settings).list_game_hashes("train")[0]
+    source = open_store(settings).games_folder / f"{name}.json"
     store = open_store(read(section(data_dir=str(tmp_path))))
-    store.games.mkdir()
+    store.games_folder.mkdir()
     game = json.loads(source.read_text())
     game["objective"] += " Or not."
     for content in (source.read_text()[:1000], json.dumps(game)):
-        (store.games / f"{name}.json").write_text(content)
+        (store.games_folder / f"{name}.json").write_text(content)
         with pytest.raises(
             DamagedStore, match=f"{name}.json is damaged or missing: delete {tmp_path}"
         ):
-            store.compiled_path(name)
-    assert not (store.games / f"{name}.z8").exists()
+            store.get_compiled_path(name)
+    assert not (store.games_folder / f"{name}.z8").exists()
 
 
 def test_episode_depends_only_on_its_task(section):
@@ -183,7 +183,7 @@ def test_impossible_settings_are_refused():
 )
 def test_interpreter_command_is_not_in_game(action):
     """Such a command would write files, prompt for input or wait without end."""
-    assert not is_in_game(action)
+    assert not is_game_command(action)
 
 
 def test_interpreter_command_changes_nothing_and_writes_no_file(section, tmp_path, monkeypatch):
@@ -206,4 +206,4 @@ def test_interpreter_command_changes_nothing_and_writes_no_file(section, tmp_pat
     "action", ["", "look", "take the milk", 'say "hi, there!"', "go north; wait"]
 )
 def test_game_command_is_in_game(action):
-    assert is_in_game(action)
+    assert is_game_command(action)

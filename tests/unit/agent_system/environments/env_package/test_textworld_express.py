@@ -13,7 +13,7 @@ if shutil.which("java") is None:
 
 from agent_system.environments.env_package.textworld_express import package
 from agent_system.environments.env_package.textworld_express.package import (
-    FOLDS,
+    GAME_NUMBERS_BY_FOLD,
     PACKAGE,
     TextWorldExpressEnv,
     list_tasks,
@@ -24,9 +24,9 @@ from agent_system.environments.env_package.textworld_express.settings import (
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
 from agent_system.environments.tasks import check_disjoint
-from tests.helpers.library_gold import gold
-from tests.helpers.play import make_config
-from tests.helpers.winning import wins
+from tests.helpers.library_expert_policies import gold
+from tests.helpers.number_line_world import make_config
+from tests.helpers.solvability import collect_successes
 from verl.config.load import load_config
 
 read = PACKAGE.read_settings
@@ -69,14 +69,16 @@ def env():
     ],
 )
 def test_gold_path_succeeds_through_the_collector(env, game, history, levels):
-    data = wins(
+    data = collect_successes(
         "textworld_express", gold(env), history=history, levels=levels, game=game, **SMALL[game]
     )
     assert data.non_tensor_batch["episode_rewards"] == pytest.approx(1.0)
 
 
 def test_gold_path_solves_validation_games(env):
-    wins("textworld_express", gold(env), groups=3, n=1, split="val", game="coin", **SMALL["coin"])
+    collect_successes(
+        "textworld_express", gold(env), groups=3, n=1, split="val", game="coin", **SMALL["coin"]
+    )
 
 
 def test_groups_start_alike_and_same_seed_gives_the_same_tasks():
@@ -123,7 +125,8 @@ def test_default_config_has_no_duplicate_games(env):
     contents = [read_world(env, task) for task in train[:150] + val[:150]]
     assert len(set(contents)) == len(contents)
     whole_fold = [
-        read_world(env, {**train[0], "number": number}) for number in FOLDS["train"][:150]
+        read_world(env, {**train[0], "number": number})
+        for number in GAME_NUMBERS_BY_FOLD["train"][:150]
     ]
     assert len(set(whole_fold)) < len(
         whole_fold

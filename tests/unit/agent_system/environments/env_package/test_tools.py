@@ -12,8 +12,8 @@ import pytest
 
 from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
-    BadCall,
     Call,
+    MalformedCall,
     format_call,
     parse_call,
     project_calls,
@@ -22,9 +22,9 @@ from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEn
 from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from tests.helpers.winning import plan, wins
+from tests.helpers.solvability import collect_successes, follow_script
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.trainer.launch.extensions import load_config
@@ -41,7 +41,7 @@ def make_policy(task):
     extra = task["extra_info"]
     lookups = [format_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
     compute = format_call("calculator", expression=extra["sum"])
-    return plan(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
+    return follow_script(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
 
 
 def start_episode(section, split="train"):
@@ -56,7 +56,7 @@ def read_results(observation):
 
 @pytest.mark.parametrize(("history", "levels"), [("append", False), ("window", True)])
 def test_example_is_solved_through_the_collector(history, levels):
-    data = wins("tools", make_policy, history=history, levels=levels, **SMALL)
+    data = collect_successes("tools", make_policy, history=history, levels=levels, **SMALL)
     assert (data.non_tensor_batch["episode_rewards"] == 1.0).all()
 
 
@@ -88,7 +88,7 @@ def test_parallel_calls_keep_order_and_errors_are_observations():
     )
     observation, reward, done, info = env.step(action)
     results = read_results(observation)
-    price = example.item_table()["lamp"]["price"]
+    price = example.draw_item_table()["lamp"]["price"]
     assert results[0] == {"name": "lookup", "result": price}
     assert "no 'dragon' on the shelf" in results[1]["error"]
     assert results[2]["error"].startswith("arguments of lookup: field")
@@ -159,7 +159,7 @@ def test_thoughts_and_invented_results_are_removed(text, action, well_formed):
     ],
 )
 def test_text_that_is_no_call_is_refused(text, pattern):
-    with pytest.raises(BadCall, match=pattern):
+    with pytest.raises(MalformedCall, match=pattern):
         parse_call(text)
 
 
@@ -181,7 +181,9 @@ def test_schema_follows_the_signature():
     assert parameters["properties"]["count"] == {"type": "integer"}
     assert parameters["properties"]["loud"] == {"default": False, "type": "boolean"}
     assert tool.run(tool.validate_arguments({"count": 1, "names": ["a"]})) == "1 ['a'] False"
-    with pytest.raises(BadCall, match=r"arguments of sample: .*count: Field required.*more: Extra"):
+    with pytest.raises(
+        MalformedCall, match=r"arguments of sample: .*count: Field required.*more: Extra"
+    ):
         tool.validate_arguments({"more": 1})
 
 

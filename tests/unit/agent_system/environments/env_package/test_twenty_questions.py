@@ -26,7 +26,7 @@ from agent_system.environments.env_package.twenty_questions.knowledge import (
 from agent_system.environments.env_package.twenty_questions.package import PACKAGE
 from agent_system.environments.env_registry import get_package
 from tests.helpers.refusals import mentions, suggests
-from tests.helpers.winning import wins
+from tests.helpers.solvability import collect_successes
 
 read = PACKAGE.read_settings
 
@@ -60,7 +60,7 @@ def test_every_attribute_question_is_parsed_and_splits_the_words():
 
 def test_implied_attributes_hold():
     table = load_knowledge()
-    assert {"mammal", "animal", "living"} <= table.things["dog"].holds
+    assert {"mammal", "animal", "living"} <= table.things["dog"].true_attributes
     assert table.get_answer("dog", "animal") == YES and table.get_answer("car", "animal") == NO
 
 
@@ -266,9 +266,9 @@ def apply_moves(*moves: str, solution: str = "dog", max_steps: int = 20):
 
 def test_right_guess_succeeds_and_wrong_guess_ends_the_game():
     state, reward, done, info = apply_moves("Is it alive?", "[dog]")
-    assert (reward, done, info["won"], state["reply"]) == (1.0, True, True, game.RIGHT)
+    assert (reward, done, info["won"], state["reply"]) == (1.0, True, True, game.RIGHT_REPLY)
     state, reward, done, info = apply_moves("[cat]")
-    assert (reward, done, info["won"], state["reply"]) == (0.0, True, False, game.WRONG)
+    assert (reward, done, info["won"], state["reply"]) == (0.0, True, False, game.WRONG_REPLY)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_word_without_brackets_is_a_question():
 def test_empty_move_costs_a_turn_and_is_invalid(move):
     state, reward, done, info = apply_moves(move)
     assert (reward, done, info["is_action_valid"]) == (0.0, False, False)
-    assert state["reply"] == f"{game.MALFORMED} 19 left."
+    assert state["reply"] == f"{game.MALFORMED_REPLY} 19 left."
 
 
 def test_last_turn_ends_the_game():
@@ -311,11 +311,11 @@ def test_game_texts_hold_no_secret_word():
     texts = [
         prompts.system(False),
         prompts.system(True),
-        game.OPENING.format(clues="", left=20),
-        game.RIGHT,
-        game.WRONG,
+        game.OPENING_REPLY.format(clues="", left=20),
+        game.RIGHT_REPLY,
+        game.WRONG_REPLY,
     ]
-    texts += [game.MALFORMED, *Answer]
+    texts += [game.MALFORMED_REPLY, *Answer]
     for text in texts:
         assert not words & set(re.findall(r"[a-z]+", text.lower())), text
 
@@ -348,7 +348,7 @@ def test_script_demonstrates_only_training_words(tmp_path, monkeypatch):
     from scripts import train_twenty_questions as script
 
     monkeypatch.setattr(script.subprocess, "run", lambda *args, **options: None)
-    words = script.select_words(script.WORDS)
+    words = script.select_words(script.NUM_WORDS)
     script.train_by_imitation(script.parse_arguments(["--episodes=96"]), words, tmp_path)
     lines = (tmp_path / "demonstrations.jsonl").read_text().splitlines()
     secrets = {json.loads(line)["task_id"].partition("/")[2] for line in lines}
@@ -411,7 +411,7 @@ def make_policy(task):
 @pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
 @pytest.mark.parametrize("history", ["append", "window"])
 def test_scripted_policy_succeeds_through_the_collector(history, levels):
-    data = wins(
+    data = collect_successes(
         "twenty_questions", make_policy, groups=3, n=2, history=history, levels=levels, max_steps=20
     )
     assert data.non_tensor_batch["episode_lengths"].max() > 3

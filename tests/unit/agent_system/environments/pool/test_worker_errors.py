@@ -13,7 +13,7 @@ PACKAGE = refuse(api_key="sk-abcdefgh", size=3)
 
 
 def test_start_error_holds_no_secret(tmp_path, monkeypatch):
-    monkeypatch.setattr(secret_values, "_hidden", set())
+    monkeypatch.setattr(secret_values, "_registered_secrets", set())
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "refuses_settings.py").write_text(PACKAGE)
     section = {"kwargs": {"api_key": "sk-abcdefgh"}}

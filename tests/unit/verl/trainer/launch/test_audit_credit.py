@@ -10,9 +10,9 @@ import rlvcr.core_rlvcr  # noqa: F401  (registers rlvcr, copo and level_groups)
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.research.audit import AuditPoint
 from rlvcr.score_table import DIGIT_LABEL
-from rlvcr.settings import method_settings
-from tests.helpers.play import PLACE, make_world
-from tests.helpers.thinking_plays import thinking_config
+from rlvcr.settings import get_method_settings
+from tests.helpers.number_line_world import PLACE, make_world
+from tests.helpers.thinking_trajectories import thinking_config
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.config.load import default_config
 from verl.protocol import DataProto, object_array
@@ -132,7 +132,7 @@ def test_credits_of_every_rlvcr_variant_by_hand():
     pi = np.exp(DIGITS) / np.exp(DIGITS).sum()
     joint = pi * np.exp(LOG_PROBS)
     scores = np.array(LOG_PROBS)
-    w = method_settings(config.algorithm).step_advantage_w
+    w = get_method_settings(config.algorithm).step_advantage_w
     for point in points:
         row = row_of[point.traj_uid]
         members = columns["episode_rewards"][columns["uid"] == columns["uid"][row]]

@@ -7,7 +7,7 @@ import pytest
 from agent_system.environments.env_registry import REGISTRY, get_package
 from agent_system.reward_manager import load_reward_manager
 from tests.helpers.refusals import mentions
-from verl.config.load import keys_without_effect, to_dict, to_yaml
+from verl.config.load import find_keys_without_effect, to_dict, to_yaml
 from verl.config.schema import PPOConfig
 from verl.config.validate import find_problems
 from verl.trainer import main_ppo
@@ -129,14 +129,14 @@ def test_value_of_wrong_type_is_refused_as_a_value():
 
 def test_prompt_filter_is_marked_where_it_has_no_effect():
     overrides = ["data.filter_overlong_prompts=true", "data.truncation=left"]
-    assert set(keys_without_effect(config(*overrides), "cpu")) >= {
+    assert set(find_keys_without_effect(config(*overrides), "cpu")) >= {
         "data.filter_overlong_prompts",
         "data.truncation",
     }
-    assert keys_without_effect(config("data.train_files=a.jsonl", overrides[0]), "cpu") == {}
+    assert find_keys_without_effect(config("data.train_files=a.jsonl", overrides[0]), "cpu") == {}
     # Prompts of the tools environment include the tools, and are neither dropped nor truncated.
     tools = config("env.env_name=tools", "data.train_files=a.jsonl", *overrides)
-    assert set(keys_without_effect(tools, "cpu")) >= {
+    assert set(find_keys_without_effect(tools, "cpu")) >= {
         "data.filter_overlong_prompts",
         "data.truncation",
     }
@@ -145,7 +145,7 @@ def test_prompt_filter_is_marked_where_it_has_no_effect():
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_settings_declare_whether_the_package_can_fit_its_prompts(name):
     package = get_package(name)
-    assert package.settings.fits_prompts == (package.task_text is not None)
+    assert package.settings.can_fit_prompts == (package.task_text is not None)
 
 
 @pytest.mark.parametrize(

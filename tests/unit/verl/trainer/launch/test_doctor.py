@@ -42,7 +42,7 @@ def test_every_requirement_has_a_value_and_this_machine_can_train():
 
 
 def test_missing_library_is_missing_and_missing_vllm_a_note(monkeypatch):
-    not_installed = ("tensordict", *facts.ENGINES)
+    not_installed = ("tensordict", *facts.VLLM_PACKAGES)
     monkeypatch.setattr(facts, "get_version", lambda name: None if name in not_installed else "1.0")
     findings = findings_by_name()
     assert (

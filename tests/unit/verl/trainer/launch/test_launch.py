@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
 from verl.config.settings import ConfigError
 from verl.models import hub

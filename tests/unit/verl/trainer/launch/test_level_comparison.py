@@ -13,9 +13,9 @@ from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from rlvcr.levels import LevelCodec
 from rlvcr.research.level_rules import FREE_RULE, LevelRule
-from tests.helpers.play import Group, make_config, walk
+from tests.helpers.number_line_world import Group, make_config, walk
 from tests.helpers.scripted_engine import ScriptedEngine
-from tests.helpers.thinking_plays import steps_of
+from tests.helpers.thinking_trajectories import steps_of
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.trainer.launch.level_comparison import compare_levels, print_level_tables
 from verl.utils.waits import Stopwatch
@@ -90,7 +90,7 @@ def line(tokenizer) -> Iterator[World]:
 
 
 def test_forced_level_prefix_is_not_sampled(relay, tokenizer):
-    free, forced = relay.generate(), relay.generate(LevelRule.force_level(2))
+    free, forced = relay.generate(), relay.generate(LevelRule.from_level(2))
     assert {(record.level, record.level_forced) for _, record in steps_of(free)} == {(3, False)}
     assert {(record.level, record.level_forced) for _, record in steps_of(forced)} == {(2, True)}
     length = len(LevelCodec(tokenizer).prefix_ids[1])
@@ -127,7 +127,7 @@ def test_drawn_levels_depend_only_on_trajectory_and_turn(line):
     def levels(data):
         return [record.level for _, record in steps_of(data)]
 
-    rule = LevelRule.force_like([1, 2, 4, 4])
+    rule = LevelRule.from_level_frequencies([1, 2, 4, 4])
     first = levels(line.generate(rule))
     assert first == levels(line.generate(rule)) and set(first) == {1, 2, 4}
 

@@ -4,9 +4,9 @@ simulated GPUs."""
 import pytest
 import ray
 
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from tests.helpers.refusals import mentions
-from verl.config.derive import engine_count
+from verl.config.derive import count_engines
 from verl.config.settings import ConfigError
 from verl.names import Device
 from verl.single_controller.ray import RayResourcePool, init_ray
@@ -35,7 +35,7 @@ def config(device: Device = "auto", ranks=2, nnodes=1, engines: int | None = 1, 
 
 
 def plan_of(cfg, device="cuda"):
-    return RunPlan(cfg, device, engine_count(cfg, device))
+    return RunPlan(cfg, device, count_engines(cfg, device))
 
 
 def placement_problems(cfg, *nodes, groups=3, cpus=1.0):
@@ -184,9 +184,9 @@ def test_only_live_nodes_are_listed():
 
 def test_unset_engine_count_is_one_per_gpu_or_per_node():
     cfg = config(ranks=4, nnodes=2, engines=None)
-    assert engine_count(cfg, "cuda") == 8
-    assert engine_count(cfg, "cpu") == 2
-    assert engine_count(config(ranks=4, engines=3), "cuda") == 3
+    assert count_engines(cfg, "cuda") == 8
+    assert count_engines(cfg, "cpu") == 2
+    assert count_engines(config(ranks=4, engines=3), "cuda") == 3
 
 
 class RecordingPool(RayResourcePool):
@@ -331,15 +331,15 @@ def test_driver_without_gpu_uses_the_gpus_that_ray_reports():
     init_ray(num_cpus=8, num_gpus=2)
     try:
         cfg = config(ranks=2, engines=None)
-        plan = launch.choose_devices(cfg, joined=True)
+        plan = launch.choose_devices(cfg, is_cluster_joined=True)
         assert plan.device == plan.config.trainer.device == "cuda"
-        assert plan.engines == plan.config.actor_rollout_ref.rollout.num_workers == 2
-        plan = launch.choose_devices(cfg, joined=False)
-        assert (plan.device, plan.engines) == ("cpu", 1)
+        assert plan.num_engines == plan.config.actor_rollout_ref.rollout.num_workers == 2
+        plan = launch.choose_devices(cfg, is_cluster_joined=False)
+        assert (plan.device, plan.num_engines) == ("cpu", 1)
         assert cfg.trainer.device == "auto"
         assert cfg.actor_rollout_ref.rollout.num_workers is None
         with pytest.raises(ConfigError, check=mentions("n_gpus_per_node=3", 0, 2)):
-            launch.choose_devices(config(ranks=3), joined=True)
+            launch.choose_devices(config(ranks=3), is_cluster_joined=True)
     finally:
         ray.shutdown()
 

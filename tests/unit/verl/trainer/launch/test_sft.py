@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_system.tokens.bridge import ChatBridge
-from tests.helpers.chat_kinds import chat_tokenizer
+from tests.helpers.chat_tokenizers import chat_tokenizer
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.load import load_config
@@ -87,7 +87,7 @@ def test_episode_is_encoded_like_a_rollout(bridge):
     have weight 1, all others less."""
     row = encode_episode(bridge, EPISODE, 0.25, 512)
     assert row is not None
-    expected = bridge.first_prompt(EPISODE[:1])
+    expected = bridge.encode_first_prompt(EPISODE[:1])
     weights = []
     weights += [0.25] * len(expected)
     for reply, answer in ((EPISODE[1], EPISODE[2]), (EPISODE[3], None)):
@@ -96,7 +96,7 @@ def test_episode_is_encoded_like_a_rollout(bridge):
         if answer:
             # The end of turn was not sampled, so it is in the bridge.
             link = bridge.make_bridge(reply_ids, answer["content"])
-            expected += [*link.before, *link.observation, *link.after]
+            expected += [*link.ids_before, *link.observation, *link.ids_after]
             weights += [1.0] + [0.25] * (len(link) - 1)
     assert row.input_ids == (*expected, bridge.end_of_turn_id)
     assert row.loss_weights == (*weights, 1.0)
@@ -112,7 +112,7 @@ def test_message_weights_replace_role_weights(bridge):
     row = encode_episode(bridge, weighted, 0.25, 512)
     assert plain is not None and row is not None and row.input_ids == plain.input_ids
     first_reply = len(bridge.encode_text(EPISODE[1]["content"])) + 1  # with its end of turn
-    start = len(bridge.first_prompt(EPISODE[:1]))
+    start = len(bridge.encode_first_prompt(EPISODE[:1]))
     last_reply = len(bridge.encode_text(EPISODE[3]["content"])) + 1
     answer = len(row) - start - first_reply - last_reply
     expected = [0.0] * (start + first_reply) + [1.0] * (answer + last_reply)
@@ -385,7 +385,7 @@ def test_steps_are_heartbeats_without_a_logger(tmp_path):
     cfg = SFTConfig()
     cfg.trainer.logger = []
     before = count_heartbeats()
-    with SFTProgress(cfg, tmp_path, total=2) as progress:
+    with SFTProgress(cfg, tmp_path, total_steps=2) as progress:
         for step in (1, 2):
             progress.on_step(OptimizerStep(step, {"train/loss": 1.0}, is_last=step == 2))
     assert count_heartbeats() == before + 2

@@ -20,7 +20,7 @@ from verl.models.policy import PolicyModel
 from verl.trainer.launch.sft import run_sft
 from verl.trainer.launch.sft_ranks import count_local_ranks
 from verl.trainer.sft.rows import SFTRow
-from verl.trainer.sft.trainer import LossSums, SFTTrainer, assign_rows
+from verl.trainer.sft.trainer import LossSumsByName, SFTTrainer, assign_rows
 from verl.utils.checkpoint import CheckpointManager
 from verl.workers.engine import TrainEngine
 
@@ -77,7 +77,7 @@ def test_packed_rows_do_not_attend_to_each_other(policy):
     row = row_of(12, 1)
     losses = []
     for neighbour in (row_of(20, 2), row_of(20, 3)):
-        both, single = LossSums(), LossSums()
+        both, single = LossSumsByName(), LossSumsByName()
         with torch.no_grad():
             trainer._sum_losses([neighbour, row], both)
             trainer._sum_losses([neighbour], single)

@@ -18,9 +18,9 @@ from verl.single_controller.base.decorator import (
 )
 from verl.trainer.ppo.minibatch_sharding import (
     UNREAD_COLUMNS,
+    compute_balanced_on_ranks,
     count_row_tokens,
     reorder_by_rank,
-    score_on_ranks,
     shard_minibatches,
     split_mini_batches,
 )
@@ -53,7 +53,7 @@ def test_rows_are_partitioned_by_their_cost():
     assert sorted(map(len, parts)) == [0, 0, 1, 1, 1] and partition_rows([], 2) == [[], []]
 
 
-@pytest.mark.parametrize("case", [c for c in balance.CASES if c.steps < 8], ids=str)
+@pytest.mark.parametrize("case", [c for c in balance.CASES if c.optimizer_steps < 8], ids=str)
 def test_updates_are_efficient_at_8_64_and_1024_ranks(case):
     unbalanced, balanced, bound = balance.measure_efficiency(case)
     assert balanced >= 0.95 and unbalanced < 0.65 and bound >= balanced
@@ -110,7 +110,7 @@ def test_results_are_returned_in_the_order_of_the_rows(ranks, balanced):
         shards_seen.extend(shards)
         return result
 
-    result = score_on_ranks(call, data, ranks, balanced)
+    result = compute_balanced_on_ranks(call, data, ranks, balanced)
     assert result.batch["y"].tolist() == [2 * row for row in range(7)] and len(shards_seen) == ranks
 
 
@@ -136,7 +136,7 @@ def test_row_with_many_branch_tokens_gets_a_rank_alone():
         rows_by_rank.extend(sorted(shard.batch["x"].tolist()) for shard in shards)
         return result
 
-    score_on_ranks(call, data, 2)
+    compute_balanced_on_ranks(call, data, 2)
     assert sorted(rows_by_rank) == [[0, 2, 3], [1]]
 
 

@@ -117,7 +117,7 @@ def test_without_overlap_no_batch_is_prefetched():
     trainer, calls, _ = make_fake_run(steps=2)
     trainer.fit()
     assert calls.index(("play", 2)) > calls.index(("sync", 1))
-    assert trainer.prefetched is None
+    assert trainer.prefetched_batch is None
 
 
 class LeavingCollector(Collector):

@@ -12,7 +12,7 @@ import torch
 from agent_system.environments.manager import EnvironmentManagerBase, make_envs
 from agent_system.multi_turn_rollout import TrajectoryCollector
 from agent_system.reward_manager import load_reward_manager
-from tests.helpers.play import make_config, make_world, walk
+from tests.helpers.number_line_world import make_config, make_world, walk
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from tests.helpers.trainer_fakes import (
@@ -32,7 +32,7 @@ from verl.algos import (
     get_adv_estimator_fn,
 )
 from verl.algos.algorithm_registry import RegisteredEstimator
-from verl.config.registered_names import COLUMNS, batch_columns
+from verl.config.registered_names import UNCONDITIONAL_COLUMNS, explain_batch_columns
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
@@ -94,8 +94,8 @@ def test_promised_columns_exist_before_the_estimator_runs(tokenizer):
     config = make_config(n=2)
     config.data.train_batch_size = 2
     batch = make_run(tokenizer, config).batch_with_rewards()
-    assert set(COLUMNS) <= set(batch.keys())
-    absent = {column for column, how in batch_columns(config).items() if not how}
+    assert set(UNCONDITIONAL_COLUMNS) <= set(batch.keys())
+    absent = {column for column, how in explain_batch_columns(config).items() if not how}
     assert absent == {"entropys", "reward_baselines"}, (
         "the others need a critic, a reference or the thinking advantage"
     )
@@ -816,7 +816,7 @@ def test_step_with_a_reference_subtracts_the_kl_from_rewards():
 class AnsweringCollector(Collector):
     """Collector that converts the number of answers to a column and a metric."""
 
-    def read_answers(self, data: DataProto) -> DataProto:
+    def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         names = ("branches", "spans", "branch_scores", "span_scores")
         _, _, branches, spans = map(data.non_tensor_batch.pop, names)
         answers = [len(branch) + len(span) for branch, span in zip(branches, spans, strict=True)]

@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from tests.helpers.play import make_config
+from tests.helpers.number_line_world import make_config
 from tests.helpers.trainer_fakes import played_rows
 from verl.trainer.ppo.metrics import StepWarnings, compute_signal_metrics
 

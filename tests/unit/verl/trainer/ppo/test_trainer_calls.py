@@ -17,7 +17,7 @@ def rows_with_shares() -> DataProto:
 
 def test_new_trainer_has_nothing_in_flight():
     trainer, _, _ = make_fake_run()
-    assert trainer.collector_state == {} and trainer.prefetched is None
+    assert trainer.collector_state == {} and trainer.prefetched_batch is None
     assert trainer.has_new_weights is False and trainer.uses_overlap is False
 
 

@@ -56,8 +56,8 @@ def test_summary_counts_tasks_turns_and_tokens():
         },
     )
     outcome = summarize_validation(batch)
-    assert outcome.tasks == ("a", "b") and outcome.success.tolist() == [1.0, 0.5]
-    assert outcome.episodes == 3 and outcome.turns.tolist() == [0, 4]
+    assert outcome.tasks == ("a", "b") and outcome.success_rates.tolist() == [1.0, 0.5]
+    assert outcome.num_graded == 3 and outcome.turns.tolist() == [0, 4]
     assert outcome.turn_tokens.tolist() == [0, 10 + 6 + 4 + 4]
     assert outcome.sampled_tokens.tolist() == [0, 10 + 2 + 4]
     metrics = compute_outcome_metrics(outcome, "val/x")

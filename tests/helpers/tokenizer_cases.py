@@ -5,7 +5,7 @@ downloads.
 from functools import cache
 from typing import Any
 
-from tests.helpers.chat_kinds import train_unigram, train_word_piece
+from tests.helpers.chat_tokenizers import train_unigram, train_word_piece
 from tests.helpers.tiny_model import CHAT_TEMPLATE, SPECIAL, TAGS, make_tiny_tokenizer
 
 LINES = ["you see a desk and a mug", "nothing happens here", "system user assistant look"]

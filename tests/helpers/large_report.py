@@ -1,6 +1,6 @@
 """Measure the size and the opening time of a report with many invented trajectories.
 
-``python -m tests.helpers.large_page RUN_DIR [--plays 10000]``
+``python -m tests.helpers.large_report RUN_DIR [--plays 10000]``
 
 The command writes the run and its report, and opens the report in a headless Chromium, each time in
 a new page. It prints the times that the page measured from the start of loading to the first

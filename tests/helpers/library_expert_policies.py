@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from agent_system.environments.env import Env, Task
-from tests.helpers.winning import Act, Policy, plan
+from tests.helpers.solvability import Act, Policy, follow_script
 
 FEEDBACK = re.compile(
     r"Submitted \[([\d ]+)\]\. Feedback: (\d) black peg\(s\), (\d) white peg\(s\)"
@@ -31,7 +31,7 @@ def gold(env: GoldenEnv) -> Policy:
     def policy(task: Task) -> Act:
         if task["task_id"] not in paths_by_task:
             paths_by_task[task["task_id"]] = winning_actions(task)
-        return plan(paths_by_task[task["task_id"]])
+        return follow_script(paths_by_task[task["task_id"]])
 
     def winning_actions(task: Task) -> list[str]:
         path = env.gold_path(task)

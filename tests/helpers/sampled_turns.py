@@ -6,7 +6,7 @@ from verl.utils.sampling import StopReason
 
 
 @dataclass
-class Said:
+class ScriptedTurn:
     """Sampled turn. Without log-probs every token has -0.5."""
 
     token_ids: list[int]

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from verl.record.report.page import HERE
+from verl.record.report.page import WEB_FOLDER
 
 
 def index_of(page: str) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def run_scripts(names: tuple[str, ...], body: str, before: str = "") -> Any:
     """
     node = find_node()
     assert node is not None
-    source = "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
+    source = "\n".join((WEB_FOLDER / name).read_text(encoding="utf-8") for name in names)
     run = f"(async () => {{ {body} }})().then((v) => console.log(JSON.stringify(v)));"
     script = "\n".join([before, source, run])
     result = subprocess.run([node, "-"], input=script, capture_output=True, text=True, timeout=60)

@@ -5,7 +5,7 @@
 
 from agent_system.environments.env import Task
 from agent_system.environments.env_package.relay.doors import Door
-from tests.helpers.winning import Act, plan
+from tests.helpers.solvability import Act, follow_script
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 
@@ -22,12 +22,12 @@ def cross_the_lake(task: Task) -> Act:
             if inside and cell not in paths and rows[cell[0]][cell[1]] != "H":
                 paths[cell] = [*paths[row, column], move]
                 frontier.append(cell)
-    return plan(paths[len(rows) - 1, len(rows) - 1])
+    return follow_script(paths[len(rows) - 1, len(rows) - 1])
 
 
 def push_the_boxes(task: Task) -> Act:
     """Follow the solution from which the level was made."""
-    return plan(task["solution"])
+    return follow_script(task["solution"])
 
 
 def look_it_up(task: Task) -> Act:
@@ -69,7 +69,7 @@ def buy_the_goal(task: Task) -> Act:
 
 def pass_the_doors(task: Task) -> Act:
     """Say the place that opens each door."""
-    return plan(Door.parse(text).goal_place for text in task["doors"])
+    return follow_script(Door.parse(text).goal_place for text in task["doors"])
 
 
 GOLD = {

@@ -1,6 +1,7 @@
 """Runs scripted policies through the real collector to check that an environment can be solved.
 
-data = wins("frozen_lake", lambda task: plan(shortest_path(task["map"])), slippery=False)
+    policy = lambda task: follow_script(shortest_path(task["map"]))
+    data = collect_successes("frozen_lake", policy, slippery=False)
 
 Each trajectory has its own scripted engine, so a policy is a function of the task: ``policy(task)``
 returns ``act(prompt) -> action``, which is called once per turn with the whole prompt as text.
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from agent_system.environments.env import Task
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from tests.helpers.play import Group, make_config
+from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
 from verl.protocol import DataProto
@@ -23,7 +24,7 @@ PROMPT_TOKENS = 8192
 RESPONSE_TOKENS = 32768
 
 
-def plan(actions: Iterable[str]) -> Act:
+def follow_script(actions: Iterable[str]) -> Act:
     """Return an ``act`` that says ``actions`` one after another and ignores the prompts."""
     left = iter(actions)
     return lambda prompt: next(left)
@@ -68,7 +69,7 @@ def play_episodes(
         collector.close()
 
 
-def wins(env_name: str, policy: Policy, **settings: Any) -> DataProto:
+def collect_successes(env_name: str, policy: Policy, **settings: Any) -> DataProto:
     """Run ``play_episodes`` and assert that all trajectories are successes with valid actions
     only.
     """

@@ -31,7 +31,7 @@ LINGERED: list[str] = []  # tasks in which ``linger`` reached its end in this pr
 
 
 def tasks(split):
-    """Return the tasks with three or more numbers on the way, as in ``tests.helpers.play``."""
+    """Return the tasks with a distance of at least three, as ``number_line_world`` does."""
     all_tasks = number_line.list_tasks(LINE, split)
     return [task for task in all_tasks if abs(task["start"] - task["target"]) >= 3]
 
