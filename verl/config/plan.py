@@ -263,9 +263,9 @@ class PPOPlan(Plan):
         )
         # The notes name differences from a verl-agent script with the same keys.
         yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
-        yield from self._path_lines()
+        yield from self._iterate_path_lines()
 
-    def _path_lines(self) -> Iterator[tuple[str, str]]:
+    def _iterate_path_lines(self) -> Iterator[tuple[str, str]]:
         """Yield the path of the forward passes and its cost, if the model is known."""
         facts = self.facts
         if facts.row_wise is None:
@@ -273,7 +273,7 @@ class PPOPlan(Plan):
         limit = facts.packed_tokens
         row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
         cost = f"up to {MAX_PADDING:.0%} padding"
-        if self.other_tokens_at_most:
+        if self.most_extra_tokens:
             # On average a branch continues from the middle of its row.
             cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
         if facts.row_wise:

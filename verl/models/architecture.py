@@ -28,6 +28,7 @@ from verl.models.backbone import (
     packing_limit,
 )
 from verl.models.branch_attention import pack_with_branches
+from verl.models.forward_logits import changes_logits, make_head
 from verl.models.forward_path import (
     PackedForward,
     RowForward,
@@ -35,7 +36,6 @@ from verl.models.forward_path import (
     set_path,
     use_attention,
 )
-from verl.models.own_head import changes_logits, make_head
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.token_scores import full_logits
 from verl.records import Branch
@@ -104,9 +104,9 @@ def choose_path(lm: "PreTrainedModel") -> PackedForward | RowForward:
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
         reasons.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
-        own_head = _names_logit_change(lm.config)
+        logits_by_forward = _names_logit_change(lm.config)
         path = _row_path(lm, reasons[0]) if reasons else _packed_path(lm)
-        path = replace(path, own_head=own_head)
+        path = replace(path, logits_by_forward=logits_by_forward)
     else:
         with _measuring(lm):
             path = _measured_path(lm, reasons[0] if reasons else "")
@@ -174,7 +174,7 @@ def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
             return
 
 
-def _own_attention(lm: "PreTrainedModel") -> str:
+def _default_attention(lm: "PreTrainedModel") -> str:
     """Return the name of the attention implementation that ``lm`` uses row by row."""
     current = lm.config._attn_implementation or ""
     if current not in ("", PACKED_ATTENTION):
@@ -188,7 +188,7 @@ def _own_attention(lm: "PreTrainedModel") -> str:
 def _row_path(lm: "PreTrainedModel", reason: str) -> RowForward:
     # Padding makes the pass longer, which changes rotary embeddings that depend on its length.
     padded = not find_length_dependent_rope(lm.config)
-    return RowForward(_own_attention(lm), padded=padded, reason=reason)
+    return RowForward(_default_attention(lm), padded=padded, reason=reason)
 
 
 def _packed_path(lm: "PreTrainedModel") -> PackedForward:
@@ -214,7 +214,7 @@ def measure_packing_gap(lm: "PreTrainedModel") -> float:
     with _measuring(lm):
         _require_packed_attention(lm)
         gap = _measure_smallest_gap(
-            lm, PackedForward(PACKED_ATTENTION, own_head=changes_logits(lm))
+            lm, PackedForward(PACKED_ATTENTION, logits_by_forward=changes_logits(lm))
         )
         use_attention(lm, PACKED_ATTENTION)
     return gap
@@ -239,9 +239,9 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> PackedForward | RowFor
     ``reason`` excludes the packed path if it is not empty.
     """
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
-    own_head = _names_logit_change(lm.config) or changes_logits(lm)
+    logits_by_forward = _names_logit_change(lm.config) or changes_logits(lm)
     if not reason:
-        packed = replace(_packed_path(lm), own_head=own_head)
+        packed = replace(_packed_path(lm), logits_by_forward=logits_by_forward)
         try:
             _require_packed_attention(lm)
             # Measured without the limit, so that the pass is packed even for a tiny window.
@@ -252,8 +252,8 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> PackedForward | RowFor
             if gap <= tolerance:
                 return packed
             reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
-    use_attention(lm, _own_attention(lm))
-    path = replace(_row_path(lm, reason), own_head=own_head)
+    use_attention(lm, _default_attention(lm))
+    path = replace(_row_path(lm, reason), logits_by_forward=logits_by_forward)
     gap = 0.0
     for candidate in dict.fromkeys([path, replace(path, attention="eager")]):
         for padded in dict.fromkeys([candidate.padded, False]):
@@ -330,7 +330,7 @@ def _measure_log_prob_gap(
     hidden = path.compute_hidden(
         find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout
     )
-    log_probs = full_logits(make_head(lm, path.own_head), hidden).log_softmax(-1)
+    log_probs = full_logits(make_head(lm, path.logits_by_forward), hidden).log_softmax(-1)
     use_attention(lm, "eager")
     gaps: list[torch.Tensor] = []
     for positions, _ in list_sequences(packed.layout, lm.device):

@@ -4,8 +4,8 @@ A micro-batch is one flat sequence of T tokens: all rows, then their branches (`
 Every path returns the last hidden states of these tokens in this order. Targets, log-probs, heads
 and losses are therefore the same code for all models::
 
-    PackedForward   one pass over [1, T] with attention that keeps rows and branches apart
-    RowForward      passes over right-padded sequences [N, L], or over single sequences [1, L], with
+    PackedForward   one pass of [1, T] with attention that keeps rows and branches apart
+    RowForward      passes of right-padded sequences [N, L], or of single sequences [1, L], with
                     the model's own attention and state
 
 A row is one sequence of the row-wise path. So is each branch with the tokens of its row before it.
@@ -40,12 +40,12 @@ PASS_TOKENS = 16384
 class ForwardPath(Protocol):
     """Implementation of the backbone's part of a micro-batch.
 
-    ``own_head`` is True if logits must be computed by the model's ``forward``, because it changes
-    them after the output head (a soft cap or a scale).
+    ``logits_by_forward`` is True if the model's ``forward`` must compute the logits, because it
+    scales or caps them.
     """
 
     @property
-    def own_head(self) -> bool: ...
+    def logits_by_forward(self) -> bool: ...
 
     def compute_hidden(
         self,
@@ -64,7 +64,7 @@ class ForwardPath(Protocol):
 
 @dataclass(frozen=True)
 class RowForward:
-    """Passes over separate sequences, with the model's own attention and state.
+    """Passes of separate sequences, with the model's own attention and state.
 
     ``attention`` is the name of the attention implementation of transformers. With ``padded``,
     sequences of similar length share a right-padded pass. ``reason`` says why the model does not
@@ -73,7 +73,7 @@ class RowForward:
 
     attention: str
     padded: bool = True
-    own_head: bool = False
+    logits_by_forward: bool = False
     reason: str = ""
 
     def compute_hidden(
@@ -95,10 +95,10 @@ class RowForward:
             columns = pad_sequence([sequences[i][0] for i in indices], batch_first=True)
             hidden = run_backbone(backbone, input_ids[columns])
             for row, index in enumerate(indices):
-                positions, own = sequences[index]
+                positions, num_unshared = sequences[index]
                 length = len(positions)
-                parts.append(hidden[row, length - own : length])
-                order.append(positions[length - own :])
+                parts.append(hidden[row, length - num_unshared : length])
+                order.append(positions[length - num_unshared :])
         flat = torch.cat(parts).index_select(0, torch.cat(order).argsort())
         one = input_ids[:1, None]
         return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
@@ -109,7 +109,7 @@ class RowForward:
 
 @dataclass(frozen=True)
 class PackedForward:
-    """One pass over the packed micro-batch.
+    """One pass of the packed micro-batch.
 
     A micro-batch with a row or branch longer than ``limit`` tokens (an attention window, for
     example) is computed by ``long_rows`` instead. ``limit`` None means that there is none.
@@ -118,7 +118,7 @@ class PackedForward:
     attention: str
     limit: int | None = None
     long_rows: RowForward | None = None
-    own_head: bool = False
+    logits_by_forward: bool = False
 
     def compute_hidden(
         self,
@@ -150,7 +150,7 @@ class PackedForward:
 
 
 def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
-    """Return the last hidden states [N, L, H] of a plain pass over ``input_ids`` [N, L]."""
+    """Return the last hidden states [N, L, H] of a plain pass of ``input_ids`` [N, L]."""
     return backbone(input_ids=input_ids, use_cache=False).last_hidden_state
 
 
@@ -173,9 +173,9 @@ def use_attention(model: nn.Module, attention: str) -> None:
 def list_sequences(
     layout: PackedLayout, device: torch.device | str = "cpu"
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield the flat positions of each plain sequence, and how many of its last tokens are its own.
+    """Yield the flat positions of each plain sequence, and the number of its unshared last tokens.
 
-    A row consists of own tokens only. A branch shares the tokens before its start with its row.
+    All tokens of a row are unshared. A branch shares the tokens before its start with its row.
     """
     for offset, length in zip(accumulate(layout.lengths, initial=0), layout.lengths, strict=False):
         yield torch.arange(offset, offset + length, device=device), length
@@ -183,8 +183,8 @@ def list_sequences(
         first = block.start
         for size, start in zip(block.branch_lengths, block.prefix_lengths, strict=True):
             prefix = torch.arange(block.row_start, block.row_start + start, device=device)
-            own = torch.arange(first, first + size, device=device)
-            yield torch.cat([prefix, own]), size
+            unshared = torch.arange(first, first + size, device=device)
+            yield torch.cat([prefix, unshared]), size
             first += size
 
 

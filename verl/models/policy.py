@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
+from verl.models.forward_logits import make_head
 from verl.models.forward_path import PackedForward, RowForward, path_of
-from verl.models.own_head import make_head
 from verl.models.packed_attention import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
@@ -102,7 +102,7 @@ class PolicyModel(PackedModel):
         ``input_ids`` and ``position_ids`` are [T].
         """
         hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
-        head = make_head(self.lm, self.path.own_head)
+        head = make_head(self.lm, self.path.logits_by_forward)
         return [
             scores_from_hidden(head, hidden, target_group, choice_token_ids)
             for target_group in targets

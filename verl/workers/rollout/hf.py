@@ -444,11 +444,12 @@ def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
 def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
     """Yield the states of each recurrent layer, with one entry per row in dimension 0."""
     for layer in cache.layers:
-        if isinstance(layer, LinearAttentionLayer):
-            for states in (layer.conv_states, layer.recurrent_states):
-                # A layer may have only one of both kinds.
-                if all(state is not None for state in states.values()):
-                    yield states  # pyright: ignore[reportReturnType]
+        if not isinstance(layer, LinearAttentionLayer):
+            continue
+        for states in (layer.conv_states, layer.recurrent_states):
+            # A layer may have only one of both kinds.
+            if all(state is not None for state in states.values()):
+                yield states  # pyright: ignore[reportReturnType]
 
 
 def _stack_padded(

@@ -63,7 +63,7 @@ def mean_plain_log_prob(plain, data):
 def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
     policy, plain = build_pair(name)
     assert isinstance(policy.path, RowForward) == (name in ROW_WISE)
-    assert policy.path.own_head == any(
+    assert policy.path.logits_by_forward == any(
         key in name for key in ("gemma", "granite", "cohere", "nanochat", "minicpm", "falcon-h1")
     )
     data = add_branches(random_rows(ROWS))

@@ -29,7 +29,7 @@ ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-5}
 ROUGH_ROUNDING = 0.02
 
 
-class OwnHead(nn.Module):
+class LogitsByForward(nn.Module):
     """Output head that computes logits [N, V] float32 as the ``forward`` of ``lm`` does.
 
     The parameters stay those of ``lm``: this module registers none.
@@ -48,9 +48,9 @@ class OwnHead(nn.Module):
             return lm(input_ids=ids, use_cache=False).logits[0].float()
 
 
-def make_head(lm: "PreTrainedModel", own_head: bool) -> nn.Module:
+def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
     """Return the module that maps hidden states to logits."""
-    return OwnHead(lm) if own_head else output_head(lm)
+    return LogitsByForward(lm) if logits_by_forward else output_head(lm)
 
 
 @torch.no_grad()
@@ -67,11 +67,13 @@ def changes_logits(lm: "PreTrainedModel") -> bool:
     hidden = hidden * (PROBE_LOGIT / largest).to(hidden.dtype)
     plain = full_logits(head, hidden)
     try:
-        own = OwnHead(lm)(hidden)
+        by_forward = LogitsByForward(lm)(hidden)
     except Exception:  # code of any model; the comparison of log-probs decides then
         return False
     tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT
-    return plain.shape != own.shape or not bool((plain - own).abs().max() <= tolerance)
+    return plain.shape != by_forward.shape or not bool(
+        (plain - by_forward).abs().max() <= tolerance
+    )
 
 
 @contextlib.contextmanager
