@@ -92,7 +92,7 @@ ROW_WISE: dict[str, Callable[[], Any]] = {
     "glm-5": lambda: hf.GlmMoeDsaConfig(**sizes(LATENT, INDEX)),
     "deepseek-v3.2": lambda: hf.DeepseekV32Config(**sizes(LATENT, INDEX)),
     "deepseek-v4": lambda: hf.DeepseekV4Config(
-        **sizes(LATENT, INDEX), head_dim=16, num_local_experts=4
+        **sizes(LATENT, INDEX, num_local_experts=4), head_dim=16
     ),
     "kimi-linear": lambda: hf.KimiLinearConfig(
         **sizes(LATENT, EXPERTS),
@@ -183,7 +183,7 @@ WINDOWED: dict[str, Callable[[], Any]] = {
     "gemma4": lambda: hf.Gemma4TextConfig(
         **sizes(),
         head_dim=8,
-        global_head_dim=8,
+        **{"global_head_dim": 8},
         sliding_window=WINDOW,
         layer_types=WINDOW_THEN_FULL,
         hidden_size_per_layer_input=8,

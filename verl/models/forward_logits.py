@@ -96,7 +96,7 @@ def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[
     for module in replaced:
         module.forward = return_hidden
     if isinstance(head, nn.Linear) and hidden.dtype != torch.float32:
-        head.forward = partial(full_logits, head)
+        head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
         replaced.append(head)
     try:
         yield

@@ -120,7 +120,12 @@ class TrainEngine:
         module.sequence_group = create_sequence_group(
             module.config, sequence_ranks, self.device, TIMEOUT
         )
-        if compiled:
+        if compiled and isinstance(module.path, RowForward):
+            logger.warning(
+                "use_torch_compile=true has no effect: row-wise forward passes are not compiled (%s)",
+                module.path.reason,
+            )
+        elif compiled:
             compile_blocks(module, self.device)
         self._sharded_modules = self._shard_model(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
