@@ -122,7 +122,7 @@ class TrainEngine:
         )
         if compiled and isinstance(module.path, RowForward):
             logger.warning(
-                "use_torch_compile=true has no effect: row-wise forward passes are not compiled (%s)",
+                "use_torch_compile=true has no effect: row-wise passes are not compiled (%s)",
                 module.path.reason,
             )
         elif compiled:
