@@ -56,7 +56,7 @@ def find_right_turns(
     prompts = [state.prompt for state in states]
     right_turns: list[SampledStep | None] = [None] * len(states)
     tokens = 0
-    # Start with the lowest level. States that have a turn are not sampled at higher levels.
+    # Start with the lowest level. States with a right turn are not sampled at higher levels.
     for level in LEVELS:
         candidates = [number for number, turn in enumerate(right_turns) if turn is None]
         right_by_state: dict[int, SampledStep] = {}

@@ -78,7 +78,7 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
-    """Yield a problem for each setting that has no effect with this estimator."""
+    """Yield a problem for each setting of RLVCR that has no effect with the advantage estimator."""
     settings = get_method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{KEY_PREFIX}.price_in"
@@ -89,7 +89,7 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
         yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix)
-    # A user-provided estimator may use the columns of thinking advantages.
+    # A user-provided estimator may use thinking advantages, so it accepts the keys below.
     if settings.enable and cfg.algorithm.adv_estimator not in ESTIMATORS_WITHOUT_THINKING:
         return
     if settings.level_bonus_w:
@@ -277,9 +277,10 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 
 
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Return the overrides that make a run add each column of RLVCR to the batch, by column.
+    """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
-    The overrides are an empty string for a column that this run adds already.
+    The overrides are an empty string for a column that this run adds already. Errors about a
+    missing column name these overrides as the fix.
     """
     settings = get_method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"

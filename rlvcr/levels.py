@@ -182,7 +182,11 @@ class ParsedTurn:
 
     @property
     def level_and_score_span(self) -> tuple[int, Span]:
-        """Level and ``score_span`` of a turn. Raises ``ValueError`` if it has a ``failure``."""
+        """Level of a turn, and the range of the tokens that score its action.
+
+        The range is the action and the first token of ``</action>``. Raises ``ValueError`` for a
+        turn with a parse failure.
+        """
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
@@ -364,8 +368,8 @@ class LevelCodec:
 
     ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` are the tokens of the
     format without white space. A tag may be one token or several. Raises ``ValueError`` for a
-    tokenizer that merges a level digit with its tag, or that encodes the prefixes of the four
-    levels with different tokens around the digit.
+    tokenizer that merges a level digit with its tag. Raises it also if the texts before the
+    thoughts of the four levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

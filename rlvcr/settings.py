@@ -36,9 +36,10 @@ LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)
 
 
 class RLVCRSettings(Section):
-    """Credit for thinking levels: the action of a turn is scored after the thoughts of all levels.
+    """Settings of RLVCR: credit for the thinking level that the policy chooses in a turn.
 
-    The defaults are the additive formula of the published method.
+    The turn's action is scored after thoughts of all levels. By default the thinking advantage is
+    added to the trajectory advantage, as in the published method.
     """
 
     enable: Derived[bool] = NULL

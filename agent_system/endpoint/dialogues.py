@@ -1,8 +1,10 @@
 """Conversations of one episode, and the assignment of requests to them.
 
-    [system user]                                  a new row
-    [system user REPLY user]                       the same row: sampled tokens, bridge, user
-    [system user OTHER user]                       a fork: a new row, rendered from its messages
+Each conversation becomes one row of the batch. A request contains all messages so far::
+
+    [system user]               a new row
+    [system user REPLY user]    the same row: sampled reply, template tokens (bridge), new message
+    [system user OTHER user]    a fork: a new row, because OTHER is no reply of the policy
 
 The endpoint recognises an earlier reply by its text. The row contains the tokens that were sampled
 for that reply: the text is not encoded again.
@@ -49,7 +51,8 @@ class Dialogue:
     def set_pending_messages(self, messages: list[Message], new_messages: list[Message]) -> None:
         """Store ``messages``: the whole conversation that the next turn answers.
 
-        ``new_messages`` are those that the policy has not seen yet, with escaped user texts.
+        ``new_messages`` are those that the policy has not seen yet. Special tokens in user texts
+        are already escaped.
         """
         self._answered_messages = messages
         self._pending_messages = new_messages
@@ -58,9 +61,10 @@ class Dialogue:
     def add_reply(
         self, sampled_reply: SampledReply, step: int, accepted_replies: Sequence[str]
     ) -> Segment:
-        """Add the sampled turn ``step``.
+        """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
 
-        In its next request a client may repeat the turn as any text of ``accepted_replies``.
+        A client repeats earlier replies in its requests. The text of this reply may be any of
+        ``accepted_replies``.
         """
         self._accepted_replies = tuple(accepted_replies)
         self.shown_messages += self._pending_messages
@@ -71,10 +75,10 @@ class Dialogue:
 class EpisodeDialogues:
     """All dialogues of one episode.
 
-    If ``continues_dialogues`` is false, each request begins a new row. Added tokens in user
-    messages are escaped (``ChatBridge.escape_added_tokens``), because user messages may contain
-    text of an environment. System messages and replies are not escaped: they come from the author
-    of the agent and from the policy.
+    If ``continues_dialogues`` is false, each request begins a new row. Special tokens in user
+    messages are escaped, so that they are encoded as plain text: user messages may contain text of
+    an environment. System messages and replies are not escaped: they come from the author of the
+    agent and from the policy.
     """
 
     def __init__(self, bridge: ChatBridge, limits: TokenLimits, continues_dialogues: bool) -> None:
@@ -88,10 +92,11 @@ class EpisodeDialogues:
         return self._dialogues[number]
 
     def open_dialogue(self, messages: list[Message], step: int) -> Dialogue | None:
-        """Return the dialogue in which turn ``step`` answers ``messages``.
+        """Return the conversation in which turn ``step`` answers ``messages``.
 
-        Return None if no turn fits after ``messages``. Raises ``TemplateUnsupported`` if the chat
-        template refuses the order of roles.
+        Continue an earlier conversation if ``messages`` extend it, otherwise begin a new one.
+        Return None if a turn after ``messages`` would exceed the token limits. Raises
+        ``TemplateUnsupported`` if the chat template refuses the order of roles.
         """
         max_conversation_tokens = min(
             self._limits.max_total, self._limits.max_prompt + self._limits.max_response

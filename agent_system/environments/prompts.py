@@ -9,11 +9,12 @@ from agent_system.environments.env import Observation
 class Prompts(Protocol):
     """Messages that an environment shows to the policy.
 
-    With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts that use
-    ``settings.level_prompts`` set ``shows_level_prompts = True``.
+    With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts set
+    ``shows_level_prompts = True`` if they show the user's descriptions of these levels
+    (``settings.level_prompts``).
     """
 
-    # False: the prompts cannot ask for levels, and RLVCR refuses the package.
+    # False: the prompts cannot ask for thinking levels, so RLVCR refuses the environment.
     asks_for_levels: bool
 
     def system(self, levels: bool) -> str | None:

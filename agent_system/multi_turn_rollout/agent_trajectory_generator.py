@@ -144,7 +144,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
     def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the dialogue that ``request`` continues, or a new one.
+        """Return the conversation that ``request`` continues, or a new one.
 
         Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
         support the messages.
@@ -171,7 +171,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 param="messages",
                 code="context_length_exceeded",
             )
-        # Reset: after an earlier refusal the agent continued, so the episode was not truncated.
+        # Reset: if the agent continues after a refused request, its episode is not truncated.
         self.trajectory.truncated = None
         return dialogue
 

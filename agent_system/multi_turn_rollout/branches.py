@@ -32,8 +32,8 @@ def make_branch_spec(
     there.
 
     With ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
-    branches of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
-    branches with different levels use the same seeds.
+    replays of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:
+    replays with different levels use the same seeds.
     """
     repeated_turns = trajectory.turns[: turn.step]
     return replace(
@@ -80,8 +80,9 @@ def execute_alternatives(
     """Replay a share of the turns with another level, store the credit in the turns, return
     metrics.
 
-    ``Turn.executed_credit`` is 3/4 of the original's return minus the branch's return, both after
-    token cost. The factor is explained at ``DIFFERENCE_FACTOR``. Failed branches give no credit.
+    ``Turn.executed_credit`` is 3/4 of the difference: return of the original trajectory minus
+    return of the replay, both after token cost. The factor 3/4 makes its expectation the advantage
+    over the mean of all four levels. Failed replays give no credit.
     """
     branch_points: list[tuple[Trajectory, Turn]] = []
     specs: list[RolloutSpec] = []

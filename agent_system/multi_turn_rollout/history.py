@@ -36,7 +36,10 @@ class History:
         self._prompts = prompts
 
     def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
+        """Return the conversation that turn ``step`` continues.
+
+        Return None if the turn would exceed the token limits.
+        """
         raise NotImplementedError
 
     def close_turn(self, turn: Turn) -> None:

@@ -83,9 +83,10 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows, and answers to their score requests.
+        """Return old log-probs of rows, and scores (log-probs and entropies) of requested actions.
 
-        The columns ``branches`` and ``spans`` contain the requests.
+        The column ``spans`` requests scores of actions in the row, ``branches`` scores of the same
+        actions after alternative thoughts.
         """
         ...
 
@@ -208,9 +209,10 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate with alternative thoughts and pack rows with score requests for every thought.
 
-        If ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here: rows have
-        old log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the
-        requests stay in the rows for the trainer's ``score``.
+        A score request asks for the log-prob and entropy of an action after a thought. If
+        ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here, and the rows
+        get old log-probs and thinking advantages. Otherwise the requests stay in the rows for the
+        trainer's ``score``.
         """
         data, _ = self._generate_training_rows(
             gen_batch, actor_rollout_wg, envs, samples_alternatives=True
@@ -224,10 +226,11 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         recorded: "Sequence[RecordedTrajectory]" = (),
     ) -> "AuditRollouts":
-        """Generate trajectories, score them for every credit rule, and measure effects of options.
+        """Generate trajectories for a credit audit, and measure effects of options on the return.
 
-        At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
-        continues to its end. Without levels ``audit_actions`` actions are executed instead. With
+        The options of a turn are the four thinking levels, or ``audit_actions`` actions without
+        levels. At ``audit_points`` turns each option is executed ``audit_plays`` times, and the
+        episode continues to its end. The rows also get the scores that credit rules need. With
         ``recorded`` these trajectories are replayed, and no task of ``gen_batch`` is used.
         """
         # Imported only here: training does not need the modules of main_audit.
@@ -247,7 +250,8 @@ class TrajectoryCollector:
                 gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
             )
         if self.codec is not None:
-            # Replace the requests by ones with the level digits, which posterior credit needs.
+            # Replace the score requests: credit=posterior also needs log-probs of the four level
+            # digits.
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
@@ -317,7 +321,8 @@ class TrajectoryCollector:
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace the score requests and their results in ``data`` by thinking advantages.
 
-        The results are the columns ``branch_scores`` and ``span_scores``.
+        The results are scores of actions after all thoughts (columns ``branch_scores`` and
+        ``span_scores``).
         """
         return add_thinking_columns(data, self.config)
 
@@ -331,7 +336,10 @@ class TrajectoryCollector:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``. Its groups in flight are generated again, with the next batch."""
+        """Restore a ``state`` that ``state()`` returned for a checkpoint.
+
+        Groups that were unfinished then are generated again, together with the next batch.
+        """
         self.partial_rollouts.resume(state.get("under_way", []))
         self.collapse_detector.resume(state.get("levels_unseen", []))
 
@@ -511,9 +519,9 @@ class TrajectoryCollector:
         engines: RolloutEngines,
         samples_alternatives: bool,
     ) -> None:
-        """Add the columns of the level entropy bonus.
+        """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
 
-        With ``samples_alternatives`` also add the score requests for thoughts.
+        With ``samples_alternatives`` also add requests to score the action after each thought.
         """
         rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:

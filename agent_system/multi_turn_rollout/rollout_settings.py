@@ -104,7 +104,10 @@ class RolloutSettings:
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
-        """Return the prompts of ``package``, with the texts of ``level_prompts``."""
+        """Return the prompts of the environment ``package``.
+
+        The texts in ``level_prompts`` replace the descriptions of thinking levels in them.
+        """
         settings = env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})

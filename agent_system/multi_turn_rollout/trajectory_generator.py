@@ -135,8 +135,8 @@ class TrajectoryGenerator:
             turn = await self._sample_policy_turn(conversation, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # A turn that reached the token limit is trained on. It is executed only if the
-                # whole turn is the answer.
+                # A turn that reached the token limit is trained on. Its action is executed only
+                # if the whole turn is the answer, as in single-turn data.
                 if context.package.package_for_task(spec.task).executes_cut_turns:
                     await self._step_env(env, turn)
                 return
@@ -304,7 +304,7 @@ async def generate_group_alternatives(
 
 @dataclass(frozen=True, slots=True)
 class _TurnWithWantedLevels:
-    """Turn that needs thoughts at ``levels``."""
+    """Turn for which alternative thoughts at ``levels`` are to be sampled."""
 
     trajectory: Trajectory
     turn: Turn
@@ -315,9 +315,9 @@ class _TurnWithWantedLevels:
 async def _sample_shared_thoughts(
     sampler: AlternativeSampler, members: Sequence[_TurnWithWantedLevels]
 ) -> None:
-    """Sample the thoughts that any of ``members`` needs, and store them in the turns.
+    """Sample each alternative thought that a turn in ``members`` needs, and store it in the turns.
 
-    The members have equal prompts.
+    All turns in ``members`` have equal prompts, so one thought per level is shared by all of them.
     """
     first = members[0]
     spec = first.trajectory.spec

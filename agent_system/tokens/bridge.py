@@ -97,7 +97,7 @@ class Bridge:
         return len(self.ids_before) + len(self.observation) + len(self.ids_after)
 
     def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
-        """Append the tokens to ``ledger``, before those of ``turn``."""
+        """Append template and observation tokens to ``ledger``, before the tokens of ``turn``."""
         ids_with_kind = (
             (self.ids_before, SegmentKind.BRIDGE),
             (self.observation, SegmentKind.ENV),

@@ -131,9 +131,10 @@ def _probe_bridge(
         return TemplateProbe(
             TemplateVerdict.WINDOW, reason, opens_thought, False, template.takes_system
         )
-    # "" means no problem. The template needs to support only one form of thoughts.
+    # One form of thoughts without a problem ("") is enough: <think> tags or reasoning_content.
     keeps_thoughts = "" in thought_problems
-    # If the template opens the thought, the policy never writes a turn without one.
+    # If the generation prompt opens a thought, every turn has one, so only the results for turns
+    # with thoughts count.
     reason = plain_problem
     if opens_thought:
         reason = "" if keeps_thoughts else thought_problems[0]
@@ -212,12 +213,14 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     rendered_prompt = template.render_generation_prompt()
     generation_prompt = INVISIBLE_TEXT_PATTERN.sub("", rendered_prompt)
     turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", gap_text)
-    # A prompt may also contain the start of the turn, as <think>.
+    # The generation prompt may go further than the common beginning of turns, for example with
+    # <think>.
     if generation_prompt.startswith(turn_beginning):
         return
     extra_text = turn_beginning[len(generation_prompt) :]
     user_turn = template.render(turns[:1], add_generation_prompt=False)
-    # Some policies write the tags of their channel themselves after the generation prompt.
+    # Some policies sample the tags between generation prompt and content themselves, such as
+    # <|channel|>final<|message|>.
     is_channel_tag = CHANNEL_TAG_PATTERN.search(extra_text) is not None
     writes_tags_itself = is_channel_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags_itself):

@@ -78,7 +78,11 @@ def compute_priced_return(
 
 
 class JoinedCredit(NamedTuple):
-    """Credit of S turns: ``weight * (credit from scores) + executed``, and metrics."""
+    """Credit of S turns, ``weight * c + executed``, with metrics.
+
+    c is the credit from scores (log-probs or entropies of the action). ``executed`` is the credit
+    from returns of replays with another level.
+    """
 
     weight: PerTurn
     executed: PerTurn

@@ -122,9 +122,10 @@ def compute_graphgpo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute GraphGPO advantages: GRPO plus ``step_advantage_w`` times the step advantage.
 
-    A step is compared with all steps of its task from the same state. Columns and ``mode`` are
-    those of GiGPO, plus ``won [B]``. The step advantage is exactly 0 in a task without success and
-    in a state that occurs once. ``returns`` is the same tensor as the advantages.
+    A step is compared with all steps of its task from the same state. The arguments are those of
+    ``compute_gigpo_outcome_advantage``, plus the success ``won [B]`` of the trajectory. The step
+    advantage is exactly 0 in a task without success and in a state that occurs once. ``returns`` is
+    the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)

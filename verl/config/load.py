@@ -108,8 +108,8 @@ def _overrides_policy_path(
 ) -> bool:
     """Return True if ``overrides`` change the policy path and set no key of ``cold_start``.
 
-    The cold start of the config trains the policy of the config. It must not write that policy to
-    the path of another one.
+    A cold start is the supervised training of a missing policy. It trains the policy of the config
+    file, which must not be written to the path in ``overrides``.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -410,7 +410,7 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     reasons = {}
     for key in keys_of(type(cfg)).values():
         unused_annotation = key.unused_annotation
-        # Skip keys with ``Unused.instead``: check_no_effect refuses them.
+        # ``Unused.instead`` names the key to set here. check_no_effect refuses such a key.
         has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
         if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
             continue

@@ -33,7 +33,7 @@ TRAINING_BYTES_PER_PARAMETER = 16
 IDLE_TRAINING_BYTES_PER_PARAMETER = 12
 # Activations per token and layer that backward needs (inputs of matrix products), in units of H.
 ACTIVATION_WIDTHS_PER_LAYER = 16
-# Keys of config.json, in the order of PolicySize.
+# Keys of a model's config.json, in the order of the fields of ``PolicySize``.
 MODEL_CONFIG_SIZE_KEYS = (
     "vocab_size",
     "num_hidden_layers",

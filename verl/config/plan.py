@@ -145,7 +145,7 @@ class Plan:
 class PPOPlan(Plan):
     """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
 
-    An audit is a run of ``main_audit``.
+    An audit (``main_audit``) compares the credit of advantage estimators with measured returns.
     """
 
     def __init__(self, cfg: PPOConfig, facts: Facts) -> None:
@@ -390,8 +390,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     )
     cold_start_config_name = ""
     size = PolicySize()
-    # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
-    # report these errors.
+    # If a file is damaged, or the config of a cold start (supervised run) is invalid, the policy's
+    # size stays unknown. Other checks report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)

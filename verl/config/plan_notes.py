@@ -28,7 +28,7 @@ def count_rows_at_most(cfg: PPOConfig) -> int:
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes about the plan, each with the override that changes it.
+    """Yield notes for the printed plan of a run, each with the override that changes its subject.
 
     Most are about numbers of steps that differ from a verl-agent script with the same keys.
     ``tasks`` is the number of training tasks; None if it is not known.

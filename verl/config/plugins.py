@@ -1,8 +1,8 @@
 """Plugins of the configuration: sections and checks added by packages that import ``verl``.
 
 ``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENT_PLUGINS`` and ``METHOD_PLUGINS``.
-Without it, the schema has only the keys of ``verl.config.schema``, and there are no sections
-``env.<name>``.
+While the lists are empty, the schema has only the keys of ``verl.config.schema``, and there are no
+sections ``env.<name>``.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -41,7 +41,7 @@ class MethodPlugin:
     ``schemas`` maps a config class to its subclass that has the keys of the method. ``columns``
     maps each batch column of the method to the override that makes the run produce it. The override
     is "" if the run already produces the column. ``sampled_tokens`` gets the config and the number
-    of turns. It returns upper bounds, by purpose, of the tokens that the method samples as well.
+    of turns. It returns upper bounds, by purpose, of additional tokens that the method samples.
     """
 
     schemas: Mapping[type[Section], type[Section]]

@@ -21,8 +21,8 @@ def last_hidden(
 ) -> torch.Tensor:
     """Return the last hidden states [T, H] of one packed sequence.
 
-    ``window`` is the result of ``attention_window``. Raises ``UnsupportedAttention`` for a row or
-    branch that is longer than the window.
+    ``window`` is the smallest attention window of a layer in tokens, or None. Raises
+    ``UnsupportedAttention`` for a row or branch that is longer than the window.
     """
     # The window is checked here, because some models pass it to the mask function only.
     check_window(window, layout)

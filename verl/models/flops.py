@@ -27,7 +27,11 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True)
 class ForwardSize:
-    """Size of one or more forward passes: T, N and P of the module docstring."""
+    """Size of one or more forward passes, from which FLOPs are computed.
+
+    ``head_positions`` is the number of positions with logits. ``attention_pairs`` is the number of
+    pairs of a query token and a key token that it attends to.
+    """
 
     tokens: int = 0
     head_positions: int = 0
@@ -44,9 +48,9 @@ class ForwardSize:
 class ModelFlops:
     """Weight counts of a model, from which FLOPs are computed.
 
-    ``weights``, ``head_weights`` and ``query_size`` are W, V and A of the module docstring.
-    ``trained_weights`` and ``trained_head_weights`` are the parts of W and V that require
-    gradients.
+    ``weights`` counts the decoder weights that one token is multiplied with, and ``head_weights``
+    those of the output head. ``trained_weights`` and ``trained_head_weights`` are the parts that
+    require gradients. ``query_size`` is the size of a token's queries, summed over layers.
     """
 
     weights: float
@@ -56,12 +60,12 @@ class ModelFlops:
     query_size: int
 
     def compute_forward_flops(self, size: ForwardSize) -> float:
-        """Return the number of operations of forward passes."""
+        """Return the number of floating-point operations of forward passes of ``size``."""
         weight_products = self.weights * size.tokens + self.head_weights * size.head_positions
         return 2 * weight_products + 4 * self.query_size * size.attention_pairs
 
     def compute_update_flops(self, size: ForwardSize) -> float:
-        """Return the number of operations of forward and backward passes."""
+        """Return the number of floating-point operations of forward and backward passes."""
         trained_weight_products = (
             self.trained_weights * size.tokens + self.trained_head_weights * size.head_positions
         )

@@ -53,9 +53,10 @@ class PackedModel(nn.Module):
         return self.path.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Take part in a pass for the rows of another rank and return a zero loss.
+        """Compute this rank's part of a pass for the rows of another rank; return a zero loss.
 
-        The loss includes the output head, because its gradient is reduced over all ranks.
+        This is needed for sequence parallelism. The loss includes the output head, because its
+        gradient is reduced over all ranks.
         """
         raise NotImplementedError
 

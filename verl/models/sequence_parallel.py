@@ -88,7 +88,7 @@ class SequenceGroup:
             )
         message_length = torch.tensor([len(message)], device=self.device)
         dist.broadcast(message_length, group=self.ranks, group_src=self.owner)
-        # All ranks need a buffer of the same size. The broadcast overwrites it.
+        # A rank without inputs receives the message in a buffer of the same length.
         message = message.new_zeros(int(message_length)) if inputs is None else message
         message = message.to(self.device)
         dist.broadcast(message, group=self.ranks, group_src=self.owner)

@@ -34,7 +34,7 @@ ROW_KEYS = {  # name in the file -> column of the batch
 }
 ADVANTAGE_DIGITS = 5  # decimal places of an advantage
 ENTROPY_DIGITS = 3  # decimal places of an entropy or a loss weight
-GAP_DIGITS = 2  # significant digits, because gaps differ by orders of magnitude
+GAP_DIGITS = 2  # significant digits of a log-prob gap; gaps vary by orders of magnitude
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 

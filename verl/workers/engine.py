@@ -209,8 +209,9 @@ class TrainEngine:
     def begin_pass(self, owner: int) -> bool:
         """Begin the pass for the rows of rank ``owner`` of the sequence group.
 
-        A micro-batch has one pass for each of the ``sequence_ranks`` ranks of the group. Returns
-        True if this rank is the owner. Otherwise the caller runs ``module.compute_zero_loss()``.
+        The ranks of a sequence group compute each row together. A micro-batch has one pass for each
+        of these ``sequence_ranks`` ranks. Returns True if this rank is the owner. Otherwise the
+        caller runs ``module.compute_zero_loss()``.
         """
         return self.module.sequence_group is None or self.module.sequence_group.begin_pass(owner)
 

@@ -105,7 +105,7 @@ class CpuClock:
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Add the CPU time of the ``with`` block to the part ``name``."""
+        """Add the CPU time of the ``with`` block to the part ``name`` of the training step."""
         self._add_elapsed()
         self._open_parts.append(name)
         try:
@@ -228,7 +228,7 @@ class WordTokenizer:
 
 @dataclass(frozen=True)
 class DriverCost:
-    """CPU seconds and sent bytes of the driver in one step, by part."""
+    """CPU seconds and sent bytes of the driver in one training step, by part of the step."""
 
     rows: int
     ranks: int
@@ -236,12 +236,12 @@ class DriverCost:
     sent: dict[str, int]
 
     def per_row(self, part: str) -> float:
-        """Return the CPU milliseconds per row of ``part``."""
+        """Return the CPU milliseconds per row of ``part`` of the training step."""
         return 1e3 * self.seconds[part] / self.rows
 
     @property
     def blocking_ms(self) -> float:
-        """CPU milliseconds per row of all parts that block the step."""
+        """CPU milliseconds per row of all parts of a step except those in background threads."""
         return sum(self.per_row(part) for part in PARTS)
 
 

@@ -70,7 +70,7 @@ class SFTModelConfig(Section):
 
 
 class SFTDataConfig(Section):
-    """Expert episodes, or user-provided files of messages."""
+    """Episodes of the environment's expert program, or user-provided files of messages."""
 
     train_files: list[str] = []
     """jsonl or parquet files with a column of messages; empty: expert episodes"""

@@ -65,7 +65,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         path = model.path
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
-            continue  # the cold start creates a valid policy
+            continue  # supervised training (cold start) creates this policy
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
@@ -174,7 +174,10 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, int | str]:
-    """Return size and path of an existing policy, and the size of its adapters, for the plan."""
+    """Return size and path of an existing policy, and the size of its LoRA adapters, for the plan.
+
+    The path is that of its forward passes: packed or row by row.
+    """
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
@@ -250,7 +253,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer; None if there is no such directory.
 
-    If the policy does not exist, its cold start may name an existing tokenizer.
+    If the policy does not exist, the supervised run that will create it may name a tokenizer.
     """
     path = cfg.actor_rollout_ref.model.path
     if path is None:
