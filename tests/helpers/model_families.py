@@ -181,9 +181,8 @@ WINDOWED: dict[str, Callable[[], Any]] = {
         final_logit_softcapping=5.0,
     ),
     "gemma4": lambda: hf.Gemma4TextConfig(
-        **sizes(),
+        **sizes(global_head_dim=8),
         head_dim=8,
-        **{"global_head_dim": 8},
         sliding_window=WINDOW,
         layer_types=WINDOW_THEN_FULL,
         hidden_size_per_layer_input=8,
