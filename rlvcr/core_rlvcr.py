@@ -179,7 +179,6 @@ _RLVCR_INPUTS = {
         "thinking_token_costs": "thinking_token_costs",
         "thinking_reweight": "thinking_reweight?",
         "thinking_level_bonus": "thinking_level_bonus?",
-        "thinking_executed": "thinking_executed?",
         "thinking_group_price": "thinking_group_price?",
         "success": "won?",
     },
@@ -206,7 +205,6 @@ def compute_rlvcr_outcome_advantage(
     combine: str = "additive",
     thinking_reweight: PerToken | None = None,
     thinking_level_bonus: PerToken | None = None,
-    thinking_executed: PerToken | None = None,
     thinking_group_price: PerToken | None = None,
     success: Sequence[bool] | np.ndarray | Tensor | None = None,
     price_in: str = "all",
@@ -220,8 +218,8 @@ def compute_rlvcr_outcome_advantage(
     ``price_in="gate"``.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    ``thinking_level_bonus`` (for rare levels) is added in all rows, as are ``step_advantage_w``
-    times ``thinking_executed`` (replays) and ``thinking_group_price`` (unusually short thoughts).
+    ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
+    times ``thinking_group_price`` (unusually short thoughts).
 
     ``success [B]`` marks successful rows (default: return above 0). ``mode`` normalises returns in
     their group as GRPO does; ``mean_norm`` does not divide. Raises ``ValueError`` for bad options.
@@ -244,10 +242,9 @@ def compute_rlvcr_outcome_advantage(
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
-    # These two credits are computed from returns, so ``combine`` does not apply to them.
-    for return_credit in (thinking_executed, thinking_group_price):
-        if return_credit is not None:
-            advantages = advantages + step_advantage_w * return_credit.float() * sampled
+    # These prices are computed from successful trajectories, so ``combine`` does not apply to them.
+    if thinking_group_price is not None:
+        advantages = advantages + step_advantage_w * thinking_group_price.float() * sampled
     # Added after ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * sampled

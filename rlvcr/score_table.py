@@ -26,9 +26,7 @@ DIGIT_LABEL = 10  # label of a request that scores level digit k: DIGIT_LABEL + 
 class RowTurn:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
-    If a level was forced, the first ``num_forced`` tokens were not sampled. ``executed_credit`` is
-    the credit from a replay with another level (``rlvcr.research.executed``), None without a
-    replay.
+    If a level was forced, the first ``num_forced`` tokens were not sampled.
     """
 
     step: int
@@ -37,7 +35,6 @@ class RowTurn:
     parsed: ParsedTurn
     alternatives: TurnAlternatives | None = None
     num_forced: int = 0
-    executed_credit: float | None = None
 
     @property
     def has_sampled_level(self) -> bool:
@@ -72,24 +69,7 @@ class RowTurn:
         With ``includes_thought_end`` the ranges include the token that ended the thought. They
         never include forced tokens.
         """
-        return self._drop_forced_tokens(
-            self.parsed.credit_spans(offset, includes_thought_end), offset
-        )
-
-    def choice_spans(
-        self, offset: int, includes_thought_end: bool = False
-    ) -> list[tuple[int, int]]:
-        """Return the token ranges that get credit from returns, shifted by ``offset``.
-
-        Turns that were cut by length or cannot be parsed have ranges too.
-        """
-        return self._drop_forced_tokens(
-            self.parsed.choice_spans(offset, includes_thought_end), offset
-        )
-
-    def _drop_forced_tokens(
-        self, spans: list[tuple[int, int]], offset: int
-    ) -> list[tuple[int, int]]:
+        spans = self.parsed.credit_spans(offset, includes_thought_end)
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:

@@ -286,5 +286,4 @@ def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
         parsed=turn.parsed,
         alternatives=turn.alternatives,
         num_forced=turn.num_forced,
-        executed_credit=turn.executed_credit,
     )

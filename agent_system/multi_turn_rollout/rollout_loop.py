@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -315,7 +314,7 @@ class TrajectoryCollector:
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
-        self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
@@ -424,7 +423,7 @@ class TrajectoryCollector:
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
         data, rows = self.gather_rollout_data(collected)
-        self._add_level_columns(data, rows, engines, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
     # ---- rows ----
@@ -462,7 +461,7 @@ class TrajectoryCollector:
         data, rows = self.gather_rollout_data(all_collected)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
-        self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
     def gather_rollout_data(
@@ -516,7 +515,6 @@ class TrajectoryCollector:
         self,
         data: DataProto,
         rows: Sequence[TrajectoryRow],
-        engines: RolloutEngines,
         samples_alternatives: bool,
     ) -> None:
         """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
@@ -526,8 +524,6 @@ class TrajectoryCollector:
         rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
             return
-        if samples_alternatives and rlvcr.credit in ("executed", "corrected"):
-            self._execute_alternatives(data, rows, engines)
         row_turns = build_row_turns(rows)
         if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
@@ -550,16 +546,3 @@ class TrajectoryCollector:
         data = self.convert_scores_to_columns(data.union(workers.compute_log_prob(requests)))
         data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data
-
-    def _execute_alternatives(
-        self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
-    ) -> None:
-        start_s = time.perf_counter()
-        settings = self._build_settings(is_train=True, samples_alternatives=False)
-        data.meta_info["metrics"] |= execute_alternatives(
-            list_trajectories(rows),
-            lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
-            get_method_settings(self.config.algorithm),
-            settings.seed,
-        )
-        data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

@@ -77,8 +77,7 @@ class RolloutSettings:
         sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
-        # With ``credit=executed`` only returns of replays are compared, so no thought is scored.
-        if samples_alternatives and rlvcr.credit != "executed":
+        if samples_alternatives:
             alternatives = AlternativeSettings.from_config(rlvcr, rollout_config.seed, turn_tokens)
         return cls(
             trajectories_per_row=1 if is_train else rollout_config.val_kwargs.n,

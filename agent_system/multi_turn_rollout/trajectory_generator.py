@@ -215,8 +215,6 @@ class TrajectoryGenerator:
             return []
         spec = self.trajectory.spec
         if spec.forced_level is not None and step == len(spec.replayed_turns):
-            if spec.tokens_before_level is not None:
-                return [*spec.tokens_before_level, codec.digit_ids[spec.forced_level - 1]]
             return codec.prefix_ids[spec.forced_level]
         settings = self.context.settings
         uniform_number = (

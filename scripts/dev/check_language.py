@@ -260,7 +260,10 @@ def measure_language(
 
 
 def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
-    """Return the number of findings by kind; for ``opening`` and ``one_word`` a fraction."""
+    """Return the number of findings by kind.
+
+    The value of ``opening`` is a fraction of all docstrings, that of ``one_word`` of all functions.
+    """
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
     numbers["opening"] /= max(1, totals.docstrings)

@@ -75,7 +75,10 @@ class TokenPicker(Protocol):
     def select_tokens(
         self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
     ) -> Tensor:
-        """Return the tokens whose loss is changed, bool ``[B, R]``. All arguments are ``[B, R]``."""
+        """Return the tokens whose loss is changed, bool ``[B, R]``.
+
+        All arguments are ``[B, R]``.
+        """
         ...
 
 

@@ -6,7 +6,8 @@ shortest path from a state to the goal in this graph:
 
     return of a step = goal_value * gamma^d(state after it)     0 if there is no path
 
-A good step of an unsuccessful trajectory gets a return. A detour of a successful one does not.
+A good step of an unsuccessful trajectory gets a return if its next state is on another path to the
+goal. A detour of a successful trajectory increases the distance, so it gets a smaller return.
 """
 
 from collections import deque

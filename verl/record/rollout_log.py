@@ -140,7 +140,7 @@ def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.nd
     values = {"mask": row_tensors["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in row_tensors:
         values["weight"] = round_decimals(row_tensors[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
-    # Without entropies, the trainer has not computed log-probs, so there is no gap.
+    # Without entropies, the training worker has not computed log-probs to compare with the engine.
     if "entropys" not in row_tensors:
         return values
     values["entropy"] = round_decimals(row_tensors["entropys"], ENTROPY_DIGITS)

@@ -200,7 +200,10 @@ class SimulatedRanks:
 
 
 class SimulatedWorkers(TrainingWorkers):
-    """Training workers with simulated ranks. The clock counts their forward passes as "send"."""
+    """Training workers without processes: their ranks return invented values at once.
+
+    The time of these calls is counted as ``send``, the time for sending data to the ranks.
+    """
 
     def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
         group: Any = SimulatedRanks(ranks, clock, store)

@@ -197,6 +197,9 @@ WRONG_VALUES = [
     ("algorithm.rlvcr.score=certainty", "one of entropy, logprob, prob"),
     ("algorithm.rlvcr.mode=std", "one of mean_norm, mean_std_norm"),
     ("algorithm.rlvcr.combine=add", "one of additive, gated, success, reweight"),
+    ("algorithm.rlvcr.credit=executed", "one of scored, posterior"),
+    ("algorithm.rlvcr.credit=corrected", "one of scored, posterior"),
+    ("algorithm.rlvcr.executed_share=0.25", "credit, "),
     ("trainer.device=gpu", "one of auto, cpu, cuda"),
     (f"{ROLLOUT}.top_p=1.5", "float >= 0 and <= 1"),
     (
