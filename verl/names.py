@@ -102,4 +102,7 @@ CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a comple
 # layer runs in chunks, which are recomputed in the backward pass.
 MAX_LOGITS = 1 << 27
 
+# Largest share of padding in a row-wise forward pass of several sequences.
+MAX_PADDING = 0.25
+
 CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

@@ -39,7 +39,8 @@ from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
-from verl.names import History
+from verl.names import MAX_PADDING, History
+
 
 TRANSFER_TEXTS = {
     "store": "through the object store",
@@ -73,6 +74,8 @@ class Facts(PolicySize):
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     device_memory_gb: float | None = None  # GiB of one GPU
     history_note: str = ""  # what the chat template of the policy does with earlier turns
+    row_wise: str | None = None  # why rows of the policy cannot be packed; "" if they can
+    packed_tokens: int | None = None  # length of the longest row that can be packed
 
 
 class Plan:
@@ -272,6 +275,26 @@ class PPOPlan(Plan):
         )
         # The notes name differences from a verl-agent script with the same keys.
         yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
+        yield from self._iterate_path_lines()
+
+    def _iterate_path_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the path of the forward passes and its cost, if the model is known."""
+        facts = self.facts
+        if facts.row_wise is None:
+            return
+        limit = facts.packed_tokens
+        row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
+        cost = f"up to {MAX_PADDING:.0%} padding"
+        if self.most_extra_tokens:
+            # On average a branch continues from the middle of its row.
+            cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
+        if facts.row_wise:
+            text = f"row by row ({facts.row_wise}); cost: {cost}"
+        elif limit is not None and limit < self.cfg.actor_rollout_ref.rollout.max_model_len:
+            text = f"packed; row by row with rows longer than {limit:,} tokens; cost: {cost}"
+        else:
+            text = "packed"
+        yield "forward passes", f"{text} (log-probs are compared at load)"
 
     def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
         trajectories_per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n

@@ -87,12 +87,11 @@ class _BatchScorer:
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
     def row_sizes(self) -> list[int]:
-        """Return the number of tokens of each row with its branches (alternative continuations)."""
-        rows_and_branches = zip(self.rows.lengths, self.branches, strict=True)
-        return [
-            length + sum(len(b.token_ids) for b in branches)
-            for length, branches in rows_and_branches
-        ]
+        """Return the number of tokens that each row costs with its branches.
+
+        Branches are alternative continuations. The cost depends on the path of the model.
+        """
+        return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
 
     def score_micro_batch(self, row_indices: list[int]) -> None:
         """Score the rows ``row_indices`` in one forward, and store the scores.

@@ -1,6 +1,6 @@
 """The configuration of ``main_sft``: model, expert episodes, optimiser and schedule."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -20,8 +20,10 @@ from verl.names import DemonstrationHistory, Device, ResumeMode, TrainDtype
 
 
 class NewPolicyConfig(Section):
-    """Size of a new policy with random weights (Qwen3 architecture)."""
+    """Architecture and size of a new policy with random weights."""
 
+    architecture: Literal["qwen3", "qwen3_5"] = "qwen3"
+    """qwen3_5: every second layer, from the first, has linear attention"""
     hidden_size: Annotated[int, Ge(8)] = 128
     """width of the hidden states"""
     num_hidden_layers: PositiveInt = 2

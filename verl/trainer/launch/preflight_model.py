@@ -27,9 +27,9 @@ from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.architecture import SUGGESTED_FIX, SUPPORTED_MODELS, find_config_problems
-from verl.models.backbone import attention_window
+from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
@@ -114,12 +114,7 @@ def _find_config_problems(
     yield from tie_problems
     for key in set(model.override_config) - set(unknown_keys):
         setattr(config, key, model.override_config[key])
-    problems = [
-        f"{setting}: {config.model_type}: {reason}; allowed: {SUPPORTED_MODELS}; "
-        f"fix: {SUGGESTED_FIX}"
-        for reason in find_config_problems(config)
-    ]
-    problems += _find_window_problems(cfg, setting, attention_window(config))
+    problems = list(_find_parallel_problems(cfg, section, setting, config))
     if isinstance(model, ModelConfig) and model.lora_rank:
         problems += _find_lora_problems(cfg, model, config)
     yield from problems
@@ -129,22 +124,27 @@ def _find_config_problems(
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
-def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
-    """Yield a problem if rows may exceed the attention ``window``, in tokens.
-
-    With RLVCR, alternative thoughts (branches) make rows longer.
-    """
-    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
-    keys = "data.max_prompt_length + data.max_response_length"
+def _find_parallel_problems(
+    cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
+) -> Iterator[str]:
+    """Yield a problem if sequence parallelism is set, and rows may have row-wise passes."""
+    is_policy = section == POLICY_SECTION
+    key = "actor_rollout_ref.actor" if is_policy else "critic"
+    key += ".ulysses_sequence_parallel_size"
+    size = value_at_path(cfg, key)
+    if size == 1:
+        return
+    reason, limit = expected_path(config)
+    rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     method = get_method_settings(cfg.algorithm)
     if method.enable:
-        row_length += method.max_alternative_tokens
-        keys += " + algorithm.rlvcr.max_alternative_tokens"
-    if window is not None and row_length > window:
+        rows += method.max_alternative_tokens
+    if not reason and limit is not None and rows > limit:
+        reason = f"rows may have {rows} tokens, and rows are packed up to {limit}"
+    if reason:
         yield (
-            f"{setting}: some layers attend to {window} tokens only, but rows with their branches "
-            f"may have {row_length} ({keys}); allowed: rows within the window; "
-            "fix: lower these keys, or use a model without a window (docs/models.md)"
+            f"{key}={size}: {setting} has row-wise forward passes, which one rank computes "
+            f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1"
         )
 
 
@@ -177,7 +177,7 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
-    """Return facts for the plan: size of an existing policy, and what its template does."""
+    """Return facts for the plan: size and path of an existing policy, and what its template does."""
     return {**_measure_policy(cfg), **_describe_history(cfg)}
 
 
@@ -200,18 +200,22 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
     return {"history_note": note}
 
 
-def _measure_policy(cfg: PPOConfig) -> dict[str, int]:
-    """Return the size of an existing policy and its LoRA adapters."""
+def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
+    """Return the sizes of an existing policy and its LoRA adapters, and the path of its passes.
+
+    The path is packed or row by row.
+    """
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
     directory = Path(description_directory(model.path))
-    facts = dataclasses.asdict(read_policy_size(directory))
-    if facts["parameters"] is not None and not model.lora_rank:
-        return {name: value for name, value in facts.items() if value is not None}
+    facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code)
     for key, value in model.override_config.items():
         setattr(config, key, value)
+    facts["row_wise"], facts["packed_tokens"] = expected_path(config)
+    if facts["parameters"] is not None and not model.lora_rank:
+        return {name: value for name, value in facts.items() if value is not None}
     meta_model = _build_meta_model(model, config)
     facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
     if model.lora_rank:

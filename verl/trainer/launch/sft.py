@@ -402,5 +402,6 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
         intermediate_size=new_model.intermediate_size,
         max_length=new_model.max_position_embeddings,
         tie_embeddings=new_model.tie_word_embeddings,
+        architecture=new_model.architecture,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )
