@@ -41,7 +41,6 @@ from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
 from verl.names import MAX_PADDING, History
 
-
 TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",

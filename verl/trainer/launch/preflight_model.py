@@ -177,7 +177,7 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
-    """Return facts for the plan: size and path of an existing policy, and what its template does."""
+    """Return facts for the plan: size and path of an existing policy, effect of its template."""
     return {**_measure_policy(cfg), **_describe_history(cfg)}
 
 
