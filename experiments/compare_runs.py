@@ -104,7 +104,7 @@ def format_run_table(groups: dict[str, list[RunData]]) -> str:
 
 
 def draw_training_success(groups: dict[str, list[RunData]]) -> str:
-    """Return an SVG of the success on training tasks of all runs; see ``draw_success_curves``."""
+    """Return an SVG of success on training tasks: one curve per run, and the mean of each group."""
     return draw_success_curves(
         {
             label: [run.metric_points(TRAINING_SUCCESS) for run in runs]

@@ -16,7 +16,9 @@ A plan is a YAML file::
 
 The result of a run is ``<plan>/<arm>_s<seed>.json``, next to the plan. Runs with a result are
 skipped, so an interrupted sweep continues. If a stored result was made with other overrides, the
-sweep is refused. ``--commit`` commits every result as soon as it is written.
+sweep is refused. ``--commit`` commits every result as soon as it is written. An arm with
+``retired: true`` ran with an earlier version of the code. Its stored results are reported, and it
+is not trained.
 """
 
 import argparse
@@ -64,6 +66,8 @@ class Arm(Section):
     """overrides of this arm"""
     seeds: tuple[int, ...] = (0,)
     """seeds of weights, tasks and samples"""
+    retired: bool = False
+    """the code no longer has the settings of this arm: report its results, do not train it"""
 
 
 class SweepPlan(Section):
@@ -89,6 +93,7 @@ class Run:
     seed: int
     words: tuple[str, ...]
     threads: int
+    is_retired: bool = False
 
     @property
     def name(self) -> str:
@@ -136,7 +141,7 @@ def read_plan(path: Path) -> tuple[SweepPlan, list[Run]]:
     arms = {str(name): read_arm(str(name), arm) for name, arm in arm_sections.items()}
     plan = read_section_or_raise(SweepPlan, values)
     runs = [
-        Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads)
+        Run(path, plan.config, name, seed, (*plan.words, *arm.words), plan.threads, arm.retired)
         for name, arm in arms.items()
         for seed in arm.seeds
     ]
@@ -249,6 +254,8 @@ def run_on_core(command: Sequence[str], log: Path, core: int, threads: int = 1) 
 
 def train_run(run: Run, core: int) -> dict[str, Any]:
     """Train ``run`` from the beginning and return its result. Raises ``RunFailed``."""
+    if run.is_retired:
+        raise RunFailed(f"arm {run.arm} is retired, so it cannot be trained with this code")
     run.run_directory.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     run_on_core(run.build_command(), run.run_directory / "console.log", core, run.threads)
@@ -353,7 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 format_sweep_report(results, require_known_arms([baseline], runs, "--baseline")[0])
             )
         return 0
-    missing = [run for run in selected_runs if run not in done]
+    missing = [run for run in selected_runs if run not in done and not run.is_retired]
     sys.stdout.write(f"{path.stem}: {len(done)} runs are finished, {len(missing)} remain\n")
     return print_results(
         run_in_parallel(missing, args.workers, partial(train_and_store, commit=args.commit))

@@ -34,14 +34,16 @@ DEFAULT_ARMS = "grpo,priced,success,permuted"
 
 
 def get_levels_path(run: Run) -> Path:
-    """Return the path of the level measurement of ``run``."""
+    """Return the path of the file with the accuracies of ``run`` at each thinking level."""
     return run.result_path.parent / "levels" / run.result_path.name
 
 
 def measure_run(run: Run, core: int, config: str) -> str:
-    """Measure the last policy of ``run`` and return a one-line summary.
+    """Measure the accuracy of the last policy of ``run`` at each thinking level.
 
-    A run without checkpoints is trained again. Raises ``RunFailed`` if its success rate differs.
+    Write the result to ``get_levels_path(run)`` and return a one-line summary. A run without
+    checkpoints is trained again first. Raises ``RunFailed`` if its success rate then differs from
+    its stored result.
     """
     checkpoints = CheckpointManager(run.run_directory / "checkpoints")
     if checkpoints.find_latest_valid() is None:
@@ -82,7 +84,12 @@ def _train_again(run: Run, core: int) -> None:
 
 
 def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a Markdown table with a line for each run."""
+    """Return a Markdown table of the measured thinking levels, with one line per run.
+
+    The first columns are the accuracy at each level, for states with the same required level. Then
+    follow tokens of a turn at each level, and success with free and with required levels. The last
+    column is the mutual information of level and situation, in nats.
+    """
     needs = [f"right, required {level}" for level in LEVELS]
     heads = ["run", *needs, "tokens of a turn", "success, free", "success, required", "nats"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
@@ -101,7 +108,7 @@ def format_levels_table(levels_by_run: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _format_accuracies(situations: Sequence[Mapping[str, Any]], required_level: int) -> str:
-    """Return the mean accuracy at each level, in percent.
+    """Return the mean accuracy (share of right actions) at each forced level, in percent.
 
     The mean is over the situations with the required level ``required_level``.
     """

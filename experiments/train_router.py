@@ -66,7 +66,7 @@ def find_right_turns(
     """
     right_turns: list[SampledStep | None] = [None] * len(states)
     tokens = 0
-    # Start with the lowest level. States that have a turn are not sampled at higher levels.
+    # Start with the lowest level. States with a right turn are not sampled at higher levels.
     for level in LEVELS:
         unlabelled = [number for number, turn in enumerate(right_turns) if turn is None]
         new_turns, level_tokens = _find_right_turns_at_level(

@@ -43,7 +43,7 @@ class StepKind:
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedStep:
-    """Kind of one turn, with its thinking advantage and entropy if the run scored its thought."""
+    """Key of a turn's table line, with thinking advantage and entropy if its thought was scored."""
 
     kind: StepKind
     think_advantage: float | None

@@ -13,8 +13,6 @@ LEVEL_GROUPS_ESTIMATOR = "level_groups"  # uses thinking levels, samples no alte
 KEY_PREFIX = "algorithm.rlvcr"
 # Built-in estimators that do not use thinking advantages.
 ESTIMATORS_WITHOUT_THINKING = {*names.AdvantageEstimator} - {*THINKING_ESTIMATORS}
-# With default arguments, the rewards of these managers sum up to the return of the environment.
-RETURN_PRESERVING_MANAGERS = ("episode", "naive", "prime", "step")
 DEFAULT_DIVERSITY_W = 0.5  # weight of the level entropy in the published method
 
 
@@ -48,7 +46,6 @@ def check_method_keys(cfg: PPOConfig | SFTConfig, _ctx: CheckContext) -> Problem
         yield from _check_required_keys(cfg)
         yield from _check_ignored_keys(cfg)
         yield from _check_alternatives(cfg)
-        yield from _check_executed_credit(cfg)
         yield from _check_posterior_credit(cfg)
         yield from _check_group_prices(cfg)
         yield from _check_success_tolerance(cfg)
@@ -78,7 +75,7 @@ def _check_required_keys(cfg: PPOConfig) -> Problems:
 
 
 def _check_ignored_keys(cfg: PPOConfig) -> Problems:
-    """Yield a problem for each setting that has no effect with this estimator."""
+    """Yield a problem for each setting of RLVCR that has no effect with the advantage estimator."""
     settings = get_method_settings(cfg.algorithm)
     if settings.combine == "additive" and settings.price_in == "gate":
         key = f"{KEY_PREFIX}.price_in"
@@ -89,7 +86,7 @@ def _check_ignored_keys(cfg: PPOConfig) -> Problems:
     if settings.epsilon_levels and not settings.enable:
         why = "levels are drawn only in trajectories with scored thoughts, and none are scored"
         yield build_problem(cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", fix)
-    # A user-provided estimator may use the columns of thinking advantages.
+    # A user-provided estimator may use thinking advantages, so it accepts the keys below.
     if settings.enable and cfg.algorithm.adv_estimator not in ESTIMATORS_WITHOUT_THINKING:
         return
     if settings.level_bonus_w:
@@ -128,46 +125,6 @@ def _check_alternatives(cfg: PPOConfig) -> Problems:
         fix = f"{KEY_PREFIX}.step_fraction=1.0, or algorithm.adv_estimator=grpo"
         why = "no turn would be scored"
         yield build_problem(cfg, f"{KEY_PREFIX}.step_fraction", why, "more than 0, at most 1", fix)
-
-
-def _check_executed_credit(cfg: PPOConfig) -> Problems:
-    settings = get_method_settings(cfg.algorithm)
-    if not settings.enable or settings.credit not in ("executed", "corrected"):
-        return
-    key = f"{KEY_PREFIX}.credit"
-    if cfg.algorithm.adv_estimator == "copo" or settings.combine == "reweight":
-        why = "reweight factors are computed from scores, and executed alternatives have none"
-        fix = f"{key}=scored, or algorithm.adv_estimator=rlvcr with additive, gated or success"
-        yield build_problem(cfg, key, why, "scored", fix)
-    if settings.executed_share == 0:
-        executed_share_key = f"{KEY_PREFIX}.executed_share"
-        why = f"{key}={settings.credit} needs turns at which another level is executed"
-        yield build_problem(
-            cfg, executed_share_key, why, "more than 0, at most 1", f"{executed_share_key}=0.25"
-        )
-    if settings.credit == "corrected" and settings.combine == "gated":
-        why = (
-            "combine=gated reverses the sign of credit where the trajectory advantage is negative, "
-            "and the slope from returns is fitted without the gate"
-        )
-        fix = f"{KEY_PREFIX}.combine=success, or {key}=scored or executed"
-        yield build_problem(cfg, key, why, "scored, executed", fix)
-    if settings.epsilon_levels:
-        why = "replays continue with levels of the policy, and original trajectories would not"
-        yield build_problem(
-            cfg, f"{KEY_PREFIX}.epsilon_levels", why, "0", f"{KEY_PREFIX}.epsilon_levels=0"
-        )
-    if cfg.algorithm.filter_groups.enable:
-        # A filter would keep or drop a group by the trajectory's own return, which biases credit.
-        filter_key = "algorithm.filter_groups.enable"
-        why = "groups are dropped by their returns, and executed alternatives need all groups"
-        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or {filter_key}=false")
-    for modifying_key in _list_return_modifying_keys(cfg):
-        why = (
-            "executed alternatives compare environment returns, and "
-            f"{modifying_key} changes them later"
-        )
-        yield build_problem(cfg, key, why, "scored", f"{key}=scored, or remove {modifying_key}")
 
 
 def _check_posterior_credit(cfg: PPOConfig) -> Problems:
@@ -242,28 +199,6 @@ def _check_success_tolerance(cfg: PPOConfig) -> Problems:
         yield build_problem(cfg, key, why, "null", fix)
 
 
-def _list_return_modifying_keys(cfg: PPOConfig) -> list[str]:
-    """Return the keys with which this config changes returns after the rollout."""
-    reward = cfg.reward_model
-    modifying_keys = {
-        find_post_rollout_reward_key(cfg) or "": True,
-        "actor_rollout_ref.actor.use_invalid_action_penalty": (
-            cfg.actor_rollout_ref.actor.use_invalid_action_penalty
-        ),
-        "algorithm.use_kl_in_reward": cfg.algorithm.use_kl_in_reward,
-        "algorithm.success_tolerance": cfg.algorithm.success_tolerance is not None,
-        # A user-provided manager may change the return in any way.
-        "reward_model.reward_manager": reward.reward_manager not in RETURN_PRESERVING_MANAGERS,
-    }
-    price_keys = {
-        f"reward_model.reward_kwargs.{key}": reward.reward_kwargs.get(key)
-        for key in ("token_price", "relative_token_price", "overlong_len")
-    }
-    return [
-        key for key, is_modifying in (modifying_keys | price_keys).items() if key and is_modifying
-    ]
-
-
 def _check_std_floors(cfg: PPOConfig) -> Problems:
     settings = get_method_settings(cfg.algorithm)
     if settings.mode == "mean_std_norm" and settings.std_floor == 0:
@@ -277,13 +212,13 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 
 
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
-    """Return the overrides that make a run add each column of RLVCR to the batch, by column.
+    """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
-    The overrides are an empty string for a column that this run adds already.
+    The overrides are an empty string for a column that this run adds already. Errors about a
+    missing column name these overrides as the fix.
     """
     settings = get_method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"
-    uses_executed_alternatives = settings.credit in ("executed", "corrected")
     uses_group_prices = settings.enable and settings.price_in == "group"
     uses_level_groups = cfg.algorithm.adv_estimator == LEVEL_GROUPS_ESTIMATOR
     uses_reweight_factors = settings.combine == "reweight" or cfg.algorithm.adv_estimator == "copo"
@@ -297,9 +232,6 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
         "thinking_token_costs": enabling_override,
         "choice_mask": enabling_override,
         "thinking_reweight": reweight_override,
-        "thinking_executed": ""
-        if enabling_override == "" and uses_executed_alternatives
-        else f"{KEY_PREFIX}.credit=executed",
         "thinking_group_price": ""
         if uses_group_prices or uses_level_groups
         else "algorithm.adv_estimator=level_groups",
@@ -318,12 +250,7 @@ def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
     thoughts_per_turn = 3 if settings.alternatives == "all" else 1
     num_scored_turns = steps * settings.step_fraction
     thought_tokens = int(num_scored_turns * thoughts_per_turn * settings.max_alternative_tokens)
-    token_bounds = {} if settings.credit == "executed" else {"alternative thoughts": thought_tokens}
-    if settings.credit in ("executed", "corrected"):
-        # Upper bound: every branch continues until the maximum number of turns.
-        num_executed_turns = steps * settings.executed_share * cfg.env.max_steps
-        token_bounds["executed alternatives"] = int(num_executed_turns * cfg.env.max_turn_tokens)
-    return token_bounds
+    return {"alternative thoughts": thought_tokens}
 
 
 METHOD_PLUGIN = MethodPlugin(

@@ -105,7 +105,8 @@ def combine_advantages(
     choose(price_in, PRICE_RULES, "price_in (algorithm.rlvcr.price_in)")
     gate = torch.ones_like(thinking)
     if combine == "gated":
-        # A negative A_traj means a bad action, and the best-scored thought made it more likely.
+        # Reverse the sign where A_traj is negative: the action was bad, and a thought with a high
+        # score made it more likely.
         gate = trajectory.sign()
     elif combine == "success":
         if success is None:
@@ -178,7 +179,6 @@ _RLVCR_INPUTS = {
         "thinking_token_costs": "thinking_token_costs",
         "thinking_reweight": "thinking_reweight?",
         "thinking_level_bonus": "thinking_level_bonus?",
-        "thinking_executed": "thinking_executed?",
         "thinking_group_price": "thinking_group_price?",
         "success": "won?",
     },
@@ -205,7 +205,6 @@ def compute_rlvcr_outcome_advantage(
     combine: str = "additive",
     thinking_reweight: PerToken | None = None,
     thinking_level_bonus: PerToken | None = None,
-    thinking_executed: PerToken | None = None,
     thinking_group_price: PerToken | None = None,
     success: Sequence[bool] | np.ndarray | Tensor | None = None,
     price_in: str = "all",
@@ -213,17 +212,17 @@ def compute_rlvcr_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Return ``(advantages, returns)``, both ``[B, R]`` float32: A_traj with A_think, and A_traj.
 
-    ``thinking_level_entropies [B, R]`` is A_think, normalised and net of cost, on level digits and
-    thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is the part of A_think due to token cost.
-    ``combine`` changes the sign of this part only with ``price_in="gate"``.
+    A_traj is the trajectory advantage. ``thinking_level_entropies [B, R]`` is the thinking
+    advantage A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is
+    its part due to token cost. ``combine`` changes the sign of this part only with
+    ``price_in="gate"``.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
-    Three tensors ``[B, R]`` are added in all rows: ``thinking_level_bonus`` with weight 1, and with
-    ``step_advantage_w`` ``thinking_executed`` (credit from replays) and ``thinking_group_price``.
+    ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
+    times ``thinking_group_price`` (unusually short thoughts).
 
-    ``success [B]`` marks the rows of successful trajectories (default: return above 0). ``mode``
-    normalises returns in their group as GRPO does; ``mean_norm`` does not divide.
-    ``thinking_diversity_w`` changes no advantage. Raises ``ValueError`` for unknown options.
+    ``success [B]`` marks successful rows (default: return above 0). ``mode`` normalises returns in
+    their group as GRPO does; ``mean_norm`` does not divide. Raises ``ValueError`` for bad options.
 
         A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
         additive: advantages 0.7 on level digit and thought, 0.5 on the action
@@ -243,10 +242,9 @@ def compute_rlvcr_outcome_advantage(
         price_share=thinking_token_costs.float() * sampled,
         price_in=price_in,
     )
-    # These two credits are computed from returns, so ``combine`` does not apply to them.
-    for return_credit in (thinking_executed, thinking_group_price):
-        if return_credit is not None:
-            advantages = advantages + step_advantage_w * return_credit.float() * sampled
+    # These prices are computed from successful trajectories, so ``combine`` does not apply to them.
+    if thinking_group_price is not None:
+        advantages = advantages + step_advantage_w * thinking_group_price.float() * sampled
     # Added after ``combine``: rare levels get the bonus in all trajectories.
     if thinking_level_bonus is not None:
         advantages = advantages + thinking_level_bonus * sampled
@@ -283,8 +281,9 @@ def compute_level_groups_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Add ``step_advantage_w`` times ``thinking_group_price [B, R]`` to the trajectory advantage.
 
-    No alternative thought is sampled or scored; see ``rlvcr.level_groups``. The other arguments and
-    the results are those of ``compute_rlvcr_outcome_advantage``.
+    The added tensor is positive on thoughts that are shorter than those of the group's other
+    successes in the same state. No alternative thought is sampled or scored. The other arguments
+    and the results are those of ``compute_rlvcr_outcome_advantage``.
     """
     trajectory = _compute_trajectory_advantage(
         token_level_rewards.double().sum(-1),
@@ -313,9 +312,11 @@ def compute_copo_outcome_advantage(
     mode: str = "mean_norm",
     epsilon: float = 1e-6,
 ) -> tuple[PerToken, PerToken]:
-    """Multiply positive trajectory advantages by the factor of the chosen level (CoPO).
+    """Multiply positive trajectory advantages by ``thinking_reweight [B, R]`` (the CoPO method).
 
-    Advantages that are not positive stay unchanged. Arguments and results are those of
+    The factor is above 1 if the action scores better after the thought of the chosen level than
+    after the thoughts of the other levels. A factor of 0 means "no factor". Advantages that are not
+    positive stay unchanged. The other arguments and the results are those of
     ``compute_rlvcr_outcome_advantage``.
     """
     scores = token_level_rewards.double().sum(-1)

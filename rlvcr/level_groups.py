@@ -75,7 +75,7 @@ def compare_with_successes(
     scale = torch.full_like(tokens, MIN_SCALE)
     if is_compared.any():
         stats = compute_group_stats(tokens[is_compared], number_keys(state_ids[is_compared]))
-        # Use the population std (divisor n), because compute_group_stats divides by n - 1.
+        # Convert the std of compute_group_stats (divisor n - 1) to the population std (divisor n).
         population_std = stats.std * ((stats.count - 1).clamp(min=0) / stats.count).sqrt()
         scale[is_compared] = population_std.clamp(min=MIN_SCALE)
     return TokenComparison(mean, scale, is_compared & (num_other_turns > 0))

@@ -15,7 +15,7 @@ ranges are mapped back to token ranges. Text is never tokenized again.
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
 
@@ -121,21 +121,6 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LevelChoice:
-    """Sampled level digit of a turn, also of a turn whose remaining text cannot be parsed.
-
-    ``position`` is the index of the token that consists of the digit. ``thought_span`` is the range
-    of tokens after ``<think>``, up to the next tag or the end of the turn. ``thought_end_span`` is
-    the range of the token after the thought, or None if the turn ends with the thought.
-    """
-
-    level: int
-    position: int
-    thought_span: Span | None = None
-    thought_end_span: Span | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ParsedTurn:
     """Parts of a sampled turn. Spans are half-open ranges of indices into its token ids.
 
@@ -146,8 +131,7 @@ class ParsedTurn:
     The span of a missing part is None.
 
     ``parser`` is the name of the pattern that matched. A turn with a ``failure`` gets no thinking
-    advantage. A turn without ``failure`` has a ``turn_format``. ``choice`` is the level digit that
-    gets credit from returns, also in a turn with a ``failure``.
+    advantage. A turn without ``failure`` has a ``turn_format``.
 
         tokens   <level> 3 </level><think> look </think> <action> go </action>
         indices  0       1 2               3    4        5        6  7
@@ -166,14 +150,6 @@ class ParsedTurn:
     failure: ParseFailure | None
     turn_format: TurnFormat = PLAIN_FORMAT
     thought_end_span: Span | None = None
-    choice: LevelChoice | None = field(default=None, compare=False)
-
-    @property
-    def sampled_level(self) -> int | None:
-        """Level of the sampled digit, or None if no token consists of a level digit only."""
-        if self.choice is not None:
-            return self.choice.level
-        return None if self.failure is ParseFailure.MERGED_LEVEL else self.level
 
     @property
     def thought_tokens(self) -> int:
@@ -182,7 +158,11 @@ class ParsedTurn:
 
     @property
     def level_and_score_span(self) -> tuple[int, Span]:
-        """Level and ``score_span`` of a turn. Raises ``ValueError`` if it has a ``failure``."""
+        """Level of a turn, and the range of the tokens that score its action.
+
+        The range is the action and the first token of ``</action>``. Raises ``ValueError`` for a
+        turn with a parse failure.
+        """
         if self.failure is not None or self.level is None or self.score_span is None:
             raise ValueError(f"a turn with the parse failure {self.failure} cannot be scored")
         return self.level, self.score_span
@@ -199,23 +179,6 @@ class ParsedTurn:
         closing_span = self.thought_end_span if includes_thought_end else None
         return _shift_nonempty_spans(
             (self.level_span, _include_thought_end(self.thought_span, closing_span)), offset
-        )
-
-    def choice_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
-        """Return the token ranges that get credit from returns.
-
-        For a turn without ``failure`` these are the ranges of ``credit_spans``. For a turn with a
-        ``failure`` they are the sampled level digit and the sampled part of the thought. Without
-        credit for such turns, levels that often cause parse failures would get too much credit.
-        """
-        if self.failure is None or self.sampled_level is None:
-            return self.credit_spans(offset, includes_thought_end)
-        if self.choice is None:
-            return _shift_nonempty_spans((self.level_span, self.thought_span), offset)
-        digit = (self.choice.position, self.choice.position + 1)
-        closing_span = self.choice.thought_end_span if includes_thought_end else None
-        return _shift_nonempty_spans(
-            (digit, _include_thought_end(self.choice.thought_span, closing_span)), offset
         )
 
 
@@ -256,13 +219,6 @@ class ForcedThought:
 # matches a tag as a part of a thought.
 _UNTAGGED_TEXT = rb"(?:(?!</?level>|</?think>|</?action>).)*?"
 _LEVEL_PATTERN = rb"\A\s*<level>\s*(?P<level>[1-4])\s*</level>\s*"
-# The first level digit of a turn, and its thought up to the next tag.
-_LEVEL_CHOICE_PATTERN = re.compile(
-    rb"<level>\s*(?P<level>[1-4])(?:\s*</level>\s*<think>(?P<thought>"
-    + _UNTAGGED_TEXT.removesuffix(b"?")
-    + rb"))?",
-    re.DOTALL,
-)
 _ACTION_PATTERN = rb"<action>(?P<action>.*?)</action>"
 # Unclosed action up to the end of the sampled text: the turn was cut by its length limit.
 _OPEN_ACTION_PATTERN = rb"<action>(?P<action>(?:(?!</action>).)*)\Z"
@@ -364,8 +320,8 @@ class LevelCodec:
 
     ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` are the tokens of the
     format without white space. A tag may be one token or several. Raises ``ValueError`` for a
-    tokenizer that merges a level digit with its tag, or that encodes the prefixes of the four
-    levels with different tokens around the digit.
+    tokenizer that merges a level digit with its tag. Raises it also if the texts before the
+    thoughts of the four levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -390,7 +346,7 @@ class LevelCodec:
             if match:
                 turn = self._build_parsed_turn(name, match, joined_bytes, failure)
                 break
-        return replace(turn, choice=_find_level_choice(joined_bytes))
+        return turn
 
     def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
         """Return the tokens of ``turn_format``.
@@ -554,26 +510,6 @@ def _extract_format(match: re.Match[bytes]) -> TurnFormat:
     text_ranges = (0, digit[0]), (digit[1], thought[0]), (thought[1], action[0])
     # Only tags and white space match outside of the groups, and both are ASCII.
     return TurnFormat(*(match.string[start:end].decode("ascii") for start, end in text_ranges))
-
-
-def _find_level_choice(joined: _JoinedBytes) -> LevelChoice | None:
-    """Return the first level digit of a turn, or None if its token contains other text too."""
-    match = _LEVEL_CHOICE_PATTERN.search(joined.text)
-    if match is None:
-        return None
-    digit = joined.find_token_span(*match.span("level"))
-    if _count_bytes(joined, digit) != 1:
-        return None
-    if match["thought"] is None:
-        return LevelChoice(int(match["level"]), digit[0])
-    thought = joined.find_token_span(*match.span("thought"))
-    thought_end = match.end("thought")
-    closing_span = (
-        joined.find_token_span(thought_end, thought_end + 1)
-        if thought_end < len(joined.text)
-        else None
-    )
-    return LevelChoice(int(match["level"]), digit[0], thought, closing_span)
 
 
 def _count_bytes(joined: _JoinedBytes, span: Span | None) -> int:

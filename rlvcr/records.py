@@ -1,4 +1,6 @@
-"""Record of a turn with thinking levels: level, scores of its four contexts, thinking advantage.
+"""Record of a turn with thinking levels: level, scores after four thoughts, thinking advantage.
+
+A context is a thought of one level before the turn's action, with the scores of the action.
 
 packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
@@ -69,7 +71,11 @@ class ThinkingTurnRecord(StepRecord):
     def with_credit(
         self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
     ) -> "ThinkingTurnRecord":
-        """Return a copy of this record with these contexts, thinking advantage and price share."""
+        """Return a copy of this record with scored thoughts and thinking advantage.
+
+        ``contexts`` are the thoughts of the scored levels. ``cost`` is the part of ``advantage``
+        that is due to token cost.
+        """
         return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
 
     def to_json(self) -> dict[str, object]:

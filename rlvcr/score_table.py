@@ -1,8 +1,9 @@
 """Score requests for the turns of rows, and the table of their results with one line per turn.
 
 S is the number of turns of all rows; level k is column k - 1. A request with label k asks for the
-score of the action after a thought of level k. With posterior credit, a request with label
-``DIGIT_LABEL + k`` asks for the log-prob of level digit k.
+score of the action after a thought of level k. A request with label ``DIGIT_LABEL + k`` asks for
+the log-prob of level digit k. Only ``credit=posterior`` makes such requests: it needs the
+probability of each level given the action.
 """
 
 from collections import Counter
@@ -18,16 +19,14 @@ from rlvcr.thinking import select_score
 from verl.protocol import object_array
 from verl.records import Branch, SegmentScore, Span
 
-DIGIT_LABEL = 10  # added to the label of a level digit
+DIGIT_LABEL = 10  # label of a request that scores level digit k: DIGIT_LABEL + k
 
 
 @dataclass(frozen=True, slots=True)
 class RowTurn:
     """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
 
-    If a level was forced, the first ``num_forced`` tokens were not sampled. ``executed_credit`` is
-    the credit from a replay with another level (``rlvcr.research.executed``), None without a
-    replay.
+    If a level was forced, the first ``num_forced`` tokens were not sampled.
     """
 
     step: int
@@ -36,7 +35,6 @@ class RowTurn:
     parsed: ParsedTurn
     alternatives: TurnAlternatives | None = None
     num_forced: int = 0
-    executed_credit: float | None = None
 
     @property
     def has_sampled_level(self) -> bool:
@@ -49,7 +47,7 @@ class RowTurn:
         return self.has_sampled_level and self.alternatives is not None
 
     def digit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Return a list with the range of the sampled level digit, shifted by ``offset``.
+        """Return a list with the token range of the sampled level digit, shifted by ``offset``.
 
         The list is empty if the level was forced or not parsed.
         """
@@ -71,24 +69,7 @@ class RowTurn:
         With ``includes_thought_end`` the ranges include the token that ended the thought. They
         never include forced tokens.
         """
-        return self._drop_forced_tokens(
-            self.parsed.credit_spans(offset, includes_thought_end), offset
-        )
-
-    def choice_spans(
-        self, offset: int, includes_thought_end: bool = False
-    ) -> list[tuple[int, int]]:
-        """Return the token ranges that get credit from returns, shifted by ``offset``.
-
-        Turns that were cut by length or cannot be parsed have ranges too.
-        """
-        return self._drop_forced_tokens(
-            self.parsed.choice_spans(offset, includes_thought_end), offset
-        )
-
-    def _drop_forced_tokens(
-        self, spans: list[tuple[int, int]], offset: int
-    ) -> list[tuple[int, int]]:
+        spans = self.parsed.credit_spans(offset, includes_thought_end)
         return [(start, end) for start, end in spans if start >= offset + self.num_forced]
 
     def thoughts_by_level(self) -> dict[int, tuple[str, int]]:
@@ -127,12 +108,13 @@ class ScoredTurns:
 def build_score_requests(
     rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the columns ``branches`` and ``spans`` [B], which ``compute_log_prob`` scores.
+    """Return the score requests of each row: the columns ``branches`` and ``spans``, both [B].
 
-    A span is the action in its row. A branch is the same action after an alternative thought. An
-    unparsed turn has neither span nor branches. A turn without alternative thoughts has only a
-    span. If ``digit_ids``, the tokens of the four level digits, are given, each turn gets one more
-    span and three more branches, which score the digits.
+    A span is the action in its row. A branch is the same action after an alternative thought.
+    ``compute_log_prob`` returns their log-probs and entropies. An unparsed turn has neither span
+    nor branches. A turn without alternative thoughts has only a span. If ``digit_ids`` (the tokens
+    of the four level digits) are given, each turn gets one more span and three more branches, which
+    score the digits.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
@@ -154,7 +136,10 @@ def _build_span(turn: RowTurn) -> Span:
 
 
 def _build_branches(turn: RowTurn) -> list[Branch]:
-    """Return one branch per alternative thought: the thought followed by the same action."""
+    """Return one branch (score request) per alternative thought.
+
+    It contains the thought, followed by the action of the turn, whose tokens are scored.
+    """
     if turn.alternatives is None:
         return []
     _, (action_start, action_end) = turn.parsed.level_and_score_span
@@ -178,7 +163,7 @@ def _build_digit_span(turn: RowTurn) -> Span:
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
-    """Return a branch of one token for each level digit that was not sampled."""
+    """Return a score request (branch) for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
         Branch(start, [digit_ids[level - 1]], step=turn.step, label=DIGIT_LABEL + level)

@@ -14,7 +14,6 @@ that sampled them scores them, in the forward pass that also computes the old lo
 """
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from rlvcr.core_rlvcr import (
 from rlvcr.level_groups import TokenComparison, compare_with_successes
 from rlvcr.levels import LevelCodec
 from rlvcr.records import ThinkingTurnRecord, ThoughtContext
-from rlvcr.research.executed import join_credit
 from rlvcr.score_table import (
     RowTurn,
     ScoredTurns,
@@ -41,7 +39,6 @@ from rlvcr.score_table import (
 )
 from rlvcr.settings import RLVCRSettings, get_method_settings
 from rlvcr.thinking import compute_level_posterior, subtract_expected_price
-from verl.algos.groups import merge_rows_to_trajectories
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import (
@@ -72,18 +69,18 @@ logger = logging.getLogger(__name__)
 TURNS_COLUMN = "thinking_steps"  # column [B]: turns of the row; removed when scores arrive
 DROPPED_LENGTH_METRIC = "rlvcr/dropped_length"  # share of sampled thoughts cut by the length limit
 MAX_DROPPED_SHARE = 0.05
-EXECUTED_COLUMN = "thinking_executed"  # column [B, R]: credit from replays with another level
-GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: see ``rlvcr.level_groups``
-ROUNDING_ERROR = 1e-9  # relative rounding error of a variance in float64
+GROUP_PRICE_COLUMN = "thinking_group_price"  # column [B, R]: credit for shorter thoughts in a group
 
 
 def add_score_requests(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], digit_ids: Sequence[int] = ()
 ) -> None:
-    """Add the columns ``branches`` and ``spans`` for ``rows``, the turns of each row of ``data``.
+    """Add requests to score the action of each turn after all of its thoughts.
 
-    Also adds the column of turns that ``add_thinking_columns`` needs. If ``digit_ids``, the tokens
-    of the four level digits, are given, the digits are scored too.
+    ``rows`` are the turns of each row of ``data``. The column ``spans`` requests scores after the
+    sampled thoughts, ``branches`` after alternative thoughts. A third column keeps the turns for
+    ``add_thinking_columns``. If ``digit_ids``, the tokens of the four level digits, are given, the
+    digits are scored too.
     """
     branches, spans = build_score_requests(rows, digit_ids)
     data.non_tensor_batch |= {BRANCHES: branches, SPANS: spans, TURNS_COLUMN: object_array(rows)}
@@ -95,9 +92,9 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     ``data`` has the columns of ``add_score_requests`` and, from the training workers,
     ``branch_scores`` and ``span_scores``. Adds ``thinking_level_entropies``,
     ``thinking_token_costs`` and, where they are used, ``thinking_level_bonus``,
-    ``thinking_reweight``, ``thinking_executed`` and ``thinking_group_price``, all [B, R]. Posterior
-    credit adds the columns of ``verl.records.Choice``. Scores are added to the turn records,
-    metrics ``rlvcr/*`` to ``meta_info["metrics"]``. Returns ``data``.
+    ``thinking_reweight`` and ``thinking_group_price``, all [B, R]. Posterior credit adds the
+    columns of ``verl.records.Choice``. Scores are added to the turn records, metrics ``rlvcr/*`` to
+    ``meta_info["metrics"]``. Returns ``data``.
     """
     multiplier = data.meta_info.get(PRICE_MULTIPLIER, 1.0)
     rlvcr = _scale_token_price(get_method_settings(config.algorithm), multiplier)
@@ -119,10 +116,6 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
     if rlvcr.permute:
         credit = _permute_credit(credit, table, is_success, seed)
-    if rlvcr.credit in ("executed", "corrected"):
-        credit = _combine_with_executed_credit(
-            credit, table, data, is_success, rlvcr, seed, metrics
-        )
     _add_credit_columns(data, table, credit, config)
     _add_credit_to_records(data, table, prices, credit)
     branch_tokens = sum(len(branch.token_ids) for row in branches for branch in row)
@@ -134,9 +127,10 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
 
 
 def _scale_token_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings:
-    """Return a copy of ``rlvcr`` with ``cost_coef`` times ``multiplier``.
+    """Return a copy of ``rlvcr`` with ``cost_coef`` (maximum token cost) times ``multiplier``.
 
-    With ``price_in=group`` the copy has ``cost_coef`` 0.
+    With ``price_in=group`` the copy has ``cost_coef`` 0: thoughts are then compared with those of
+    other successes instead.
     """
     cost_coef = 0.0 if rlvcr.price_in == "group" else multiplier * rlvcr.cost_coef
     return rlvcr.model_copy(update={"cost_coef": cost_coef})
@@ -145,7 +139,10 @@ def _scale_token_price(rlvcr: RLVCRSettings, multiplier: float) -> RLVCRSettings
 def _add_credit_columns(
     data: DataProto, table: ScoredTurns, credit: "_TurnCredit", config: PPOConfig
 ) -> None:
-    """Add the columns [B, R] of ``credit`` and of the bonus for rare levels to ``data``."""
+    """Add the thinking advantages ``credit`` and the bonus for rare levels to ``data``.
+
+    Each becomes a column [B, R] with the value of a turn on its level digit and thought.
+    """
     rlvcr = get_method_settings(config.algorithm)
     columns = {
         "thinking_level_entropies": credit.advantage,
@@ -154,35 +151,31 @@ def _add_credit_columns(
     if rlvcr.level_bonus_w:
         level_bonus = _compute_level_bonus(table, data.non_tensor_batch["uid"])
         columns["thinking_level_bonus"] = rlvcr.level_bonus_w * level_bonus
-    # The estimator copo uses the factors whatever ``combine`` is.
+    # The estimator copo uses the reweight factors whatever ``combine`` is.
     if rlvcr.combine == "reweight" or config.algorithm.adv_estimator == "copo":
         columns["thinking_reweight"] = credit.factor
     offsets = _compute_response_offsets(data, table.row_indices, table.turns)
     turns = list(zip(table.turns, offsets, strict=True))
     spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in turns]
     if credit.has_posterior is not None:
-        # The column choice_credit holds the credit of these digits.
+        # Omit level digits with a posterior: the column choice_credit holds their credit.
         spans = [
             turn_spans[1:] if has_posterior else turn_spans
             for turn_spans, has_posterior in zip(spans, credit.has_posterior, strict=True)
         ]
     for key, values in columns.items():
         data.batch[key] = _scatter_to_tokens(data, table.row_indices, spans, values)
-    if credit.executed is not None:
-        # Turns that cannot be parsed also get credit from returns.
-        spans = [step.choice_spans(offset, rlvcr.credit_end) for step, offset in turns]
-        data.batch[EXECUTED_COLUMN] = _scatter_to_tokens(
-            data, table.row_indices, spans, credit.executed
-        )
 
 
 def _add_posterior_credit(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, rlvcr: RLVCRSettings
 ) -> "_TurnCredit":
-    """Add the columns of ``verl.records.Choice``, and return the token prices as credit.
+    """Add the columns of ``credit=posterior`` to ``data``, and return the token prices as credit.
 
-    ``prices`` [S, 4] are in units of the advantage. Level digits without alternative thoughts have
-    no posterior; they get the trajectory advantage.
+    The columns hold the posterior (probability of each level given the action) of each sampled
+    level digit. The actor's loss reads them, as ``verl.records.Choice`` describes. ``prices``
+    [S, 4] are in units of the advantage. Level digits without alternative thoughts have no
+    posterior; they get the trajectory advantage.
     """
     has_posterior = torch.tensor([step.has_level_alternatives for step in table.turns])
     has_posterior = has_posterior & (table.chosen >= 0)
@@ -223,7 +216,11 @@ def _add_posterior_credit(
 def _compute_posterior_metrics(
     table: ScoredTurns, posterior: torch.Tensor, has_posterior: torch.Tensor
 ) -> dict[str, float]:
-    """Return the mean posterior of the chosen level, and its mean distance from the policy."""
+    """Return metrics of the posterior, the probability of each level given the action.
+
+    They are its mean at the chosen level, and its mean total variation distance from the
+    probabilities with which the policy chose the level.
+    """
     if not has_posterior.any():
         return {}
     chosen = posterior[has_posterior].gather(-1, table.chosen[has_posterior].unsqueeze(-1))
@@ -238,10 +235,12 @@ def _compute_posterior_metrics(
 def add_group_prices(
     data: DataProto, rows: Sequence[Sequence[RowTurn]], rlvcr: RLVCRSettings
 ) -> TokenComparison:
-    """Add ``thinking_group_price`` [B, R]: minus the price of a turn's tokens in its level group.
+    """Add the column ``thinking_group_price`` [B, R]: credit for thoughts shorter than usual.
 
-    The values are placed on level digit, thought and, with ``credit_end``, the end of the thought.
-    Digits with a posterior get 0, because ``choice_credit`` contains their prices.
+    The credit is ``(mean - tokens) / scale``. ``mean`` is the mean thought length of the group's
+    other successes in the same state. ``scale`` is the standard deviation over all these successes.
+    The credit is placed on level digit, thought and, with ``credit_end``, the end of the thought.
+    With ``credit=posterior`` it is 0 on level digits: ``choice_credit`` contains their prices.
 
     ``rows`` are the turns of each row. Returns the comparison of all turns.
     """
@@ -315,16 +314,14 @@ class _TurnCredit(NamedTuple):
     """Thinking advantages of all turns, each [S].
 
     ``price_share``: the part of ``advantage`` due to token cost. ``factor``: factor of the
-    trajectory advantage, for ``combine=reweight``. ``executed``: credit from replays with another
-    level, which the estimator adds to ``advantage``; None without replays. ``has_posterior``: true
-    if ``choice_credit`` contains the credit of the digit; None unless ``algorithm.rlvcr.credit`` is
-    ``posterior``.
+    trajectory advantage, for ``combine=reweight``. ``has_posterior``: true if the column
+    ``choice_credit``, not ``advantage``, holds the credit of the level digit; None unless
+    ``algorithm.rlvcr.credit`` is ``posterior``.
     """
 
     advantage: torch.Tensor
     price_share: torch.Tensor
     factor: torch.Tensor
-    executed: torch.Tensor | None = None
     has_posterior: torch.Tensor | None = None
 
 
@@ -372,77 +369,6 @@ def _permute_credit(
         values[source_indices] for values in (credit.advantage, credit.price_share, credit.factor)
     )
     return _TurnCredit(*permuted_fields)
-
-
-def _combine_with_executed_credit(
-    credit: _TurnCredit,
-    table: ScoredTurns,
-    data: DataProto,
-    is_success: torch.Tensor,
-    rlvcr: RLVCRSettings,
-    seed: int,
-    metrics: dict[str, float],
-) -> _TurnCredit:
-    """Return ``credit`` combined with credit from replays, and add metrics to ``metrics``."""
-    executed_credit = [
-        math.nan if step.executed_credit is None else step.executed_credit for step in table.turns
-    ]
-    # If no other trajectory of the group succeeds and their returns are equal, a successful replay
-    # is chance. The turn then gets no credit from it.
-    is_informative = _other_members_differ(data)[table.row_indices]
-    differences = torch.tensor(executed_credit).masked_fill(~is_informative, math.nan)
-    if rlvcr.permute:
-        executed_indices = (~differences.isnan()).nonzero().squeeze(-1)
-        generator = torch.Generator().manual_seed(seed)
-        differences[executed_indices] = differences[
-            executed_indices[torch.randperm(len(executed_indices), generator=generator)]
-        ]
-    is_counted = is_success if rlvcr.combine == "success" else torch.ones_like(is_success)
-    scale = _compute_difference_scale(data, rlvcr)
-    joined_credit = join_credit(credit.advantage, differences, is_counted, rlvcr.credit, scale)
-    metrics |= joined_credit.metrics
-    return _TurnCredit(
-        credit.advantage * joined_credit.weight,
-        credit.price_share * joined_credit.weight,
-        credit.factor,
-        joined_credit.executed,
-    )
-
-
-def _other_members_differ(data: DataProto) -> torch.Tensor:
-    """Return [B]: true if other trajectories of the group succeed, or if their returns differ.
-
-    Leave-one-out: the trajectory's own return is excluded, so the credit stays unbiased.
-    """
-    columns = data.non_tensor_batch
-
-    def mean_of_others(values: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the other trajectories of the group."""
-        sums = torch.zeros_like(values).index_add(0, group, values)
-        count = torch.zeros_like(values).index_add(0, group, torch.ones_like(values))
-        return (sums[group] - values) / (count[group] - 1).clamp(min=1)
-
-    row_returns = torch.as_tensor(columns["episode_rewards"].astype(float))
-    trajectories = merge_rows_to_trajectories(row_returns, columns["uid"], columns["traj_uid"])
-    group = trajectories.group
-    returns = trajectories.score
-    successes = torch.as_tensor(columns["won"].astype(float))
-    successes = torch.zeros_like(returns).scatter(0, trajectories.trajectory_of_row, successes)
-    mean_squares = mean_of_others(returns**2)
-    returns_differ = mean_squares - mean_of_others(returns) ** 2 > ROUNDING_ERROR * mean_squares
-    return ((mean_of_others(successes) > 0) | returns_differ)[trajectories.trajectory_of_row]
-
-
-def _compute_difference_scale(data: DataProto, rlvcr: RLVCRSettings) -> float:
-    """Return the divisor for differences of returns: 1 with ``mean_norm``.
-
-    With ``mean_std_norm`` it is the std of the batch's returns, at least ``std_floor``.
-    """
-    if rlvcr.mode == "mean_norm":
-        return 1.0
-    columns = data.non_tensor_batch
-    returns = dict(zip(columns["traj_uid"], columns["episode_rewards"].tolist(), strict=True))
-    return max(float(np.std(list(returns.values()))), rlvcr.std_floor)
 
 
 def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Tensor:
@@ -495,7 +421,7 @@ def _scatter_to_tokens(
 def _add_credit_to_records(
     data: DataProto, table: ScoredTurns, prices: torch.Tensor, credit: _TurnCredit
 ) -> None:
-    """Add the scored contexts and thinking advantages to the turn records of ``data``.
+    """Add the scored thoughts and the thinking advantages to the turn records of ``data``.
 
     ``prices`` [S, 4] are the token costs of the thoughts.
     """
@@ -511,8 +437,6 @@ def _add_credit_to_records(
                 table.turns[turn_index], table.entries[turn_index], prices[turn_index]
             )
             advantage = float(credit.advantage[turn_index])
-            if credit.executed is not None:
-                advantage += float(credit.executed[turn_index])
             price_share = float(credit.price_share[turn_index])
             new_records[row].append(record.with_credit(contexts, advantage, price_share))
     data.non_tensor_batch["steps"] = object_array(new_records)
@@ -521,7 +445,10 @@ def _add_credit_to_records(
 def _build_contexts(
     turn: RowTurn, entries: Mapping[int, SegmentScore], prices: torch.Tensor
 ) -> tuple[ThoughtContext, ...]:
-    """Return the contexts of a turn in order of level; ``prices`` [4] are their token costs."""
+    """Return the contexts (thoughts with scores of the action) of a turn in order of level.
+
+    ``entries`` has the scores by level. ``prices`` [4] are the token costs of the thoughts.
+    """
     thoughts = turn.thoughts_by_level()
     contexts = []
     for level, scores in sorted(entries.items()):

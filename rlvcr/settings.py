@@ -29,17 +29,20 @@ COMBINE_RULES: tuple[CombineRule, ...] = get_args(CombineRule)
 PriceRule = Literal["all", "won", "gate", "group"]
 PRICE_RULES: tuple[PriceRule, ...] = get_args(PriceRule)
 
-CreditRule = Literal["scored", "posterior", "executed", "corrected"]
+CreditRule = Literal["scored", "posterior"]
 
 LevelRuleName = Literal["free", "level_1", "level_2", "level_3", "level_4", "random", "oracle"]
 LEVEL_RULES: tuple[LevelRuleName, ...] = get_args(LevelRuleName)
 
 
 class RLVCRSettings(Section):
-    """Credit for thinking levels: the action of a turn is scored after the thoughts of all levels.
+    """Settings of RLVCR: credit for the thinking level that the policy chooses in a turn.
 
-    The defaults are the additive formula of the published method.
+    The turn's action is scored after thoughts of all levels. By default the thinking advantage is
+    added to the trajectory advantage, as in the published method.
     """
+
+    retired_keys = ("executed_share",)
 
     enable: Derived[bool] = NULL
     """sample and score alternative thoughts; null: follows algorithm.adv_estimator"""
@@ -78,13 +81,8 @@ class RLVCRSettings(Section):
     """control: shuffle thinking advantages among the scored turns of the batch"""
     credit: CreditRule = "scored"
     """source of the thinking advantage: scored (scores of the turn's action), posterior (the
-    level's gradient is averaged over the levels, by their probability given the action), executed
-    (at a share of the turns another level is forced in the replayed state, the episode continues to
-    its end, and the returns are compared), corrected (executed, and scores at all other turns,
-    scaled by their agreement with the executed turns)
+    level's gradient is averaged over the levels, by their probability given the action)
     """
-    executed_share: Share = 0.25
-    """share of the turns at which another level is executed, with credit=executed or corrected"""
     credit_end: bool = False
     """place the thinking advantage also on the token that ends the thought; otherwise a positive
     advantage rewards each further thought token and never the end of the thought

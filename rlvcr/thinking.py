@@ -155,8 +155,9 @@ def compute_reweight_factors(
 ) -> PerTurn:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts. ``c_k`` is the scaled utility
-    ``(U_k - min U) / max(max U - min U, spread_floor)``, and ``U`` is net of cost.
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts (levels with a scored thought).
+    ``c_k`` is the scaled utility ``(U_k - min U) / max(max U - min U, spread_floor)``. The utility
+    ``U_k`` is the score of level k minus the token cost of its thought.
     ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
     between nearly equal contexts. The other arguments are those of ``compute_thinking_advantage``.
     Turns without thinking advantage, and turns with equal utilities, have g = 1.

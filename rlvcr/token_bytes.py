@@ -30,7 +30,7 @@ def _build_byte_alphabet() -> dict[str, int]:
     Printable bytes are represented by their own character, all other bytes by the characters from
     code point 256 on.
     """
-    # Table of GPT-2, which all byte-level vocabularies of transformers use.
+    # Byte alphabet of GPT-2, which all byte-level vocabularies of transformers use.
     printable_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable_bytes}
     other_bytes = [byte for byte in range(256) if byte not in printable_bytes]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-# Bytes per element -> integer dtype as which a dtype that numpy lacks (bfloat16) is sent.
+# Bytes per element -> integer dtype. It replaces a dtype that numpy lacks, such as bfloat16.
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16}
 
 METRICS = "metrics"  # key of meta_info: metrics of a table; concat collects them in lists

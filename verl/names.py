@@ -40,7 +40,8 @@ Device = Literal["auto", "cpu", "cuda"]
 WeightTransfer = Literal["auto", "store", "ipc", "nccl"]
 RolloutOverlap = Literal["off", "one_step"]
 ResumeMode = Literal["auto", "disable", "resume_path"]
-History = Literal["append", "window"]
+DemonstrationHistory = Literal["append", "window"]
+History = Literal["append", "window", "chat"]
 
 
 # Built-in advantage estimators -> True if the estimator compares trajectories of one task. It then
@@ -100,5 +101,8 @@ CHECKPOINT_MANIFEST = "manifest.json"  # file that marks a directory as a comple
 # Maximum number of logits in memory at once (tokens x vocabulary size). For more logits, the output
 # layer runs in chunks, which are recomputed in the backward pass.
 MAX_LOGITS = 1 << 27
+
+# Largest share of padding in a row-wise forward pass of several sequences.
+MAX_PADDING = 0.25
 
 CPU_CACHE_GB = 1.0  # default KV cache of an engine on CPU, GiB

@@ -19,12 +19,12 @@ MESSAGES = "messages"  # column [B]: the conversation of a trajectory, in its la
 MODEL_SCORES = "rm_scores"  # column [B]: score of the conversation by a reward model, else NaN
 CORRECTION_WEIGHTS = "rollout_is_weights"  # column [B, R]: importance weight of a token in the loss
 CHOICE_MASK = "choice_mask"  # column [B, R]: 1 at tokens sampled from K alternatives (``Choice``)
-CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: see ``Choice``
-CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: see ``Choice``
-CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: see ``Choice``
+CHOICE_POSTERIOR = "choice_posterior"  # column [B, R, K]: posterior of the K tokens
+CHOICE_CREDIT = "choice_credit"  # column [B, R, K]: advantage of each of the K tokens
+CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs of K tokens
 PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
-BRANCHES = "branches"  # column [B]: the ``Branch`` objects to be scored for the row
-SPANS = "spans"  # column [B]: the ``Span`` objects to be scored for the row
+BRANCHES = "branches"  # column [B]: list of ``Branch``, alternative continuations to score
+SPANS = "spans"  # column [B]: list of ``Span``, token ranges of the row to score
 PROFILE = "profile"  # key of meta_info: ``ProfileRequest``, present if the call is to be profiled
 
 
@@ -126,10 +126,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentScore:
-    """Result of a ``Span`` or ``Branch``: means over its ``num_tokens`` tokens at temperature 1.
+    """Scores of a text requested by a ``Span`` or ``Branch``: means over its ``num_tokens`` tokens.
 
-    ``logprob``, ``entropy`` (nats) and ``mean_prob`` are arithmetic means. ``geometric_prob`` is
-    the geometric mean of the tokens' probabilities.
+    They are computed at temperature 1. ``logprob``, ``entropy`` (nats) and ``mean_prob`` are
+    arithmetic means. ``geometric_prob`` is the geometric mean of the tokens' probabilities.
     """
 
     step: int
@@ -143,7 +143,7 @@ class SegmentScore:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Extra loss terms for positions at which the policy chooses one of the K ``token_ids``.
+    """Extra loss terms where the policy chooses one of K ``token_ids``, such as level digits.
 
     ``choice_mask`` [B, R] is 1 at these positions. The actor's loss subtracts ``weight`` times the
     entropy of the policy restricted to the K tokens. The metric ``actor/<name>_entropy`` logs this

@@ -249,7 +249,7 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesView:
-    """A table below a turn of the report, for example of alternative thoughts of this turn.
+    """A table below a turn of the report, for example of alternatives to parts of this turn.
 
     ``key`` is the key of the turn's record with the list of alternatives; each is a dict.
     ``badge``, ``text`` and ``chosen`` are keys of this dict. ``badge`` has a number from 1 to 4, by

@@ -5,7 +5,7 @@
           ──POST /v1/reward─────────────▶ ends the episode and invalidates its key
 
 The API key of a client identifies an episode (a session). The implementation of sessions is in
-``agent_system.multi_turn_rollout``.
+``agent_system.multi_turn_rollout``, and that of dialogues in ``agent_system.tokens``.
 """
 
 from verl.utils.lazy import make_lazy_exports
@@ -13,7 +13,6 @@ from verl.utils.lazy import make_lazy_exports
 __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
-        "EpisodeDialogues": "dialogues",
         "EndpointServer": "server",
         "post_reward": "reward_call",
     },

@@ -194,7 +194,10 @@ class BoundedConnections:
         return _RejectedConnection()
 
     def trust_connection(self, request: web.BaseRequest) -> None:
-        """Note that the connection of ``request`` has sent a valid key."""
+        """Record that the connection of ``request`` has sent a valid key.
+
+        The server does not close it when the limit of open connections is reached.
+        """
         self._trusted_connections.add(request.protocol)
 
 

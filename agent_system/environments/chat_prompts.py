@@ -90,7 +90,8 @@ class CompactPrompts:
 
     The prompts with and without thinking levels are equal. ``shorten`` maps the text of an
     observation to a shorter text. ``shorten_first`` is used instead for the first observation of
-    an episode (default: ``shorten``). For ``keep_first`` see ``ChatPrompts``.
+    an episode (default: ``shorten``). With ``keep_first`` every prompt repeats the first
+    observation.
     """
 
     asks_for_levels = True
@@ -108,12 +109,12 @@ class CompactPrompts:
 
     def system(self, levels: bool) -> str | None:
         """Return None: the conversation has no system message."""
-        del levels  # both variants are equal
+        del levels  # the prompts are the same with and without thinking levels
         return None
 
     def first(self, observation: Observation, levels: bool) -> str:
         """Return the shortened text of the first observation."""
-        del levels  # both variants are equal
+        del levels  # the prompts are the same with and without thinking levels
         return self.shorten_first(observation.text)
 
     def turn(self, observation: Observation) -> str:
@@ -131,7 +132,7 @@ class CompactPrompts:
 
         With ``keep_first`` the text of the first observation comes before them.
         """
-        del levels  # both variants are equal
+        del levels  # the prompts are the same with and without thinking levels
         texts = [text for text, _ in history] + [observation.text]
         # Compare texts: a turn of the history does not record that it was the first.
         shortened_texts = [

@@ -10,6 +10,10 @@ from typing import Any, Literal, Protocol
 Task = dict[str, Any]
 
 
+# Key of ``Observation.info``: results of tool calls in order, each with ``name`` and ``content``.
+TOOL_RESULTS = "tool_results"
+
+
 @dataclass(slots=True)
 class Observation:
     """Observation of the agent after ``reset`` or ``step``.
@@ -18,8 +22,9 @@ class Observation:
         text: Text of the observation.
         image: Image of the observation, or None.
         anchor: Canonical text of the state for step-level grouping (GiGPO). None: ``text``.
-        info: May contain ``won``, ``is_action_valid``, ``admissible_actions``, ``situation`` and
-            ``needed_level``. The last two are for metrics; prompts do not show them.
+        info: May contain ``won``, ``is_action_valid``, ``admissible_actions``, ``situation``,
+            ``needed_level`` and ``TOOL_RESULTS``. ``situation`` and ``needed_level`` are for
+            metrics; prompts do not show them.
         opening: Messages before the first observation, instead of the system message of the
             prompts. Example: the system message of the task, or earlier turns of a dialogue.
     """

@@ -38,7 +38,7 @@ class RegistryEntry:
     settings: str = ""
 
 
-# Built-in packages: class of the settings, and extra of the dependencies.
+# Built-in packages: class of the settings, and extra of ``setup.py`` with the dependencies.
 _BUILTIN_SETTINGS_AND_EXTRAS: dict[str, tuple[str, str | None]] = {
     "agent": ("AgentSettings", None),
     "alfworld": ("AlfworldSettings", "envs"),

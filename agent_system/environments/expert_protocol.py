@@ -38,9 +38,10 @@ class Thought:
 class Decision:
     """Action of an expert in one turn, and the texts from which the turn's thought is composed.
 
-    A thought is composed of ``situation``, ``tried`` and ``plan``, which have no final full stop.
-    ``thoughts`` maps a thinking level to a complete ``Thought``. It replaces the composed thought
-    of that level, and its action replaces ``action``.
+    A thought is composed of ``situation`` (facts), ``tried`` (previous action and its result) and
+    ``plan`` (next actions), without final full stops. ``thoughts`` maps a thinking level to a
+    complete ``Thought``. It replaces the composed thought of that level, and its action replaces
+    ``action``.
     """
 
     action: str

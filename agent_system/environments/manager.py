@@ -107,7 +107,7 @@ class EnvironmentManagerBase:
         """
         groups: list[TaskGroup] = []
         for group in range(batch_size):
-            # The number depends on step and group only, not on earlier batches.
+            # The position in the task order depends on step and group only, not on earlier batches.
             task = self.task_schedule.get_task((step - 1) * batch_size + group, draw)
             seed = derive_seed(self.env_config.seed, self.split, step, draw, group) & SEED_MASK
             groups.append((task, seed, f"{self.split}-{step}-{draw}-{group}"))
@@ -120,7 +120,8 @@ class EnvironmentManagerBase:
 
         The result is the same at every call.
         """
-        # The seeds depend on the tasks only, so runs with other seeds have the same start states.
+        # Environment seeds of validation depend on the tasks only, not on the seed of the run. All
+        # runs therefore have the same start states.
         groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
         return self._build_batch(groups, 1)
 

@@ -18,8 +18,8 @@ class Mixture(Generic[S]):
     """Additional fields of a package that mixes several environments.
 
     Attributes:
-        weights: ``weights(settings)`` returns the weight of each part. A part gets
-            ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
+        weights: ``weights(settings)`` returns the weight of each part (mixed environment). A part
+            gets ``weight / sum(weights)`` of the trajectories. ``task["part"]`` names the part.
         package_of: ``package_of(task)`` returns the package of the part that ``task`` belongs to.
         stop: ``stop(settings)`` returns the stop strings, instead of ``EnvPackage.stop``.
     """
@@ -98,7 +98,7 @@ class EnvPackage(Generic[S]):
     without_oracle: tuple[str, ...] = ()
 
     def package_for_task(self, task: Task) -> "EnvPackage[Any]":
-        """Return the package of ``task``: this one, or the part of the mixture."""
+        """Return the package of ``task``: this one, or its environment's package in a mixture."""
         return self if self.mixture is None else self.mixture.package_of(task)
 
     def stop_strings(self, settings: S) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class EnvPackage(Generic[S]):
         return self.stop if self.mixture is None else self.mixture.stop(settings)
 
     def part_weights(self, settings: S) -> Mapping[str, int]:
-        """Return the weight of each part of a mixture; empty for a single environment."""
+        """Return the weight of each environment of a mixture; empty for a single environment."""
         return {} if self.mixture is None else self.mixture.weights(settings)
 
     def read_settings(self, section: Mapping[str, Any] | None = None) -> S:

@@ -1,7 +1,7 @@
 """Protocol of prompts: the messages that show observations to the policy."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agent_system.environments.env import Observation
 
@@ -9,11 +9,12 @@ from agent_system.environments.env import Observation
 class Prompts(Protocol):
     """Messages that an environment shows to the policy.
 
-    With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts that use
-    ``settings.level_prompts`` set ``shows_level_prompts = True``.
+    With the argument ``levels`` they ask for the four thinking levels of RLVCR. Prompts set
+    ``shows_level_prompts = True`` if they show the user's descriptions of these levels
+    (``settings.level_prompts``).
     """
 
-    # False: the prompts cannot ask for levels, and RLVCR refuses the package.
+    # False: the prompts cannot ask for thinking levels, so RLVCR refuses the environment.
     asks_for_levels: bool
 
     def system(self, levels: bool) -> str | None:
@@ -40,6 +41,23 @@ class Prompts(Protocol):
         ``first`` is the first observation of the episode and ``observation`` the current one.
         ``history`` contains the (observation, action) texts of the last turns.
         """
+        ...
+
+
+@runtime_checkable
+class TemplateToolPrompts(Prompts, Protocol):
+    """Prompts whose system message describes tools, which a chat template can render instead."""
+
+    def list_tools(self) -> list[dict[str, Any]]:
+        """Return the tools as OpenAI's JSON schemas."""
+        ...
+
+    def system_without_tools(self) -> str:
+        """Return the system message for a prompt in which the template renders the tools."""
+        ...
+
+    def format_call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return a call in the format that the environment reads."""
         ...
 
 

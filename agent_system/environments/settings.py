@@ -71,8 +71,8 @@ class EnvSettings(EnvSection):
         return self
 
     def chosen_placement(self) -> Placement | None:
-        """Return where the environment runs with these settings (see ``Env``); None: the default
-        of the package.
+        """Return where the environment runs with these settings: ``inline``, ``thread``, ``locked``
+        or ``process``. Return None for the default of the environment.
         """
         return self.placement
 

@@ -60,9 +60,9 @@ def build_weighted_round(weights: Mapping[str, int]) -> list[str]:
 def interleave_mixture_tasks(
     tasks_by_part: Mapping[str, Sequence[Task]], weights: Mapping[str, int]
 ) -> list[Task]:
-    """Return the tasks of all parts in one list, in repetitions of ``build_weighted_round``.
+    """Return the tasks of all parts (mixed environments) in one list.
 
-    A part whose tasks are used up is skipped.
+    The parts alternate in proportion to ``weights``. A part whose tasks are used up is skipped.
     """
     remaining_tasks = {part_name: list(reversed(tasks_by_part[part_name])) for part_name in weights}
     ordered_tasks: list[Task] = []
@@ -76,7 +76,7 @@ def interleave_mixture_tasks(
 
 
 def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> dict[str, list[Task]]:
-    """Return the tasks of each part of a mixture, in the given order.
+    """Return the tasks of each environment (part) of a mixture, in the given order.
 
     Without ``weights`` all tasks are under the key ``SINGLE_PART_NAME``.
     """
@@ -91,10 +91,10 @@ def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> di
 class TaskSchedule:
     """Endless order of the tasks, in which the parts of a mixture alternate.
 
-    Parts alternate as in ``build_weighted_round``, and each part repeats its tasks epoch by epoch.
-    Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given order
-    without ``shuffle``. The same position always has the same task, so a resumed run continues with
-    the same tasks.
+    Parts (environments) alternate in proportion to ``weights``. Each repeats its tasks epoch by
+    epoch. Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given
+    order without ``shuffle``. The same position always has the same task, so a resumed run
+    continues with the same tasks.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class TaskSchedule:
     def get_task(self, order_position: int, draw: int = 0) -> Task:
         """Return the task at position ``order_position`` (from 0) of the order.
 
-        Each value of ``draw`` has a separate order if tasks are shuffled.
+        ``draw`` is the number of the batch within a step. If tasks are shuffled, each value of it
+        has a separate order.
         """
         round_number, position = divmod(order_position, len(self._part_round))
         part_name = self._part_round[position]

@@ -16,7 +16,6 @@ from collections.abc import Awaitable
 from dataclasses import asdict
 
 from agent_system.endpoint.chat_request import ChatRequest, SamplingRules
-from agent_system.endpoint.dialogues import Dialogue, EpisodeDialogues
 from agent_system.endpoint.forms import Reply, RequestRefused
 from agent_system.endpoint.server import EndpointServer
 from agent_system.environments.env import EnvFailure
@@ -27,6 +26,7 @@ from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
     TrajectoryGenerator,
 )
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 
@@ -43,10 +43,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             settings.temperature, settings.top_p, settings.top_k, settings.max_turn_tokens
         )
         self._endpoint = endpoint
-        continues_dialogues = settings.history == "append"
-        self._dialogues = EpisodeDialogues(
-            context.bridge, settings.token_limits, continues_dialogues
-        )
+        self._dialogues = EpisodeDialogues(context.bridge, settings.token_limits, settings.history)
         self._num_turns = 0
         self._has_posted_reward = False
         self._has_ended = False
@@ -144,7 +141,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
             raise RequestRefused("the episode has ended; fix: post the reward last", status=401)
 
     def _open_dialogue(self, request: ChatRequest, step: int) -> Dialogue:
-        """Return the dialogue that ``request`` continues, or a new one.
+        """Return the conversation that ``request`` continues, or a new one.
 
         Raises ``RequestRefused`` beyond a turn or token limit, and if the chat template does not
         support the messages.
@@ -158,7 +155,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 code="max_steps_exceeded",
             )
         try:
-            dialogue = self._dialogues.open_dialogue(request.messages, step)
+            dialogue = self._dialogues.open_request(request.messages, step)
         except TemplateUnsupported as error:
             message = f"messages: {error}; fix: system, then user and assistant by turns"
             raise RequestRefused(message, param="messages") from error
@@ -171,7 +168,7 @@ class AgentTrajectoryGenerator(TrajectoryGenerator):
                 param="messages",
                 code="context_length_exceeded",
             )
-        # Reset: after an earlier refusal the agent continued, so the episode was not truncated.
+        # Reset: if the agent continues after a refused request, its episode is not truncated.
         self.trajectory.truncated = None
         return dialogue
 

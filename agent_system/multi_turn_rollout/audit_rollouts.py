@@ -31,7 +31,7 @@ class SampledAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecisionPoint:
-    """Turn of a trajectory at which the options are executed.
+    """Turn of a trajectory at which an audit executes every option (level or action).
 
     ``actions``: the options of an audit without levels, the original action first. They are empty
     for an audit of levels.
@@ -47,7 +47,8 @@ class AuditRollouts(NamedTuple):
     """Result of an audit's rollouts.
 
     ``data``: rows of the original trajectories for the rollout log. ``scored``: the same rows with
-    the answers to all score requests, before a credit rule reads them. ``points``: audited turns.
+    log-probs and entropies of each action after the thoughts of all levels, from which credit rules
+    compute credit. ``points``: audited turns, with the returns of all options.
     """
 
     data: DataProto
@@ -60,8 +61,9 @@ def select_decision_points(
 ) -> list[DecisionPoint]:
     """Return at most ``count`` turns, drawn uniformly from those that can be audited.
 
-    An audit of levels needs turns with scores at all four levels. Without levels it needs turns
-    that were not cut. ``data`` has the turn records of ``trajectories``.
+    An audit of thinking levels needs turns whose action has a score after a thought of each level.
+    Without levels it needs turns that were not cut by a length limit. ``data`` has the turn records
+    of ``trajectories``.
     """
     columns = data.non_tensor_batch
     records: TurnRecords = {
@@ -119,7 +121,9 @@ def sample_actions(
 def continue_from_points(
     points: Sequence[DecisionPoint], generate: GenerateBranches, rollouts_per_option: int
 ) -> list[AuditPoint]:
-    """Continue from every point ``rollouts_per_option`` times with every option.
+    """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
+
+    An option is a thinking level or an action.
 
     The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
     for example because the state was not reproduced.
@@ -155,7 +159,10 @@ def continue_from_points(
 
 
 def _make_option_specs(point: DecisionPoint, rollouts_per_option: int) -> list[RolloutSpec]:
-    """Return the rollout specs for all options of ``point``, each ``rollouts_per_option`` times."""
+    """Return the rollout specs for all options (levels or actions) of the turn ``point``.
+
+    Each option has ``rollouts_per_option`` specs.
+    """
     names = [f"#{rollout_number}" for rollout_number in range(rollouts_per_option)]
     trajectory, turn = point.trajectory, point.turn
     if not point.actions:
@@ -185,10 +192,11 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
 
 
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
-    """Return the scores of all levels at one turn, by the name of the score; higher is better.
+    """Return the scores of the four levels at one turn, by the name of the score.
 
-    The audit compares the scores with returns. They are the scores of the action, and the score
-    ``deeper``, which equals the level.
+    A higher score is better; the audit compares scores with returns. The scores are log-prob,
+    probability and negative entropy of the action after the thought of each level. As a baseline,
+    the score ``deeper`` is the number of the level.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 # Seconds to start a collector with its environments and, on a new machine, Ray's processes.
 START_TIMEOUT_S = 300.0
 CLOSE_TIMEOUT_S = 10.0
-POLL_INTERVAL_S = 1.0  # between two checks of the progress
+POLL_INTERVAL_S = 1.0  # seconds between two checks of the progress
 # Replacements of one collector per call. More deaths indicate a systematic fault.
 MAX_REPLACEMENTS_PER_CALL = 2
 
@@ -92,7 +92,8 @@ class CollectorGroup:
         worker: Any = actor.remote(
             *self._worker_arguments, self._build_client_name(number), **self._worker_options
         )
-        # Start the environments now, while other processes load. The first call repeats an error.
+        # Start the environments now, while other processes load. An error is raised again by the
+        # first call that collects trajectories.
         worker.start.remote()
         return worker
 
@@ -152,7 +153,10 @@ class CollectorGroup:
     def collect(
         self, specs: Sequence[RolloutSpec], settings: RolloutSettings
     ) -> CollectedTrajectories:
-        """Return the trajectories of ``specs`` in order. Raises the errors of the workers."""
+        """Generate one trajectory per spec, and return them in order.
+
+        Raises the errors of the workers.
+        """
         if self._local_worker is not None:
             runner, worker = self._local_worker
             return _check_group_starts(runner.run(worker.collect(specs, settings)))
@@ -179,7 +183,8 @@ class CollectorGroup:
         step_timeout_s = env.step_timeout_s + REQUEST_TIMEOUT_S
         # All environments of a round run concurrently: a round takes as long as one episode.
         episode_timeout_s = env.reset_timeout_s + settings.max_steps * step_timeout_s
-        # The timeout of the call is the sum of the timeouts of all waits.
+        # The call may take as long as the start of the environments and all rounds of episodes
+        # together.
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
             return self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)

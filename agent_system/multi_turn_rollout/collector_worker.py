@@ -81,7 +81,7 @@ class CollectedTrajectories:
 
 
 def group_by_uid(specs: Sequence[RolloutSpec]) -> dict[str, list[RolloutSpec]]:
-    """Return ``specs`` grouped by uid, in order."""
+    """Return ``specs`` (requests for trajectories) grouped by uid, in order."""
     groups: dict[str, list[RolloutSpec]] = defaultdict(list)
     for spec in specs:
         groups[spec.uid].append(spec)
@@ -113,7 +113,8 @@ class CollectorWorker:
         self._env_config = env_config
         self._bridge = ChatBridge(tokenizer, template_kwargs)
         self._tokenizer = tokenizer
-        # Created on first use: ``LevelCodec`` refuses some tokenizers.
+        # Created on first use: ``LevelCodec`` refuses some tokenizers, which runs without thinking
+        # levels may use.
         self._codec: LevelCodec | None = None
         self._engine: TokenSource = EngineClient(rollout_workers, name)
         self._pool = EnvironmentPool(

@@ -118,7 +118,7 @@ class _WorkerConnection:
                 for result in await asyncio.wait_for(poll_call, self._timeout_s):
                     self._deliver_result(result)
                 self._expire_requests()
-        except Exception as error:  # engine boundary
+        except Exception as error:  # engine boundary: a failed poll fails all requests
             self._fail_pending(error)
         finally:
             self._is_polling = False
@@ -250,7 +250,7 @@ class PolicySampler:
     async def sample_thought(
         self, prompt_ids: list[int], max_tokens: int, stop: tuple[str, ...], route: int, seed: int
     ) -> SamplingResult | None:
-        """Sample an alternative thought (see ``rlvcr.alternatives``).
+        """Sample an alternative thought: one at another thinking level, for the same turn.
 
         Return None if the engine aborted the request.
         """

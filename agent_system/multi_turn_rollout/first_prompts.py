@@ -91,9 +91,9 @@ def _open_conversations(
     bridge = ChatBridge(tokenizer, config.data.apply_chat_template_kwargs)
     for observation in observations:
         history = make_history(unlimited_settings, bridge, prompts)
-        conversation = history.open_turn(observation, 0)
-        if conversation is not None:
-            yield bridge, history.shown_messages, conversation
+        dialogue = history.open_turn(observation, 0)
+        if dialogue is not None:
+            yield bridge, dialogue.messages, dialogue.conversation
 
 
 class PromptsTooLong(ValueError):

@@ -1,49 +1,57 @@
-"""History: conversion of observations and turns to the conversation that the policy gets.
+"""History: conversion of observations and turns to the messages that the policy answers.
 
-``append``: one conversation for the whole trajectory. Earlier turns are not encoded again.
+``append`` and ``chat``: one conversation for the whole trajectory. With ``append`` earlier turns
+are not encoded again. With ``chat`` the model's template renders all messages in every turn.
 ``window``: every turn has a separate conversation, with a prompt that shows the last turns.
 
-Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and control
-tokens in them have no effect. ``agent_system.tokens.conversation`` encodes the texts and checks the
-token limits.
+``agent_system.tokens.dialogues`` assigns the prompts to rows, encodes them and checks the token
+limits. Environment texts enter prompts as plain text (``ChatBridge.escape_added_tokens``): tags and
+control tokens in them have no effect.
 """
 
+import json
 from dataclasses import replace
+from typing import Any
 
-from agent_system.environments.env import Observation
-from agent_system.environments.prompts import Prompts, select_prompts
+from agent_system.environments.env import TOOL_RESULTS, Observation
+from agent_system.environments.prompts import Prompts, TemplateToolPrompts, select_prompts
 from agent_system.memory import WindowMemory
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.trajectory import Turn
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import TokenConversation, append_user_text
+from agent_system.tokens.conversation import append_user_text
+from agent_system.tokens.dialogues import Dialogue, EpisodeDialogues
 from agent_system.tokens.ledger import TokenLedger
-from verl.utils.chat_template import Message
+from verl.utils.chat_template import Message, Tools
 
 
 class History:
-    """Conversations of one trajectory, turn by turn.
-
-    ``shown_messages`` contains the messages of the last conversation except the replies: those
-    before its first turn, then one before each later turn.
-    """
+    """Conversations of one trajectory, turn by turn. ``ledgers`` are their tokens."""
 
     def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
-        self.ledgers: list[TokenLedger] = []
-        self.shown_messages: list[Message] = []
         self._settings = settings
         self._bridge = bridge
         self._prompts = prompts
+        self._dialogues = EpisodeDialogues(bridge, settings.token_limits, settings.history)
 
-    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
-        """Return the conversation that turn ``step`` continues; None if that turn would not fit."""
+    @property
+    def ledgers(self) -> list[TokenLedger]:
+        return self._dialogues.ledgers
+
+    def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
+        """Return the dialogue that turn ``step`` continues.
+
+        Return None if the turn would exceed the token limits.
+        """
         raise NotImplementedError
 
-    def close_turn(self, turn: Turn) -> None:
-        """Add a turn that the environment has answered to the history.
+    def read_reply(self, turn: Turn) -> str:
+        """Return the text of ``turn`` in which the environment finds the action."""
+        return turn.response
 
-        The default does nothing: the conversation already contains the turn.
-        """
+    def close_turn(self, turn: Turn) -> None:
+        """Add a turn that the environment has answered to the history."""
+        raise NotImplementedError
 
     def _escape_added_tokens(self, observation: Observation) -> Observation:
         """Return ``observation`` with the added tokens in all its texts escaped."""
@@ -56,38 +64,92 @@ class History:
             observation, text=escape_tokens(observation.text), info=info, opening=opening
         )
 
-    def _begin_conversation(
-        self, first: Observation, user_text: str, step: int
-    ) -> TokenConversation | None:
-        opening = list(first.opening)
+    def _begin_messages(self, first: Observation, user_text: str) -> list[Message]:
+        opening: list[Message] = list(first.opening)
         system = select_prompts(self._prompts, first).system(self._settings.requests_levels)
         if not opening and system is not None:
             opening = [{"role": "system", "content": system}]
-        conversation = TokenConversation(self._bridge, self._settings.token_limits, opening)
-        # Check the limits before adding the ledger: every ledger becomes a row of the batch.
-        if not conversation.add_observation(user_text, step):
-            return None
-        self.ledgers.append(conversation.ledger)
-        self.shown_messages[:] = append_user_text(opening, user_text)
-        return conversation
+        return append_user_text(opening, user_text)
 
 
-class AppendHistory(History):
-    """History as one growing conversation for the whole trajectory."""
+class ConversationHistory(History):
+    """History as one conversation for the whole trajectory: ``append`` or ``chat``.
 
-    _conversation: TokenConversation | None = None
+    With ``chat``, tools are rendered by the template if it writes calls in a known format and the
+    prompts do not ask for thinking levels. Results of calls are then messages of the role ``tool``.
+    """
 
-    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
+    def __init__(self, settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> None:
+        super().__init__(settings, bridge, prompts)
+        self._messages: list[Message] = []
+        self._tools: Tools = ()
+        # None unless the template renders the tools.
+        self._tool_prompts: TemplateToolPrompts | None = None
+        self._dialogue: Dialogue | None = None
+
+    def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
+        results = observation.info.get(TOOL_RESULTS, [])
         observation = self._escape_added_tokens(observation)
-        if self._conversation is None:
+        if not self._messages:
             first_prompt = self._prompts.first(observation, self._settings.requests_levels)
-            self._conversation = self._begin_conversation(observation, first_prompt, step)
-            return self._conversation
-        user_text = self._prompts.turn(observation)
-        if not self._conversation.add_observation(user_text, step):
-            return None
-        self.shown_messages.append({"role": "user", "content": user_text})
-        return self._conversation
+            self._messages = self._begin_messages(observation, first_prompt)
+            self._use_template_tools(observation)
+        else:
+            self._messages += self._make_replies(observation, results)
+        self._dialogue = self._dialogues.open_dialogue(list(self._messages), step, self._tools)
+        return self._dialogue
+
+    def read_reply(self, turn: Turn) -> str:
+        """Return the calls in the format of the environment if the template renders the tools.
+
+        They were parsed from the sampled tokens in the format of the model's family.
+        """
+        if self._tool_prompts is None or self._dialogue is None:
+            return turn.response
+        message = self._dialogue.answers[-1].message
+        functions = [call["function"] for call in message.get("tool_calls", [])]
+        if not functions:
+            return message["content"]
+        return "\n".join(
+            self._tool_prompts.format_call(function["name"], read_arguments(function["arguments"]))
+            for function in functions
+        )
+
+    def close_turn(self, turn: Turn) -> None:
+        self._messages.append({"role": "assistant", "content": turn.response})
+
+    def _use_template_tools(self, first: Observation) -> None:
+        """Let the template render the tools instead of the system message, where it can."""
+        prompts = select_prompts(self._prompts, first)
+        if self._settings.requests_levels or not isinstance(prompts, TemplateToolPrompts):
+            return
+        if self._dialogues.tool_format is None:
+            return
+        self._tool_prompts = prompts
+        self._tools = prompts.list_tools()
+        written_text = prompts.system(levels=False) or ""
+        other_text = prompts.system_without_tools()
+        # The opening of a task is text of the environment, so its added tokens are escaped.
+        for text in (written_text, self._bridge.escape_added_tokens(written_text)):
+            for message in self._messages:
+                message["content"] = message["content"].replace(text, other_text)
+
+    def _make_replies(self, observation: Observation, results: list[Message]) -> list[Message]:
+        """Return the messages that answer the last turn: results of its calls, or one text."""
+        assert self._dialogue is not None  # only the first turn has no answer before it
+        calls = self._dialogue.answers[-1].message.get("tool_calls", [])
+        if self._tool_prompts is None or not calls or len(calls) != len(results):
+            return [{"role": "user", "content": self._prompts.turn(observation)}]
+        as_text = self._bridge.escape_added_tokens
+        return [
+            {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "name": call["function"]["name"],
+                "content": as_text(result["content"]),
+            }
+            for call, result in zip(calls, results, strict=True)
+        ]
 
 
 class WindowHistory(History):
@@ -98,21 +160,28 @@ class WindowHistory(History):
         self._memory = WindowMemory(settings.history_length)
         self._first_observation: Observation | None = None
 
-    def open_turn(self, observation: Observation, step: int) -> TokenConversation | None:
+    def open_turn(self, observation: Observation, step: int) -> Dialogue | None:
         observation = self._escape_added_tokens(observation)
         if self._first_observation is None:
             self._first_observation = observation
         levels = self._settings.requests_levels
         turns = self._memory.stored_turns()
         user_text = self._prompts.window(self._first_observation, turns, observation, levels)
-        return self._begin_conversation(self._first_observation, user_text, step)
+        return self._dialogues.open_dialogue(
+            self._begin_messages(self._first_observation, user_text), step
+        )
 
     def close_turn(self, turn: Turn) -> None:
         escape_tokens = self._bridge.escape_added_tokens
         self._memory.add(escape_tokens(turn.observation), escape_tokens(turn.action))
 
 
+def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call, which some templates need as JSON text."""
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
 def make_history(settings: RolloutSettings, bridge: ChatBridge, prompts: Prompts) -> History:
-    """Return the ``append`` or ``window`` history, as ``settings.history`` requests."""
-    history_class = {"append": AppendHistory, "window": WindowHistory}[settings.history]
+    """Return the history that ``settings.history`` requests."""
+    history_class = WindowHistory if settings.history == "window" else ConversationHistory
     return history_class(settings, bridge, prompts)

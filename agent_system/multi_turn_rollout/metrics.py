@@ -95,11 +95,11 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
-    """Return metrics of the levels that the policy chose; forced levels are counted separately."""
+    """Return metrics of thinking levels, chosen and forced ones separately."""
     parsed_turns = [(t, turn, turn.parsed) for t, turn in turns if turn.parsed is not None]
     if not parsed_turns:
         return {}
-    # A forced level is None here: level shares count only choices of the policy.
+    # ``chosen_level`` is None for a forced level: level shares count only choices of the policy.
     levels = [turn.chosen_level for _, turn, _ in parsed_turns]
     successes = [t.won for t, _, _ in parsed_turns]
     parse_failures = [parsed.failure for _, _, parsed in parsed_turns]

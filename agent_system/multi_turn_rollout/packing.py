@@ -241,7 +241,8 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
     """Return the record of one turn for rewards, rollout files and reports.
 
-    ``rlvcr.scoring`` adds scored contexts and thinking advantages later.
+    Its thinking advantage and the scores after alternative thoughts are added later, when training
+    workers have computed the scores.
     """
     parsed = turn.parsed
     return ThinkingTurnRecord(
@@ -266,7 +267,7 @@ def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
 
 
 def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
-    """Return the turns of every row in the form of ``rlvcr.scoring``.
+    """Return the turns of every row as ``RowTurn``, from which RLVCR builds its score requests.
 
     Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
@@ -285,5 +286,4 @@ def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
         parsed=turn.parsed,
         alternatives=turn.alternatives,
         num_forced=turn.num_forced,
-        executed_credit=turn.executed_credit,
     )

@@ -19,8 +19,8 @@ from verl.protocol import DataProto
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-# Argument ``draw`` of ``gen_batch`` for additional groups. Lower numbers are for batches that
-# replace a failed batch.
+# Number of the first batch of additional groups within a step (argument ``draw`` of ``gen_batch``).
+# Lower numbers are for batches that replace a failed batch.
 FIRST_EXTRA_DRAW = 4
 
 
@@ -88,7 +88,8 @@ class GroupsInFlight(Generic[T]):
             for name, num_calls in self._num_calls_waited.items()
             if num_calls >= self._max_calls_waited
         ]
-        # Late groups are first in ``_tasks``, so they are among the groups that are returned.
+        # Late groups (unfinished in ``_max_calls_waited`` calls) are the oldest, so they are first
+        # in ``_tasks`` and among the groups that are returned.
         late_tasks = [self._tasks[name] for name in late_names[:num_returned]]
         return num_done >= num_returned and all(task.done() for task in late_tasks)
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from agent_system.environments.env_registry import get_package
 from agent_system.environments.manager import EnvironmentManagerBase
-from agent_system.multi_turn_rollout.branches import execute_alternatives
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories, PolicyTokenizer
 from agent_system.multi_turn_rollout.engine_client import RolloutWorkerHandle
@@ -83,9 +82,10 @@ class ScoringWorkers(RolloutEngines, Protocol):
     """Rollout engines together with training workers that compute log-probs."""
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs of rows, and answers to their score requests.
+        """Return old log-probs of rows, and scores (log-probs and entropies) of requested actions.
 
-        The columns ``branches`` and ``spans`` contain the requests.
+        The column ``spans`` requests scores of actions in the row, ``branches`` scores of the same
+        actions after alternative thoughts.
         """
         ...
 
@@ -208,9 +208,10 @@ class TrajectoryCollector:
     ) -> DataProto:
         """Generate with alternative thoughts and pack rows with score requests for every thought.
 
-        If ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here: rows have
-        old log-probs, ``thinking_level_entropies`` and ``thinking_token_costs``. Otherwise the
-        requests stay in the rows for the trainer's ``score``.
+        A score request asks for the log-prob and entropy of an action after a thought. If
+        ``actor_rollout_wg`` has ``compute_log_prob``, the scores are computed here, and the rows
+        get old log-probs and thinking advantages. Otherwise the requests stay in the rows for the
+        trainer's ``score``.
         """
         data, _ = self._generate_training_rows(
             gen_batch, actor_rollout_wg, envs, samples_alternatives=True
@@ -224,10 +225,11 @@ class TrajectoryCollector:
         envs: EnvironmentManagerBase,
         recorded: "Sequence[RecordedTrajectory]" = (),
     ) -> "AuditRollouts":
-        """Generate trajectories, score them for every credit rule, and measure effects of options.
+        """Generate trajectories for a credit audit, and measure effects of options on the return.
 
-        At ``audit_points`` turns every level is forced ``audit_plays`` times, and the episode
-        continues to its end. Without levels ``audit_actions`` actions are executed instead. With
+        The options of a turn are the four thinking levels, or ``audit_actions`` actions without
+        levels. At ``audit_points`` turns each option is executed ``audit_plays`` times, and the
+        episode continues to its end. The rows also get the scores that credit rules need. With
         ``recorded`` these trajectories are replayed, and no task of ``gen_batch`` is used.
         """
         # Imported only here: training does not need the modules of main_audit.
@@ -247,7 +249,8 @@ class TrajectoryCollector:
                 gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
             )
         if self.codec is not None:
-            # Replace the requests by ones with the level digits, which posterior credit needs.
+            # Replace the score requests: credit=posterior also needs log-probs of the four level
+            # digits.
             add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
@@ -311,13 +314,14 @@ class TrajectoryCollector:
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
-        self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace the score requests and their results in ``data`` by thinking advantages.
 
-        The results are the columns ``branch_scores`` and ``span_scores``.
+        The results are scores of actions after all thoughts (columns ``branch_scores`` and
+        ``span_scores``).
         """
         return add_thinking_columns(data, self.config)
 
@@ -331,7 +335,10 @@ class TrajectoryCollector:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state``. Its groups in flight are generated again, with the next batch."""
+        """Restore a ``state`` that ``state()`` returned for a checkpoint.
+
+        Groups that were unfinished then are generated again, together with the next batch.
+        """
         self.partial_rollouts.resume(state.get("under_way", []))
         self.collapse_detector.resume(state.get("levels_unseen", []))
 
@@ -416,7 +423,7 @@ class TrajectoryCollector:
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
         data, rows = self.gather_rollout_data(collected)
-        self._add_level_columns(data, rows, engines, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
     # ---- rows ----
@@ -454,7 +461,7 @@ class TrajectoryCollector:
         data, rows = self.gather_rollout_data(all_collected)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
-        self._add_level_columns(data, rows, actor_rollout_wg, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return data, rows
 
     def gather_rollout_data(
@@ -508,18 +515,15 @@ class TrajectoryCollector:
         self,
         data: DataProto,
         rows: Sequence[TrajectoryRow],
-        engines: RolloutEngines,
         samples_alternatives: bool,
     ) -> None:
-        """Add the columns of the level entropy bonus.
+        """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
 
-        With ``samples_alternatives`` also add the score requests for thoughts.
+        With ``samples_alternatives`` also add requests to score the action after each thought.
         """
         rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
             return
-        if samples_alternatives and rlvcr.credit in ("executed", "corrected"):
-            self._execute_alternatives(data, rows, engines)
         row_turns = build_row_turns(rows)
         if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
@@ -542,16 +546,3 @@ class TrajectoryCollector:
         data = self.convert_scores_to_columns(data.union(workers.compute_log_prob(requests)))
         data.meta_info["timing"]["scoring"] = time.perf_counter() - start_s
         return data
-
-    def _execute_alternatives(
-        self, data: DataProto, rows: Sequence[TrajectoryRow], actor_rollout_wg: RolloutEngines
-    ) -> None:
-        start_s = time.perf_counter()
-        settings = self._build_settings(is_train=True, samples_alternatives=False)
-        data.meta_info["metrics"] |= execute_alternatives(
-            list_trajectories(rows),
-            lambda specs: self._generate_specs(specs, actor_rollout_wg, settings),
-            get_method_settings(self.config.algorithm),
-            settings.seed,
-        )
-        data.meta_info["timing"]["executed"] = time.perf_counter() - start_s

@@ -13,6 +13,7 @@ from rlvcr.research.level_rules import FREE_RULE, LevelRule
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.config.schema.env import EnvConfig
+from verl.names import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class RolloutSettings:
     ``trajectories_per_row`` trajectories are generated.
     """
 
-    history: str
+    history: History
     history_length: int
     max_steps: int
     max_turn_tokens: int
@@ -77,8 +78,7 @@ class RolloutSettings:
         sampling_config = rollout_config if is_train else rollout_config.val_kwargs
         turn_tokens = config.env.max_turn_tokens or config.data.max_response_length
         alternatives = None
-        # With ``credit=executed`` only returns of replays are compared, so no thought is scored.
-        if samples_alternatives and rlvcr.credit != "executed":
+        if samples_alternatives:
             alternatives = AlternativeSettings.from_config(rlvcr, rollout_config.seed, turn_tokens)
         return cls(
             trajectories_per_row=1 if is_train else rollout_config.val_kwargs.n,
@@ -104,7 +104,10 @@ class RolloutSettings:
         )
 
     def build_prompts(self, package: EnvPackage, env_config: EnvConfig) -> Prompts:
-        """Return the prompts of ``package``, with the texts of ``level_prompts``."""
+        """Return the prompts of the environment ``package``.
+
+        The texts in ``level_prompts`` replace the descriptions of thinking levels in them.
+        """
         settings = env_settings(env_config)
         if self.level_prompts:
             settings = settings.model_copy(update={"level_prompts": dict(self.level_prompts)})

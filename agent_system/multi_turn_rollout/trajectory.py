@@ -31,8 +31,7 @@ class RolloutSpec:
     ``uid``.
 
     The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
-    forced to ``forced_level``: it begins with ``tokens_before_level`` and the level digit. If
-    ``tokens_before_level`` is None, it begins with ``<level>k</level><think>``.
+    forced to ``forced_level``: it begins with ``<level>k</level><think>``.
     ``expected_observations`` are the recorded observations of the repeated turns and of the forced
     turn. The trajectory ends after ``max_turns`` turns, if that is less than the limit of the
     rollout.
@@ -47,7 +46,6 @@ class RolloutSpec:
     replayed_turns: tuple[tuple[int, ...], ...] = ()
     expected_observations: tuple[str, ...] = ()
     forced_level: int | None = None
-    tokens_before_level: tuple[int, ...] | None = None
     max_turns: int | None = None
 
     @property
@@ -65,7 +63,6 @@ class Turn:
 
     - ``parsed``: level, thought and action (``rlvcr.levels``); None if levels are not requested.
     - ``alternatives``: thoughts at other levels; None if they are not requested.
-    - ``executed_credit``: credit from a replay with another level; None without a replay.
     - ``image``: image of the observation; None for text.
     - ``situation``, ``needed_level``: kind of state and required level. They come from the
       observation and are used for metrics.
@@ -86,7 +83,6 @@ class Turn:
     done: bool = False
     parsed: ParsedTurn | None = None
     alternatives: TurnAlternatives | None = None
-    executed_credit: float | None = None
     image: Any = None
     situation: str = ""
     needed_level: int | None = None

@@ -30,9 +30,10 @@ from agent_system.multi_turn_rollout.trajectory import (
     extract_info_numbers,
 )
 from agent_system.tokens.bridge import ChatBridge
-from agent_system.tokens.conversation import TokenConversation
+from agent_system.tokens.dialogues import Dialogue
 from rlvcr.alternatives import SEED_RANGE, AlternativeSampler, TurnAlternatives
 from rlvcr.levels import LevelCodec, ParsedTurn
+from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import SamplingResult, StopReason
 from verl.utils.seeds import derive_seed
 
@@ -115,42 +116,45 @@ class TrajectoryGenerator:
             trajectory.abort("engine", str(failure))
         except ReplayMismatch as failure:
             trajectory.abort("replay", str(failure))
+        except TemplateUnsupported as failure:
+            # With ``chat`` history the template also renders replies, which may be any text.
+            trajectory.abort("template", str(failure))
 
     async def _run_turns(self, env: PoolSession) -> None:
         context = self.context
         trajectory = self.trajectory
         history = make_history(context.settings, context.bridge, context.prompts)
         trajectory.ledgers = history.ledgers
-        trajectory.shown_messages = history.shown_messages
         spec = trajectory.spec
         observation = await self._await_env(env.reset(spec.task, spec.env_seed))
         trajectory.start_state = (observation.text, observation.state)
         max_turns = spec.max_turns or context.settings.max_steps
         for step in range(min(max_turns, context.settings.max_steps)):
-            conversation = history.open_turn(observation, step)
-            if conversation is None:
+            dialogue = history.open_turn(observation, step)
+            if dialogue is None:
                 trajectory.truncated = "budget"
                 return
             # Add the turn to the trajectory before the env step, which may fail.
-            turn = await self._sample_policy_turn(conversation, observation, step)
+            turn = await self._sample_policy_turn(dialogue, observation, step)
             if turn.stop_reason is not StopReason.STOP:
                 trajectory.truncated = "length"
-                # A turn that reached the token limit is trained on. It is executed only if the
-                # whole turn is the answer.
+                # A turn that reached the token limit is trained on. Its action is executed only
+                # if the whole turn is the answer, as in single-turn data.
                 if context.package.package_for_task(spec.task).executes_cut_turns:
-                    await self._step_env(env, turn)
+                    await self._step_env(env, turn, history.read_reply(turn))
                 return
-            observation = await self._step_env(env, turn)
+            observation = await self._step_env(env, turn, history.read_reply(turn))
             if turn.done:
                 return
             history.close_turn(turn)
         trajectory.truncated = "steps"
 
     async def _sample_policy_turn(
-        self, conversation: TokenConversation, observation: Observation, step: int
+        self, dialogue: Dialogue, observation: Observation, step: int
     ) -> Turn:
         context = self.context
         spec = self.trajectory.spec
+        conversation = dialogue.conversation
         ledger = conversation.ledger
         self._check_replayed_observation(observation, step)
         is_repeated = step < len(spec.replayed_turns)
@@ -168,15 +172,17 @@ class TrajectoryGenerator:
                 conversation.prompt_ids, spec, step - len(spec.replayed_turns), max_tokens
             )
         self.trajectory.engine_wait_s += time.perf_counter() - start_s
-        segment = conversation.add_turn(sampling_result, step)
+        response = context.bridge.decode([*forced_ids, *sampling_result.token_ids])
+        segment = dialogue.add_reply(sampling_result, step, [response])
+        self.trajectory.shown_messages = dialogue.shown_messages
         turn = Turn(
             step=step,
             observation=observation.text,
             anchor=observation.state,
-            ledger=len(self.trajectory.ledgers) - 1,
+            ledger=dialogue.ledger_index,
             start=turn_start,
             end=segment.end_position,
-            response=context.bridge.decode(ledger.token_ids[turn_start:]),
+            response=response,
             stop_reason=sampling_result.stop_reason,
             image=observation.image,
             situation=observation.situation,
@@ -215,8 +221,6 @@ class TrajectoryGenerator:
             return []
         spec = self.trajectory.spec
         if spec.forced_level is not None and step == len(spec.replayed_turns):
-            if spec.tokens_before_level is not None:
-                return [*spec.tokens_before_level, codec.digit_ids[spec.forced_level - 1]]
             return codec.prefix_ids[spec.forced_level]
         settings = self.context.settings
         uniform_number = (
@@ -225,9 +229,10 @@ class TrajectoryGenerator:
         level = settings.level_rule.draw_level(uniform_number, required_level)
         return [] if level is None else codec.prefix_ids[level]
 
-    async def _step_env(self, env: PoolSession, turn: Turn) -> Observation:
+    async def _step_env(self, env: PoolSession, turn: Turn, text: str) -> Observation:
+        """Apply the action in ``text``, the reply of ``turn``."""
         package = self.context.package.package_for_task(self.trajectory.spec.task)
-        turn.action, is_well_formed = package.project(turn.response)
+        turn.action, is_well_formed = package.project(text)
         observation, reward, done, info = await self._await_env(env.step(turn.action))
         turn.reward = float(reward)
         turn.done = bool(done)
@@ -304,7 +309,7 @@ async def generate_group_alternatives(
 
 @dataclass(frozen=True, slots=True)
 class _TurnWithWantedLevels:
-    """Turn that needs thoughts at ``levels``."""
+    """Turn for which alternative thoughts at ``levels`` are to be sampled."""
 
     trajectory: Trajectory
     turn: Turn
@@ -315,9 +320,9 @@ class _TurnWithWantedLevels:
 async def _sample_shared_thoughts(
     sampler: AlternativeSampler, members: Sequence[_TurnWithWantedLevels]
 ) -> None:
-    """Sample the thoughts that any of ``members`` needs, and store them in the turns.
+    """Sample each alternative thought that a turn in ``members`` needs, and store it in the turns.
 
-    The members have equal prompts.
+    All turns in ``members`` have equal prompts, so one thought per level is shared by all of them.
     """
     first = members[0]
     spec = first.trajectory.spec

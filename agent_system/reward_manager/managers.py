@@ -317,7 +317,10 @@ class StepRewardManager(EpisodeRewardManager):
 
 
 def _get_reward_parts(data: DataProto) -> np.ndarray:
-    """Return the column ``reward_parts`` [B] of ``data``. Add it with empty dicts if missing."""
+    """Return the column ``reward_parts`` [B] of ``data``: the rewards of each row by name.
+
+    Add the column with empty dicts if it is missing.
+    """
     columns = data.non_tensor_batch
     if REWARD_PARTS not in columns:
         columns[REWARD_PARTS] = object_array([{} for _ in range(len(data))])
@@ -325,9 +328,10 @@ def _get_reward_parts(data: DataProto) -> np.ndarray:
 
 
 def _fill_reward_parts(data: DataProto, timed_out_trajectories: Collection[str]) -> None:
-    """Set ``reward_parts`` of ``timed_out_trajectories`` to the means of their groups.
+    """Set ``reward_parts`` (rewards by name) of ``timed_out_trajectories`` to their groups' means.
 
-    A reward that no member of the group has becomes 0.
+    The score function exceeded its time limit for these trajectories. A reward that no member of
+    the group has becomes 0.
     """
     parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]

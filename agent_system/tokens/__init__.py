@@ -10,6 +10,7 @@ __getattr__, __all__ = make_lazy_exports(
     __name__,
     {
         "ChatBridge": "bridge",
+        "EpisodeDialogues": "dialogues",
         "TokenLimits": "conversation",
         "SegmentKind": "ledger",
         "TokenConversation": "conversation",

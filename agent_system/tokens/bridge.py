@@ -24,7 +24,9 @@ from verl.utils.chat_template import (
     ChatTemplate,
     Message,
     TemplateUnsupported,
+    Tools,
     find_end_of_turn_id,
+    find_sampled_end,
     find_stop_token_ids,
     make_anchor,
 )
@@ -97,7 +99,7 @@ class Bridge:
         return len(self.ids_before) + len(self.observation) + len(self.ids_after)
 
     def append_to(self, ledger: TokenLedger, turn: int, episode: int = 0) -> None:
-        """Append the tokens to ``ledger``, before those of ``turn``."""
+        """Append template and observation tokens to ``ledger``, before the tokens of ``turn``."""
         ids_with_kind = (
             (self.ids_before, SegmentKind.BRIDGE),
             (self.observation, SegmentKind.ENV),
@@ -138,7 +140,9 @@ class ChatBridge:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(tokenizer, template_kwargs)
         self._turn_end_text = self.template.render_turn_end()
-        self.end_of_turn_id = find_end_of_turn_id(tokenizer, self._turn_end_text)
+        # The end of a turn in the history, and the end that the policy samples.
+        self.history_end_id = find_end_of_turn_id(tokenizer, self._turn_end_text)
+        self.sampled_closing_text, self.end_of_turn_id = find_sampled_end(tokenizer, self.template)
         self.end_ids = find_stop_token_ids(tokenizer)
         self._tokens = ChatTokens(tokenizer, self._collect_template_text())
         # Text up to the control token that closes an assistant turn. Empty if plain text closes it.
@@ -151,11 +155,56 @@ class ChatBridge:
 
         The generation prompt of some templates ends with ``<think>``.
         """
-        marked_messages = [
-            {**message, "content": self._tokens.mark_control_tokens(message["content"])}
-            for message in self.prepare_messages(messages)
-        ]
-        return list(self.encode(self.template.render(marked_messages)))
+        return list(self.encode(self.render_marked(self.prepare_messages(messages))))
+
+    def render_marked(
+        self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool = True
+    ) -> str:
+        """Return the text of ``messages`` for ``encode``: control tokens in contents are marked.
+
+        Raises the errors of the template (``RENDER_ERRORS``).
+        """
+        marked = [self._mark_texts(message) for message in messages]
+        return self.template.render(
+            marked, add_generation_prompt=add_generation_prompt, tools=self._mark_texts(tools)
+        )
+
+    def restore_text(self, marked: str) -> str:
+        """Return the text of ``render_marked`` as the template writes it without marks."""
+        return self._tokens.restore_control_tokens(marked)
+
+    def continue_row(
+        self, row_ids: Sequence[int], last_prompt: str, reply: str, marked: str
+    ) -> tuple[int, ...] | None:
+        """Return the tokens that the prompt ``marked`` adds to a row; None if it is no extension.
+
+        ``row_ids`` are the tokens of the row. It ends with a reply to ``last_prompt``, a text of
+        ``render_marked``. The prompt extends the row if it begins with its tokens. It also does if
+        it begins with its text, and the tokens after that text do not depend on it. The policy may
+        have sampled other tokens for the reply than the tokenizer gives, and they are kept.
+        """
+        # Marked texts are compared: text of a user never equals the control tokens of a template.
+        if marked.startswith(last_prompt):
+            after_prompt = marked[len(last_prompt) :]
+            if self.restore_text(after_prompt).startswith(reply):
+                reply_length = self._tokens.find_marked_length(after_prompt, len(reply))
+                added_ids = self._tokens.encode_from(marked, len(last_prompt) + reply_length)
+                if added_ids is not None:
+                    return added_ids
+        ids = self.encode(marked)
+        return ids[len(row_ids) :] if ids[: len(row_ids)] == tuple(row_ids) else None
+
+    def join_system(self, messages: Sequence[Message]) -> list[Message]:
+        """Return ``messages`` with the system text in front of the first user message.
+
+        They are unchanged if the template has a system role.
+        """
+        has_system = len(messages) > 1 and messages[0]["role"] == "system"
+        if not has_system or self.template.takes_system:
+            return list(messages)
+        system, user_message, *later_messages = messages
+        text = f"{system['content']}\n\n{user_message['content']}"
+        return [{**user_message, "content": text}, *later_messages]
 
     def prepare_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Return ``messages`` in the form that the template accepts.
@@ -163,13 +212,9 @@ class ChatBridge:
         If the template has no system role, the system text is put in front of the first user
         message. Raises ``TemplateUnsupported`` if the template does not show each message once.
         """
-        has_system = len(messages) > 1 and messages[0]["role"] == "system"
-        if has_system and not self.template.takes_system:
-            system, user_message, *later_messages = messages
-            text = f"{system['content']}\n\n{user_message['content']}"
-            messages = [{**user_message, "content": text}, *later_messages]
+        messages = self.join_system(messages)
         self.template.split_pieces(tuple(message["role"] for message in messages))
-        return list(messages)
+        return messages
 
     def has_plain_text_only(self, messages: Sequence[Message]) -> bool:
         """Return True if no content has a control token or was changed by ``escape_added_tokens``.
@@ -195,7 +240,8 @@ class ChatBridge:
         ]
         text = self.template.render([{"role": role, "content": content} for role, content in turns])
         text_after_turn = text.partition(make_anchor(1))[2]
-        has_sampled_end = bool(sampled_ids) and sampled_ids[-1] == self.end_of_turn_id
+        end_ids = (self.end_of_turn_id, self.history_end_id)
+        has_sampled_end = bool(sampled_ids) and sampled_ids[-1] in end_ids
         if has_sampled_end and text_after_turn.startswith(self.turn_closing_text):
             # Encode the text together with the sampled end-of-turn token, then drop that token.
             closing_text = self.turn_closing_text.lstrip()
@@ -245,12 +291,12 @@ class ChatBridge:
                 "fix: use a chat template whose assistant turns begin with the generation prompt"
             )
         turn_text = conversation_text[len(prompt) : len(conversation_text) - len(closing_text)]
-        ids = self._tokens.encode_following_text(prompt, turn_text + self.turn_closing_text)
-        if self.turn_closing_text and ids[-1] != self.end_of_turn_id:
+        ids = self._tokens.encode_following_text(prompt, turn_text + self.sampled_closing_text)
+        if self.sampled_closing_text and ids[-1] != self.end_of_turn_id:
             raise TemplateUnsupported(
-                f"the tokenizer does not encode its end of turn {self.turn_closing_text.strip()!r} "
-                f"as one token after {text[-80:]!r}, so a policy cannot be trained to end such a "
-                "turn"
+                "the tokenizer does not encode its end of turn "
+                f"{self.sampled_closing_text.strip()!r} as one token after {text[-80:]!r}, so a "
+                "policy cannot be trained to end such a turn"
             )
         return ids
 
@@ -264,10 +310,13 @@ class ChatBridge:
 
     def decode(self, sampled_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn without its end tokens. Other special tokens stay."""
-        turn_ids = strip_end_ids(sampled_ids, self.end_ids)
+        return self.decode_exactly(strip_end_ids(sampled_ids, self.end_ids))
+
+    def decode_exactly(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ``token_ids`` with all special tokens."""
         # The clean-up of transformers would drop sampled spaces: text and tokens would differ.
         return self.tokenizer.decode(
-            turn_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
     def escape_added_tokens(self, text: str) -> str:
@@ -278,6 +327,16 @@ class ChatBridge:
         """
         return self._added_token_pattern.sub(
             lambda match: f"{match[0][0]}{CUT}{match[0][1:]}", remove_escape_characters(text)
+        )
+
+    def _mark_texts(self, value: Any) -> Any:
+        """Return ``value`` with the control tokens in all its texts marked, at any depth."""
+        if isinstance(value, str):
+            return self._tokens.mark_control_tokens(value)
+        if isinstance(value, Mapping):
+            return {key: self._mark_texts(item) for key, item in value.items()}
+        return (
+            [self._mark_texts(item) for item in value] if isinstance(value, list | tuple) else value
         )
 
     @cached_property
@@ -304,7 +363,7 @@ class ChatBridge:
         texts = [piece for piece in pieces if isinstance(piece, str)]
         with contextlib.suppress(TemplateUnsupported):
             texts += self.template.render_between_turns()
-        return "".join([*texts, self._turn_end_text])
+        return "".join([*texts, self._turn_end_text, self.sampled_closing_text])
 
 
 class PlainBridge:

@@ -1,6 +1,8 @@
 """Tokens of one conversation: appends prompts and turns to a ledger, within token limits.
 
     add_observation     first prompt, or template tokens + observation + template tokens
+    add_prompt          first prompt that is rendered already
+    add_bridge          template tokens + observation + template tokens that are encoded already
     add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
     add_turn            tokens that the policy sampled, unchanged
 
@@ -12,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent_system.tokens.bridge import ChatBridge, PlainBridge
+from agent_system.tokens.bridge import Bridge, ChatBridge, PlainBridge
 from agent_system.tokens.ledger import Segment, SegmentKind, TokenLedger
 from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
@@ -99,11 +101,22 @@ class TokenConversation:
             first_prompt = self._bridge.encode_first_prompt(
                 append_user_text(self._opening_messages, text)
             )
-            if not self._limits.allows_turn(len(first_prompt), 0):
-                return False
-            self.ledger.append(first_prompt, SegmentKind.PROMPT, turn=turn, episode=episode)
-            return True
+            return self.add_prompt(first_prompt, turn, episode)
         bridge = self._bridge.make_bridge(self.ledger.all_segments[-1].ids, text)
+        return self.add_bridge(bridge, turn, episode)
+
+    def add_prompt(self, ids: Sequence[int], turn: int, episode: int = 0) -> bool:
+        """Add ``ids`` as the first prompt, in front of ``turn``.
+
+        Return False without adding anything if ``turn`` would not fit after it.
+        """
+        if not self._limits.allows_turn(len(ids), 0):
+            return False
+        self.ledger.append(ids, SegmentKind.PROMPT, turn=turn, episode=episode)
+        return True
+
+    def add_bridge(self, bridge: Bridge, turn: int, episode: int = 0) -> bool:
+        """Add the tokens of ``bridge`` in front of ``turn``; False if ``turn`` would not fit."""
         # The response starts at the end of the first prompt, so it includes a forced prefix.
         prompt = self.ledger.all_segments[0].end_position
         response = len(self.ledger) - prompt + len(bridge)

@@ -69,7 +69,11 @@ _AGENT_CODE = _KINDS_BY_CODE.index(SegmentKind.AGENT)
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """All segments of a ledger as arrays. The module docstring describes the fields."""
+    """All segments of a token ledger as arrays.
+
+    ``ids`` are all tokens, ``logprobs`` the log-probs of the sampled tokens. ``table`` has one line
+    per segment, with its kind, length and turn; the module docstring lists the columns.
+    """
 
     ids: np.ndarray
     logprobs: np.ndarray

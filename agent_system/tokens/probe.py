@@ -20,6 +20,7 @@ from agent_system.tokens.bridge import (
     TextTokenizer,
     is_chat_tokenizer,
 )
+from verl.names import History
 from verl.utils.chat_template import (
     RENDER_ERRORS,
     ChatTemplate,
@@ -63,6 +64,8 @@ class TemplateProbe:
     ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. Without
     them ``append`` still works, because the policy sees its own tokens. But a model that was
     trained with this template has only seen earlier turns without thoughts.
+
+    ``refuses_turns``: error of the template for a conversation of several turns, or empty.
     """
 
     verdict: TemplateVerdict
@@ -70,9 +73,10 @@ class TemplateProbe:
     opens_thought: bool = False
     keeps_thoughts: bool = True
     takes_system: bool = True
+    refuses_turns: str = ""
 
-    def require_history(self, history: str) -> None:
-        """Check that the template supports ``history`` ("append" | "window").
+    def require_history(self, history: History) -> None:
+        """Check that the template supports ``history``.
 
         Raises ``TemplateUnsupported`` with the reason and, if one exists, the setting that works.
         """
@@ -81,8 +85,29 @@ class TemplateProbe:
         if history == "append" and self.verdict is TemplateVerdict.WINDOW:
             raise TemplateUnsupported(
                 f"env.history=append does not work with this chat template: {self.reason}. "
-                "Set env.history=window, or use a template that keeps earlier turns unchanged"
+                "Set env.history=chat or env.history=window, or use a template that keeps earlier "
+                "turns unchanged"
             )
+        if history == "chat" and self.refuses_turns:
+            raise TemplateUnsupported(
+                "env.history=chat does not work with this chat template: it refuses a "
+                f"conversation of {NUM_PROBED_TURNS} turns ({self.refuses_turns}). "
+                "Set env.history=window"
+            )
+
+    def explain_history(self, history: History) -> str:
+        """Return a note for the plan: what the template does with earlier turns.
+
+        It is empty for ``window``, whose prompts have no earlier turns.
+        """
+        if history == "window":
+            return ""
+        if self.reason:
+            return f"with this template {self.reason}"
+        if not self.keeps_thoughts:
+            kept = "append keeps them" if history == "append" else "new row after each thought"
+            return f"the template removes earlier thoughts ({kept})"
+        return "the template keeps earlier turns"
 
 
 def probe_template(
@@ -127,18 +152,43 @@ def _probe_bridge(
         ]
         check_next_turn(bridge)
     except TemplateUnsupported as error:
-        reason = str(error)
         return TemplateProbe(
-            TemplateVerdict.WINDOW, reason, opens_thought, False, template.takes_system
+            TemplateVerdict.WINDOW,
+            str(error),
+            opens_thought,
+            False,
+            template.takes_system,
+            _find_refusal(template),
         )
-    # "" means no problem. The template needs to support only one form of thoughts.
+    # One form of thoughts without a problem ("") is enough: <think> tags or reasoning_content.
     keeps_thoughts = "" in thought_problems
-    # If the template opens the thought, the policy never writes a turn without one.
+    # If the generation prompt opens a thought, every turn has one, so only the results for turns
+    # with thoughts count.
     reason = plain_problem
     if opens_thought:
         reason = "" if keeps_thoughts else thought_problems[0]
     verdict = TemplateVerdict.WINDOW if reason else TemplateVerdict.APPEND
-    return TemplateProbe(verdict, reason, opens_thought, keeps_thoughts, template.takes_system)
+    return TemplateProbe(
+        verdict,
+        reason,
+        opens_thought,
+        keeps_thoughts,
+        template.takes_system,
+        _find_refusal(template),
+    )
+
+
+def _find_refusal(template: ChatTemplate) -> str:
+    """Return the error of ``template`` for ``NUM_PROBED_TURNS`` turns, or an empty text."""
+    messages: list[Message] = []
+    for turn in range(NUM_PROBED_TURNS):
+        messages += [{"role": "user", "content": make_anchor(turn)}]
+        try:
+            template.render(messages)
+        except RENDER_ERRORS as error:
+            return str(error) or type(error).__name__
+        messages += [{"role": "assistant", "content": make_anchor(100 + turn)}]
+    return ""
 
 
 def check_first_prompt(bridge: ChatBridge, messages: Sequence[Message]) -> None:
@@ -168,7 +218,7 @@ def check_next_turn(bridge: ChatBridge, opening: Sequence[Message] = ()) -> None
     first_messages = list(opening) or [{"role": "user", "content": SAMPLE_OBSERVATIONS[0]}]
     if not bridge.has_plain_text_only(first_messages):
         return
-    end_id = bridge.end_of_turn_id
+    end_id = bridge.history_end_id
     sampled_ids = [] if end_id is None else [end_id]
     for answer, text in product(SAMPLE_ANSWERS, SAMPLE_OBSERVATIONS):
         turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": text}]
@@ -212,12 +262,14 @@ def _check_generation_prompt(template: ChatTemplate) -> None:
     rendered_prompt = template.render_generation_prompt()
     generation_prompt = INVISIBLE_TEXT_PATTERN.sub("", rendered_prompt)
     turn_beginning = INVISIBLE_TEXT_PATTERN.sub("", gap_text)
-    # A prompt may also contain the start of the turn, as <think>.
+    # The generation prompt may go further than the common beginning of turns, for example with
+    # <think>.
     if generation_prompt.startswith(turn_beginning):
         return
     extra_text = turn_beginning[len(generation_prompt) :]
     user_turn = template.render(turns[:1], add_generation_prompt=False)
-    # Some policies write the tags of their channel themselves after the generation prompt.
+    # Some policies sample the tags between generation prompt and content themselves, such as
+    # <|channel|>final<|message|>.
     is_channel_tag = CHANNEL_TAG_PATTERN.search(extra_text) is not None
     writes_tags_itself = is_channel_tag and user_turn != template.render(turns[:1])
     if not turn_beginning.startswith(generation_prompt) or (extra_text and not writes_tags_itself):

@@ -72,12 +72,13 @@ class AuditPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScoreAudit:
-    """Rank correlations of a score with the effects on the return.
+    """Rank correlations of one score with the measured effects of options on the return.
 
-    ``all_levels``: over all levels of all points. ``in_won``: over the points in successful
-    trajectories. ``in_lost``: over the points in unsuccessful trajectories. ``chosen``: over the
-    chosen option of every point. The first three are None for a score that exists for the chosen
-    option only.
+    A score is the credit that a rule gives to an option. A point is a turn at which all options
+    (levels or actions) were executed. ``all_levels``: over all levels of all points. ``in_won``:
+    over the points in successful trajectories. ``in_lost``: over the points in unsuccessful
+    trajectories. ``chosen``: over the original option of every point. The first three are None for
+    a score that exists for the original option only.
     """
 
     name: str
@@ -89,12 +90,13 @@ class ScoreAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Audit of ``points`` points with ``plays`` rollouts per option.
+    """Result of an audit of ``points`` turns, with ``plays`` rollouts per option (level or action).
 
-    ``levels``: mean effects of levels 1 to 4; empty for actions. ``reliability``: expected
-    correlation of the effects of all options in two audits. ``second_audit``: this correlation for
-    the same subsets of options as in ``scores``. ``scores`` are sorted by the correlation at the
-    chosen options.
+    The effect of an option is its mean return minus the mean over the options of the turn.
+    ``levels``: mean effects of levels 1 to 4; empty for actions. ``scores``: correlations of each
+    credit rule with the effects, sorted by the correlation at the chosen options. ``reliability``:
+    expected correlation of the effects of all options in two audits. ``second_audit``: the same for
+    each selection of options in ``scores``.
     """
 
     points: int
@@ -108,7 +110,10 @@ class AuditResult:
 def audit_scores(
     points: Sequence[AuditPoint], seed: int = 0, resamples: int = NUM_RESAMPLES
 ) -> AuditResult:
-    """Compare every score of ``points``, and the random score ``random``, with the effects.
+    """Compare every score of the audited turns ``points`` with the measured effects of options.
+
+    A score is the credit that a rule gives to an option (level or action). A score ``random`` of
+    random numbers is added as a control.
 
     Intervals are from ``resamples`` bootstrap samples of tasks, each task with all of its points.
     Raises ``ValueError`` without points.
@@ -154,7 +159,10 @@ def audit_scores(
 
 
 class _Comparison:
-    """Statistics of two arrays of values of ``points``, with bootstrap intervals over tasks."""
+    """Statistics of the audited turns ``points``, with bootstrap intervals over tasks.
+
+    A statistic compares two arrays, for example the scores and the measured effects of options.
+    """
 
     def __init__(self, points: Sequence[AuditPoint], seed: int, resamples: int) -> None:
         self._points = points
@@ -168,7 +176,10 @@ class _Comparison:
     def get_interval(
         self, measure: WeightedMeasure, selected: np.ndarray | None = None
     ) -> Interval:
-        """Return ``measure`` of the ``selected`` points (default: all) with its interval."""
+        """Return the statistic ``measure`` with its bootstrap interval.
+
+        ``selected`` [P] marks the points to include (default: all).
+        """
         is_counted = np.ones(len(self._points), dtype=bool) if selected is None else selected
         return _bootstrap_interval(
             measure, is_counted, self._tasks, self._seed, self._num_resamples
@@ -177,7 +188,11 @@ class _Comparison:
     def audit_levels(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two tables [P, K], for every subset in ``ScoreAudit``."""
+        """Return the statistic ``measure`` of two tables [P, K] of P points and K options.
+
+        It is computed for each selection of options in ``ScoreAudit``. ``name`` is the name of the
+        score.
+        """
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen(self._points, table) for table in (first, second)]
         return ScoreAudit(
@@ -191,13 +206,19 @@ class _Comparison:
     def audit_chosen(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return ``measure`` of two arrays [P]. Points where ``first`` is NaN are omitted."""
+        """Return the statistic ``measure`` of two arrays [P]: values of the P chosen options.
+
+        Points where ``first`` is NaN are omitted. ``name`` is the name of the score.
+        """
         interval = self.get_interval(partial(measure, first, second), ~np.isnan(first))
         return ScoreAudit(name, None, None, None, interval)
 
 
 def _estimate_second_audit(comparison: _Comparison, points: Sequence[AuditPoint]) -> ScoreAudit:
-    """Return the expected correlations of the effects with those of a second audit."""
+    """Return the expected correlations of the measured effects with those of a second audit.
+
+    They are estimated from two halves of the rollouts.
+    """
     first, second = (
         [_compute_half_effects(point, half_index) for point in points] for half_index in (0, 1)
     )
@@ -268,7 +289,7 @@ def _subtract_mean(values: Sequence[float] | np.ndarray) -> np.ndarray:
 def _bootstrap_interval(
     measure: WeightedMeasure, is_counted: np.ndarray, tasks: np.ndarray, seed: int, resamples: int
 ) -> Interval:
-    """Return ``measure`` of the counted points, with a bootstrap interval over tasks.
+    """Return the statistic ``measure`` of the counted points, with a bootstrap interval over tasks.
 
     Tasks are resampled, because neither levels of a point nor points of a task are independent.
     With one task there are no bounds (NaN).
@@ -296,7 +317,10 @@ def _bootstrap_interval(
 
 
 def _repeat_for_options(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return ``weights`` [R, P], each repeated K times if ``values`` is [P, K]."""
+    """Return one weight per value: ``weights`` [R, P] of P points in R bootstrap samples.
+
+    If ``values`` is [P, K], each weight is repeated for the K options of its point.
+    """
     return np.repeat(weights, values.size // weights.shape[1], axis=1)
 
 

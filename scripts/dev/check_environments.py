@@ -162,7 +162,7 @@ def check_names(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return 1 if a check needs attention."""
+    """Run the command. Return 1 if a check found unnamed problems or did not finish."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def describe_outcome(result: Mapping[str, Any], has_remark: bool) -> str:
-    """Return the outcome of a check in one or two words."""
+    """Return the outcome of a check in one or two words, such as ``not finished``."""
     outcomes = {0: "no problem", 2: "not checked", TIMED_OUT_STATUS: NOT_FINISHED_OUTCOME}
     outcome = outcomes.get(result["status"], PROBLEMS_OUTCOME)
     return "named" if outcome == PROBLEMS_OUTCOME and has_remark else outcome

@@ -260,7 +260,10 @@ def measure_language(
 
 
 def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
-    """Return the number of findings by kind; for ``opening`` and ``one_word`` a fraction."""
+    """Return the number of findings by kind.
+
+    The value of ``opening`` is a fraction of all docstrings, that of ``one_word`` of all functions.
+    """
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}
     numbers["opening"] /= max(1, totals.docstrings)
@@ -329,15 +332,20 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
                 context = "\n".join(lines[max(0, line - 3) : line + 2])
                 items["identifiers"].append((file, f"{name}\n{context}"))
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for paragraph in text.split("\n\n"):
-            if not paragraph.lstrip().startswith(("|", "#", "<!--")):
-                sentences = re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split()))
-                for before, sentence in zip(["", *sentences], sentences, strict=False):
-                    if len(sentence.split()) >= 5:
-                        context = f"(before it: {before})\n" if before else ""
-                        items["sentences"].append((path.name, context + sentence))
+        items["sentences"] += [(path.name, text) for text in _collect_sentences(path)]
     return items
+
+
+def _collect_sentences(path: Path) -> Iterator[str]:
+    """Yield each sentence of at least five words, after the sentence before it."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for paragraph in text.split("\n\n"):
+        if paragraph.lstrip().startswith(("|", "#", "<!--")):
+            continue
+        sentences = re.split(r"(?<=[.!?:])\s+", " ".join(paragraph.split()))
+        for before, sentence in zip(["", *sentences], sentences, strict=False):
+            if len(sentence.split()) >= 5:
+                yield f"(before it: {before})\n{sentence}" if before else sentence
 
 
 def format_sample(root: Path, seed: int) -> Iterator[str]:

@@ -64,7 +64,6 @@ SPECS: tuple[MetricSpec, ...] = (
             GRADED_TRAINING_TRAJECTORIES,
         ),
         ("rlvcr/parse_fail_*", "turns that failed so / turns", GRADED_TRAINING_TRAJECTORIES),
-        ("rlvcr/executed_dropped", "alternatives without a value / alternatives", "executed"),
         ("rlvcr/dropped_*", "alternatives dropped for the reason / alternatives", "sampled ones"),
         ("rlvcr/credited_token_share", "tokens with a thinking advantage / tokens", SAMPLED_TOKENS),
         (
@@ -145,7 +144,6 @@ SPECS: tuple[MetricSpec, ...] = (
             OPTIMIZER_STEPS,
         ),
         ("rlvcr/expanded_steps", "turns with alternative thoughts", "-"),
-        ("rlvcr/executed_steps", "turns with an executed alternative", "-"),
         ("rlvcr/valid_contexts_mean", "scored thoughts / turns", "`rlvcr/expanded_steps`"),
     ),
     *_specs_of_unit(
@@ -159,7 +157,6 @@ SPECS: tuple[MetricSpec, ...] = (
         ("prompt_length/*", "mean, max, min of the rows", "rows"),
         ("rlvcr/thought_tokens_mean", "tokens of thoughts / thoughts", "turns with a thought"),
         ("rlvcr/alternative_tokens", "tokens sampled for alternatives", "-"),
-        ("rlvcr/executed_tokens", "tokens sampled for executed alternatives", "-"),
         ("rlvcr/branch_tokens_ratio", "tokens scored for alternatives / tokens", "tokens of rows"),
         ("perf/total_num_tokens", "tokens of prompts and responses, without padding", "-"),
         ("perf/engine_tokens", "tokens that the engines sampled", "-"),
@@ -232,9 +229,6 @@ SPECS: tuple[MetricSpec, ...] = (
         ("rlvcr/score_logprob", "log-prob of the action under its thought", "scored turns"),
         ("rlvcr/score_entropy", "entropy of the action under its thought", "scored turns"),
         ("rlvcr/advantage_abs_mean", "mean |thinking advantage|", "`rlvcr/expanded_steps`"),
-        ("rlvcr/executed_advantage_abs_mean", "mean |executed credit|", "`rlvcr/executed_steps`"),
-        ("rlvcr/executed_slope", "slope of executed credit on the score", "`rlvcr/executed_steps`"),
-        ("rlvcr/executed_correlation", "rank correlation of both", "`rlvcr/executed_steps`"),
         ("rlvcr/trajectory_advantage_abs_mean", "mean |trajectory advantage|", CREDITED_TOKENS),
         ("rlvcr/posterior_of_chosen", "mean posterior of the drawn level", "its turns"),
         ("rlvcr/posterior_shift", "mean distance of posterior and policy", "its turns"),

@@ -150,7 +150,7 @@ def run_in_child(names: Sequence[str], seed: int, steps: int, hash_seed: int) ->
 
 
 def main() -> int:
-    """Run every name in two processes and print the names that differ."""
+    """Run every environment in two processes and print those with different transcripts."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

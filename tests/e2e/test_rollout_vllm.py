@@ -13,7 +13,15 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.helpers import vllm_process as remote
-from tests.helpers.engine_cases import ask, load, perturb, prompts, reference_logprobs
+from tests.helpers.engine_cases import (
+    ask,
+    assert_every_end_stops,
+    load,
+    make_base_policy,
+    perturb,
+    prompts,
+    reference_logprobs,
+)
 from tests.helpers.tiny_model import make_tiny_policy
 from verl.utils.sampling import SamplingRequest, StopReason
 
@@ -114,6 +122,17 @@ def test_compiled_engine_follows_changed_weights(tmp_path):
         assert case.differences(model, ask(8, max_tokens=20))[0].max() < 1e-3
         case.call(remote.update, perturb(model), 5)
         assert case.differences(model, ask(8, max_tokens=20))[0].max() < 1e-3
+        case.call(remote.stop)
+
+
+def test_every_end_of_a_base_model_with_a_template_ends_a_turn(tmp_path):
+    directory, end_ids = make_base_policy(tmp_path)
+    # Use a new process: the other tests share the engine of theirs.
+    with remote.one_process() as pool:
+        case = EngineCase(pool, directory, "float32")
+        case.call(remote.start, str(directory), "float32")
+        requests = ask(160, max_tokens=48, temperature=1.0)
+        assert_every_end_stops(case.call(remote.serve, requests), end_ids, 48)
         case.call(remote.stop)
 
 

@@ -2,11 +2,13 @@
 probs.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.tiny_model import make_tiny_policy
 from verl.config.schema.rollout import RolloutConfig
-from verl.utils.sampling import SamplingRequest, SamplingResult
+from verl.utils.sampling import SamplingRequest, SamplingResult, StopReason
 from verl.workers.rollout.base import RolloutEngine
 
 
@@ -106,3 +108,55 @@ def load(directory: Path):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(directory, dtype="float32").eval()
+
+
+# Template in the manner of GLM: the next role ends a turn, of an answer or of calls.
+BASE_TEMPLATE = (
+    "{%- for m in messages -%}"
+    "{{- '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' -}}{{- m.content -}}"
+    "{%- for call in m.tool_calls or [] -%}"
+    "{{- '<call>' + call.function.name + call.function.arguments.values() | join -}}"
+    "{%- endfor -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
+ROLE_MARKS = ["<|user|>", "<|observation|>", "<|assistant|>", "<|system|>"]
+
+
+def make_base_policy(directory: Path) -> tuple[Path, set[int]]:
+    """Write a random base model with a chat template; return the directory and its end tokens.
+
+    The tokenizer ends a sequence with ``<|pad|>``, the generation config with ``<|im_start|>``, the
+    template an answer with ``<|user|>`` and a turn of calls with ``<|observation|>``.
+    """
+    from transformers import AutoTokenizer, GenerationConfig
+
+    make_tiny_policy(directory, vocab=400)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_special_tokens({"additional_special_tokens": ROLE_MARKS})
+    tokenizer.eos_token = "<|pad|>"
+    tokenizer.chat_template = BASE_TEMPLATE
+    model = load(directory)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    start_id = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    GenerationConfig(eos_token_id=[start_id]).save_pretrained(directory)
+    marks = ["<|pad|>", "<|im_start|>", *ROLE_MARKS[:2]]
+    return directory, {tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+
+
+def assert_every_end_stops(
+    results: Mapping[str, SamplingResult], end_ids: set[int], length: int
+) -> None:
+    """Check that turns end at a token of ``end_ids`` or at ``length``, and that each id ends one.
+
+    A random policy samples each token about equally often.
+    """
+    last_ids = set()
+    for result in results.values():
+        assert end_ids.isdisjoint(result.token_ids[:-1])
+        if result.stop_reason is StopReason.STOP:
+            last_ids.add(result.token_ids[-1])
+        else:
+            assert len(result.token_ids) == length
+    assert last_ids == end_ids

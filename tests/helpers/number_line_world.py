@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from agent_system.environments.manager import make_envs
 from rlvcr.settings import get_method_settings
 from tests.helpers.scripted_engine import ScriptedEngine
 from verl.config.load import default_config
+from verl.names import History
 
 PLACE = re.compile(r"You are at (\d+)\. The target is (\d+)\.")
 THOUGHTS = {2: "I see the target", 3: "I tried nothing yet", 4: "first right then left"}
@@ -26,7 +27,7 @@ class Group:
 
 def make_config(
     env_name: str = "number_line",
-    history: Literal["append", "window"] = "append",
+    history: History = "append",
     n: int = 2,
     levels: bool = False,
     **env,

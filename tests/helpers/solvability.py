@@ -8,7 +8,7 @@ returns ``act(prompt) -> action``, which is called once per turn with the whole 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 from agent_system.environments.env import Task
 from agent_system.environments.manager import make_envs
@@ -16,6 +16,7 @@ from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
 from tests.helpers.number_line_world import Group, make_config
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.names import History
 from verl.protocol import DataProto
 
 Act = Callable[[str], str]
@@ -36,7 +37,7 @@ def play_episodes(
     *,
     groups: int = 2,
     n: int = 2,
-    history: Literal["append", "window"] = "append",
+    history: History = "append",
     levels: bool = False,
     split: str = "train",
     max_steps: int = 40,

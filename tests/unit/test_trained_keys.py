@@ -75,10 +75,8 @@ TESTS_BY_FILE: dict[str, dict[str, list[str]]] = {
     "rlvcr/test_credit_by_hand.py": {
         "test_permuted_credit_comes_from_other_rows": [f"{RLVCR}.permute"],
     },
-    "agent_system/multi_turn_rollout/test_executed_credit.py": {
-        "test_executed_share_selects_the_turns": [f"{RLVCR}.executed_share"],
-    },
     "rlvcr/test_scoring.py": {
+        "test_posterior_columns_equal_plain_forward_passes": [f"{RLVCR}.credit"],
         "test_shared_thoughts_are_sampled_once_for_equal_prompts": [f"{RLVCR}.share_thoughts"],
     },
     "rlvcr/test_alternatives.py": {

@@ -92,7 +92,7 @@ def compute_reinforce_plus_plus_outcome_advantage(
     returns = torch.zeros_like(rewards)
     return_sum = torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        # As in GAE, an unsampled position is not a time step.
+        # An unsampled position is not a time step: it neither discounts nor changes the sum.
         return_sum = torch.where(is_sampled[:, t], rewards[:, t] + gamma * return_sum, return_sum)
         returns[:, t] = return_sum
     returns = torch.where(is_sampled, returns, 0.0)

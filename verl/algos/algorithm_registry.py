@@ -43,7 +43,7 @@ CONVENTIONAL_INPUTS = {
 
 
 class RegisteredEstimator:
-    """Callable registry entry: the estimator's function and its declarations.
+    """Callable registry entry: an estimator's function and its declarations (inputs, parameters).
 
     The declarations are not attributes of the function, because one function may be registered
     under two names with different parameters.
@@ -70,12 +70,15 @@ class RegisteredEstimator:
 
 
 class TokenPicker(Protocol):
-    """Rule that selects tokens. It is computed from a whole mini-batch and applied to its parts."""
+    """Rule that selects tokens, computed from a mini-batch and applied to its micro-batches."""
 
     def select_tokens(
         self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
     ) -> Tensor:
-        """Return the selected tokens, bool ``[B, R]``. All arguments are ``[B, R]``."""
+        """Return the tokens whose loss is changed, bool ``[B, R]``.
+
+        All arguments are ``[B, R]``.
+        """
         ...
 
 

@@ -24,7 +24,7 @@ from verl.algos.token_losses import (
 
 @dataclass(frozen=True, slots=True)
 class CovarianceRange:
-    """Token picker that selects tokens with a covariance from ``lowest`` to ``highest``.
+    """Rule that selects tokens with a covariance from ``lowest`` to ``highest``.
 
     The covariance of a token is ``(A - mean_advantage) (log p_old - mean_log_prob)``. The means are
     those of the mini-batch.
@@ -73,7 +73,7 @@ def find_covariance_range(
     """
     if not len(advantages) or share <= 0:
         return EMPTY_RANGE
-    # Sort the values before the mean. The order depends on the ranks, and it changes the rounding.
+    # Sort the values before the mean: their order depends on the ranks, and affects the rounding.
     full_range = CovarianceRange(
         advantages.double().sort().values.mean().item(),
         old_log_prob.double().sort().values.mean().item(),
@@ -116,7 +116,8 @@ def compute_policy_loss_clip_cov(tokens: SampledTokens) -> TokenLosses:
     return TokenLosses(losses, surrogate.clipped | tokens.selected)
 
 
-# advantages_only=False, because a selected token with advantage 0 has a gradient of the KL term.
+# advantages_only=False: a row whose advantages are all 0 must not be skipped, because the KL term
+# gives its selected tokens a gradient.
 @register_token_loss(
     "kl_cov",
     advantages_only=False,

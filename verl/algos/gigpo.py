@@ -211,10 +211,10 @@ def compute_gigpo_outcome_advantage(
 
     ``step_rewards``, ``step_index`` and ``anchor_obs`` are ``[B]`` object arrays. Each row has a
     list with one entry per environment step. ``step_ids [B, R]`` is the step of each sampled token.
-    ``mode`` applies at both levels: ``mean_norm`` subtracts the group's mean, ``mean_std_norm``
-    also divides by its sample standard deviation. A state that occurs once has step advantage 0.
-    The trajectory advantage of a group of one is its return, as in GRPO. ``returns`` is the same
-    tensor as the advantages.
+    ``mode`` applies to trajectories and to steps: ``mean_norm`` subtracts the group's mean,
+    ``mean_std_norm`` also divides by its sample standard deviation. A state that occurs once has
+    step advantage 0. The trajectory advantage of a group of one is its return, as in GRPO.
+    ``returns`` is the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.gigpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)
@@ -248,8 +248,9 @@ def compute_hierarchical_advantages(
 ) -> PerStep:
     """Return the weighted mean of the step advantages over context lengths, float64 ``[S]``.
 
-    The contexts have 0 to ``max_context`` previous states. A step whose context occurs once has
-    advantage 0 for this length, which counts in the mean.
+    A context is the state of a step and the k states before it, with k = 0 to ``max_context``.
+    Steps with equal contexts are compared. If a context occurs once, the advantage for this k is 0,
+    and it counts in the mean.
     """
     weighted_mean = torch.zeros_like(returns)
     weights = [(k + 1.0) ** alpha for k in range(max_context + 1)]
@@ -290,8 +291,9 @@ def compute_hgpo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute HGPO advantages: GRPO advantage plus ``step_advantage_w`` times the step advantage.
 
-    Columns and ``mode`` are those of GiGPO; ``context=0`` equals GiGPO. ``returns`` is the same
-    tensor as the advantages.
+    The arguments are those of ``compute_gigpo_outcome_advantage``. In addition, ``context`` is the
+    largest number of previous states to compare (0 equals GiGPO), and ``alpha`` the exponent of the
+    weights. ``returns`` is the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)

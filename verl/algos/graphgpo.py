@@ -6,7 +6,8 @@ shortest path from a state to the goal in this graph:
 
     return of a step = goal_value * gamma^d(state after it)     0 if there is no path
 
-A good step of an unsuccessful trajectory gets a return. A detour of a successful one does not.
+A good step of an unsuccessful trajectory gets a return if its next state is on another path to the
+goal. A detour of a successful trajectory increases the distance, so it gets a smaller return.
 """
 
 from collections import deque
@@ -122,9 +123,10 @@ def compute_graphgpo_outcome_advantage(
 ) -> tuple[PerToken, PerToken]:
     """Compute GraphGPO advantages: GRPO plus ``step_advantage_w`` times the step advantage.
 
-    A step is compared with all steps of its task from the same state. Columns and ``mode`` are
-    those of GiGPO, plus ``won [B]``. The step advantage is exactly 0 in a task without success and
-    in a state that occurs once. ``returns`` is the same tensor as the advantages.
+    A step is compared with all steps of its task from the same state. The arguments are those of
+    ``compute_gigpo_outcome_advantage``, plus the success ``won [B]`` of the trajectory. The step
+    advantage is exactly 0 in a task without success and in a state that occurs once. ``returns`` is
+    the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.graphgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)

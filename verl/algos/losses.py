@@ -149,7 +149,7 @@ def compute_policy_loss_vanilla(
     unclipped_losses = -advantages * ratio
     clipped_losses = -advantages * ratio.clamp(1 - low_bound, 1 + high_bound)
     surrogate = torch.maximum(unclipped_losses, clipped_losses)
-    # For a negative advantage the clipped loss grows with the ratio without bound.
+    # Dual clip: for a negative advantage the clipped loss would grow with the ratio without bound.
     dual_clip_limit = -advantages * clip_ratio_c
     is_dual_clipped = (advantages < 0) & (surrogate > dual_clip_limit)
     losses = torch.where(is_dual_clipped, dual_clip_limit, surrogate)

@@ -1,4 +1,4 @@
-"""Adapt token prices so that the success rate does not fall.
+"""Adapt token prices (amounts subtracted for thought tokens) so that success does not fall.
 
 The token prices of a batch are multiplied by a factor from 0 to 1. The factor grows while the
 average success rate is within a tolerance of the best average so far. Otherwise the factor falls.
@@ -15,7 +15,7 @@ BEST_DECAY = 0.02  # decrease of the best average per batch, as a fraction of th
 
 @dataclass(slots=True)
 class PriceController:
-    """Factor of all token prices, adapted to the success rate of the batches (dual ascent).
+    """Factor of all prices of thought tokens, adapted to the success rate (dual ascent).
 
     ``tolerance`` is in percentage points of the success rate (1 is 0.01). None keeps the factor
     ``multiplier`` at 1. The margin is ``(average_success - best_success + tolerance) / tolerance``.

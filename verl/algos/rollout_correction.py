@@ -121,7 +121,11 @@ class _ProbRatios:
         self._sequence = sequence
 
     def compute_ratios(self, level: str) -> PerToken:
-        """Return the ratio at ``level`` (as in ``CorrectionRule``) of every token, ``[B, R]``."""
+        """Return the ratio ``p / q`` of every token, ``[B, R]``.
+
+        ``level`` is ``token`` (the token's ratio), ``sequence`` (the product of the ratios of its
+        sequence) or ``geometric`` (their geometric mean).
+        """
         if level == "token":
             return self.log_ratios.exp()
         sequence_log_ratios = (

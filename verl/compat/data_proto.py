@@ -52,7 +52,7 @@ def make_iterator(
 
 
 def save_to_disk(data: DataProto, path: str | Path) -> None:
-    """Write the table into the directory ``path``: tensors as safetensors, other values as JSON.
+    """Write ``data`` into the directory ``path``: tensors as safetensors, other values as JSON.
 
     Tuples, numpy arrays and dicts with keys that are not strings are restored on loading. Numpy
     scalars become Python numbers. Raises ``TypeError`` for a value that cannot be stored as JSON;
@@ -81,7 +81,7 @@ def save_to_disk(data: DataProto, path: str | Path) -> None:
 
 
 def load_from_disk(path: str | Path) -> DataProto:
-    """Return the table that ``save_to_disk`` wrote into the directory ``path``.
+    """Return the ``DataProto`` that ``save_to_disk`` wrote into the directory ``path``.
 
     Raises ``ValueError`` if the tensor file and the JSON file do not belong together.
     """

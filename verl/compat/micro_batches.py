@@ -55,7 +55,7 @@ def token_bounded_partitions(
 
 
 def _round_up_parts(num_parts: int, divided_by: int, num_rows: int) -> int:
-    # At most n parts: a model cannot process a micro-batch without rows.
+    # At most one part per row: a model cannot process a micro-batch without rows.
     return min(-(-num_parts // divided_by) * divided_by, num_rows)
 
 

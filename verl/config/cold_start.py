@@ -18,7 +18,7 @@ def build_cold_start_config(cfg: PPOConfig) -> SFTConfig:
     It is ``cold_start.config_name`` with ``cold_start.overrides`` and values of ``cfg``. Raises
     ``ConfigError`` if it cannot be composed.
     """
-    # ``cfg`` provides env.* and model.save_path, which would silently replace these overrides.
+    # Refuse overrides of env.* and model.save_path: the values of ``cfg`` would replace them.
     conflicting_overrides = [
         override
         for override in cfg.cold_start.overrides

@@ -152,7 +152,8 @@ def _is_known_path(path: str, schema: type[Section]) -> bool:
     if top_section != "env" or name not in env_names():
         return False
     section = env_section(name)
-    # The keys of a missing package are not known; check_env refuses the package itself.
+    # If the environment's package is missing, its keys are not known. Accept any key, because
+    # check_env refuses the environment.
     keys = {} if section is None else keys_of(section, f"env.{name}.")
     return section is None or path == f"env.{name}" or find_containing_key(path, keys) is not None
 

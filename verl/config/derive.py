@@ -17,8 +17,8 @@ REF_SECTION = "actor_rollout_ref.ref"
 ROLLOUT_SECTION = "actor_rollout_ref.rollout"
 CORRECTION_SECTION = "algorithm.rollout_correction"
 DEFAULT_GROUP_SIZE = 8
-# Job scripts of verl-agent for environments name these files. They state only the modality (text or
-# images) and the number of tasks in a batch; the tasks come from the environment.
+# Placeholder files in job scripts of verl-agent. They contain no tasks, because the tasks come from
+# the environment. They only state the modality (text or images) and the batch size.
 PLACEHOLDER_FILE_PATTERN = re.compile(r"(^|/)verl-agent/(text|visual)/(train|test)\.parquet$")
 
 

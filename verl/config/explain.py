@@ -1,4 +1,7 @@
-"""Explanation of a key in one configuration: value, help text and lines of the plan (--explain)."""
+"""Explanation of a config key (``--explain``): its value, help text and lines of the plan.
+
+The plan is the printed summary of a run: tasks, rows, steps, workers and memory.
+"""
 
 from collections.abc import Iterator
 
@@ -40,7 +43,7 @@ PLAN_LABELS_BY_KEYS = {
         "env.max_turn_tokens",
         "env.max_steps",
         "env.history",
-    ): ("one step", "rows", "sampled tokens"),
+    ): ("history", "one step", "rows", "sampled tokens"),
     ("env.val_tasks", "data.val_batch_size", "trainer.test_freq"): ("tasks",),
     ("trainer.save_freq",): ("checkpoints",),
 }
@@ -82,7 +85,7 @@ def _describe_allowed(key: Key) -> str:
 
 
 def _iterate_update_lines(cfg: PPOConfig) -> Iterator[tuple[str, str]]:
-    """Yield a label and a text line for the size of mini-batches, and for that of micro-batches."""
+    """Yield label and text of the plan lines about mini-batches and micro-batches."""
     actor = cfg.actor_rollout_ref.actor
     trajectories_per_mini_batch = count_trajectories_per_step(cfg) // actor.ppo_mini_batches
     rows_per_mini_batch = -(-count_rows_at_most(cfg) // actor.ppo_mini_batches)

@@ -78,6 +78,8 @@ def read_config(
     for plugin in ENVIRONMENT_PLUGINS:
         plugin.preprocess(config_values, schema)
     paths = _list_keys_set_by_user(name, overrides, config_path)
+    # An unknown key of the command line is reported already.
+    _drop_retired_keys(config_values, schema, _list_keys_set_by_user(name, [], config_path))
     parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
     for plugin in ENVIRONMENT_PLUGINS:
@@ -108,8 +110,8 @@ def _overrides_policy_path(
 ) -> bool:
     """Return True if ``overrides`` change the policy path and set no key of ``cold_start``.
 
-    The cold start of the config trains the policy of the config. It must not write that policy to
-    the path of another one.
+    A cold start is the supervised training of a missing policy. It trains the policy of the config
+    file, which must not be written to the path in ``overrides``.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -229,6 +231,22 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
         else:
             nested_values[name] = value
     return nested_values, problems
+
+
+def _drop_retired_keys(
+    values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
+) -> None:
+    """Remove the retired keys of ``cls`` and its sections from ``values``.
+
+    Keys in ``user_paths``, which a file of the user sets, are kept and reported as unknown.
+    """
+    for name in cls.retired_keys:
+        if f"{path}{name}" not in user_paths:
+            values.pop(name, None)
+    for name, key in collect_direct_keys(cls).items():
+        section_values = values.get(name)
+        if key.section is not None and isinstance(section_values, dict):
+            _drop_retired_keys(section_values, key.section, user_paths, f"{path}{name}.")
 
 
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
@@ -410,7 +428,7 @@ def find_keys_without_effect(cfg: Section, device: str) -> dict[str, str]:
     reasons = {}
     for key in keys_of(type(cfg)).values():
         unused_annotation = key.unused_annotation
-        # Skip keys with ``Unused.instead``: check_no_effect refuses them.
+        # ``Unused.instead`` names the key to set here. check_no_effect refuses such a key.
         has_effect = not unused_annotation and not (key.is_gpu_only and device == "cpu")
         if key.is_section or has_effect or (unused_annotation and unused_annotation.instead):
             continue

@@ -33,7 +33,7 @@ TRAINING_BYTES_PER_PARAMETER = 16
 IDLE_TRAINING_BYTES_PER_PARAMETER = 12
 # Activations per token and layer that backward needs (inputs of matrix products), in units of H.
 ACTIVATION_WIDTHS_PER_LAYER = 16
-# Keys of config.json, in the order of PolicySize.
+# Keys of a model's config.json, in the order of the fields of ``PolicySize``.
 MODEL_CONFIG_SIZE_KEYS = (
     "vocab_size",
     "num_hidden_layers",
@@ -79,30 +79,27 @@ def read_policy_size(path: Path) -> PolicySize:
 def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     """Return the number of parameters of a new policy with ``vocab_size`` tokens."""
     head_width = new_policy.head_dim or new_policy.hidden_size // new_policy.num_attention_heads
-    # Query and output projections per attention head, key and value per key/value head.
-    attention_parameters = (
-        new_policy.hidden_size
-        * head_width
-        * 2
-        * (new_policy.num_attention_heads + new_policy.num_key_value_heads)
-    )
-    # Three matrices of SwiGLU, two norms of width hidden_size, and the norms of queries and keys of
-    # width head_dim.
-    layer_parameters = (
-        attention_parameters
-        + 3 * new_policy.hidden_size * new_policy.intermediate_size
-        + 2 * new_policy.hidden_size
-        + 2 * head_width
-    )
-    embedding_parameters = (
-        vocab_size * new_policy.hidden_size * (1 if new_policy.tie_word_embeddings else 2)
-    )
+    hidden = new_policy.hidden_size
+    queries = head_width * new_policy.num_attention_heads
+    keys = head_width * new_policy.num_key_value_heads
+    # Query and output projections per attention head, key and value per key/value head, and the
+    # norms of queries and keys. Queries of Qwen3.5 have a gate of the same size.
+    is_hybrid = new_policy.architecture == "qwen3_5"
+    attention = hidden * ((3 if is_hybrid else 2) * queries + 2 * keys) + 2 * head_width
+    # Three matrices of SwiGLU and two norms.
+    common = 3 * hidden * new_policy.intermediate_size + 2 * hidden
+    embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
+    num_layers = new_policy.num_hidden_layers
+    num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
+    # Projections and a convolution (width 4) of queries, keys and values, gate and output, two
+    # numbers per head with their projections and offsets, and a norm.
+    mixed = 2 * keys + queries
+    linear = hidden * (mixed + 2 * queries) + 4 * mixed + head_width
+    linear += 2 * new_policy.num_attention_heads * (hidden + 1)
+    layers = num_layers * common + num_linear_layers * linear
+    layers += (num_layers - num_linear_layers) * attention
     # The last term is the norm after the last layer.
-    return (
-        embedding_parameters
-        + new_policy.num_hidden_layers * layer_parameters
-        + new_policy.hidden_size
-    )
+    return embeddings + layers + hidden
 
 
 def estimate_cpu_node_bytes(cfg: PPOConfig, size: PolicySize) -> float:

@@ -39,11 +39,20 @@ from verl.config.plan_notes import count_rows_at_most, iterate_plan_notes
 from verl.config.plugins import METHOD_PLUGINS, describe_stand_in
 from verl.config.schema import PPOConfig, SFTConfig
 from verl.config.settings.cpus import available_cpus
+from verl.names import MAX_PADDING, History
 
 TRANSFER_TEXTS = {
     "store": "through the object store",
     "ipc": "by CUDA IPC, from the GPUs that engines and training ranks share",
     "nccl": "by NCCL, from the first training rank to the GPUs of the engines",
+}
+
+
+# What each value of ``env.history`` means for prompts and rows.
+HISTORY_TEXTS: dict[History, str] = {
+    "append": "a prompt is all earlier tokens, a trajectory one row",
+    "window": "each turn is one row with a new prompt",
+    "chat": "a prompt is the chat template over all messages, with a new row where it changes",
 }
 
 
@@ -63,6 +72,9 @@ class Facts(PolicySize):
     cold_start_config_name: str = ""  # config name of the cold start that trains the policy
     audit: str = ""  # number of tasks, turns and trajectories of main_audit, as text
     device_memory_gb: float | None = None  # GiB of one GPU
+    history_note: str = ""  # what the chat template of the policy does with earlier turns
+    row_wise: str | None = None  # why rows of the policy cannot be packed; "" if they can
+    packed_tokens: int | None = None  # length of the longest row that can be packed
 
 
 class Plan:
@@ -142,7 +154,7 @@ class Plan:
 class PPOPlan(Plan):
     """Plan of a training run, an evaluation (``trainer.val_only``) or an audit (``facts.audit``).
 
-    An audit is a run of ``main_audit``.
+    An audit (``main_audit``) compares the credit of advantage estimators with measured returns.
     """
 
     def __init__(self, cfg: PPOConfig, facts: Facts) -> None:
@@ -225,6 +237,8 @@ class PPOPlan(Plan):
             "rollout",
             f"{engines_text}, {collectors_text}, {processes_text} ({environments_text} at once)",
         )
+        note = f"; {self.facts.history_note}" if self.facts.history_note else ""
+        yield "history", f"{cfg.env.history}: {HISTORY_TEXTS[cfg.env.history]}{note}"
         if device != "cpu":
             transfer = TRANSFER_TEXTS[resolve_weight_transfer(cfg, device)]
             yield "weights", f"to the engines {transfer}"
@@ -260,6 +274,26 @@ class PPOPlan(Plan):
         )
         # The notes name differences from a verl-agent script with the same keys.
         yield from (("note", note) for note in iterate_plan_notes(self.cfg, self.train_tasks))
+        yield from self._iterate_path_lines()
+
+    def _iterate_path_lines(self) -> Iterator[tuple[str, str]]:
+        """Yield the path of the forward passes and its cost, if the model is known."""
+        facts = self.facts
+        if facts.row_wise is None:
+            return
+        limit = facts.packed_tokens
+        row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
+        cost = f"up to {MAX_PADDING:.0%} padding"
+        if self.most_extra_tokens:
+            # On average a branch continues from the middle of its row.
+            cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
+        if facts.row_wise:
+            text = f"row by row ({facts.row_wise}); cost: {cost}"
+        elif limit is not None and limit < self.cfg.actor_rollout_ref.rollout.max_model_len:
+            text = f"packed; row by row with rows longer than {limit:,} tokens; cost: {cost}"
+        else:
+            text = "packed"
+        yield "forward passes", f"{text} (log-probs are compared at load)"
 
     def _iterate_evaluation_lines(self) -> Iterator[tuple[str, str]]:
         trajectories_per_task = self.cfg.actor_rollout_ref.rollout.val_kwargs.n
@@ -367,8 +401,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     )
     cold_start_config_name = ""
     size = PolicySize()
-    # If a file is damaged or a cold start cannot be composed, the size is not known. Other checks
-    # report these errors.
+    # If a file is damaged, or the config of a cold start (supervised run) is invalid, the policy's
+    # size stays unknown. Other checks report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)

@@ -21,14 +21,15 @@ TOTAL_STEPS_KEY = "trainer.total_training_steps"
 def count_rows_at_most(cfg: PPOConfig) -> int:
     """Return the largest number of rows of a training step.
 
-    A trajectory is one row with ``env.history=append``, and one row per turn with ``window``.
+    A trajectory is one row with ``env.history=append``, one row per turn with ``window``, and
+    between these with ``chat``.
     """
     trajectories = count_trajectories_per_step(cfg)
     return trajectories if cfg.env.history == "append" else trajectories * cfg.env.max_steps
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes about the plan, each with the override that changes it.
+    """Yield notes for the printed plan of a run, each with the override that changes its subject.
 
     Most are about numbers of steps that differ from a verl-agent script with the same keys.
     ``tasks`` is the number of training tasks; None if it is not known.

@@ -1,8 +1,8 @@
 """Plugins of the configuration: sections and checks added by packages that import ``verl``.
 
 ``verl.trainer.launch.extensions`` fills the lists ``ENVIRONMENT_PLUGINS`` and ``METHOD_PLUGINS``.
-Without it, the schema has only the keys of ``verl.config.schema``, and there are no sections
-``env.<name>``.
+While the lists are empty, the schema has only the keys of ``verl.config.schema``, and there are no
+sections ``env.<name>``.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,7 +23,7 @@ class EnvironmentPlugin:
     ``section`` returns the class of a section, or None if its package cannot be imported.
     ``preprocess`` changes the composed config tree before it is validated. ``check_set_keys``
     gets the tree and the dotted paths that the user set, and refuses paths without effect.
-    ``stand_in`` describes the simulation that runs if the real environment (such as ALFWorld) is
+    ``stand_in`` describes the simulation that runs if the real environment (for example a game) is
     not installed. It returns "" if there is no such simulation.
     """
 
@@ -41,7 +41,7 @@ class MethodPlugin:
     ``schemas`` maps a config class to its subclass that has the keys of the method. ``columns``
     maps each batch column of the method to the override that makes the run produce it. The override
     is "" if the run already produces the column. ``sampled_tokens`` gets the config and the number
-    of turns. It returns upper bounds, by purpose, of the tokens that the method samples as well.
+    of turns. It returns upper bounds, by purpose, of additional tokens that the method samples.
     """
 
     schemas: Mapping[type[Section], type[Section]]

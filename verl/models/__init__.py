@@ -1,3 +1,3 @@
-"""Models: loading of policy and value models, LoRA, packed and branched attention, export in
+"""Models: loading of policy and value models, LoRA, attention over packed rows, and export in
 Hugging Face format.
 """

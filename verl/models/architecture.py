@@ -1,22 +1,42 @@
-"""Check that a model computes the same log-probs in packed rows as in plain forwards.
+"""Choose the path of a model's forward passes: packed rows where they are exact, else row by row.
 
 The config and the layers are searched for features that packed rows do not support: attention
-sinks, alibi, soft caps, recurrent states. Then the log-probs of two short rows and a branch, packed
-as in training, are compared with plain forwards that use the model's original attention.
+sinks, alibi, soft caps, recurrent states. Then two short rows and a branch (alternative
+continuation of a row) are packed as in training. Their log-probs are compared with those of plain
+forwards that use the model's original attention.
 
     packed   | row 0 | row 1 | branch of row 1 |      one forward, as in training and scoring
     plain    | row 0 |   | row 1 |   | row 1[:start] + branch |      one forward per sequence
+
+A model whose packed rows differ gets the row-wise path, which is compared in the same way. A model
+is refused if no path gives its log-probs.
 """
 
+import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
-from verl.models.branch_attention import PackedBranches, naive_sequences, pack_with_branches
+from verl.models.backbone import (
+    attention_window,
+    decoder_layers,
+    find_backbone,
+    find_length_dependent_rope,
+    packing_limit,
+)
+from verl.models.branch_attention import pack_with_branches
+from verl.models.forward_logits import changes_logits, make_head
+from verl.models.forward_path import (
+    PackedForward,
+    RowForward,
+    list_sequences,
+    set_path,
+    use_attention,
+)
 from verl.models.packed_attention import PACKED_ATTENTION, UnsupportedAttention
 from verl.models.token_scores import full_logits
 from verl.records import Branch
@@ -25,11 +45,11 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Largest difference of log-probs (nats) that rounding can explain. Measured: 65 tiny supported
-# models differed by at most 9e-6 in float32. In bfloat16 they differed by at most 0.07 if rounding
-# changed the expert of no token. Unsupported models differed by at least 0.01. Training loads
-# float32 weights, also for mixed precision.
+# models differed by at most 9e-6 in float32. In bfloat16 they differed by at most 0.07, unless
+# rounding sent a token to another expert. Unsupported models differed by at least 0.01. Training
+# loads float32 weights, also for mixed precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
-LOW_PRECISION_TOLERANCE = 0.25  # for bfloat16 and float16
+LOW_PRECISION_TOLERANCE = 0.25
 # In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
 # Therefore a model is refused only if it differs in each of several random token sequences.
 MAX_COMPARISONS = 3
@@ -51,39 +71,57 @@ ATTENTION_NOT_REPLACEABLE = (
     "it does not look up its attention in transformers' AttentionInterface, so packed attention "
     "cannot replace it"
 )
-SUPPORTED_MODELS = (
-    "causal LMs with plain causal attention as the only interaction between tokens "
-    "(Qwen2, Qwen3, Llama, Mistral, Phi-3, OLMo and similar models)"
+# Config keys of models that change logits around the output head.
+LOGIT_KEYS = (
+    "final_logit_softcapping",
+    "logit_scale",
+    "logits_scaling",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+    "lm_head_multiplier",
+    "output_multiplier",
+    "logits_mup_width_multiplier",
 )
-SUGGESTED_FIX = "choose another model; docs/models.md lists the tested models"
+SUPPORTED_MODELS = (
+    "causal language models of transformers, in which no token depends on later tokens"
+)
+SUGGESTED_FIX = "choose another model; docs/models.md says which models train"
 
 
 class UnsupportedArchitecture(ValueError):
-    """Error for a model that would get wrong log-probs in packed rows."""
+    """Error for a model whose log-probs no path of forward passes gives."""
 
 
-def check_architecture(lm: "PreTrainedModel") -> None:
-    """Raise ``UnsupportedArchitecture`` for a model that would get wrong log-probs in packed rows.
+def choose_path(lm: "PreTrainedModel") -> PackedForward | RowForward:
+    """Choose the path of the forward passes of ``lm`` and store it in ``lm``.
 
-    ``lm`` uses packed attention and is not sharded yet. The model and the global random generators
-    are left unchanged. A model without weights (device ``meta``) is only checked by its config and
-    layers.
+    ``lm`` is not sharded yet. It uses packed attention, or its own attention if packed attention
+    could not be set. The weights and the global random generators are left unchanged. A model
+    without weights (device ``meta``) is only checked by its config and layers.
+
+    Raises ``UnsupportedArchitecture`` if no path gives the log-probs of plain forwards.
     """
-    for reason in (*find_config_problems(lm.config), *_find_layer_problems(lm)):
-        raise unsupported_model_error(lm.config, reason)
+    reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
+    if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
+        reasons.append(ATTENTION_NOT_REPLACEABLE)
     if lm.device.type == "meta":
-        return
-    try:
-        gap = measure_packing_gap(lm)
-    except UnsupportedAttention as error:
-        raise unsupported_model_error(lm.config, str(error)) from error
-    tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
-    if gap > tolerance:
-        raise unsupported_model_error(
-            lm.config,
-            f"its log-probs in packed rows differ from plain forwards by up to {gap:.2g} nats "
-            f"(rounding explains at most {tolerance:g})",
-        )
+        logits_by_forward = _names_logit_change(lm.config)
+        path = _row_path(lm, reasons[0]) if reasons else _packed_path(lm)
+        path = replace(path, logits_by_forward=logits_by_forward)
+    else:
+        with _measuring(lm):
+            path = _measured_path(lm, reasons[0] if reasons else "")
+    set_path(lm, path)
+    return path
+
+
+def expected_path(config: "PreTrainedConfig") -> tuple[str, int | None]:
+    """Return why a model with ``config`` cannot use packed rows ("" if it can), and the length
+    (tokens) up to which rows can be packed.
+
+    Only the config is read. The comparison of log-probs at load may decide otherwise.
+    """
+    return next(find_packing_problems(config), ""), packing_limit(config)
 
 
 def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> UnsupportedArchitecture:
@@ -98,37 +136,69 @@ def unsupported_model_error(config: "PreTrainedConfig", reason: str) -> Unsuppor
 # ---------------------------------------------------------------------- known features
 
 
-def find_config_problems(config: "PreTrainedConfig") -> Iterator[str]:
-    """Yield a phrase for an error message for each unsupported feature in ``config``."""
-    text_config = config.get_text_config()
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(text_config, name, None) not in (None, 1.0):
-            yield f"{name}={getattr(text_config, name)}: it changes logits after the output head"
-    logit_cap = getattr(text_config, "attn_logit_softcapping", None)
-    if logit_cap:
-        yield f"attn_logit_softcapping={logit_cap}: a soft cap on the attention logits"
-    attention_config = getattr(text_config, "attn_config", None)
-    if getattr(text_config, "alibi", False) or getattr(attention_config, "alibi", False):
+def find_packing_problems(config: "PreTrainedConfig") -> Iterator[str]:
+    """Yield a phrase for each feature in ``config`` that packed rows do not support."""
+    text = config.get_text_config()
+    cap = getattr(text, "attn_logit_softcapping", None)
+    if cap:
+        yield f"attn_logit_softcapping={cap}: a soft cap on the attention logits"
+    nested = getattr(text, "attn_config", None)
+    if getattr(text, "alibi", False) or getattr(nested, "alibi", False):
         yield "alibi: it adds a bias by distance to the attention logits"
-    layer_types = set(getattr(text_config, "layer_types", None) or ())
-    for layer_type in sorted(layer_types - ATTENTION_LAYERS):
+    kinds = set(getattr(text, "layer_types", None) or ())
+    for layer_type in sorted(kinds - ATTENTION_LAYERS):
         has_state = layer_type in LAYERS_WITH_STATE
-        problem = f"such a layer {RECURRENT_STATE_PROBLEM}" if has_state else "not plain attention"
-        yield f"layers of type {layer_type}: {problem}"
+        why = f"such a layer {RECURRENT_STATE_PROBLEM}" if has_state else "not plain attention"
+        yield f"layers of type {layer_type}: {why}"
+
+
+def is_packable(config: "PreTrainedConfig") -> bool:
+    """Return True if ``config`` has no feature that packed rows do not support."""
+    return next(find_packing_problems(config), None) is None
+
+
+def _names_logit_change(config: "PreTrainedConfig") -> bool:
+    """Return True if ``config`` says that the model changes logits around its output head."""
+    text = config.get_text_config()
+    return any(getattr(text, name, None) not in (None, 1.0) for name in LOGIT_KEYS)
 
 
 def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
-    """Yield a phrase for each unsupported feature that only the layers of ``lm`` show."""
-    if any("alibi" in name for name in dir(type(lm.base_model))):
+    """Yield unsupported features that only the layers of ``lm`` show, not its config."""
+    backbone = find_backbone(lm)
+    if any("alibi" in name for name in dir(type(backbone))):
         yield "alibi: it adds a bias by distance to the attention logits"
-    if lm.base_model is lm:
-        yield "its backbone cannot be called without its output head"
-        return
-    for module in decoder_layers(lm.base_model).modules():
-        mixes_positions = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
-        if mixes_positions or RECURRENT_CLASS_NAMES.search(type(module).__name__):
+    for module in decoder_layers(backbone).modules():
+        over_time = isinstance(module, nn.Conv1d) and module.kernel_size[0] > 1
+        if over_time or RECURRENT_CLASS_NAMES.search(type(module).__name__):
             yield f"its layers have a {type(module).__name__}, which {RECURRENT_STATE_PROBLEM}"
             return
+
+
+def _default_attention(lm: "PreTrainedModel") -> str:
+    """Return the name of the attention implementation that ``lm`` uses row by row."""
+    current = lm.config._attn_implementation or ""
+    if current not in ("", PACKED_ATTENTION):
+        return current
+    # Other implementations than eager ignore a soft cap on the attention logits.
+    capped = getattr(lm.config.get_text_config(), "attn_logit_softcapping", None)
+    has_sdpa = lm._supports_sdpa and lm._can_set_attn_implementation()
+    return "sdpa" if has_sdpa and not capped else "eager"
+
+
+def _row_path(lm: "PreTrainedModel", reason: str) -> RowForward:
+    # Padding makes the pass longer, which changes rotary embeddings that depend on its length.
+    padded = not find_length_dependent_rope(lm.config)
+    return RowForward(_default_attention(lm), padded=padded, reason=reason)
+
+
+def _packed_path(lm: "PreTrainedModel") -> PackedForward:
+    limit = packing_limit(lm.config)
+    if limit is None:
+        return PackedForward(PACKED_ATTENTION)
+    why = "window" if limit == attention_window(lm.config) else "range of its rotary embeddings"
+    long_rows = _row_path(lm, f"rows longer than the {why} of {limit} tokens")
+    return PackedForward(PACKED_ATTENTION, limit, long_rows)
 
 
 # ---------------------------------------------------------------------- measurement
@@ -142,22 +212,88 @@ def measure_packing_gap(lm: "PreTrainedModel") -> float:
     ``UnsupportedAttention`` if the model does not call packed attention, or calls it with
     unsupported arguments.
     """
-    cuda_devices = [lm.device] if lm.device.type == "cuda" else []
-    was_training = lm.training
-    lm.eval()  # with dropout, two forwards would differ
+    with _measuring(lm):
+        _require_packed_attention(lm)
+        gap = _measure_smallest_gap(
+            lm, PackedForward(PACKED_ATTENTION, logits_by_forward=changes_logits(lm))
+        )
+        use_attention(lm, PACKED_ATTENTION)
+    return gap
+
+
+@contextlib.contextmanager
+def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
+    """Disable dropout and gradients inside the context and keep the random state."""
+    devices = [lm.device] if lm.device.type == "cuda" else []
+    training = lm.training
+    lm.eval()  # dropout would make any two forwards differ
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda_devices):
-            _require_packed_attention(lm)
-            return _measure_smallest_gap(lm, TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE))
+        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+            yield
     finally:
-        lm.train(was_training)
+        lm.train(training)
 
 
-def _measure_smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
+def _measured_path(lm: "PreTrainedModel", reason: str) -> PackedForward | RowForward:
+    """Return the first path that gives the log-probs of plain forwards.
+
+    ``reason`` excludes the packed path if it is not empty.
+    """
+    tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
+    logits_by_forward = _names_logit_change(lm.config) or changes_logits(lm)
+    if not reason:
+        packed = replace(_packed_path(lm), logits_by_forward=logits_by_forward)
+        try:
+            _require_packed_attention(lm)
+            # Measured without the limit, so that the pass is packed even for a tiny window.
+            gap = _measure_smallest_gap(lm, replace(packed, limit=None, long_rows=None))
+        except UnsupportedAttention as error:
+            reason = str(error)
+        else:
+            if gap <= tolerance:
+                return packed
+            reason = f"its log-probs in packed rows {_describe_gap(gap, tolerance)}"
+    use_attention(lm, _default_attention(lm))
+    path = replace(_row_path(lm, reason), logits_by_forward=logits_by_forward)
+    gap = 0.0
+    for candidate in dict.fromkeys([path, replace(path, attention="eager")]):
+        for padded in dict.fromkeys([candidate.padded, False]):
+            candidate = replace(candidate, padded=padded)
+            gap = _measure_smallest_gap(lm, candidate)
+            if gap <= tolerance:
+                _check_causal(lm, tolerance)
+                return candidate
+    why = f"its log-probs row by row {_describe_gap(gap, tolerance)}"
+    raise unsupported_model_error(lm.config, why)
+
+
+def _describe_gap(gap: float, tolerance: float) -> str:
+    return (
+        f"differ from plain forwards by up to {gap:.2g} nats "
+        f"(rounding explains at most {tolerance:g})"
+    )
+
+
+def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
+    """Raise ``UnsupportedArchitecture`` if the logits of a token depend on later tokens."""
+    tokens = _draw_rows(lm, 0)[0].to(lm.device)[None]
+    whole, prefix = (
+        lm(input_ids=ids, use_cache=False).logits[0, :BRANCH_START].float().log_softmax(-1)
+        for ids in (tokens, tokens[:, :BRANCH_START])
+    )
+    gap = float((whole - prefix).abs().max())
+    if not gap <= max(tolerance, TOLERANCES[torch.float32]):
+        why = f"its log-probs depend on later tokens (by {gap:.2g} nats): it is not a causal LM"
+        raise unsupported_model_error(lm.config, why)
+
+
+def _measure_smallest_gap(lm: "PreTrainedModel", path: PackedForward | RowForward) -> float:
+    tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
-    for seed in range(MAX_COMPARISONS):
-        # If the gap is NaN, min() returns its first argument, so NaN never passes the check.
-        smallest_gap = min(smallest_gap, _measure_log_prob_gap(lm, seed))
+    for draw in range(MAX_COMPARISONS):
+        smallest_gap = min(
+            smallest_gap, _measure_log_prob_gap(lm, path, draw)
+        )  # keeps infinity over NaN
         if smallest_gap <= tolerance:
             break
     return smallest_gap
@@ -166,56 +302,45 @@ def _measure_smallest_gap(lm: "PreTrainedModel", tolerance: float) -> float:
 def _require_packed_attention(lm: "PreTrainedModel") -> None:
     """Raise ``UnsupportedAttention`` for a model that does not call packed attention.
 
-    The comparison of log-probs can miss such a model: with random weights, attention is nearly
+    The comparison of log-probs can overlook such a model: with random weights attention is nearly
     uniform, so the difference is small.
     """
     tokens = torch.zeros(1, 2, dtype=torch.long, device=lm.device)
     try:
-        lm.base_model(input_ids=tokens, use_cache=False)
+        find_backbone(lm)(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
-        return  # packed attention was called, and it raised this error because it got no layout
+        return  # packed attention was called, and raised because it got no layout
     raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 
-def _measure_log_prob_gap(lm: "PreTrainedModel", seed: int) -> float:
-    vocab_size: int = lm.config.get_text_config().vocab_size
-    generator = torch.Generator().manual_seed(seed)
-    rows = [torch.randint(vocab_size, (n,), generator=generator) for n in ROW_LENGTHS]
-    branch_tokens = torch.randint(vocab_size, (BRANCH_LENGTH,), generator=generator).tolist()
-    branches = [[], [Branch(BRANCH_START, branch_tokens)]]
+def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
+    """Return random rows of ``ROW_LENGTHS`` tokens, and a branch of ``BRANCH_LENGTH`` tokens."""
+    vocabulary: int = lm.config.get_text_config().vocab_size
+    draw = torch.Generator().manual_seed(seed)
+    lengths = (*ROW_LENGTHS, BRANCH_LENGTH)
+    return [torch.randint(vocabulary, (n,), generator=draw) for n in lengths]
+
+
+def _measure_log_prob_gap(
+    lm: "PreTrainedModel", path: PackedForward | RowForward, seed: int
+) -> float:
+    *rows, branch_tokens = _draw_rows(lm, seed)
+    branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_with_branches(rows, branches, lm.device)
-    window = attention_window(lm.config)
-    hidden = last_hidden(
-        lm.base_model, packed.input_ids, packed.position_ids, packed.layout, window
+    use_attention(lm, path.attention)
+    hidden = path.compute_hidden(
+        find_backbone(lm), packed.input_ids, packed.position_ids, packed.layout
     )
-    packed_log_probs = full_logits(output_head(lm), hidden).log_softmax(-1)
-    sequences = [*rows, *(sequence for row in naive_sequences(rows, branches) for sequence in row)]
+    log_probs = full_logits(make_head(lm, path.logits_by_forward), hidden).log_softmax(-1)
+    use_attention(lm, "eager")
     gaps: list[torch.Tensor] = []
-    lm.set_attn_implementation("eager")
-    try:
-        for positions, sequence in zip(_list_packed_positions(packed), sequences, strict=True):
-            tokens = sequence.to(lm.device)
-            plain_logits = lm(input_ids=tokens[None], use_cache=False).logits[0]
-            plain_log_probs = plain_logits.float().log_softmax(-1)
-            # Compare only the log-probs of the next tokens, which scoring uses.
-            next_tokens = tokens[1:, None]
-            packed_token_log_probs = packed_log_probs[positions[:-1]].gather(-1, next_tokens)
-            gaps.append(
-                (packed_token_log_probs - plain_log_probs[:-1].gather(-1, next_tokens)).abs()
-            )
-    finally:
-        lm.set_attn_implementation(PACKED_ATTENTION)
-    return float(torch.cat(gaps).max())  # NaN if any log-prob is NaN
-
-
-def _list_packed_positions(packed: PackedBranches) -> Iterator[torch.Tensor]:
-    """Yield the packed positions of the three plain sequences.
-
-    These are row 0, row 1, and the branch of row 1 with its prefix.
-    """
-    for row_offset, length in zip(packed.offsets, ROW_LENGTHS, strict=True):
-        yield torch.arange(row_offset, row_offset + length)
-    row_start = packed.offsets[1]
-    branch_start = packed.branch_offsets[1][0]
-    prefix = torch.arange(row_start, row_start + BRANCH_START)
-    yield torch.cat([prefix, torch.arange(branch_start, branch_start + BRANCH_LENGTH)])
+    for positions, _ in list_sequences(packed.layout, lm.device):
+        tokens = packed.input_ids[positions]
+        plain_logits = lm(input_ids=tokens[None], use_cache=False).logits[0]
+        plain_log_probs = plain_logits.float().log_softmax(-1)
+        # the log-prob of each next token, as in scoring
+        next_tokens = tokens[1:, None]
+        scores = log_probs[positions[:-1]].gather(-1, next_tokens)
+        gaps.append((scores - plain_log_probs[:-1].gather(-1, next_tokens)).abs())
+    use_attention(lm, path.attention)
+    return float(torch.cat(gaps).max())  # NaN if either side has NaN

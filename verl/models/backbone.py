@@ -21,8 +21,8 @@ def last_hidden(
 ) -> torch.Tensor:
     """Return the last hidden states [T, H] of one packed sequence.
 
-    ``window`` is the result of ``attention_window``. Raises ``UnsupportedAttention`` for a row or
-    branch that is longer than the window.
+    ``window`` is the smallest attention window of a layer in tokens, or None. Raises
+    ``UnsupportedAttention`` for a row or branch that is longer than the window.
     """
     # The window is checked here, because some models pass it to the mask function only.
     check_window(window, layout)
@@ -37,6 +37,17 @@ def last_hidden(
         input_ids=input_ids[None], position_ids=position_ids[None], use_cache=False, layout=layout
     )
     return backbone_output.last_hidden_state[0]
+
+
+def find_backbone(lm: "PreTrainedModel") -> nn.Module:
+    """Return the part of ``lm`` that computes hidden states, without the output head.
+
+    Raises ``ValueError`` if there is none.
+    """
+    for module in (lm.base_model, getattr(lm, "model", None), lm.get_decoder()):
+        if isinstance(module, nn.Module) and module is not lm:
+            return module
+    raise ValueError(f"{type(lm).__name__} has no backbone that can be called without its head")
 
 
 def output_head(lm: "PreTrainedModel") -> nn.Module:
@@ -75,3 +86,30 @@ def attention_window(config: "PreTrainedConfig") -> int | None:
     if layer_types is None or "chunked_attention" in layer_types:
         window_sizes.append(getattr(text_config, "attention_chunk_size", None))
     return min((window for window in window_sizes if window), default=None)
+
+
+def find_length_dependent_rope(config: "PreTrainedConfig") -> str:
+    """Return the type of rotary embeddings that depend on the sequence length, "" for others."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    # In some models every type of layer has separate parameters.
+    nested = [value for value in rope.values() if isinstance(value, dict)]
+    kinds = [str(rope_settings.get("rope_type", "")) for rope_settings in (rope, *nested)]
+    return next((kind for kind in kinds if "dynamic" in kind or kind == "longrope"), "")
+
+
+def packing_limit(config: "PreTrainedConfig") -> int | None:
+    """Return the length (tokens) up to which rows can be packed, None for any length.
+
+    It is the attention window, or the length from which rotary embeddings depend on the longest
+    row of the pass.
+    """
+    limits = [attention_window(config)]
+    if find_length_dependent_rope(config):
+        text = config.get_text_config()
+        rope = getattr(text, "rope_parameters", None) or {}
+        limits.append(
+            rope.get("original_max_position_embeddings")
+            or getattr(text, "original_max_position_embeddings", None)
+            or text.max_position_embeddings
+        )
+    return min((limit for limit in limits if limit), default=None)

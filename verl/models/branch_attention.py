@@ -21,14 +21,14 @@ import torch
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 from verl.records import Branch
 
-# Branches of a row are added to one attention call until the call has this many queries. Larger
-# values give fewer calls with larger masks.
+# Branches (alternative continuations) of a row are added to one attention call until the call has
+# this many queries. Larger values give fewer calls with larger masks.
 MIN_BLOCK_QUERIES = 96
 
 
 @dataclass(frozen=True)
 class PackedBranches:
-    """Rows and their branches packed into one sequence of T tokens.
+    """Rows and their branches (alternative continuations), packed into one sequence of T tokens.
 
     ``input_ids`` and ``position_ids`` are [T]. ``offsets[b]`` is the packed index of the first
     token of row b. ``branch_offsets[b][i]`` is the packed index of the first token of branch i of
@@ -47,7 +47,7 @@ def pack_with_branches(
     branches: Sequence[Sequence[Branch]] | None = None,
     device: torch.device | str = "cpu",
 ) -> PackedBranches:
-    """Pack unpadded rows (each [length] int64) and the branches of each row.
+    """Pack unpadded rows (each [length] int64) and their branches (alternative continuations).
 
     Raises ``ValueError`` for an empty row or branch and for a start outside ``0 < start <=
     length``.
@@ -102,9 +102,10 @@ def _check_branches(row_branches: Sequence[Branch], length: int) -> None:
 
 
 def _group_into_blocks(row_branches: Sequence[Branch]) -> list[list[int]]:
-    """Sort the branches of a row by start and group their indices into blocks.
+    """Group the indices of a row's branches (alternative continuations) into blocks.
 
-    A block has about ``MIN_BLOCK_QUERIES`` tokens.
+    A block is one attention call of about ``MIN_BLOCK_QUERIES`` tokens. Branches are sorted by the
+    position in the row where they start.
     """
     blocks: list[list[int]] = []
     # Start as if the current block were full, so that the first branch begins a new block.
@@ -127,7 +128,7 @@ def _group_into_blocks(row_branches: Sequence[Branch]) -> list[list[int]]:
 def naive_sequences(
     rows: Sequence[torch.Tensor], branches: Sequence[Sequence[Branch]]
 ) -> list[list[torch.Tensor]]:
-    """Return, for each row, the sequences ``row[:start] + token_ids`` of its branches.
+    """Return each row's alternative continuations as full sequences ``row[:start] + token_ids``.
 
     Tests compare a separate forward of each sequence with the forward of packed branches.
     """

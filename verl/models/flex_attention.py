@@ -59,10 +59,10 @@ def _create_mask_function(
     lengths = torch.tensor(segment_lengths)
     segment = torch.repeat_interleave(torch.arange(len(segment_lengths)), lengths)
     row = torch.tensor(row_of_segment)[segment].to(device)
-    # Number of trunk tokens that a branch token attends to; 0 for trunk tokens.
+    # Number of row tokens that a token of a branch attends to; 0 for tokens of rows.
     prefix = torch.tensor(prefix_lengths)[segment].to(device)
     position_in_segment = torch.arange(len(segment)) - (lengths.cumsum(0) - lengths)[segment]
-    # Position of a trunk token in its row. Branch tokens get a value above every prefix length.
+    # Position of a token in its row. Tokens of branches get a value above every prefix length.
     trunk_position = torch.where(segment < num_rows, position_in_segment, len(segment)).to(device)
     segment = segment.to(device)
 

@@ -9,8 +9,9 @@ N: positions where the head computes logits. A: size of a token's queries, summe
 P: pairs of a query token and a key token that it attends to, including itself.
 
 A multiplication and an addition count as two operations. Not counted: norms, rotary embeddings,
-softmax, the second forward of gradient checkpointing, and masked pairs. With LoRA the input of the
-first layer needs no gradient; its share of the backward is counted nevertheless.
+softmax, recurrent states, padding, the second forward of gradient checkpointing, and masked pairs.
+With LoRA the input of the first layer needs no gradient; its share of the backward is counted
+nevertheless.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 @dataclass(frozen=True)
 class ForwardSize:
-    """Size of one or more forward passes: T, N and P of the module docstring."""
+    """Size of one or more forward passes, from which FLOPs are computed.
+
+    ``head_positions`` is the number of positions with logits. ``attention_pairs`` is the number of
+    pairs of a query token and a key token that it attends to.
+    """
 
     tokens: int = 0
     head_positions: int = 0
@@ -43,9 +48,9 @@ class ForwardSize:
 class ModelFlops:
     """Weight counts of a model, from which FLOPs are computed.
 
-    ``weights``, ``head_weights`` and ``query_size`` are W, V and A of the module docstring.
-    ``trained_weights`` and ``trained_head_weights`` are the parts of W and V that require
-    gradients.
+    ``weights`` counts the decoder weights that one token is multiplied with, and ``head_weights``
+    those of the output head. ``trained_weights`` and ``trained_head_weights`` are the parts that
+    require gradients. ``query_size`` is the size of a token's queries, summed over layers.
     """
 
     weights: float
@@ -55,12 +60,12 @@ class ModelFlops:
     query_size: int
 
     def compute_forward_flops(self, size: ForwardSize) -> float:
-        """Return the number of operations of forward passes."""
+        """Return the number of floating-point operations of forward passes of ``size``."""
         weight_products = self.weights * size.tokens + self.head_weights * size.head_positions
         return 2 * weight_products + 4 * self.query_size * size.attention_pairs
 
     def compute_update_flops(self, size: ForwardSize) -> float:
-        """Return the number of operations of forward and backward passes."""
+        """Return the number of floating-point operations of forward and backward passes."""
         trained_weight_products = (
             self.trained_weights * size.tokens + self.trained_head_weights * size.head_positions
         )
@@ -76,27 +81,42 @@ class ModelFlops:
 def count_model_weights(module: PackedModel) -> ModelFlops:
     """Count the weights of ``module``, which may be sharded or not."""
     text_config = module.config.get_text_config()
-    width = (
-        getattr(text_config, "head_dim", None)
-        or text_config.hidden_size // text_config.num_attention_heads
-    )
-    parameters = module.sharded_layers.parameters()
-    layers = [_count_weights_per_token(parameter, text_config) for parameter in parameters]
+    layers = [
+        _count_weights_per_token(name, parameter, text_config)
+        for name, parameter in module.sharded_layers.named_parameters()
+    ]
     head = module.head_weight
     return ModelFlops(
         weights=sum(count for count, _ in layers),
         trained_weights=sum(count for count, trained in layers if trained),
         head_weights=head.numel(),
         trained_head_weights=head.numel() * head.requires_grad,
-        query_size=len(module.sharded_layers) * text_config.num_attention_heads * width,
+        query_size=_count_attention_layers(module) * _query_width(text_config),
     )
 
 
+def _count_attention_layers(module: PackedModel) -> int:
+    """Return the number of layers in which a token attends to other tokens."""
+    layer_types = getattr(module.config.get_text_config(), "layer_types", None)
+    if not layer_types:
+        return len(module.sharded_layers)
+    without_attention = {"linear_attention", "conv", "moe", "mlp"}
+    return sum(layer_type not in without_attention for layer_type in layer_types)
+
+
+def _query_width(text_config: "PreTrainedConfig") -> int:
+    """Return the size of a token's queries in one layer, 0 for a model without attention heads."""
+    heads: int = getattr(text_config, "num_attention_heads", 0)
+    width = getattr(text_config, "head_dim", None)
+    return heads * (width or text_config.hidden_size // heads) if heads else 0
+
+
 def _count_weights_per_token(
-    parameter: nn.Parameter, text_config: "PreTrainedConfig"
+    name: str, parameter: nn.Parameter, text_config: "PreTrainedConfig"
 ) -> tuple[float, bool]:
     """Return the number of weights that one token is multiplied with, and ``requires_grad``."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
-    if parameter.dim() == 3:  # mixture of experts: each token uses only some of them
-        count *= text_config.num_experts_per_tok / parameter.shape[0]
+    if parameter.dim() == 3 and "expert" in name:  # each token uses only some of the experts
+        experts = parameter.shape[0]
+        count *= getattr(text_config, "num_experts_per_tok", experts) / experts
     return count, parameter.requires_grad

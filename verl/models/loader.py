@@ -1,30 +1,30 @@
-"""Load a causal language model from a local directory.
+"""Load a causal language model from a local directory and choose the path of its passes.
 
 Hub names are resolved to directories beforehand, on every node, by
 ``verl.models.hub.model_directory``.
 """
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from verl.config.settings.hints import did_you_mean
-from verl.models.architecture import (
-    ATTENTION_NOT_REPLACEABLE,
-    check_architecture,
-    find_config_problems,
-    unsupported_model_error,
-)
+from verl.models.architecture import choose_path, is_packable
 from verl.models.flex_attention import FLEX_ATTENTION, register_flex_attention
+from verl.models.forward_path import PackedForward, set_path
 from verl.models.lora import add_lora
 from verl.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from verl.models.weights import WeightPurpose, load_weights
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedConfig, PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 def check_model_dir(path: str | Path | None) -> Path:
@@ -93,8 +93,9 @@ def load_causal_lm(
     without_weights: bool = False,
     purpose: WeightPurpose = "policy",
 ) -> "PreTrainedModel":
-    """Load a ``transformers`` causal LM on the CPU, with packed attention.
+    """Load a ``transformers`` causal LM on the CPU and choose the path of its forward passes.
 
+    Passes are packed where this is exact, else row by row (``verl.models.architecture``).
     ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
     the adapters require gradients. With ``without_weights`` no weights are read: the model is on
     ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
@@ -102,7 +103,7 @@ def load_causal_lm(
 
     Raises ``FileNotFoundError`` for a missing path, config or weights. Raises ``UnusableWeights``
     for damaged weights or those of another model. Raises ``UnsupportedArchitecture`` for a model
-    that packed rows do not support.
+    whose log-probs no path gives.
     """
     directory = check_model_dir(path)
     if not (without_weights or has_weights(directory)):
@@ -111,18 +112,16 @@ def load_causal_lm(
         # The import may register models with transformers.
         importlib.import_module(external_lib)
     config = read_config(directory, trust_remote_code, override_config)
-    for reason in find_config_problems(config):  # refuse before the weights are read
-        raise unsupported_model_error(config, reason)
     register_packed_attention()
+    source = None if without_weights else directory
+    implementation = PACKED_ATTENTION if is_packable(config) else None
     try:
-        model = _build_model(
-            None if without_weights else directory, config, dtype, trust_remote_code, purpose
-        )
+        model = _build_model(source, config, dtype, trust_remote_code, purpose, implementation)
     except KeyError as error:
         # Some architectures look up attention functions in a private table instead.
         if error.args != (PACKED_ATTENTION,):
             raise
-        raise unsupported_model_error(config, ATTENTION_NOT_REPLACEABLE) from error
+        model = _build_model(source, config, dtype, trust_remote_code, purpose, None)
     return prepare_for_training(
         model, gradient_checkpointing, lora_rank, lora_alpha, target_modules, attention
     )
@@ -134,13 +133,17 @@ def _build_model(
     dtype: torch.dtype,
     trust_remote_code: bool,
     purpose: WeightPurpose,
+    implementation: str | None,
 ) -> "PreTrainedModel":
-    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None."""
+    """Build the model of ``config`` with the weights in ``directory``, or on ``meta`` for None.
+
+    ``implementation`` is that of the attention; None selects the default of the model.
+    """
     from transformers import AutoModelForCausalLM
 
     options = {
         "dtype": dtype,
-        "attn_implementation": PACKED_ATTENTION,
+        "attn_implementation": implementation,
         "trust_remote_code": trust_remote_code,
     }
     if directory is None:
@@ -157,21 +160,23 @@ def prepare_for_training(
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
 ) -> "PreTrainedModel":
-    """Switch a causal LM to packed attention and add gradient checkpointing and LoRA if configured.
+    """Choose the path of a causal LM and add gradient checkpointing and LoRA if configured.
 
     ``attention`` selects the kernels of packed attention: ``sdpa`` or ``flex``. Raises
-    ``UnsupportedArchitecture`` if packed attention changes the log-probs of the model.
+    ``UnsupportedArchitecture`` if no path gives the log-probs of the model.
     """
     register_packed_attention()
-    if model.config._attn_implementation != PACKED_ATTENTION:
+    if is_packable(model.config) and model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows
     # Check before adapters are added and parameters are sharded. New adapters do not change the
     # model.
-    check_architecture(model)
-    if attention == "flex":
+    path = choose_path(model)
+    if not isinstance(path, PackedForward):
+        logger.info("%s uses row-wise forward passes: %s", model.config.model_type, path.reason)
+    elif attention == "flex":
         register_flex_attention()
-        model.set_attn_implementation(FLEX_ATTENTION)
+        set_path(model, replace(path, attention=FLEX_ATTENTION))
     if lora_rank > 0:
         add_lora(model, rank=lora_rank, alpha=lora_alpha, target_modules=target_modules)
     if gradient_checkpointing:

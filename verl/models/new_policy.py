@@ -1,4 +1,6 @@
-"""Create a small policy of the Qwen3 architecture, with a tokenizer built from task texts.
+"""Create a small policy with a tokenizer built from task texts.
+
+The architecture is Qwen3, or Qwen3.5, in which every second layer has linear attention.
 
 The tokenizer is byte-level BPE, so encode and decode preserve every text. Single tokens are:
 frequent words, tags such as ``<think>``, and ``SPECIAL_TOKENS`` (padding, end of turn, roles). The
@@ -12,10 +14,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from verl.models.weights import quiet_transformers
 
@@ -30,6 +40,8 @@ CHAT_TEMPLATE = (
     "{%- if message['role'] == 'assistant' -%}{{- '<|end|>' -}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
 )
+LAYER_TYPES = ("linear_attention", "full_attention")  # of even and odd layers of Qwen3.5
+ROTATED_SHARE = 0.25  # part of each head that Qwen3.5 rotates by position
 # Largest number of entries for BPE merges, which shorten words outside the vocabulary.
 MAX_MERGES = 96
 MAX_REPEATS = 200  # limit for the copies of a word in the input of the BPE trainer, for speed
@@ -51,42 +63,61 @@ def build_policy(
     max_length: int = 2048,
     rope_theta: float = 10000.0,
     tie_embeddings: bool = True,
+    architecture: str = "qwen3",
     seed: int = 0,
 ) -> Path:
     """Train a tokenizer, initialise a model and save both in Hugging Face format to ``out_dir``.
 
     ``texts``, ``words`` and ``tags`` are those of ``build_tokenizer``. The model has one embedding
-    per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text. Raises
-    ``ValueError`` if ``vocab_size`` is too small for bytes, tags and special tokens. Returns
-    ``out_dir``.
+    per tokenizer entry (at most ``vocab_size``), so every id that can be sampled has a text.
+    ``architecture`` is ``qwen3`` or ``qwen3_5``. Raises ``ValueError`` if ``vocab_size`` is too
+    small for bytes, tags and special tokens. Returns ``out_dir``.
     """
     tokenizer = build_tokenizer(texts, vocab_size, max_length, words=words, tags=tags)
     ids = tokenizer.get_vocab()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=max_length,
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
-        tie_word_embeddings=tie_embeddings,
-        bos_token_id=None,
-        eos_token_id=ids[END_OF_TURN],
-        pad_token_id=ids[PAD],
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": hidden,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_length,
+        "tie_word_embeddings": tie_embeddings,
+        "bos_token_id": None,
+        "eos_token_id": ids[END_OF_TURN],
+        "pad_token_id": ids[PAD],
+        "rope_parameters": {"rope_type": "default", "rope_theta": rope_theta},
+    }
     # The random state of the caller is restored after the model is made.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).float()
+        model = (_build_qwen3_5 if architecture == "qwen3_5" else _build_qwen3)(sizes).float()
     model.generation_config = GenerationConfig(eos_token_id=ids[END_OF_TURN], pad_token_id=ids[PAD])
     out_dir = Path(out_dir)
     with quiet_transformers():
         model.save_pretrained(out_dir, safe_serialization=True)
     tokenizer.save_pretrained(out_dir)
     return out_dir
+
+
+def _build_qwen3(sizes: dict[str, Any]) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM(Qwen3Config(**sizes))
+
+
+def _build_qwen3_5(sizes: dict[str, Any]) -> Qwen3_5ForCausalLM:
+    rope = sizes["rope_parameters"] | {"partial_rotary_factor": ROTATED_SHARE}
+    layers = range(sizes["num_hidden_layers"])
+    config = Qwen3_5TextConfig(
+        **sizes | {"rope_parameters": rope},
+        layer_types=[LAYER_TYPES[layer % 2] for layer in layers],
+        linear_num_key_heads=sizes["num_key_value_heads"],
+        linear_num_value_heads=sizes["num_attention_heads"],
+        linear_key_head_dim=sizes["head_dim"],
+        linear_value_head_dim=sizes["head_dim"],
+    )
+    return Qwen3_5ForCausalLM(config)
 
 
 def build_tokenizer(

@@ -71,7 +71,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class BranchBlock:
-    """Consecutive branch tokens that share one attention call.
+    """Branches (alternative continuations) of one row that share one attention call.
 
     Queries are packed positions ``[start, end)``. The row of the branches begins at packed position
     ``row_start``. Keys are positions ``[row_start, row_start + max_prefix_length)`` and the
@@ -97,8 +97,9 @@ class BranchBlock:
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Layout of a packed sequence: trunk rows of ``lengths`` tokens, then ``blocks`` of branches.
+    """Layout of a packed sequence: rows of ``lengths`` tokens, then ``blocks`` of their branches.
 
+    A branch is an alternative continuation of a row.
     ``longest_branch`` is the largest number of tokens that the last token of a branch sees,
     including the prefix and the token itself. ``block_mask`` describes the same layout for
     FlexAttention (None without it). ``sequence_group`` holds the ranks that compute the sequence
@@ -168,7 +169,7 @@ def _create_row_group(lengths: list[int], start: int, device: torch.device | str
 def with_masks(
     layout: PackedLayout, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> PackedLayout:
-    """Return the layout with masks for its branch blocks, which all layers of a forward share."""
+    """Return the layout with the attention masks of its branches, which all layers share."""
     blocks = [
         replace(block, mask=_create_branch_mask(block).to(device, dtype)) for block in layout.blocks
     ]
@@ -205,7 +206,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **other_arguments: object,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention for ``AttentionInterface``.
+    """Compute attention over packed rows for ``AttentionInterface`` of transformers.
 
     ``query`` is [1, H, T, D]; ``key`` and ``value`` are [1, K, T, D] with H a multiple of K.
     Returns ([1, T, H, D], None). Raises ``UnsupportedAttention`` without a layout, for a row or
@@ -293,7 +294,7 @@ def _attend_block(
     scaling: float | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Return the attention of one block of branch tokens [1, tokens, H, D]."""
+    """Return the attention [1, tokens, H, D] of a block of branches (continuations of a row)."""
     block_positions = slice(block.start, block.end)
     prefix_positions = slice(block.row_start, block.row_start + block.max_prefix_length)
     keys = torch.cat([key[:, :, prefix_positions], key[:, :, block_positions]], dim=2)

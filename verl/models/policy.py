@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from verl.models.backbone import attention_window, decoder_layers, last_hidden, output_head
+from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
+from verl.models.forward_logits import make_head
+from verl.models.forward_path import PackedForward, RowForward, path_of
 from verl.models.packed_attention import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
@@ -19,10 +21,13 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 class PackedModel(nn.Module):
-    """Base class of models that take packed rows and that FSDP shards layer by layer."""
+    """Base class of models that take packed rows and that FSDP shards layer by layer.
+
+    ``path`` computes the hidden states of a micro-batch: packed or row by row.
+    """
 
     config: "PreTrainedConfig"
-    window: int | None
+    path: PackedForward | RowForward
     sequence_group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(
@@ -41,14 +46,17 @@ class PackedModel(nn.Module):
         if input_ids is not None and position_ids is not None and layout is not None:
             inputs = (input_ids, position_ids, layout)
         if self.sequence_group is not None:
-            return self.sequence_group.compute_hidden(backbone, inputs, self.window)
+            return self.sequence_group.compute_hidden(
+                backbone, inputs, attention_window(self.config)
+            )
         assert inputs is not None  # only ranks of a sequence group may lack inputs
-        return last_hidden(backbone, *inputs, self.window)
+        return self.path.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Take part in a pass for the rows of another rank and return a zero loss.
+        """Compute this rank's part of a pass for the rows of another rank; return a zero loss.
 
-        The loss includes the output head, because its gradient is reduced over all ranks.
+        This is needed for sequence parallelism. The loss includes the output head, because its
+        gradient is reduced over all ranks.
         """
         raise NotImplementedError
 
@@ -76,7 +84,7 @@ class PolicyModel(PackedModel):
         super().__init__()
         self.lm = lm
         self.config = lm.config
-        self.window = attention_window(lm.config)
+        self.path = path_of(lm)
 
     @property
     def head_weight(self) -> torch.Tensor:
@@ -94,8 +102,8 @@ class PolicyModel(PackedModel):
 
         ``input_ids`` and ``position_ids`` are [T].
         """
-        hidden = self.compute_last_hidden(self.lm.base_model, input_ids, position_ids, layout)
-        head = output_head(self.lm)
+        hidden = self.compute_last_hidden(find_backbone(self.lm), input_ids, position_ids, layout)
+        head = make_head(self.lm, self.path.logits_by_forward)
         return [
             scores_from_hidden(head, hidden, target_group, choice_token_ids)
             for target_group in targets
@@ -114,8 +122,8 @@ class ValueModel(PackedModel):
     def __init__(self, lm: "PreTrainedModel") -> None:
         super().__init__()
         self.config = lm.config
-        self.window = attention_window(lm.config)
-        self.backbone = lm.base_model
+        self.path = path_of(lm)
+        self.backbone = find_backbone(lm)
         self.value_head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
         # Values are 0 at first, so that the first advantages are the returns.
         nn.init.zeros_(self.value_head.weight)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from verl.models.backbone import last_hidden
+from verl.models.backbone import find_length_dependent_rope, last_hidden
 from verl.models.packed_attention import BranchBlock, PackedLayout, layout_of_rows
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -88,7 +88,7 @@ class SequenceGroup:
             )
         message_length = torch.tensor([len(message)], device=self.device)
         dist.broadcast(message_length, group=self.ranks, group_src=self.owner)
-        # All ranks need a buffer of the same size. The broadcast overwrites it.
+        # A rank without inputs receives the message in a buffer of the same length.
         message = message.new_zeros(int(message_length)) if inputs is None else message
         message = message.to(self.device)
         dist.broadcast(message, group=self.ranks, group_src=self.owner)
@@ -142,7 +142,7 @@ def create_sequence_group(
     if size == 1:
         return None
     text_config = config.get_text_config()
-    rope_type = _find_length_dependent_rope(text_config)
+    rope_type = find_length_dependent_rope(config)
     if rope_type:
         raise ValueError(
             f"{CONFIG_KEY}={size}: the rotary embeddings of the model ({rope_type}) depend on the "
@@ -171,25 +171,6 @@ def create_sequence_group(
     ranks, _ = dist.new_subgroups(size, timeout=timeout)
     assert isinstance(ranks, dist.ProcessGroup)  # every rank is in one of the groups
     return SequenceGroup(ranks, device)
-
-
-def _find_length_dependent_rope(text_config: "PreTrainedConfig") -> str:
-    """Return the type of the rotary embeddings if they depend on the sequence length, else ""."""
-    rope_parameters = getattr(text_config, "rope_parameters", None) or {}
-    # In some models, each type of layer has separate rotary parameters.
-    layer_settings = [value for value in rope_parameters.values() if isinstance(value, dict)]
-    rope_types = [
-        str(rope_settings.get("rope_type", ""))
-        for rope_settings in (rope_parameters, *layer_settings)
-    ]
-    return next(
-        (
-            rope_type
-            for rope_type in rope_types
-            if "dynamic" in rope_type or rope_type == "longrope"
-        ),
-        "",
-    )
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:

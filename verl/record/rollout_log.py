@@ -34,7 +34,7 @@ ROW_KEYS = {  # name in the file -> column of the batch
 }
 ADVANTAGE_DIGITS = 5  # decimal places of an advantage
 ENTROPY_DIGITS = 3  # decimal places of an entropy or a loss weight
-GAP_DIGITS = 2  # significant digits, because gaps differ by orders of magnitude
+GAP_DIGITS = 2  # significant digits of a log-prob gap; gaps vary by orders of magnitude
 NO_POSITIONS = np.empty(0, dtype=np.intp)
 
 
@@ -140,7 +140,7 @@ def _compute_token_values(row_tensors: dict[str, np.ndarray]) -> dict[str, np.nd
     values = {"mask": row_tensors["response_mask"].astype(np.int8)}
     if CORRECTION_WEIGHTS in row_tensors:
         values["weight"] = round_decimals(row_tensors[CORRECTION_WEIGHTS], ENTROPY_DIGITS)
-    # Without entropies, the trainer has not computed log-probs, so there is no gap.
+    # Without entropies, the training worker has not computed log-probs to compare with the engine.
     if "entropys" not in row_tensors:
         return values
     values["entropy"] = round_decimals(row_tensors["entropys"], ENTROPY_DIGITS)

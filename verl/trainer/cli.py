@@ -55,7 +55,8 @@ class Command:
 class Inspection:
     """Result of checks that open the files, models and environments which a config names.
 
-    ``problems`` are error messages. ``facts`` are fields of ``Facts``, for the plan.
+    ``problems`` are error messages. ``facts`` are values for the printed plan of the run, by field
+    of ``Facts`` (for example ``val_tasks``).
     """
 
     problems: Collection[str] = ()
@@ -210,7 +211,7 @@ def _read_multirun_configs(
     parsed_configs = []
     for job_number, overrides in enumerate(expand_sweep(args.overrides)):
         parsed = read_config(config_name, overrides, schema, args.config_path)
-        # An invalid config has no experiment name to extend. It is refused for its problems.
+        # Do not rename an invalid config: it is refused, and its experiment name may be missing.
         if not has_experiment_name and not parsed.problems:
             experiment_name_override = (
                 f'trainer.experiment_name="{parsed.config.trainer.experiment_name}-{job_number}"'
@@ -326,8 +327,9 @@ def _make_checked_plans(
 ) -> list[Plan]:
     """Check the configs and return their plans, which include facts found by ``inspectors``.
 
-    The checks of the config run first, then the inspectors in order. If a stage finds problems,
-    raise ``ConfigError``; later stages do not run.
+    An inspector opens the files, models and environment that a config names. The checks of the
+    config run first, then the inspectors in order. If a stage finds problems, raise
+    ``ConfigError``; later stages do not run.
     """
     problems = [
         *machine_problems,
@@ -348,7 +350,7 @@ def _make_checked_plans(
 def _make_plans(
     configs: Sequence[Config], facts: Sequence[Facts], problems: Sequence[str]
 ) -> list[Plan]:
-    """Return the plan of each config.
+    """Return the plan of each config: numbers of tasks, rows and steps, and estimates of memory.
 
     Raise ``ConfigError`` if there are ``problems``, or if the resources of a plan do not suffice.
     """

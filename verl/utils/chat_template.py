@@ -16,11 +16,17 @@ from jinja2.exceptions import TemplateError
 
 from verl.utils.chat_tokens import ChatTokens
 
-# {"role": "system" | "user" | "assistant", "content": text}
-Message = dict[str, str]
+# {"role": "system" | "user" | "assistant" | "tool", "content": text}. An assistant message may also
+# have the keys of its thought and its ``tool_calls``, a tool message the name of its function.
+Message = dict[str, Any]
+
+Tools = Sequence[dict[str, Any]]  # functions as OpenAI's JSON schemas
 
 # Placeholder for the content of a message. Its last letter distinguishes message 1 from message 10.
 PLACEHOLDER = re.compile(r"xANCHOR(\d+)x")
+# The call that shows how a template writes calls, with one argument.
+CALL_KEY, CALL_VALUE = "xKEYx", "xVALUEx"
+CALL_ARGUMENTS = {CALL_KEY: CALL_VALUE}
 # Exceptions that a template may raise for roles or fields that it does not support.
 RENDER_ERRORS = (TemplateError, TypeError, KeyError, ValueError, AttributeError)
 # Arguments of ``apply_chat_template`` that this module sets and users must not set.
@@ -87,27 +93,30 @@ class ChatTemplate:
         parts: bool | None = None,
         *,
         add_generation_prompt: bool = True,
+        tools: Tools = (),
     ) -> str:
         """Return the text of ``messages``, by default followed by the generation prompt.
 
         With ``parts`` the contents are passed as lists of typed parts. None means ``uses_parts``.
+        ``tools`` are the functions that the policy may call, as OpenAI's JSON schemas.
         """
-        return self._apply_template(messages, parts, add_generation_prompt, tokenize=False)
+        return self._apply_template(messages, parts, add_generation_prompt, tools, tokenize=False)
 
-    def render_token_ids(self, messages: Sequence[Message]) -> list[int]:
+    def render_token_ids(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the token ids of ``messages`` and the generation prompt.
 
         They are the result of ``apply_chat_template(tokenize=True)``.
         """
-        ids = self._apply_template(messages, None, True, tokenize=True, return_dict=False)
-        return list(ids)
+        options = {"tokenize": True, "return_dict": False}
+        return list(self._apply_template(messages, None, True, tools, **options))
 
     def _apply_template(
         self,
         messages: Sequence[Message],
         parts: bool | None,
         add_generation_prompt: bool,
-        **options: bool,
+        tools: Tools,
+        **options: Any,
     ) -> Any:
         parts = self.uses_parts if parts is None else parts
         template_messages: list[dict[str, Any]] = [dict(message) for message in messages]
@@ -115,9 +124,10 @@ class ChatTemplate:
             for message in template_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         options |= {"add_generation_prompt": add_generation_prompt}
-        return self._tokenizer.apply_chat_template(
-            template_messages, **options, **self._template_kwargs
-        )
+        if tools:
+            options["tools"] = list(tools)
+        options = self._template_kwargs | options
+        return self._tokenizer.apply_chat_template(template_messages, **options)
 
     def _split_pieces(self, roles: tuple[str, ...]) -> list[str | int]:
         """Return the rendered text of messages with ``roles`` as a list of strings and integers.
@@ -233,17 +243,48 @@ class ChatTemplate:
 def find_stop_token_ids(tokenizer: Any, model_path: str | Path | None = None) -> frozenset[int]:
     """Return the ids of all tokens that end a turn when they are sampled.
 
-    These are the chat template's end of turn, the tokenizer's end of sequence, and the
-    ``eos_token_id`` of the generation config in ``model_path``. Without ``model_path`` the
-    tokenizer's directory is used.
+    These are the ends of turn of the chat template (``find_template_end_ids``), the tokenizer's end
+    of sequence, and the ``eos_token_id`` of the generation config in ``model_path``. Without
+    ``model_path`` the tokenizer's directory is used.
     """
     path = getattr(tokenizer, "name_or_path", "") if model_path is None else model_path
     end_ids = set(read_config_stop_ids(path)) if path else set()
     end_ids.update(_collect_ids(getattr(tokenizer, "eos_token_id", None)))
     with contextlib.suppress(TemplateUnsupported):
-        end_of_turn_id = find_end_of_turn_id(tokenizer, ChatTemplate(tokenizer).render_turn_end())
-        end_ids.update(_collect_ids(end_of_turn_id))
+        end_ids.update(find_template_end_ids(tokenizer, ChatTemplate(tokenizer)))
     return frozenset(end_ids)
+
+
+def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[int]:
+    """Return the ids with which ``template`` ends a text answer and a turn of tool calls.
+
+    Examples: ``<|im_end|>`` for both (Qwen), ``<|return|>`` and ``<|call|>`` (gpt-oss),
+    ``<|user|>`` and ``<|observation|>`` (GLM). Empty if plain text ends a turn.
+    """
+    end_id = find_sampled_end(tokenizer, template)[1]
+    ids = set() if end_id is None else {end_id}
+    for arguments in (CALL_ARGUMENTS, json.dumps(CALL_ARGUMENTS)):
+        with contextlib.suppress(*RENDER_ERRORS):
+            ids.update(_find_call_end_id(tokenizer, template, arguments, end_id))
+            break
+    return frozenset(ids)
+
+
+def find_sampled_end(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
+    """Return the text and the id of the control token with which the policy ends a text answer.
+
+    It is the one after the last turn of a conversation. Some templates write another one there
+    than in the history (gpt-oss: ``<|return|>``, later ``<|end|>``). The one in the history is
+    returned if the template writes none after the last turn.
+    """
+    turn_end = ""
+    with contextlib.suppress(TemplateUnsupported):
+        turn_end = template.render_closing()
+    end_id = find_end_of_turn_id(tokenizer, turn_end)
+    if end_id is None:
+        turn_end = template.render_turn_end()
+        end_id = find_end_of_turn_id(tokenizer, turn_end)
+    return ChatTokens(tokenizer, turn_end).find_control_text_at_start(turn_end), end_id
 
 
 def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
@@ -255,6 +296,55 @@ def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
     control_text = tokens.find_control_text_at_start(turn_end)
     control_ids = [token for token in tokens.encode(control_text) if token in tokens.control_ids]
     return control_ids[0] if control_ids else None
+
+
+def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dict[str, Any]:
+    """Return one call in OpenAI's format. The id has nine letters, as Mistral's templates need."""
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _find_call_end_id(
+    tokenizer: Any, template: ChatTemplate, arguments: Any, end_id: int | None
+) -> list[int]:
+    """Return the control token between the calls of a turn and their results, as a list.
+
+    It is empty if ``end_id``, which ends a text answer, also ends the calls. Tokens that the
+    template writes between two calls of one turn belong to the calls and do not end the turn.
+    """
+    question: Message = {"role": "user", "content": make_anchor(0)}
+    calls = [make_tool_call(make_anchor(number), arguments) for number in (2, 3)]
+    result = {"role": "tool", "name": make_anchor(2), "tool_call_id": calls[0]["id"]}
+
+    def render_after_value(calls: list[dict[str, Any]]) -> str:
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        messages = [question, turn, {**result, "content": make_anchor(1)}]
+        tools = [describe_tool(make_anchor(number), [CALL_KEY]) for number in (2, 3)]
+        text = template.render(messages, tools=tools).rpartition(make_anchor(0))[2]
+        return text.partition(CALL_VALUE)[2].partition(make_anchor(1))[0]
+
+    after_call = render_after_value(calls[:1])
+    tokens = ChatTokens(tokenizer, after_call)
+    written_ids = [token for token in tokens.encode(after_call) if token in tokens.control_ids]
+    if end_id in written_ids:
+        return []
+    try:
+        between_text, has_second_call, _ = render_after_value(calls).partition(make_anchor(3))
+    except RENDER_ERRORS:
+        between_text, has_second_call = "", ""  # the template allows one call per turn
+    between_ids = set(tokens.encode(between_text)) if has_second_call else set()
+    return [token for token in written_ids if token not in between_ids][:1]
+
+
+def describe_tool(name: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON schema of a function with the text arguments ``keys``."""
+    properties = {key: {"type": "string", "description": key} for key in keys}
+    parameters = {"type": "object", "properties": properties, "required": list(keys)}
+    function = {"name": name, "description": name, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def read_config_stop_ids(model_path: str | Path) -> frozenset[int]:

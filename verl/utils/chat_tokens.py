@@ -106,6 +106,25 @@ class ChatTokens:
             content.replace(MARK, ""),
         )
 
+    def restore_control_tokens(self, marked: str) -> str:
+        """Return ``marked`` with the texts of the control tokens that were marked in it."""
+        return MARKED.sub(self._get_control_text, marked)
+
+    def find_marked_length(self, marked: str, length: int) -> int:
+        """Return the length of the start of ``marked`` whose restored text has length ``length``.
+
+        A marked control token is included as a whole or not at all.
+        """
+        marked_end = restored_end = 0
+        for match in MARKED.finditer(marked):
+            text_end = (
+                restored_end + match.start() - marked_end + len(self._get_control_text(match))
+            )
+            if text_end > length:
+                break
+            marked_end, restored_end = match.end(), text_end
+        return marked_end + length - restored_end
+
     def find_control_text_at_start(self, text: str) -> str:
         """Return the control token at the start of ``text``, with white space before it.
 
@@ -113,6 +132,18 @@ class ChatTokens:
         """
         match = self.pattern.match(text, len(text) - len(text.lstrip()))
         return text[: match.end()] if match else ""
+
+    def encode_from(self, marked: str, start: int) -> tuple[int, ...] | None:
+        """Return the token ids of ``marked[start:]`` as a part of ``marked``.
+
+        None if a token covers text on both sides of ``start``. Text before the last control token
+        in front of ``start`` is not encoded, because no token crosses a control token.
+        """
+        control_starts = [match.start() for match in self.pattern.finditer(marked, 0, start)]
+        context_start = control_starts[-1] if control_starts else 0
+        context_ids = self.encode(marked[context_start:start])
+        ids = self.encode(marked[context_start:])
+        return ids[len(context_ids) :] if ids[: len(context_ids)] == context_ids else None
 
     def encode_following_text(self, preceding_text: str, text: str) -> tuple[int, ...]:
         """Return the token ids of ``text``, which follows the text ``preceding_text``.
@@ -143,7 +174,8 @@ class ChatTokens:
             expected_control_ids = [
                 self._control_tokens[text][0] for text in self.pattern.findall(marked_text)
             ]
-            # Without marked texts, the tokenizer may skip a control token that is inside a word.
+            # If no text is marked, accept missing control tokens: a tokenizer may not recognise a
+            # control token inside a word.
             if encoded_control_ids == expected_control_ids or (
                 MARK not in marked_text
                 and _is_subsequence(encoded_control_ids, expected_control_ids)

@@ -53,7 +53,7 @@ def get_seqlen_balanced_partitions(
         parts: list[Part] = [
             (int(seqlen_list[i]), [i]) for i in order[start : start + rows_per_partition]
         ]
-        # Start with a partition of one row, or of one row per part for parts of equal size.
+        # An initial partition has one row, or one row per part if the parts must have equal sizes.
         _push_partition(heap, parts + [(0, [])] * (k_partitions - rows_per_partition), tie_breaker)
     while len(heap) > 1:
         first_parts = heapq.heappop(heap)[2]

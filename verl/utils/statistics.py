@@ -105,22 +105,6 @@ def expand_confidence_level(confidence_level: float, count: int) -> float:
     )
 
 
-def compute_rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Compute Spearman's rank correlation. Tied values get the mean of their ranks.
-
-    The result is NaN for fewer than two values, or if one of the lists is constant. Raises
-    ``ValueError`` for lists of different lengths.
-    """
-    if len(first) != len(second):
-        raise ValueError(f"the lists must have the same length, not {len(first)} and {len(second)}")
-    if len(first) < 2:
-        return math.nan
-    weights = np.ones((1, len(first)))
-    return float(
-        compute_weighted_rank_correlations(np.asarray(first), np.asarray(second), weights)[0]
-    )
-
-
 def compute_weighted_rank_correlations(
     first: np.ndarray, second: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:

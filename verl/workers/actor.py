@@ -42,7 +42,8 @@ class ActorWorker(TrainingWorker):
     Args:
         config: the ``actor_rollout_ref`` section.
         role: ``actor`` or ``ref``.
-        seed, num_threads, device: as ``TrainingWorker``.
+        seed, num_threads: random seed and number of CPU threads of this rank.
+        device: ``auto``, ``cpu`` or ``cuda``.
     """
 
     def __init__(
@@ -199,7 +200,8 @@ class ActorWorker(TrainingWorker):
         return loss.rows_with_gradient(data, row_indices) if num_with_advantage else []
 
     def _create_policy_loss(self, data: DataProto) -> PolicyLoss:
-        # ``Choice`` lists the allowed tokens. Without a mask of choice positions it has no effect.
+        # ``Choice`` lists the tokens allowed at some positions, such as level digits. The column
+        # CHOICE_MASK marks these positions. Without it, ``Choice`` has no effect.
         has_choices = CHOICE_MASK in data.tensor_keys()
         choice: Choice | None = data.meta_info.get("choice") if has_choices else None
         return PolicyLoss(self.config.actor, choice, self.device_name)

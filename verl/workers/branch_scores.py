@@ -27,7 +27,7 @@ from verl.workers.rows import MicroBatchLimits, Rows
 
 @dataclass
 class RowScores:
-    """Scores of the rows of a batch.
+    """Scores of the rows of a batch, and of their branches and spans.
 
     ``log_probs`` and ``entropy`` are [B, R] on the CPU, zero where no token was sampled.
     ``branch_scores`` and ``span_scores`` [B] hold a list of ``SegmentScore`` per row. They are None
@@ -49,8 +49,8 @@ def score_rows(
 ) -> RowScores:
     """Score all rows in micro-batches of ``max_rows`` rows or ``max_tokens`` tokens.
 
-    The tokens of a row include those of its branches. ``branches`` and ``spans`` in
-    ``non_tensor_batch`` hold the ``Branch`` and ``Span`` objects of each row. Raises ``ValueError``
+    ``branches`` (alternative continuations) and ``spans`` (token ranges) in ``non_tensor_batch``
+    list what to score for each row. The tokens of a row include its branches. Raises ``ValueError``
     for a span outside its row. Every rank of the engine must call this function.
     """
     scorer = _BatchScorer(engine, data, temperature)
@@ -66,7 +66,10 @@ def _get_list_column(data: DataProto, key: str) -> list[list[Any]]:
 
 
 class _BatchScorer:
-    """Rows, branches and spans of one batch, and the scores of the micro-batches scored so far."""
+    """Rows of one batch with their branches and spans, and the scores computed so far.
+
+    A branch is an alternative continuation of a row, a span is a token range of a row.
+    """
 
     def __init__(self, engine: TrainEngine, data: DataProto, temperature: float) -> None:
         self.rows = Rows(data, engine.device)
@@ -84,15 +87,17 @@ class _BatchScorer:
         self._span_scores = object_array([[] for _ in range(len(self.rows))])
 
     def row_sizes(self) -> list[int]:
-        """Return the number of tokens of each row including its branches."""
-        rows_and_branches = zip(self.rows.lengths, self.branches, strict=True)
-        return [
-            length + sum(len(b.token_ids) for b in branches)
-            for length, branches in rows_and_branches
-        ]
+        """Return the number of tokens that each row costs with its branches.
+
+        Branches are alternative continuations. The cost depends on the path of the model.
+        """
+        return list(map(self._engine.module.path.count_tokens, self.rows.lengths, self.branches))
 
     def score_micro_batch(self, row_indices: list[int]) -> None:
-        """Score the rows ``row_indices``, their branches and their spans in one forward."""
+        """Score the rows ``row_indices`` in one forward, and store the scores.
+
+        Branches (alternative continuations) and spans (token ranges) of the rows are scored too.
+        """
         branches = [self.branches[row] for row in row_indices]
         spans = [self.spans[row] for row in row_indices]
         packed = self.rows.pack_rows(row_indices, branches)
@@ -144,10 +149,10 @@ def merge_equal_branches(
 ) -> tuple[list[list[Branch]], list[list[tuple[int, int]]]]:
     """Return the distinct branches of each row, and the position of each given branch among them.
 
-    Branches with the same tokens after the same prefix have equal scores, also in different rows. A
-    position is a row and an index in the distinct branches of that row. Example: if two rows have
-    the same branch, it is kept in row 0, and both positions are (0, 0). ``row_tokens`` [B] are rows
-    without padding.
+    A branch is an alternative continuation of a row. Branches with the same tokens after the same
+    prefix have equal scores, also in different rows. A position is a row and an index in the
+    distinct branches of that row. Example: if two rows have the same branch, it is kept in row 0,
+    and both positions are (0, 0). ``row_tokens`` [B] are rows without padding.
     """
     first_positions: dict[tuple[bytes, tuple[int, ...], int], tuple[int, int]] = {}
     distinct_branches: list[list[Branch]] = [[] for _ in branches]
@@ -170,7 +175,10 @@ def merge_equal_branches(
 def _collect_branch_targets(
     packed: PackedBranches, branches: Sequence[Sequence[Branch]], device: str
 ) -> Targets:
-    """Return the branch tokens to score in a micro-batch, branch by branch, at temperature 1."""
+    """Return the tokens to score in the branches (alternative continuations) of a micro-batch.
+
+    They are ordered by branch and scored at temperature 1.
+    """
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     branches_and_offsets = zip(branches, packed.offsets, packed.branch_offsets, strict=True)
@@ -193,7 +201,10 @@ def _collect_branch_targets(
 def _collect_span_targets(
     rows: Rows, packed: PackedBranches, row_indices: Sequence[int], spans: Sequence[Sequence[Span]]
 ) -> Targets:
-    """Return the span tokens to score in a micro-batch, span by span, at temperature 1."""
+    """Return the tokens of the spans (token ranges of rows to score) of a micro-batch.
+
+    They are ordered by span and scored at temperature 1.
+    """
     predicting_positions: list[torch.Tensor] = []
     tokens: list[torch.Tensor] = []
     for row, row_spans, row_offset in zip(row_indices, spans, packed.offsets, strict=True):
@@ -223,9 +234,9 @@ def _concat_targets(
 def _average_segment_scores(
     segments: Sequence[Branch | Span], scores: TokenScores
 ) -> Iterator[SegmentScore]:
-    """Yield one score per branch or span, averaged over its tokens.
+    """Yield the mean token score of each of ``segments``, which are branches or spans of rows.
 
-    ``scores`` holds the tokens of all ``segments`` in order.
+    ``scores`` holds the scores of the tokens of all ``segments`` in order.
     """
     num_tokens = torch.tensor([segment.num_targets for segment in segments], dtype=torch.long)
     segment_of_token = torch.repeat_interleave(torch.arange(len(segments)), num_tokens)
@@ -253,7 +264,7 @@ def _average_segment_scores(
 
 @torch.no_grad()
 def score_branches_naively(engine: TrainEngine, data: DataProto) -> np.ndarray:
-    """Return ``branch_scores`` by one separate forward of ``row[:start] + token_ids`` per branch.
+    """Score each branch by a separate forward of ``row[:start] + token_ids``.
 
     Tests use this slow function as the reference for ``score_rows``.
     """

@@ -30,7 +30,8 @@ class CriticWorker(TrainingWorker):
 
     Args:
         config: the ``critic`` section, with the values derived from the actor section.
-        seed, num_threads, device: as ``TrainingWorker``.
+        seed, num_threads: random seed and number of CPU threads of this rank.
+        device: ``auto``, ``cpu`` or ``cuda``.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from verl.config.schema.model import FSDPConfig, OptimConfig
+from verl.models.forward_path import RowForward
 from verl.models.policy import PackedModel
 from verl.models.sequence_parallel import create_sequence_group
 from verl.models.weights import find_non_finite
@@ -42,7 +43,11 @@ from verl.workers.collectives import (
     world_size,
 )
 from verl.workers.optimizer import build_optimizer, check_schedule, learning_rate
-from verl.workers.rank_zero_broadcast import broadcast_from_rank_zero, check_same_model
+from verl.workers.rank_zero_broadcast import (
+    broadcast_from_rank_zero,
+    check_same_model,
+    share_path,
+)
 
 logger = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -105,10 +110,22 @@ class TrainEngine:
             check_schedule(optim)
         self.module = module
         self.sequence_ranks = sequence_ranks
+        share_path(module)
+        if sequence_ranks > 1 and isinstance(module.path, RowForward):
+            raise ValueError(
+                f"ulysses_sequence_parallel_size={sequence_ranks}: the model has row-wise forward "
+                f"passes ({module.path.reason}), which one rank computes; allowed: 1; "
+                "fix: ulysses_sequence_parallel_size=1"
+            )
         module.sequence_group = create_sequence_group(
             module.config, sequence_ranks, self.device, TIMEOUT
         )
-        if compiled:
+        if compiled and isinstance(module.path, RowForward):
+            logger.warning(
+                "use_torch_compile=true has no effect: row-wise passes are not compiled (%s)",
+                module.path.reason,
+            )
+        elif compiled:
             compile_blocks(module, self.device)
         self._sharded_modules = self._shard_model(DTYPES[dtype])
         self.optimizer = None if optim is None else build_optimizer(module.parameters(), optim)
@@ -192,8 +209,9 @@ class TrainEngine:
     def begin_pass(self, owner: int) -> bool:
         """Begin the pass for the rows of rank ``owner`` of the sequence group.
 
-        A micro-batch has one pass for each of the ``sequence_ranks`` ranks of the group. Returns
-        True if this rank is the owner. Otherwise the caller runs ``module.compute_zero_loss()``.
+        The ranks of a sequence group compute each row together. A micro-batch has one pass for each
+        of these ``sequence_ranks`` ranks. Returns True if this rank is the owner. Otherwise the
+        caller runs ``module.compute_zero_loss()``.
         """
         return self.module.sequence_group is None or self.module.sequence_group.begin_pass(owner)
 

@@ -5,7 +5,7 @@
            + clipped loss of the advantages of the allowed tokens (``choice_credit``)
 
 A choice is a sampled token that may only be one of a few tokens (``verl.records.Choice``), such as
-the digit of a thinking level.
+the digit of a level.
 
 Every term is divided by the denominator of the *mini-batch*, which is summed over micro-batches and
 ranks beforehand. The gradient therefore does not depend on the split into micro-batches and ranks.
@@ -53,8 +53,8 @@ class Denominators:
     """Denominators of one mini-batch, summed over all ranks.
 
     ``loss``: denominator of the policy, entropy and KL terms. ``tokens``: number of sampled tokens.
-    ``choices``: number of sampled tokens with ``choice_mask``. ``rows``: number of rows that pass
-    through the model.
+    ``choices``: number of sampled tokens that are a choice among K tokens (``choice_mask`` is 1).
+    ``rows``: number of rows that pass through the model.
     """
 
     loss: float
@@ -93,7 +93,7 @@ class PolicyLoss:
 
     Args:
         section: the ``actor`` section.
-        choice: the allowed tokens at positions with ``choice_mask``; None without choices.
+        choice: the K tokens allowed where ``choice_mask`` is 1, such as level digits, or None.
         device: device of the token scores.
     """
 
@@ -123,10 +123,10 @@ class PolicyLoss:
         return bool(self.section.entropy_coeff)
 
     def make_picker(self, data: DataProto, rows: list[int]) -> TokenPicker | None:
-        """Create the picker of the tokens that the loss treats differently.
+        """Create the rule that selects the tokens that the loss treats differently, as in Clip-Cov.
 
-        ``rows`` are those of the mini-batch on this rank. Returns None if the loss has no picker.
-        Otherwise this is a collective call.
+        ``rows`` are those of the mini-batch on this rank. Returns None if the loss selects no
+        tokens. Otherwise this is a collective call.
         """
         if self.loss_needs.picker is None:
             return None
@@ -156,7 +156,7 @@ class PolicyLoss:
         return self.rows_with_advantage(data, rows)
 
     def rows_with_advantage(self, data: DataProto, rows: list[int]) -> list[int]:
-        """Return the ``rows`` in which some sampled token has a nonzero advantage or credit."""
+        """Return the ``rows`` with a sampled token of nonzero advantage or ``choice_credit``."""
         row_indices = torch.as_tensor(rows, dtype=torch.long)
         has_advantage = data.batch["advantages"][row_indices] != 0
         if CHOICE_CREDIT in data.tensor_keys():
@@ -274,9 +274,9 @@ def _replace_by_marginals(
 ) -> torch.Tensor:
     """Return ``log_probs`` [B, R] with marginal log-probs where ``choice_posterior`` is not 0.
 
-    The marginal log-prob is the old log-prob plus ``log sum_k posterior_k r_k``. r_k is the new
-    over the old probability of token k. ``choice_log_probs`` [B, R, K] are those of the current
-    policy.
+    There the policy chose one of K tokens, such as a level digit. The marginal log-prob is the old
+    log-prob plus ``log sum_k posterior_k r_k``. r_k is the new over the old probability of token k.
+    ``choice_log_probs`` [B, R, K] are log-probs of the K tokens under the current policy.
     """
     posterior = batch.get(CHOICE_POSTERIOR, None)
     if posterior is None:
@@ -288,7 +288,7 @@ def _replace_by_marginals(
 
 
 def _compute_choice_ratios(choice_log_probs: torch.Tensor, batch: TensorDict) -> torch.Tensor:
-    """Return new over old probability of each of the K tokens of a choice, [B, R, K]."""
+    """Return new over old probability of each of the K allowed tokens, [B, R, K]; else 1."""
     log_ratios = choice_log_probs - batch[CHOICE_OLD_LOG_PROBS]
     is_choice = batch[CHOICE_MASK].bool().unsqueeze(-1)
     # Positions without a choice have no old log-probs. where() keeps them out of the gradient.
@@ -300,7 +300,7 @@ def _compute_credit_losses(
 ) -> torch.Tensor:
     """Return PPO's clipped losses [B, R] with the advantages ``choice_credit`` [B, R, K].
 
-    The losses are summed over the K allowed tokens.
+    The losses are summed over the K tokens that are allowed at a position.
     """
     ratios = _compute_choice_ratios(choice_log_probs, batch)
     low, high = resolve_clip_range(
@@ -319,7 +319,7 @@ def _average_over_choices(
 ) -> torch.Tensor:
     """Return the sum of ``entropy`` [B, R] over choices, divided by their number in the mini-batch.
 
-    Choices are the sampled tokens with ``choice_mask``.
+    Choices are sampled tokens for which only K tokens are allowed (``choice_mask`` is 1).
     """
     choice_mask = batch[CHOICE_MASK].bool() & mask
     return masked_sum(entropy, choice_mask) / (denominators.choices or 1.0)

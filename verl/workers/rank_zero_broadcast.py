@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from verl.models.forward_path import decode_path, encode_path
+from verl.models.policy import PackedModel
 from verl.workers.collectives import broadcast_text, world_size
 
 
@@ -40,6 +42,12 @@ def check_same_model(module: nn.Module) -> None:
             f"the model of this rank differs from that of rank 0: {differing_tensors[:4]} are only "
             "in one of them; fix: use the same model directory and the same packages on every node"
         )
+
+
+def share_path(module: PackedModel) -> None:
+    """Let ``module`` use the path of rank 0, which has compared log-probs. A collective call."""
+    if world_size() > 1:
+        module.path = decode_path(broadcast_text(encode_path(module.path)))
 
 
 def _describe_tensors(module: nn.Module) -> list[list[object]]:

@@ -55,7 +55,7 @@ class Rows:
     def pack_rows(
         self, rows: Sequence[int], branches: Sequence[Sequence[Branch]] | None = None
     ) -> PackedBranches:
-        """Pack the given rows and the branches of each into one sequence on the device."""
+        """Pack rows and their alternative continuations into one sequence on the device."""
         return pack_with_branches([self.tokens[row] for row in rows], branches, self.device)
 
     @staticmethod

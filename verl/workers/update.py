@@ -23,7 +23,7 @@ from verl.workers.rows import Rows, choose_limits
 # the mini-batch loss, and metrics. Both are summed over micro-batches and ranks. Without rows it
 # returns a zero loss.
 LossShare = Callable[[list[int]], tuple[torch.Tensor, dict[str, torch.Tensor]]]
-# Metrics and report of one optimizer step.
+# Metrics of one optimizer step, and its report (gradient norm, skipped or not).
 StepOutcome = tuple[dict[str, float], StepReport]
 
 

@@ -51,8 +51,8 @@ class WeightStream:
     """Iterable of the full weights of ``engine``, one at a time, on the device of this rank.
 
     Weights have their Hugging Face names and ``dtype``, and LoRA is merged. All ranks must iterate
-    together, because each weight is gathered. ``prefix``, ``scales`` and ``tied`` are those of
-    ``to_hf_names``.
+    together, because each weight is gathered. ``prefix`` is removed from the names, ``scales`` are
+    those of the LoRA adapters, and the names in ``tied`` are omitted.
     """
 
     def __init__(

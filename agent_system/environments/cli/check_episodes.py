@@ -234,7 +234,10 @@ async def try_constant_actions(
 async def _run_constant_action(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantAction:
-    """Repeat ``action`` in every task. Stop when it can no longer succeed at more than half."""
+    """Repeat ``action`` in every task, and return its episodes.
+
+    Stop early when it can no longer succeed at more than half of the tasks.
+    """
 
     def make_policy(_start: PolicyStart) -> Policy:
         return lambda _observation: write_action(action)
@@ -253,10 +256,12 @@ async def _run_constant_action(
 def check_action_format(
     package: EnvPackage[Any], episodes: Sequence[CheckEpisode]
 ) -> tuple[list[str], list[str]]:
-    """Check that ``package.project`` extracts the oracle's actions from texts of ``format_action``.
+    """Check that the action parser reads the actions that ``package.format_action`` writes.
 
-    Return the problems, and a sentence if the check is impossible because the package has no
-    ``format_action``.
+    ``format_action`` turns an action into a model text; ``package.project`` must return the same
+    action from this text. The checked actions are those of the oracle (policy that solves each
+    task) in ``episodes``. Return the problems, and a sentence if the check is impossible because
+    the package has no ``format_action``.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

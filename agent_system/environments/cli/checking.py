@@ -171,9 +171,10 @@ async def _run_check(
 def _find_oracle_in_time(
     checked_env: CheckedEnvironment,
 ) -> tuple[Callable[[PolicyStart], Policy] | None, list[str]]:
-    """Return the function that makes the oracle's policy, or None and a sentence with the reason.
+    """Return a function that makes the oracle, a policy that follows a solution of its task.
 
-    One reason is that a solution takes too long to compute. The other policies are then still run.
+    If there is none, return None and a sentence with the reason, for example that a solution takes
+    too long to compute. The other policies are then still run.
     """
     env = checked_env.package.make(checked_env.settings)
     try:
@@ -289,8 +290,9 @@ def _select_episodes(episodes: Sequence[CheckEpisode], policy: str) -> list[Chec
 
 
 def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = False) -> list[str]:
-    """Return one sentence per policy whose result violates its condition.
+    """Return one sentence per scripted policy whose successes or returns violate its condition.
 
+    Example of a condition: the policy that sends empty text must never succeed.
     ``covers_all_tasks``: True if the episodes cover all tasks of the split.
     """
     problems = [

@@ -63,7 +63,7 @@ class TextWithAction(str):
 
 
 def write_action(action: str) -> TextWithAction:
-    """Return the model text for ``action`` in the default format."""
+    """Return the model text for ``action`` in the default format, ``<action>`` tags."""
     text = TextWithAction(f"<action>{action}</action>")
     text.action = action
     return text
@@ -143,7 +143,9 @@ POLICIES_WITHOUT_ORACLE: dict[str, PolicyFactory] = {
 
 
 class InjectionSequence:
-    """Policy that uses all ``INJECTIONS``, unchanged and in the answer format of the package.
+    """Policy that sends all ``INJECTIONS`` (texts that try to deceive a grader), one per turn.
+
+    Each is sent unchanged and in the answer format of the package.
 
     An episode continues after the last text of the previous episode, so that all are used even if
     episodes have one turn. ``num_unused`` is the number of texts that were not used yet.
@@ -168,7 +170,8 @@ class InjectionSequence:
 def _format_injection(package: EnvPackage[Any], action: str) -> str:
     """Return the model text for ``action`` in the format of ``package``.
 
-    If the package has an unknown format, the action bypasses ``project``.
+    If the package has an unknown format, the environment gets ``action`` without a parser
+    (``project``) in between.
     """
     if package.format_action is not None:
         return package.format_action(action)

@@ -50,7 +50,7 @@ LEVELS = (1, 2, 3, 4)
 DEFAULT_MAX_STEPS = 15
 # Maximum tasks per call of a worker. Small chunks keep the wait for the last worker short.
 MAX_CHUNK_TASKS = 32
-TIMEOUT_S = 1800  # for all demonstrations
+TIMEOUT_S = 1800  # seconds in which the workers must make all demonstrations
 
 
 class NoExpert(ValueError):
@@ -234,7 +234,8 @@ def _hash_options(
                 key.append(inspect.getsource(importlib.import_module(module)))
     noise = asdict(options.noise)
     option_values = [options.num_episodes, options.seed, *noise.values(), options.levels]
-    # Add the share only if it is not 0: file names from before this option existed stay valid.
+    # Add needed_level_share only if it is not 0: files from before this option existed keep their
+    # names.
     option_values += [options.needed_level_share] if options.needed_level_share else []
     option_values += [] if options.window is None else ["window", options.window]
     text = json.dumps([*key, *option_values], sort_keys=True, default=str)
@@ -251,7 +252,10 @@ def _run_in_workers(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Return one line per episode in the order of the tasks; None for an omitted episode."""
+    """Run the demonstrated episodes in worker processes and return them as JSON lines.
+
+    The lines are in the order of the tasks. An omitted episode gives None.
+    """
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
     if num_workers == 0:

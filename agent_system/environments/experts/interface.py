@@ -69,7 +69,11 @@ def add_noise(
 
 
 class LastAction:
-    """Text such as ``did left`` about the last action of an episode, for ``Decision.tried``."""
+    """Record of an expert's last action, as a text for the next thought.
+
+    The text is ``did left`` if the action ``left`` changed the state, ``failed left`` if not, and
+    ``tried nothing`` before the first action.
+    """
 
     def __init__(self) -> None:
         self.text = "tried nothing"

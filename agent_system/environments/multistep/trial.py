@@ -118,7 +118,7 @@ class Episode:
     reward: float = 0.0
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the episode for ``completed_episodes``."""
+        """Return the fields of the episode as a dict for ``completed_episodes``."""
         return {
             "reward": self.reward,
             "steps": len(self.actions),
@@ -158,9 +158,9 @@ class Trial:
         return self.episodes[-1]
 
     def to_record(self) -> dict[str, Any]:
-        """Return the record of the trial for ``completed_episodes``.
+        """Return the fields of the trial as a dict for ``completed_episodes``.
 
-        It has the fields of the last episode, but ``reward`` is the return of the trial.
+        They are those of its last episode, but ``reward`` is the return of the trial.
         """
         episodes = [episode.to_record() for episode in self.episodes]
         # A trial that failed at its start has no episode. Its record has all keys, too.
@@ -177,8 +177,10 @@ class Trial:
 
 
 def build_trial_results(trials: Sequence[Trial], mask_mode: str) -> dict[str, list]:
-    """Return the result of ``run_trial``: lists with one entry per trial.
+    """Return the results of all trials: lists by name, with one entry per trial.
 
+    The names include ``full_token_ids``, ``logprobs``, ``rewards``, ``turn_rewards`` and
+    ``aborted``. ``mask_mode`` selects the turns whose tokens are trained on (``build_loss_mask``).
     Token lists are empty without a tokenizer.
     """
     ledgers = [trial.transcript.token_ledger or TokenLedger() for trial in trials]

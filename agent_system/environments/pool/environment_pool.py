@@ -33,7 +33,7 @@ __all__ = ["EnvFailure", "EnvironmentPool", "PoolSession", "WorkerStartError"]
 
 logger = logging.getLogger(__name__)
 PLACEMENTS = ("inline", "thread", "locked", "process")
-# If workers take more seconds to start, the pool keeps a spare worker.
+# The pool keeps a started spare worker if starting a worker takes longer than this, in seconds.
 SLOW_START_S = 1.0
 START_ATTEMPTS = 3
 
@@ -42,7 +42,10 @@ Slot = ProcessSlot | LocalSlot
 
 
 class SlotQueue:
-    """Free slots, and a first-come first-served queue of coroutines that wait for one."""
+    """Free slots (environments of the pool), and a queue of coroutines that wait for one.
+
+    The coroutine that has waited longest gets the next free slot.
+    """
 
     def __init__(self) -> None:
         self.free_slots: list[Slot] = []
@@ -75,7 +78,7 @@ class SlotQueue:
             raise
 
     def return_slot(self, slot: Slot) -> None:
-        """Pass ``slot`` to the first waiting coroutine, or add it to the free slots."""
+        """Pass ``slot`` (an environment) to the first waiting coroutine, or mark it as free."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -84,7 +87,7 @@ class SlotQueue:
         self.free_slots.append(slot)
 
     def drop_dead_slots(self) -> None:
-        """Remove the free slots of failed workers."""
+        """Remove the free slots (environments) of failed workers."""
         # Slots in use are not in the list. Their sessions fail at the next call.
         self.free_slots = [slot for slot in self.free_slots if slot.is_alive]
 
@@ -153,7 +156,7 @@ class EnvironmentPool:
                 "integers of 1 or more"
             )
         self.env_name = env_name
-        # JSON values, from which the worker builds equal settings.
+        # Settings as JSON values, from which a worker process builds equal settings.
         self.section: dict[str, Any] = (
             # Omit nulls, so that the worker fills in the same defaults.
             section.model_dump(mode="json", exclude_none=True)
@@ -166,7 +169,8 @@ class EnvironmentPool:
         self.step_timeout_s = step_timeout_s
         self.start_timeout_s = start_timeout_s
         self.placement = self._choose_placement(placement)
-        # ``restarts`` of workers, and failed calls by kind (``failed_timeout``).
+        # Number of ``restarts`` of workers, and of failed calls by kind (such as
+        # ``failed_timeout``).
         self.counts: Counter[str] = Counter()
         self._workers: list[WorkerProcess] = []
         self._spare_worker: WorkerProcess | None = None

@@ -300,8 +300,8 @@ class WorkerProcess(asyncio.Protocol):
         if self._hello_future is not None and not self._hello_future.done():
             self._hello_future.set_result({"failed": detail})
         pending_calls, self._pending_calls = self._pending_calls, {}
-        # Other pending calls did not exceed their deadlines, so they fail as ``dead``. An invalid
-        # message cannot be assigned to one call.
+        # After a timeout of one call, all other pending calls fail as ``dead``. After an invalid
+        # message all fail as ``garbage``, because the message cannot be assigned to one call.
         pending_failure_kind: FailureKind = "garbage" if kind == "garbage" else "dead"
         for call in pending_calls.values():
             self._fail_call(

@@ -33,7 +33,7 @@ from verl.utils.stacks import answer_with_stacks
 
 
 class EnvironmentHost:
-    """Environments of this process, by slot.
+    """Environments of this process, by slot number.
 
     An environment that raised is dropped. The next reset of its slot makes a new one.
     """
@@ -111,7 +111,10 @@ def serve_blocking(channel: socket.socket, lines: Iterable[bytes], host: Environ
 
 
 async def serve_async(channel: socket.socket, host: EnvironmentHost) -> None:
-    """Answer calls of environments with coroutines: concurrently, but in order for each slot."""
+    """Answer calls of environments whose methods are coroutines.
+
+    Calls run concurrently, but the calls of one environment (slot) run in order.
+    """
     channel.setblocking(False)
     reader, writer = await asyncio.open_connection(sock=channel, limit=wire.MAX_LINE_BYTES)
     slot_locks: dict[int, asyncio.Lock] = {}

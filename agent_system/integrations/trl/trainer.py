@@ -269,7 +269,7 @@ class GRPOEnvTrainer(GRPOTrainer):
     def _split_trial(
         self, trials: dict[str, list], index: int
     ) -> tuple[list[int], list[int], list[float], list[int]]:
-        """Return prompt, completion, log-probs of the completion and its mask.
+        """Return prompt, completion, log-probs and loss mask of the completion of trial ``index``.
 
         A complete trial gets an end token, which is not trained on.
         """

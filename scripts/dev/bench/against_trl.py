@@ -13,7 +13,7 @@ generation of ``GRPOTrainer`` (transformers, left-padded). Then all environments
 *Single*: 16 sums, 8 answers of each. The policy has random weights and never ends a turn, so every
 completion has 240 tokens. TRL runs without a rollout function. One long batch is its best case.
 
-Both do four optimizer steps per step, including the computation of old log-probs. The measure is
+Both do four optimizer steps per training step, and compute old log-probs. The measure is
 wall-clock seconds from the end of one step to the end of the next. The first step is a warm-up and
 is not counted. The table shows medians over the other steps. The two programs alternate for
 ``--rounds`` rounds. The learning rate is 0, so both policies stay equal.
@@ -239,7 +239,7 @@ class StepEndClock(TrainerCallback):
         self.end_times: list[float] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Record the time after the last optimizer step of a step."""
+        """Record the time after the last optimizer step of a training step."""
         del args, control
         if state.global_step % UPDATES_PER_STEP == 0:
             self.end_times.append(time.perf_counter())

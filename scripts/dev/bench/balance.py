@@ -4,8 +4,8 @@
 
 Nothing is trained. Row lengths are drawn as in ALFWorld. The members of a group share the
 difficulty of their task. A trajectory without success has the maximum number of turns.
-Efficiency is the mean load of a rank divided by the load of the busiest rank, in tokens, over all
-optimizer steps of a step. Loads of 80 and 100 tokens on two ranks give 90 / 100 = 0.9.
+Efficiency is the mean load of a rank divided by the load of the busiest rank, in tokens. It covers
+all optimizer steps of a training step. Loads of 80 and 100 tokens on two ranks give 90 / 100 = 0.9.
 
     before   the whole batch is sharded once, and mini-batches ignore this sharding
     now      every mini-batch is sharded separately

@@ -105,7 +105,7 @@ class CpuClock:
 
     @contextmanager
     def measure_part(self, name: str) -> Iterator[None]:
-        """Add the CPU time of the ``with`` block to the part ``name``."""
+        """Add the CPU time of the ``with`` block to the part ``name`` of the training step."""
         self._add_elapsed()
         self._open_parts.append(name)
         try:
@@ -200,7 +200,10 @@ class SimulatedRanks:
 
 
 class SimulatedWorkers(TrainingWorkers):
-    """Training workers with simulated ranks. The clock counts their forward passes as "send"."""
+    """Training workers without processes: their ranks return invented values at once.
+
+    The time of these calls is counted as ``send``, the time for sending data to the ranks.
+    """
 
     def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
         group: Any = SimulatedRanks(ranks, clock, store)
@@ -228,7 +231,7 @@ class WordTokenizer:
 
 @dataclass(frozen=True)
 class DriverCost:
-    """CPU seconds and sent bytes of the driver in one step, by part."""
+    """CPU seconds and sent bytes of the driver in one training step, by part of the step."""
 
     rows: int
     ranks: int
@@ -236,12 +239,12 @@ class DriverCost:
     sent: dict[str, int]
 
     def per_row(self, part: str) -> float:
-        """Return the CPU milliseconds per row of ``part``."""
+        """Return the CPU milliseconds per row of ``part`` of the training step."""
         return 1e3 * self.seconds[part] / self.rows
 
     @property
     def blocking_ms(self) -> float:
-        """CPU milliseconds per row of all parts that block the step."""
+        """CPU milliseconds per row of all parts of a step except those in background threads."""
         return sum(self.per_row(part) for part in PARTS)
 
 

@@ -117,7 +117,10 @@ def repeat_until_budget(action: Callable[[], Any], budget: float) -> tuple[int, 
 
 
 def measure_environment(label: str, settings: dict[str, Any], budget: float) -> dict[str, Any]:
-    """Measure one environment. ``budget`` is the CPU seconds for each of the two phases."""
+    """Measure one environment: first resets, then complete episodes.
+
+    ``budget`` is the CPU seconds for each of these two phases.
+    """
     package = get_package(label)
     tasks = package.tasks(settings, "train")[:8]
     began = time.perf_counter()

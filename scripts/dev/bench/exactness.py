@@ -181,7 +181,10 @@ def _check_turn(
 def _has_separators(
     ids: list[int], previous_turn_end: int, start: int, separators: tuple[list[int], list[int]]
 ) -> bool:
-    """Return True if the tokens before a turn start and end with the template's separators."""
+    """Return True if the tokens between two turns start and end with the expected template text.
+
+    ``separators`` are the template's token ids before and after an observation.
+    """
     prefix_ids, suffix_ids = separators
     tokens_between = ids[previous_turn_end:start]
     # If the policy sampled the end-of-turn token, the template's token is omitted.

@@ -6,7 +6,7 @@
 ``main_ppo`` runs with ``trainer.rollout_overlap`` off and on in turn, ``--rounds`` times. It uses
 the quickstart's policy and an environment that waits (``scripts/dev/bench/waiting.py``).
 
-The first two steps of a run are not counted: step 1 is a warm-up, and with overlap the rollout of
+The first two steps of a run are not counted. Step 1 is a warm-up, and with overlap the rollout of
 step 2 runs during step 1. The table shows medians over the other steps, in seconds.
 """
 

@@ -151,7 +151,7 @@ def read_replies(path: Path) -> dict[tuple[str, int], str]:
 
 
 def format_table(measured: dict[str, list[dict]]) -> str:
-    """Return the Markdown table of all parts, the whole step, and the token counts."""
+    """Return the Markdown table: seconds of a training step and of its parts, and token counts."""
     rlvcr_steps, grpo_steps = (measured[estimator] for estimator in ESTIMATORS)
     lines = ["| seconds per step | RLVCR | GRPO | ratio |", "|---|---|---|---|"]
 

@@ -84,7 +84,7 @@ class StepLoad:
 
     @property
     def slowest_part(self) -> str:
-        """Name of the part with the most seconds."""
+        """Name of the part of the step with the most seconds, such as ``driver`` or ``devices``."""
         part_seconds = {
             "driver": self.driver_s + self.shard_s,
             "journal": self.journal_s,

@@ -96,7 +96,11 @@ def make_engine(args: argparse.Namespace) -> TrainEngine:
 
 @dataclass
 class _BatchRow:
-    """Row of a batch: token ids, mask of sampled tokens, and spans and branches to score."""
+    """Row of a batch: token ids, mask of sampled tokens, and score requests.
+
+    A span requests the scores of an action in the row. A branch requests the scores of the same
+    action after an alternative thought.
+    """
 
     ids: np.ndarray
     mask: list[int]
@@ -236,9 +240,10 @@ def measure_passes(
 
 
 def find_largest_difference(shared: RowScores, naive: RowScores) -> float:
-    """Return the largest absolute difference of log-probs and entropies over all thoughts.
+    """Return the largest absolute difference of log-probs and entropies between the two passes.
 
-    Raises ``ValueError`` if the scores of spans or branches are missing.
+    Raises ``ValueError`` if scores after sampled thoughts (spans) or after alternative thoughts
+    (branches) are missing.
     """
     if naive.span_scores is None or shared.span_scores is None or shared.branch_scores is None:
         raise ValueError("scores of spans or branches are missing; pass batches with both")

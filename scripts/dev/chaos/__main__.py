@@ -44,10 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_matrix(names: Sequence[str], reruns_finished_cells: bool) -> int:
-    """Run the cells whose key starts with one of ``names``, all cells by default.
+    """Run the cells of the fault matrix whose key starts with one of ``names`` (default: all).
 
-    Cells with an earlier result are skipped, unless ``reruns_finished_cells`` is true. Return 1 if
-    the verdict of a cell is wrong. Raises ``ValueError`` if no cell matches.
+    A cell is one test: a part of a job gets a fault at a stage. Cells with an earlier result are
+    skipped, unless ``reruns_finished_cells`` is true. Return 1 if the verdict of a cell is wrong.
+    Raises ``ValueError`` if no cell matches.
     """
     cells = [cell for cell in iter_cells() if _is_selected(cell, names) and not cell.skip_reason]
     if not cells:

@@ -56,7 +56,7 @@ STAGE_METHODS = {
     SAVE: (RANK, RANK_CLASS, "save_checkpoint"),
     EVALUATION: (ENGINE, ENGINE_CLASS, "step"),
 }
-# Methods that start the parts which start later than the training rank.
+# Methods that start the parts of the job that start later than the training rank.
 LATE_START_METHODS = {
     COLLECTOR: (COLLECTOR, POOL_CLASS, "start"),
     ENVIRONMENT: (ENVIRONMENT, LINE_ENV_CLASS, "__init__"),
@@ -78,7 +78,10 @@ MEMORY_METHODS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One test of the matrix: ``part`` of the job gets ``fault`` when the run is at ``stage``."""
+    """One test of the fault matrix.
+
+    ``part`` (process of the job) gets ``fault`` when the run is at ``stage``.
+    """
 
     part: str
     stage: str
@@ -91,7 +94,7 @@ class Cell:
 
     @property
     def skip_reason(self) -> str | None:
-        """Reason why the cell is skipped, or None if it is run."""
+        """Reason why this test of the fault matrix is skipped, or None if it is run."""
         return SKIP_REASONS.get((self.part, self.stage)) if self.fault == OUT_OF_MEMORY else None
 
     def find_method(self) -> tuple[str, str, str]:
@@ -104,7 +107,7 @@ class Cell:
 
 
 def iter_cells() -> Iterator[Cell]:
-    """Yield all cells, ordered by part, stage and fault."""
+    """Yield all cells of the fault matrix, ordered by part of the job, stage and fault."""
     for part in PARTS:
         for stage in STAGES:
             for fault in FAULTS:
@@ -112,7 +115,7 @@ def iter_cells() -> Iterator[Cell]:
 
 
 def parse_cell(key: str) -> Cell:
-    """Return the cell of ``key``. Raises ``ValueError`` if it does not exist."""
+    """Return the cell of the key PART/STAGE/FAULT. Raises ``ValueError`` for other keys."""
     for cell in iter_cells():
         if cell.cell_key == key:
             return cell

@@ -46,18 +46,19 @@ REACHED_MARKER = MARKER_FOLDER / "reached"
 INJECTED_MARKER = MARKER_FOLDER / "struck"
 LAST_EVALUATION_MARKER = MARKER_FOLDER / "last"
 SIGNAL_TIMEOUT_S = 60.0  # maximum wait for the harness to send the signal
-HEARTBEAT_TIMEOUT_S = 30.0  # limit without heartbeats for a driver with a fault
-# Number of the first call of a method that belongs to the stage; 1 if it is not listed. The faults
-# of the rollout stage happen after the first calls. An engine gets weights once before training.
+HEARTBEAT_TIMEOUT_S = 30.0  # time without heartbeats after which a driver with a fault is killed
+# Number of the call of a patched method at which the fault happens; by default the first call. In
+# the rollout stage some calls succeed first. An engine already gets weights once before training,
+# so the first weight sync after an update is its second call.
 FIRST_CALL_OF_STAGE = {
     (ENGINE, ROLLOUT): 3,
     (ENVIRONMENT, ROLLOUT): 3,
     (COLLECTOR, ROLLOUT): 2,
     (ENGINE, UPDATE): 2,
 }
-# Speed-up of the watchdog's clock. The run itself replaces a hung environment worker within
-# seconds, and Ray declares a node dead within a minute. With a lower speed-up neither counts as a
-# stall.
+# Speed-up of the watchdog's clock. It is lower for two faults that the run handles without the
+# watchdog: a hung environment worker is replaced within seconds, and Ray declares a node dead
+# within a minute. The watchdog must not end the run before that.
 CLOCK_FACTOR = {ENVIRONMENT: 15, NODE: 5}.get(CELL.part, 60)
 
 
@@ -163,7 +164,7 @@ def mark_last_evaluation() -> None:
 
 
 def install_fault() -> None:
-    """Patch the methods and clocks of this process for the cell ``CELL``."""
+    """Patch the methods and clocks of this process, so that the fault of ``CELL`` happens."""
     target_role, import_path, method = CELL.find_method()
     process_role = get_role()
     if process_role == DRIVER:

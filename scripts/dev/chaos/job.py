@@ -12,8 +12,8 @@ FOLDER = ROOT / "build" / "chaos"
 RESULTS_DIR = ROOT / "docs" / "chaos"  # results in git, so that another machine can continue
 NUM_STEPS = 2  # training steps
 TRAJECTORIES_PER_STEP = 2  # trajectories per step: data.train_batch_size=1 times env.rollout.n=2
-# Stall timeout, in seconds of the clock in inject.py. Without a fault nothing takes so long. After
-# the fault the clock runs faster, so that the timeout passes within seconds.
+# Seconds without progress after which the watchdog ends the run. Without a fault nothing takes so
+# long. After the fault the watchdog's clock runs faster (inject.py), so this takes a few seconds.
 STALL_TIMEOUT_S = 600
 OVERRIDES = (
     "actor_rollout_ref.actor.dtype=float32",

@@ -36,14 +36,15 @@ STAGE_TIMEOUT_S = 900.0  # limit for the job to reach the stage; a busy machine 
 EXIT_TIMEOUT_S = 300.0  # limit for the job to end after the fault
 CLEANUP_TIMEOUT_S = 30.0  # limit for all processes to end
 SIGNALS = {KILLED: signal.SIGKILL, HUNG: signal.SIGSTOP}
-# Text in the command line by which the process of a part is found.
+# Text in the command line of a process, by which the process of a part of the job is found.
 PROCESS_PATTERNS = {
     ENGINE: "ray::RolloutWorker",
     COLLECTOR: "ray::CollectorWorker",
     RANK: "ray::WorkerHost",
     ENVIRONMENT: "agent_system.environments.pool.worker",
 }
-# Patterns of the names of a part. An error line must match the part's pattern and FAILURE_WORDS.
+# Names of each part of the job in log lines. A log line reports the failure of a part if it matches
+# the pattern of the part and FAILURE_WORDS.
 NAME_PATTERNS = {
     ENGINE: r"[Rr]ollout ?[Ww]orker|rollout engine|export of the weights",
     ENVIRONMENT: r"environment worker|env_\w+",
@@ -86,7 +87,7 @@ class EndedJob:
 
 
 def run_cell(cell: Cell, policy: Path, folder: Path) -> CellResult:
-    """Run ``cell`` in ``folder``, which is emptied first."""
+    """Run the test ``cell`` of the fault matrix in ``folder``, which is emptied first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     environ = {"CHAOS_CELL": cell.cell_key, "CHAOS_FOLDER": str(folder)}
@@ -148,7 +149,7 @@ def list_node_processes(raylet: psutil.Process) -> list[psutil.Process]:
 
 
 def find_process(part: str, job: Job) -> psutil.Process:
-    """Return the process of ``part``. Raises ``LookupError`` if there is none."""
+    """Return the process of the job that is ``part``. Raises ``LookupError`` if there is none."""
     if part == DRIVER:
         return psutil.Process(job.process.pid)
     for process in psutil.Process(job.process.pid).children(recursive=True):
@@ -158,7 +159,7 @@ def find_process(part: str, job: Job) -> psutil.Process:
 
 
 def compute_verdict(ended: EndedJob) -> str:
-    """Return the verdict of the job, as in ``CellResult``."""
+    """Return the verdict: ``ends``, ``continues``, or ``WRONG`` with the problems."""
     problems = list(_find_problems(ended))
     if problems:
         return f"{WRONG}: {'; '.join(problems)}"
@@ -212,7 +213,7 @@ def _verify_checkpoints(run: Path) -> tuple[list[int], list[int]]:
 
 
 def find_error_line(ended: EndedJob) -> str:
-    """Return the last log line that names the part and a failure, or an empty string."""
+    """Return the last log line that names the part with the fault and a failure, or ""."""
     name = re.compile(NAME_PATTERNS[ended.cell.part])
     for line in reversed(ended.log_text.splitlines()):
         if name.search(line) and FAILURE_WORDS.search(line):

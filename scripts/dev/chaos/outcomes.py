@@ -1,4 +1,7 @@
-"""Results of all cells: kept in docs/chaos between runs, written to docs/reliability.md."""
+"""Results of the fault matrix, one per cell (part of a job, stage of the run, fault).
+
+They are kept in docs/chaos between runs, and written to docs/reliability.md.
+"""
 
 import json
 import re
@@ -19,7 +22,7 @@ TABLE_END = "<!-- end of the matrix -->\n"
 
 
 def read_results(path: Path = RESULTS_PATH) -> dict[str, CellResult]:
-    """Return the results by cell key, or an empty dict if the file does not exist."""
+    """Return the results of the fault matrix by cell (PART/STAGE/FAULT); {} without the file."""
     if not path.exists():
         return {}
     return {row["key"]: CellResult(**row) for row in json.loads(path.read_text())}
@@ -32,7 +35,7 @@ def write_results(results: Mapping[str, CellResult], path: Path = RESULTS_PATH) 
 
 
 def format_table(results: Mapping[str, CellResult]) -> str:
-    """Return the matrix as a Markdown table with a row for each part and stage."""
+    """Return the fault matrix as a Markdown table with a row for each part of a job and stage."""
     lines = ["| part | when | killed | hung | out of memory |", "|---|---|---|---|---|"]
     for part in PARTS:
         for stage in STAGES:

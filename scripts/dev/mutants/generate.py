@@ -174,7 +174,10 @@ def _is_text(node: cst.BaseString) -> bool:
 
 
 def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
-    """Return True if the mutant changes only a text for people or an ignored argument."""
+    """Return True if the mutant changes only something that no test can notice.
+
+    This is a text for people, such as a log message, or an argument in ``IGNORED_ARGUMENTS``.
+    """
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.Call):
         return _is_text_call(before.value.func)
     if isinstance(before, cst.Assign | cst.AnnAssign) and isinstance(before.value, cst.BaseString):
@@ -189,7 +192,7 @@ def _changes_only_text(before: cst.CSTNode, after: cst.CSTNode) -> bool:
 
 
 def _is_device(node: cst.BaseExpression) -> bool:
-    """Return True if ``node`` is ``device`` or ``x.device``."""
+    """Return True if ``node`` is ``device`` or ``x.device``, whose change no CPU test notices."""
     attribute = node.attr.value if isinstance(node, cst.Attribute) else _name(node)
     return attribute == "device"
 

@@ -233,10 +233,10 @@ def swap_code(mutant: Mutant, functions: dict[FunctionKey, list[types.FunctionTy
 def _pair_code(
     old: types.CodeType, new: types.CodeType
 ) -> Iterator[tuple[types.CodeType, types.CodeType]]:
-    """Yield the pair of code objects, and the pairs of the functions inside them.
+    """Yield (old, new) code objects to swap: the given pair, then pairs of functions inside them.
 
-    A pair is skipped if the free variables differ. Inner functions are skipped if their numbers
-    differ.
+    A pair with different free variables is skipped: the old function cannot run the new code. Inner
+    functions are skipped if ``old`` and ``new`` have different numbers of them.
     """
     if old.co_freevars == new.co_freevars:
         yield old, new

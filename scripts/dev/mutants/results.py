@@ -77,9 +77,9 @@ def hash_tests(target: Target) -> str:
 
 @dataclass(frozen=True)
 class Reason:
-    """Reason why some survivors of a function are accepted.
+    """Reason why some surviving mutants of a function are accepted.
 
-    ``changes`` have the form of ``format_change``: ``before -> after``.
+    ``changes`` are the changes of these mutants, in the form ``before -> after``.
     """
 
     module: str
@@ -147,7 +147,7 @@ def count_fates(module: str, mutants: Sequence[Mutant], results: Results) -> Mod
 
 
 def has_reason(mutant: Mutant, reasons: Iterable[Reason]) -> bool:
-    """Return True if ``reasons`` has a reason to accept the survivor ``mutant``."""
+    """Return True if ``reasons`` has a reason to accept that no test kills ``mutant``."""
     function = mutant.function.partition("#")[0] or "module"
     change = format_change(mutant)
     return any(
@@ -174,7 +174,7 @@ mutants itself, in forks of a process that has imported torch and collected the 
 
 
 def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
-    """Return the text of the page."""
+    """Return the Markdown page of all modules, with the reasons why mutants survive."""
     lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
     for row in rows:
         lines.append(_format_table_line(f"`{row.module}`", [row]))

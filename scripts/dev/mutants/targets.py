@@ -54,7 +54,6 @@ TARGETS = (
         (
             "rlvcr/research/audit.py",
             "rlvcr/core_rlvcr.py",
-            "rlvcr/research/executed.py",
             "rlvcr/level_metrics.py",
             "rlvcr/research/level_rules.py",
             "rlvcr/levels.py",
@@ -64,7 +63,6 @@ TARGETS = (
         (
             "tests/unit/rlvcr/research/test_audit.py",
             "tests/unit/rlvcr/test_core_rlvcr.py",
-            "tests/unit/rlvcr/research/test_executed.py",
             "tests/unit/rlvcr/test_level_metrics.py",
             "tests/unit/rlvcr/test_level_prompts.py",
             "tests/unit/rlvcr/research/test_level_rules.py",

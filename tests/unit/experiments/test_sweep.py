@@ -116,6 +116,23 @@ def test_result_is_committed_on_request(plan, monkeypatch):
     assert sorted(run.name for run in committed) == ["grpo_s0", "grpo_s1"]
 
 
+def test_retired_arm_is_reported_and_not_trained(plan, capsys):
+    plan.write_text(PLAN.replace("{seeds: [0]}", "{seeds: [0, 1], retired: true}"))
+    (plan.parent / "small").mkdir()
+    stored = make_result("rlvcr", 0, 0.9, 80.0) | {
+        "config": "smoke",
+        "words": ["trainer.total_training_steps=2"],
+    }
+    (plan.parent / "small" / "rlvcr_s0.json").write_text(json.dumps(stored))
+    assert sweep.main([str(plan), "--arms", "rlvcr"]) == 0
+    assert capsys.readouterr().out == "small: 1 runs are finished, 0 remain\n"
+    assert sweep.main([str(plan), "--report"]) == 0
+    assert "| rlvcr | 1 |" in capsys.readouterr().out
+    retired_run = next(run for run in sweep.read_plan(plan)[1] if run.arm == "rlvcr")
+    with pytest.raises(sweep.RunFailed, check=mentions("rlvcr")):
+        sweep.train_run(retired_run, core=0)
+
+
 def test_unknown_arm_is_named(plan):
     with pytest.raises(SystemExit, check=mentions("gpro")):
         sweep.main([str(plan), "--arms", "gpro"])
@@ -188,9 +205,13 @@ def test_report_without_results_says_so():
 @pytest.mark.parametrize("path", sorted(ROOT.glob("experiments/*.yaml")), ids=lambda p: p.stem)
 def test_plans_of_the_project_have_valid_configs(path):
     plan, runs = sweep.read_plan(path)
-    assert plan.baseline in {run.arm for run in runs}
-    for overrides in {run.words for run in runs}:
+    assert plan.baseline in {run.arm for run in runs if not run.is_retired}
+    for overrides in {run.words for run in runs if not run.is_retired}:
         load_config(plan.config, list(overrides))
+    for retired_run in (run for run in runs if run.is_retired):
+        assert sweep.is_finished(retired_run)
+        with pytest.raises(ConfigError):
+            load_config(plan.config, list(retired_run.words))
 
 
 @pytest.mark.parametrize(

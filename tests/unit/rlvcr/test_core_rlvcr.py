@@ -244,24 +244,24 @@ def test_level_bonus_is_added_for_any_outcome(combine):
 
 
 @pytest.mark.parametrize("combine", ["additive", "gated", "success"])
-def test_executed_credit_is_added_for_any_outcome(combine):
+def test_group_price_is_added_for_any_outcome(combine):
     arguments = make_batch()
     plain, returns = compute_rlvcr_outcome_advantage(**arguments, combine=combine)
-    executed = torch.full(arguments["response_mask"].shape, 0.25)
-    with_executed, executed_returns = compute_rlvcr_outcome_advantage(
-        **arguments, combine=combine, thinking_executed=executed
+    price = torch.full(arguments["response_mask"].shape, 0.25)
+    with_price, priced_returns = compute_rlvcr_outcome_advantage(
+        **arguments, combine=combine, thinking_group_price=price
     )
-    weighted_with_executed, _ = compute_rlvcr_outcome_advantage(
-        **arguments, combine=combine, thinking_executed=executed, step_advantage_w=3.0
+    weighted_with_price, _ = compute_rlvcr_outcome_advantage(
+        **arguments, combine=combine, thinking_group_price=price, step_advantage_w=3.0
     )
     weighted, _ = compute_rlvcr_outcome_advantage(
         **arguments, combine=combine, step_advantage_w=3.0
     )
-    torch.testing.assert_close(with_executed - plain, executed * arguments["response_mask"])
+    torch.testing.assert_close(with_price - plain, price * arguments["response_mask"])
     torch.testing.assert_close(
-        weighted_with_executed - weighted, 3.0 * executed * arguments["response_mask"]
+        weighted_with_price - weighted, 3.0 * price * arguments["response_mask"]
     )
-    assert torch.equal(returns, executed_returns)
+    assert torch.equal(returns, priced_returns)
 
 
 def test_combination_refuses_invalid_arguments():
@@ -346,7 +346,7 @@ def test_estimators_read_their_inputs_from_the_batch(name, required):
     columns = make_batch(thinking_reweight=torch.zeros(2, 4))
     columns |= {"uid": columns.pop("index"), "traj_uid": columns.pop("traj_index")}
     columns |= {"won": [True, False], "thinking_level_bonus": torch.zeros(2, 4)}
-    columns |= {name: torch.zeros(2, 4) for name in ("thinking_executed", "thinking_group_price")}
+    columns |= {"thinking_group_price": torch.zeros(2, 4)}
     arguments = {argument: columns[key.rstrip("?")] for argument, key in estimator.inputs.items()}
     _, returns = estimator(**arguments)
     assert returns[:, 0].tolist() == [0.5, -0.5]

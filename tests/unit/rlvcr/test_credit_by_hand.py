@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rlvcr.alternatives import TurnAlternatives
-from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
+from rlvcr.levels import ForcedThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from tests.helpers.number_line_world import make_config
@@ -32,8 +32,6 @@ CHOSEN = [3, 2, 4, 1, 2, 2, 1]
 THOUGHT = [3, 2, 5, 0, 1, 4, 2]  # tokens of the row's own thought
 OTHERS = {1: 0, 2: 2, 3: 6, 4: 9}  # tokens of the thought at other levels
 CUT = 2  # the row whose turn was cut in its thought
-# Priced return of the trajectory minus that of its executed alternative, by row.
-EXECUTED = {0: 0.6, 1: -0.2, 2: -0.75, 3: -0.15, 4: 0.45, 5: 0.3}
 DRAW = np.random.default_rng(2)
 LOGPROB = DRAW.uniform(-1.5, -0.1, (7, 4))
 ENTROPY = DRAW.uniform(0.1, 1.5, (7, 4))
@@ -48,7 +46,6 @@ BASE = {
     "price_in": "all",
     "std_floor": 0.3,
     "spread_floor": 0.02,
-    "credit": "scored",
     "credit_end": False,
     "level_bonus_w": 0.2,
     "alternatives": "all",
@@ -68,11 +65,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("price_in", {"price_in": "gate", "combine": "gated"}),
     ("std_floor", {"std_floor": 2.0}),
     ("spread_floor", {"spread_floor": 3.0, "combine": "reweight"}),
-    ("credit", {"credit": "executed"}),
-    ("credit", {"credit": "corrected"}),
-    ("credit", {"credit": "executed", "mode": "mean_norm"}),
     ("credit_end", {"credit_end": True}),
-    ("credit_end", {"credit_end": True, "credit": "corrected"}),
     ("level_bonus_w", {"level_bonus_w": 0.9}),
     ("alternatives", {"alternatives": "one", "mode": "mean_norm"}),
 ]
@@ -138,58 +131,33 @@ def bonus(row: int, s: dict[str, Any]) -> float:
     return s["level_bonus_w"] * (surprise[row] - mean(surprise.values()))
 
 
-def executed_credit(s: dict[str, Any]) -> tuple[dict[int, float], float]:
-    """Return the credit of rows with an executed alternative, and the slope for the others."""
-    if s["credit"] == "scored":
-        return {}, 1.0
-    std = pstdev(RETURNS.values())
-    scale = max(std, s["std_floor"]) if s["mode"] == "mean_std_norm" else 1.0
-    # In both groups the other members of each row differ in their return, so all rows count.
-    known = {row: value / scale for row, value in EXECUTED.items()}
-    if s["credit"] == "executed":
-        return known, 0.0
-    pairs = [
-        (thought_credit(row, s)[0], value)
-        for row, value in known.items()
-        if thought_credit(row, s)[0] and (s["combine"] != "success" or WON[TRAJECTORIES[row]])
-    ]
-    mx, my = (mean(column) for column in zip(*pairs, strict=True))
-    sxx = sum((x - mx) ** 2 for x, _ in pairs)
-    slope = sum((x - mx) * (y - my) for x, y in pairs) / sxx
-    residuals = sum((y - my - slope * (x - mx)) ** 2 for x, y in pairs)
-    precision = sxx * (len(pairs) - 2) / residuals
-    return known, max(0.0, (1 + precision * slope) / (1 + precision))
-
-
 def expected(s: dict[str, Any]) -> torch.Tensor:
     """Return the expected advantages, [7, R]."""
     result = torch.zeros(7, RESPONSE)
-    executed, slope = executed_credit(s)
     for row in range(7):
         a = trajectory_advantage(row, s)
         length = response_tokens(row)
         result[row, :length] = a
         advantage, price, factor = thought_credit(row, s)
-        share = 0.0 if row in executed else slope
         gate = 1.0
         if s["combine"] == "gated":
             gate = float(np.sign(a))
         elif s["combine"] == "success":
             gate = float(WON[TRAJECTORIES[row]])
-        added = gate * advantage * share
+        added = gate * advantage
         if s["price_in"] != "gate":
-            added += (1 - gate) * price * share
+            added += (1 - gate) * price
         value = a * factor if s["combine"] == "reweight" else a + s["step_advantage_w"] * added
-        value += s["step_advantage_w"] * executed.get(row, 0.0) + bonus(row, s)
-        for position in credited_positions(row, s, executed):
+        value += bonus(row, s)
+        for position in credited_positions(row, s):
             result[row, position] = value
     return result
 
 
-def credited_positions(row: int, s: dict[str, Any], executed: dict[int, float]) -> list[int]:
+def credited_positions(row: int, s: dict[str, Any]) -> list[int]:
     """Return the positions of digit, thought and, on request, the token that ended the thought."""
-    end = 3 + THOUGHT[row] + (s["credit_end"] and row != CUT)
-    return [1, *range(3, end)] if row != CUT or row in executed else []
+    end = 3 + THOUGHT[row] + s["credit_end"]
+    return [1, *range(3, end)] if row != CUT else []
 
 
 def response_tokens(row: int) -> int:
@@ -202,24 +170,22 @@ def response_tokens(row: int) -> int:
 
 def row_turn(row: int, s: dict[str, Any]) -> RowTurn:
     end = 3 + THOUGHT[row]
-    choice = LevelChoice(CHOSEN[row], 1, (3, end))
     parsed = ParsedTurn(
         CHOSEN[row], (1, 2), (3, end), (end + 1, end + 3), (end + 1, end + 4),
-        "own", "go", "strict", None, thought_end_span=(end, end + 1), choice=choice,
+        "own", "go", "strict", None, thought_end_span=(end, end + 1),
     )  # fmt: skip
     if row == CUT:
         parsed = ParsedTurn(
             CHOSEN[row], (1, 2), None, None, None, "", "", "level_only",
-            ParseFailure.MISSING_ACTION, choice=choice,
+            ParseFailure.MISSING_ACTION,
         )  # fmt: skip
     alternative_thoughts = [
         ForcedThought(level, [9] * (OTHERS[level] + 3), (2, 2 + OTHERS[level]), "other")
         for level in scored_levels(row, s)
         if level != CHOSEN[row]
     ]
-    executed = EXECUTED.get(row) if s["credit"] != "scored" else None
     alternatives = TurnAlternatives(alternative_thoughts) if alternative_thoughts else None
-    return RowTurn(0, PROMPT, [9] * response_tokens(row), parsed, alternatives, 0, executed)
+    return RowTurn(0, PROMPT, [9] * response_tokens(row), parsed, alternatives)
 
 
 def score(row: int, level: int) -> SegmentScore:
@@ -297,7 +263,7 @@ def test_copo_multiplies_only_positive_advantages():
         )
         expected_row = torch.zeros(RESPONSE)
         expected_row[: response_tokens(row)] = a
-        for position in credited_positions(row, BASE, {}):
+        for position in credited_positions(row, BASE):
             expected_row[position] = a * factor if a > 0 else a
         torch.testing.assert_close(actual[row], expected_row, atol=2e-6, rtol=1e-5)
 

@@ -34,7 +34,7 @@ def test_defaults_score_every_turn_and_force_no_level():
     assert (settings.expand, settings.step_fraction, settings.epsilon_levels) == ("all", 1.0, 0.0)
     assert (settings.action_blind, settings.permute, settings.level_bonus_w) == (True, False, 0.0)
     assert not settings.credit_end
-    assert (settings.credit, settings.executed_share) == ("scored", 0.25)
+    assert settings.credit == "scored"
     assert (settings.audit_tasks, settings.audit_points, settings.audit_plays) == (64, 100, 8)
     assert settings.collapse_patience == 10
     assert (settings.score, settings.prompts) == ("entropy", {})

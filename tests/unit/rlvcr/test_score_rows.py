@@ -11,13 +11,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from rlvcr import scoring
 from rlvcr.alternatives import TurnAlternatives
-from rlvcr.levels import ForcedThought, LevelChoice, ParsedTurn, ParseFailure
+from rlvcr.levels import ForcedThought, ParsedTurn, ParseFailure
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn, add_level_entropy_bonus, add_score_requests
 from rlvcr.settings import get_method_settings
@@ -238,7 +237,7 @@ def test_permuted_credit_uses_a_seed_of_run_and_batch(monkeypatch):
 
     def reverse(credit: Any, _table: object, won: torch.Tensor, seed: int) -> Any:
         calls.append((won.tolist(), seed))
-        return scoring._ThinkingCredit(*(values.flip(0) for values in credit[:3]))
+        return scoring._TurnCredit(*(values.flip(0) for values in credit[:3]))
 
     monkeypatch.setattr(scoring, "_permute_credit", reverse)
     data = score_rows(rows(), row_turns(), Actor(), settings(permute=True), CODEC)
@@ -263,122 +262,6 @@ def test_credit_end_credits_the_token_that_ends_the_thought(credit_end, credited
     # Row 0 has a prompt of 3 tokens, so its turn begins with the response.
     assert first.nonzero().squeeze(-1).tolist() == credited
     assert first[credited].tolist() == pytest.approx([ADVANTAGE_A] * len(credited))
-
-
-EXECUTED = {
-    (0, 0): 0.75,
-    (2, 1): -0.25,
-}  # (row, step) -> priced return minus that of the executed alternative
-
-
-def executed_turns() -> list[list[RowTurn]]:
-    return [
-        [replace(turn, executed_credit=EXECUTED.get((number, turn.step))) for turn in row]
-        for number, row in enumerate(row_turns())
-    ]
-
-
-def returns_of(data: DataProto, *returns: float) -> DataProto:
-    data.non_tensor_batch["episode_rewards"] = np.array(returns)
-    return data
-
-
-def test_executed_credit_has_its_own_column():
-    data = returns_of(rows(), 1.0, 0.0, 1.0)
-    data = score_rows(
-        data, executed_turns(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
-    )
-    assert (data.batch["thinking_level_entropies"] == 0).all()
-    assert (data.batch["thinking_token_costs"] == 0).all()
-    expected = place((0, [1, 3, 4], 0.75), (2, [10, 12, 13], -0.25))
-    torch.testing.assert_close(data.batch["thinking_executed"], expected)
-    credit_of_rows = [
-        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
-    ]
-    assert credit_of_rows == [[0.75], [0.0, 0.0], [0.0, -0.25]]
-    assert data.meta_info["metrics"]["rlvcr/executed_steps"] == 2.0
-
-
-@pytest.mark.parametrize("credit", ["executed", "corrected"])
-@pytest.mark.parametrize(("credit_end", "thought"), [(False, [2]), (True, [2, 3])])
-def test_unparsed_turn_gets_executed_credit(credit, credit_end, thought):
-    data = returns_of(rows(), 1.0, 0.0, 1.0)
-    cut = replace(UNPARSED, choice=LevelChoice(2, 0, (2, 3), (3, 4)))
-    turns = executed_turns()
-    turns[1][0] = replace(turns[1][0], parsed=cut, executed_credit=-0.75)
-    config = settings(credit=credit, mode="mean_norm", credit_end=credit_end)
-    data = score_rows(data, turns, Actor(), config, CODEC)
-    expected = place((1, [0, *thought], -0.75))[1]
-    torch.testing.assert_close(data.batch["thinking_executed"][1], expected)
-    # A turn that cannot be parsed has no scores, level bonus or entropy bonus.
-    assert (data.batch["thinking_level_entropies"][1, :3] == 0).all()
-    assert (data.batch["choice_mask"][1] == 0).all()
-    assert data.non_tensor_batch["steps"][1][0].think_advantage == -0.75
-
-
-def test_corrected_credit_joins_scores_and_executed_credit():
-    data = returns_of(rows(), 1.0, 0.0, 1.0)
-    data = score_rows(
-        data, executed_turns(), Actor(), settings(credit="corrected", mode="mean_norm"), CODEC
-    )
-    # One turn has both numbers, which is too few for a slope.
-    assert data.meta_info["metrics"]["rlvcr/executed_slope"] == 1.0
-    scored = data.batch["thinking_level_entropies"]
-    assert set(scored[0].tolist()) == {0.0}
-    assert scored[1].max().item() == pytest.approx(2.0 * ADVANTAGE_C)
-    credit_of_rows = [
-        [record.think_advantage for record in row] for row in data.non_tensor_batch["steps"]
-    ]
-    assert credit_of_rows == [[0.75], [0.0, pytest.approx(2.0 * ADVANTAGE_C)], [0.0, -0.25]]
-
-
-@pytest.mark.parametrize(("returns", "scale"), [((1.0, 0.0, 1.0), 0.4714045), ((1, 1, 1), 0.1)])
-def test_executed_credit_is_divided_by_the_std_of_returns(returns, scale):
-    data = returns_of(rows(), *returns)
-    config = settings(credit="executed", mode="mean_std_norm", std_floor=0.1)
-    data = score_rows(data, executed_turns(), Actor(), config, CODEC)
-    assert data.batch["thinking_executed"].max().item() == pytest.approx(0.75 / scale)
-
-
-@pytest.mark.parametrize(
-    ("won", "returns", "credited"),
-    [
-        ((True, False, True), (1.0, 0.0, 1.0), (0.75, -0.25)),
-        (
-            (True, False, False),
-            (1.0, 0.0, 0.0),
-            (0.0, -0.25),
-        ),  # only the first trajectory itself succeeds
-        ((True, True, True), (1.0, 1.0, 1.0), (0.75, -0.25)),
-        ((False, False, False), (0.0, 0.0, 0.0), (0.0, 0.0)),
-        # No success, but different returns.
-        ((False, False, False), (0.3, 0.3, 0.1), (0.75, 0.0)),
-    ],
-)
-def test_executed_credit_needs_different_other_members(won, returns, credited):
-    data = returns_of(rows(), *returns)
-    data.non_tensor_batch["won"] = object_array(list(won))
-    data = score_rows(
-        data, executed_turns(), Actor(), settings(credit="executed", mode="mean_norm"), CODEC
-    )
-    records = data.non_tensor_batch["steps"]
-    assert (records[0][0].think_advantage, records[2][1].think_advantage) == credited
-    assert data.meta_info["metrics"]["rlvcr/executed_steps"] == sum(map(bool, credited))
-
-
-def test_permuted_credit_stays_among_executed_turns():
-
-    def permute_credit(name: str) -> tuple[float, float]:
-        data = returns_of(rows(), 1.0, 0.0, 1.0)
-        data.non_tensor_batch["traj_uid"] = object_array([name, name + "1", name + "2"])
-        config = settings(credit="executed", mode="mean_norm", permute=True)
-        data = score_rows(data, executed_turns(), Actor(), config, CODEC)
-        records = data.non_tensor_batch["steps"]
-        return records[0][0].think_advantage, records[2][1].think_advantage
-
-    permuted = [permute_credit(name) for name in "abcdefgh"]
-    assert set(permuted) == {(0.75, -0.25), (-0.25, 0.75)}
-    assert [permute_credit(name) for name in "abcdefgh"] == permuted
 
 
 def test_metrics_are_created_if_missing():

@@ -137,4 +137,3 @@ def test_metrics_of_a_batch_without_parsed_turns():
 def test_credit_ends_with_the_thought_by_default():
     turn = RowTurn(0, 0, TOKENS, replace(parsed(), thought_end_span=(5, 6)))
     assert turn.credit_spans(10) == [(11, 12), (13, 15)]
-    assert turn.executed_credit is None

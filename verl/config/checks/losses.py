@@ -68,7 +68,7 @@ def check_rollout_correction(cfg: PPOConfig, _ctx: CheckContext) -> Problems:
 def check_overlap(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     """Check that a rollout correction is set if rollouts overlap with training (off-policy).
 
-    Also check the keys of partial rollouts.
+    Also check the keys of partial rollouts (trajectories that continue in a later step).
     """
     yield from _check_partial_rollouts(cfg)
     if cfg.trainer.rollout_overlap == "off":

@@ -34,7 +34,7 @@ def check_directory(
 ) -> Problems:
     """Check that ``key`` names a valid model directory or a possible hub name.
 
-    With ``is_created_by_cold_start`` the directory may be missing.
+    With ``is_created_by_cold_start`` the directory may be missing: a supervised run creates it.
     """
     path = value_at_path(cfg, key)
     if path is None or not ctx.check_files:
@@ -74,7 +74,7 @@ def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
     path = str(value_at_path(cfg, key))
     if is_local(path):
         fixes = [_suggest_sibling(Path(path)) or "correct the path"]
-        # Suggest a cold start only if the config names one for this policy.
+        # Suggest a cold start (supervised run for a missing policy) only if the config names one.
         if key == POLICY_PATH_KEY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(COLD_START_FIX)
         return "; or ".join(fixes)
@@ -131,7 +131,7 @@ def _suggest_sibling(directory: Path) -> str:
 
 
 def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that there is a policy, or a cold start that makes one."""
+    """Check that the policy exists, or that a cold start (supervised run) will create it."""
     key = "actor_rollout_ref.model.path"
     path = cfg.actor_rollout_ref.model.path
     if path is None:
@@ -140,8 +140,8 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
-    # Check the cold start here. Otherwise its mistakes are reported only after the tasks were
-    # created.
+    # Check the config of the cold start (supervised run for a missing policy) now. Otherwise its
+    # mistakes would be reported only after the environment has created the tasks.
     if cfg.cold_start.enable and path is not None:
         yield from _check_cold_start(cfg, ctx)
 

@@ -24,7 +24,7 @@ UNUSED_ENV_RESOURCES = Unused(
 
 
 class EnvRollout(Section):
-    """Number of trajectories per task, and partial rollouts."""
+    """Number of trajectories per task, and trajectories that continue in a later step."""
 
     n: Derived[PositiveInt] = NULL
     """group size: trajectories of the same task from the same start state; null: 8 if the estimator
@@ -58,14 +58,15 @@ class EnvConfig(OpenSection):
     """name in the environment registry, with a variant after a slash (NAME/VARIANT), or the import
     path of a package, module:ATTRIBUTE; empty: rows of data.train_files if the job names files,
     else the launcher's default"""
-    # Separate from trainer.seed, so that runs with other weights can use the same tasks.
+    # Separate from trainer.seed, so that runs with different trainer.seed can use the same tasks.
     seed: Seed = 0
     """seed of the choice of tasks"""
     max_steps: PositiveInt = 50
     """turns per episode, at most"""
     history: History = "window"
     """append: the whole conversation is one row; window: each turn is a row with a re-rendered
-    prompt"""
+    prompt; chat: a prompt is the model's chat template over all messages, without old thoughts
+    where it removes them, and a new row begins where a prompt does not extend the row"""
     history_length: NonNegativeInt = 2
     """past turns in a window prompt"""
     max_turn_tokens: Derived[PositiveInt] = NULL

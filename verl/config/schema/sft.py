@@ -1,6 +1,6 @@
 """The configuration of ``main_sft``: model, expert episodes, optimiser and schedule."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
@@ -16,12 +16,14 @@ from verl.config.settings import (
     Seed,
     Share,
 )
-from verl.names import Device, History, ResumeMode, TrainDtype
+from verl.names import DemonstrationHistory, Device, ResumeMode, TrainDtype
 
 
 class NewPolicyConfig(Section):
-    """Size of a new policy with random weights (Qwen3 architecture)."""
+    """Architecture and size of a new policy with random weights."""
 
+    architecture: Literal["qwen3", "qwen3_5"] = "qwen3"
+    """qwen3_5: every second layer, from the first, has linear attention"""
     hidden_size: Annotated[int, Ge(8)] = 128
     """width of the hidden states"""
     num_hidden_layers: PositiveInt = 2
@@ -68,7 +70,7 @@ class SFTModelConfig(Section):
 
 
 class SFTDataConfig(Section):
-    """Expert episodes, or user-provided files of messages."""
+    """Episodes of the environment's expert program, or user-provided files of messages."""
 
     train_files: list[str] = []
     """jsonl or parquet files with a column of messages; empty: expert episodes"""
@@ -84,7 +86,7 @@ class SFTDataConfig(Section):
     """expert episodes to train on"""
     val_episodes: NonNegativeInt = 64
     """expert episodes for the held-out loss; with data.history=window, turns"""
-    history: History = "append"
+    history: DemonstrationHistory = "append"
     """append: an expert episode is one row; window: each of its turns is a row, whose prompt shows
     env.history_length past turns"""
     noise: Share = 0.35

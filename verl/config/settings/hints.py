@@ -75,7 +75,7 @@ def find_nearest_key(path: str, keys: Mapping[str, Key]) -> str | None:
         if not section:
             return candidates[0]
         return max(candidates, key=lambda key: SequenceMatcher(None, key, path).ratio())
-    # All paths of an existing section are similar, so the most similar one would be a random guess.
+    # Suggest nothing if the section exists: all of its paths are about equally similar to ``path``.
     if list_child_names(section, keys):
         return None
     return nearest_name(path, keys, cutoff=0.8)

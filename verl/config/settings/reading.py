@@ -77,7 +77,8 @@ def read_section(
             accepted_values = _without_key(
                 accepted_values, mistake.path.removeprefix(prefix).split(".")
             )
-        # If no value was removed, a default value is invalid. Defaults cannot be removed.
+        # If all invalid keys are absent from the values, their defaults are invalid. Stop, because
+        # removing values cannot help.
         if accepted_values == remaining_values:
             return result
         remaining_values = accepted_values
@@ -115,7 +116,7 @@ class _Mistake:
                 current_section, prefix + "".join(f"{parent_name}." for parent_name in path_names)
             ).get(name)
             path_names.append(name)
-            # An invalid path can continue below a plain value. There it has no value (None).
+            # If ``value`` is not a dictionary, as for ``a: 1`` and the path ``a.b``, use None.
             value = value.get(name) if isinstance(value, Mapping) else None
             current_section = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:

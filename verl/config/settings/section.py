@@ -53,6 +53,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    # Keys of earlier versions. They are ignored in the stored config of a run.
+    retired_keys: ClassVar[tuple[str, ...]] = ()
+
     _is_frozen: bool = PrivateAttr(default=False)
 
     def as_frozen(self) -> Self:
@@ -146,8 +149,7 @@ class EnvSection(Section):
     # Map from the dotted path of a key outside of ``env`` to the key of this section that gets its
     # value. It is empty unless tasks are the rows of ``data.train_files`` and ``data.val_files``.
     data_keys: ClassVar[Mapping[str, str]] = {}
-    # True if the environment can drop tasks with too long prompts, or truncate prompts. The package
-    # of such an environment has a function ``task_text``.
+    # True if the environment can drop tasks with too long prompts, or truncate prompts.
     can_fit_prompts: ClassVar[bool] = False
 
     def known_tasks(self, split: str) -> int | None:

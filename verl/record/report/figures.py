@@ -93,7 +93,7 @@ def draw_table(run: RunData, table: MetricTable) -> NumberTable:
 
 
 def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
-    """Draw a point per line of ``scatter.table``, at the last values of its metrics in ``run``."""
+    """Draw a point for each line of the metric table ``scatter.table``, at its last values."""
     values = run.last_values(f"{scatter.table.prefix}/")
     points = [
         _make_scatter_point(scatter, name, values) for name in scatter.table.line_names(values)
@@ -102,7 +102,10 @@ def draw_scatter(run: RunData, scatter: Scatter) -> Chart:
 
 
 def _make_scatter_point(scatter: Scatter, name: str, values: Mapping[str, float]) -> Series:
-    """Return the labelled point of the table line ``name``. It is empty if x or y is missing."""
+    """Return the labelled point for ``name``, a line of the metric table ``scatter.table``.
+
+    ``values`` maps metric names to values. The point is empty if its x or y is missing.
+    """
     line = f"{scatter.table.prefix}/{name}"
     point_label = name.replace("_", " ")
     point = Series(

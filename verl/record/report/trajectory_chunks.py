@@ -75,7 +75,7 @@ class Chunk:
 
 
 def list_rollout_files(directory: RunDirectory) -> list[RolloutFile]:
-    """Return all rollout files of a run and its audit, ordered by step.
+    """Return all rollout files of a run, with those of ``main_audit``, ordered by step.
 
     Within a step the order is training, validation, audit.
     """
@@ -124,7 +124,7 @@ def _select_every_nth(files: Sequence[RolloutFile], kind: str, stride: int) -> l
 
 
 def pack_file(file: RolloutFile) -> Chunk:
-    """Return the chunk of ``file``. It is cached until the file changes."""
+    """Return index entry and compressed trajectories of a rollout file, cached until it changes."""
     status = file.path.stat()
     return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
 

@@ -41,7 +41,7 @@ _REGISTRATION_ATTRIBUTE = "__group_registration__"
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments of one rank
 Collect = Callable[[list[Any]], Any]  # list of the ranks' results -> result of the group call
-Plan = tuple[list[Call], Collect]  # see plan_calls
+Plan = tuple[list[Call], Collect]  # calls of the ranks, and the function that joins results
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 

@@ -197,7 +197,7 @@ class WorkerGroup(ABC):
         return self._submit_call(method, self._methods[method], args, kwargs)
 
     def execute_all(self, method: str, *args: object, **kwargs: object) -> list[Any]:
-        """Call ``method`` on every rank and return the results. It need not be registered.
+        """Call ``method`` on every rank and return the results, also without ``@register``.
 
         This function is kept for scripts written for verl.
         """
@@ -205,7 +205,7 @@ class WorkerGroup(ABC):
         return self._start_calls(method, calls, list, self.call_timeout_s).get()
 
     def execute_rank_zero(self, method: str, *args: object, **kwargs: object) -> Any:
-        """Call ``method`` on rank 0 and return the result. It need not be registered.
+        """Call ``method`` on rank 0 and return the result, also without ``@register``.
 
         This function is kept for scripts written for verl.
         """

@@ -76,7 +76,7 @@ def build_audit_args(args: Sequence[str]) -> list[str]:
 def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
     """Check environment, tokenizer, engine, and the trajectory and score files of an audit.
 
-    Return the problems found, and facts that the run plan prints.
+    Return the problems found, and facts that the printed plan of the run shows.
     """
     from agent_system.environments.env_registry import get_package
     from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
@@ -116,7 +116,7 @@ def inspect_audit(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
 
 
 def read_audit_files(cfg: PPOConfig) -> "tuple[list[RecordedTrajectory], ExternalScores]":
-    """Return the recorded trajectories and the external scores in the files that ``cfg`` names.
+    """Return the recorded trajectories and the user's scores of turns, from the files in ``cfg``.
 
     Each is empty if ``cfg`` names no file. Raises ``ValueError`` with file and line for an invalid
     line, and ``OSError`` for a file that cannot be read.

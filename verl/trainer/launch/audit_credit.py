@@ -1,7 +1,10 @@
-"""Credit of all registered estimators at the decision points of an audit.
+"""Credit that each registered advantage estimator gives to the audited turns of ``main_audit``.
 
-scored rows ──columns of the method, for each variant──▶ estimator ──▶ advantages [B, R]
-    ──tokens of the decision──▶ credit of the chosen option, one number per decision point
+A turn is audited by continuing it with every thinking level, or with several actions. Each
+estimator runs on the stored batch, once for each variant of its config values. Its credit for a
+turn is the mean advantage of the tokens that chose the level or the action:
+
+    batch, config of a variant ──▶ estimator ──▶ advantages [B, R] ──▶ one number per audited turn
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +22,8 @@ from verl.records import CHOICE_MASK, CHOICE_OLD_LOG_PROBS, CHOICE_POSTERIOR, PR
 from verl.trainer.ppo.credit import compute_advantage
 
 POSTERIOR_VARIANT = "rlvcr_posterior"
-# Estimator -> name of each variant that is audited -> config values of the variant. Only estimators
-# that read columns of the method have variants.
+# Estimator -> variants to compare: name of the variant -> its config values. An estimator that is
+# not listed has one variant and reads no columns of RLVCR.
 ESTIMATOR_VARIANTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "rlvcr": {
         **{
@@ -42,10 +45,11 @@ def add_credits(
 ) -> tuple[list[AuditPoint], dict[str, str]]:
     """Return ``points`` with the credit of every estimator, and the reasons for skipped estimators.
 
-    ``scored_rows`` have rewards and the results of the score requests. The credit is the advantage
-    on the token of the level digit. For a turn without a digit it is the mean advantage of the
-    turn's sampled tokens. An estimator is skipped if the rows lack a column that it needs, or if it
-    refuses the settings. The reasons are by name of the estimator variant.
+    ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that the method
+    requested. The credit is the advantage on the token of the level digit. For a turn without a
+    digit it is the mean advantage of the turn's sampled tokens. An estimator is skipped if the rows
+    lack a column that it needs, or if it refuses the settings. The reasons are by name of the
+    estimator variant.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
     decisions = _DecisionTokens(points, plain_rows)
@@ -88,7 +92,10 @@ def add_credits(
 
 
 class _DecisionTokens:
-    """Tokens of N decisions in a batch of rows: the level digit, else all sampled tokens."""
+    """Tokens of N audited turns, over which token values are averaged.
+
+    These are the token of the level digit, or all sampled tokens of a turn without a digit.
+    """
 
     def __init__(self, points: Sequence[AuditPoint], data: DataProto) -> None:
         columns = data.non_tensor_batch
@@ -109,7 +116,10 @@ class _DecisionTokens:
         self._weights = tokens / tokens.sum(-1, keepdim=True).clamp(min=1)
 
     def average_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the means [N] or [N, K] of ``values`` [B, R] or [B, R, K], in float64."""
+        """Return the mean of ``values`` over the tokens of each turn, in float64.
+
+        Values [B, R] give means [N], and values [B, R, K] give means [N, K].
+        """
         weights = self._weights.view(*self._weights.shape, *[1] * (values.dim() - 2))
         # Values of tokens with weight 0 may be NaN.
         turn_values = torch.where(weights > 0, values[self._rows].double(), 0.0)
@@ -119,10 +129,11 @@ class _DecisionTokens:
 def _compute_scores_without_estimator(
     decisions: _DecisionTokens, rows: DataProto
 ) -> dict[str, list[float]]:
-    """Return scores [N] by name that need no estimator.
+    """Return scores of the N audited turns that need no estimator, as lists by name.
 
-    With thinking levels: the two parts of the thinking advantage, due to the score and to the token
-    price. Without levels: log-prob, probability and negative entropy of the turn's tokens.
+    With thinking levels these are the two parts of the thinking advantage. One part is due to the
+    score of the action tokens, the other to the price of the thought tokens. Without levels they
+    are log-prob, probability and negative entropy of the turn's tokens.
     """
     if "thinking_token_costs" not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])
@@ -143,10 +154,11 @@ def _compute_scores_without_estimator(
 def _compute_posterior_credit(
     decisions: _DecisionTokens, rows: DataProto, trajectory_advantage: torch.Tensor
 ) -> torch.Tensor:
-    """Return the posterior credit [N, 4] of each level at each decision.
+    """Return the posterior credit [N, 4] of the four thinking levels in each audited turn.
 
-    With posterior w, policy pi and trajectory advantage A it is ``(w_k - pi_k) A``. This is the
-    derivative of ``A sum_k w_k log pi_k`` with respect to the logit of level digit k.
+    The credit of level k is ``(w_k - pi_k) A``, with the column ``choice_posterior`` w, the
+    policy's probabilities pi and the trajectory advantage A. It is the derivative of
+    ``A sum_k w_k log pi_k`` with respect to the logit of level digit k.
     """
     posterior = decisions.average_tokens(rows.batch[CHOICE_POSTERIOR])
     policy = decisions.average_tokens(rows.batch[CHOICE_OLD_LOG_PROBS]).softmax(-1)
@@ -154,7 +166,7 @@ def _compute_posterior_credit(
 
 
 def _add_method_columns(scored_rows: DataProto, cfg: PPOConfig) -> DataProto:
-    """Return the rows of ``scored_rows`` with the columns that the method adds under ``cfg``."""
+    """Return ``scored_rows`` with the columns that RLVCR computes from the scores for ``cfg``."""
     rows = scored_rows.select(meta_info_keys=scored_rows.meta_info.keys() & {PRICE_MULTIPLIER})
     if TURNS_COLUMN not in rows.non_tensor_batch:
         return rows

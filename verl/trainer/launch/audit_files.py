@@ -71,7 +71,10 @@ def read_recorded_trajectories(path: str, tasks: Mapping[str, Task]) -> list[Rec
 
 
 def read_external_scores(path: str) -> ExternalScores:
-    """Return the scores of the file ``path``. Raises ``ValueError`` with file and line."""
+    """Return the scores of turns that a user has written into the file ``path``.
+
+    Raises ``ValueError`` with file and line for an invalid line.
+    """
     scores: dict[tuple[str | int | None, ...], float] = {}
     for source, line in _read_lines(path, _ScoreJsonLine):
         key = (line.task_id, line.seed, line.step)
@@ -87,7 +90,10 @@ def read_external_scores(path: str) -> ExternalScores:
 
 
 def add_external_scores(points: Sequence[AuditPoint], scores: ExternalScores) -> list[AuditPoint]:
-    """Return ``points`` with the score ``external``; NaN for a point that ``scores`` lacks."""
+    """Return ``points`` (audited turns) with the user's ``scores`` under the name ``external``.
+
+    A turn without a score gets NaN.
+    """
     if not scores:
         return list(points)
     turn_scores = []

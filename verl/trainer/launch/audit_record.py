@@ -18,7 +18,11 @@ from verl.utils.files import atomic_write
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
-    """Return ``audit/*``: the measured effects of levels, and their correlations with scores."""
+    """Return the metrics ``audit/...`` of an audit.
+
+    They are the measured effect of each thinking level on the return, and the correlation of each
+    score with the measured effects.
+    """
     metrics = {
         "audit/points": float(result.points),
         "audit/plays": float(result.plays),
@@ -34,7 +38,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
             interval = getattr(score, name)
             if interval is not None:
                 metrics |= _name_interval_metrics(f"{metric_prefix}/{name}", interval)
-    # The correlation of a constant score is NaN, which the journal cannot store.
+    # Omit NaN, such as the correlation of a constant score: metrics files cannot store it.
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -61,7 +65,7 @@ def write_points(
 
 
 def print_audit_tables(metrics: dict[str, float]) -> None:
-    """Print the tables of effects and correlations to standard output."""
+    """Print tables of the effects of levels, and of the correlations of scores with them."""
     show_tables((LEVEL_EFFECT_TABLE, SCORE_AGREEMENT_TABLE), metrics)
 
 

@@ -33,8 +33,9 @@ REWARD_FUNCTION_KEY = "custom_reward_function.path"
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """Return the problems of the dry run, and facts about the tasks."""
-    # If there is a tokenizer, inspect_start has opened the environment already, to measure prompts.
+    """Return problems of reward, estimator and loss on dummy rows, and the numbers of tasks."""
+    # Open the environment only if there is no tokenizer yet. If there is one, inspect_start has
+    # opened the environment already to measure the prompts.
     task_counts: TaskCounts = {}
     problems: list[str] = []
     if find_tokenizer_directory(cfg) is None:

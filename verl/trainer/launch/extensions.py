@@ -65,14 +65,14 @@ def collect_environment_names() -> RegisteredNames:
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
-    """Return problems and facts that need environment, tokenizer and engine."""
+    """Check environment, tokenizer and engine; return problems, and facts for the printed plan."""
     from verl.trainer.launch.preflight import inspect_start
 
     return inspect_start(cfg, ignores_local_devices)
 
 
 def inspect_calls(cfg: PPOConfig) -> Inspection:
-    """Call reward, estimator and loss once on made-up rows; return problems and facts."""
+    """Call reward, estimator and loss on made-up rows; return problems and numbers of tasks."""
     from verl.trainer.launch.dry_run import inspect_calls
 
     return inspect_calls(cfg)

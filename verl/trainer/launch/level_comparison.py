@@ -73,7 +73,7 @@ def print_source_table(metrics: Mapping[str, float]) -> None:
 
 
 def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> dict[str, float]:
-    """Run the validation set with the levels that each rule forces; return comparison metrics.
+    """Run the validation set with thinking levels forced by each rule; return comparison metrics.
 
     ``free_level_rows`` are the rows of the validation in which the policy chose the levels. Return
     {} if ``algorithm.rlvcr.eval_levels`` has no rule.
@@ -98,7 +98,7 @@ def compare_levels(run: OpenRun, cfg: PPOConfig, free_level_rows: DataProto) -> 
 
 
 def print_level_tables(metrics: dict[str, float]) -> None:
-    """Print the tables of the comparison. Tables without values in ``metrics`` are omitted."""
+    """Print the tables that compare thinking levels. Omit tables without values in ``metrics``."""
     show_tables(
         (RULE_TABLE, FREE_DIFFERENCE_TABLE, ORACLE_DIFFERENCE_TABLE, SITUATION_TABLE), metrics
     )

@@ -86,7 +86,7 @@ class TasksAndTokenizer:
 
 
 def run_ppo(cfg: PPOConfig) -> None:
-    """Run the training of ``cfg``, including the cold start of a missing policy and the report."""
+    """Train a missing policy supervised, run the training of ``cfg``, and write the report."""
     with open_run(cfg) as run:
         run.trainer.fit()
 
@@ -202,7 +202,7 @@ def raise_problems(problems: Iterable[str]) -> None:
 
 
 def is_policy_missing(cfg: PPOConfig) -> bool:
-    """Return True if a cold start has to train the policy first."""
+    """Return True if the policy is missing and supervised training (cold start) must create it."""
     return cfg.cold_start.enable and not Path(str(cfg.actor_rollout_ref.model.path)).exists()
 
 
@@ -285,7 +285,7 @@ def start_workers(
 
 
 def choose_devices(cfg: PPOConfig, is_cluster_joined: bool) -> RunPlan:
-    """Return the plan of a run on the nodes that Ray knows.
+    """Return device, number of engines and config of a run on the nodes that Ray knows.
 
     With ``is_cluster_joined`` the run joined a Ray cluster. Then Ray reports the GPUs, otherwise
     PyTorch does. Raises ``ConfigError`` if the workers do not fit on the nodes.

@@ -31,7 +31,7 @@ ENGINE_KEY = "actor_rollout_ref.rollout.name"
 
 
 def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspection:
-    """Return the results of all checks.
+    """Return the problems that the checks of this module find, and facts for the printed plan.
 
     With ``ignores_local_devices`` the run is for another machine, so local devices do not matter.
     """
@@ -43,7 +43,8 @@ def inspect_start(cfg: PPOConfig, ignores_local_devices: bool = False) -> Inspec
         *_find_reward_problems(cfg),
     ]
     task_counts: TaskCounts = {}
-    # If a cold start has to create the tokenizer, prompts are measured after the cold start.
+    # Without a tokenizer, prompts cannot be measured yet. The cold start (supervised training of a
+    # missing policy) creates it, and the prompts are measured afterwards.
     tokenizer_directory = None if problems else find_tokenizer_directory(cfg)
     if tokenizer_directory is not None:
         tokenizer = load_tokenizer(

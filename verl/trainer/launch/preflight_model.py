@@ -8,13 +8,16 @@ import dataclasses
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from agent_system.environments.env_registry import env_settings, get_package
+from agent_system.environments.prompts import TemplateToolPrompts
 from agent_system.multi_turn_rollout.rollout_settings import should_request_levels
-from agent_system.tokens.bridge import is_chat_tokenizer
+from agent_system.tokens.bridge import ChatBridge, is_chat_tokenizer
 from agent_system.tokens.probe import probe_template
+from agent_system.tokens.replies import ReplyReader
 from rlvcr.levels import LevelCodec
 from rlvcr.settings import get_method_settings
 from verl.config.checks.models import ALLOWED_MODELS as ALLOWED_MODEL
@@ -24,9 +27,9 @@ from verl.config.memory import read_policy_size
 from verl.config.problems import build_problem
 from verl.config.schema import PPOConfig
 from verl.config.schema.model import CriticModelConfig, ModelConfig
+from verl.config.settings import value_at_path
 from verl.config.settings.hints import did_you_mean, nearest_name
-from verl.models.architecture import SUGGESTED_FIX, SUPPORTED_MODELS, find_config_problems
-from verl.models.backbone import attention_window
+from verl.models.architecture import expected_path
 from verl.models.hub import description_directory
 from verl.models.loader import read_config
 from verl.models.lora import add_lora, linear_names, target_problems
@@ -65,7 +68,7 @@ def find_model_problems(cfg: PPOConfig) -> Iterator[str]:
             continue
         path = model.path
         if section == POLICY_SECTION and cfg.cold_start.enable and not Path(path).is_dir():
-            continue  # the cold start creates a valid policy
+            continue  # supervised training (cold start) creates this policy
         try:
             directory = Path(description_directory(path))
         except FileNotFoundError as error:
@@ -111,12 +114,7 @@ def _find_config_problems(
     yield from tie_problems
     for key in set(model.override_config) - set(unknown_keys):
         setattr(config, key, model.override_config[key])
-    problems = [
-        f"{setting}: {config.model_type}: {reason}; allowed: {SUPPORTED_MODELS}; "
-        f"fix: {SUGGESTED_FIX}"
-        for reason in find_config_problems(config)
-    ]
-    problems += _find_window_problems(cfg, setting, attention_window(config))
+    problems = list(_find_parallel_problems(cfg, section, setting, config))
     if isinstance(model, ModelConfig) and model.lora_rank:
         problems += _find_lora_problems(cfg, model, config)
     yield from problems
@@ -126,22 +124,27 @@ def _find_config_problems(
         yield from find_weight_problems(setting, directory, model.trust_remote_code, use, config)
 
 
-def _find_window_problems(cfg: PPOConfig, setting: str, window: int | None) -> Iterator[str]:
-    """Yield a problem if rows may exceed the attention ``window``, in tokens.
-
-    With RLVCR, alternative thoughts (branches) make rows longer.
-    """
-    row_length = cfg.data.max_prompt_length + cfg.data.max_response_length
-    keys = "data.max_prompt_length + data.max_response_length"
+def _find_parallel_problems(
+    cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
+) -> Iterator[str]:
+    """Yield a problem if sequence parallelism is set, and rows may have row-wise passes."""
+    is_policy = section == POLICY_SECTION
+    key = "actor_rollout_ref.actor" if is_policy else "critic"
+    key += ".ulysses_sequence_parallel_size"
+    size = value_at_path(cfg, key)
+    if size == 1:
+        return
+    reason, limit = expected_path(config)
+    rows = cfg.data.max_prompt_length + cfg.data.max_response_length
     method = get_method_settings(cfg.algorithm)
     if method.enable:
-        row_length += method.max_alternative_tokens
-        keys += " + algorithm.rlvcr.max_alternative_tokens"
-    if window is not None and row_length > window:
+        rows += method.max_alternative_tokens
+    if not reason and limit is not None and rows > limit:
+        reason = f"rows may have {rows} tokens, and rows are packed up to {limit}"
+    if reason:
         yield (
-            f"{setting}: some layers attend to {window} tokens only, but rows with their branches "
-            f"may have {row_length} ({keys}); allowed: rows within the window; "
-            "fix: lower these keys, or use a model without a window (docs/models.md)"
+            f"{key}={size}: {setting} has row-wise forward passes, which one rank computes "
+            f"({config.model_type}: {reason}); allowed: 1; fix: {key}=1"
         )
 
 
@@ -173,18 +176,46 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
         return AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
 
 
-def collect_model_facts(cfg: PPOConfig) -> dict[str, int]:
-    """Return the size of an existing policy and of its adapters, for the plan."""
+def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
+    """Return facts for the plan: size and path of an existing policy, effect of its template."""
+    return {**_measure_policy(cfg), **_describe_history(cfg)}
+
+
+def _describe_history(cfg: PPOConfig) -> dict[str, str]:
+    path = find_tokenizer_directory(cfg)
+    if path is None:
+        return {}
+    tokenizer = load_tokenizer(path, cfg.actor_rollout_ref.model.trust_remote_code)
+    arguments = cfg.data.apply_chat_template_kwargs
+    note = probe_template(tokenizer, arguments).explain_history(cfg.env.history)
+    package = get_package(cfg.env.env_name)
+    has_tools = isinstance(package.prompts(env_settings(cfg.env)), TemplateToolPrompts)
+    if has_tools and cfg.env.history == "chat" and not should_request_levels(cfg):
+        call_format = ReplyReader(ChatBridge(tokenizer, arguments)).tool_format
+        note += (
+            f"; it renders the tools, with calls in the format {call_format}"
+            if call_format
+            else "; it renders no tools in a known format, so the system message describes them"
+        )
+    return {"history_note": note}
+
+
+def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
+    """Return the sizes of an existing policy and its LoRA adapters, and the path of its passes.
+
+    The path is packed or row by row.
+    """
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}
     directory = Path(description_directory(model.path))
-    facts = dataclasses.asdict(read_policy_size(directory))
-    if facts["parameters"] is not None and not model.lora_rank:
-        return {name: value for name, value in facts.items() if value is not None}
+    facts: dict[str, Any] = dataclasses.asdict(read_policy_size(directory))
     config = read_config(directory, model.trust_remote_code)
     for key, value in model.override_config.items():
         setattr(config, key, value)
+    facts["row_wise"], facts["packed_tokens"] = expected_path(config)
+    if facts["parameters"] is not None and not model.lora_rank:
+        return {name: value for name, value in facts.items() if value is not None}
     meta_model = _build_meta_model(model, config)
     facts["parameters"] = sum(parameter.numel() for parameter in meta_model.parameters())
     if model.lora_rank:
@@ -249,7 +280,7 @@ def _find_tokenizer_problems(cfg: PPOConfig, is_model_valid: bool) -> Iterator[s
 def find_tokenizer_directory(cfg: PPOConfig) -> str | None:
     """Return the directory of the policy's tokenizer; None if there is no such directory.
 
-    If the policy does not exist, its cold start may name an existing tokenizer.
+    If the policy does not exist, the supervised run that will create it may name a tokenizer.
     """
     path = cfg.actor_rollout_ref.model.path
     if path is None:

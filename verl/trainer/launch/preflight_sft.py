@@ -48,7 +48,7 @@ def find_sft_problems(cfg: SFTConfig) -> list[str]:
 
 
 def _find_directory_problems(cfg: SFTConfig) -> Iterator[str]:
-    """Yield a problem if the policy or the expert's episodes cannot be written."""
+    """Yield a problem if the policy or the training episodes cannot be written."""
     keys = [SAVE_PATH_KEY] if cfg.data.train_files else [SAVE_PATH_KEY, "data.data_dir"]
     for key in keys:
         path = value_at_path(cfg, key)

@@ -84,7 +84,7 @@ def collect_absolute_paths(cfg: PPOConfig) -> dict[str, Any]:
     if env.kwargs:
         values["env.kwargs"] = _make_kwargs_absolute(env.env_name, env.kwargs)
     mixture_settings: Any = env.active_section
-    # Only the settings of a mixture have parts: names of environments, with their weights.
+    # Only a mixture, an environment made of several others, has ``part_weights`` (name -> weight).
     mixture_parts = getattr(mixture_settings, "part_weights", ())
     for name in (env.name, *(mixture_part.split("/", 1)[0] for mixture_part in mixture_parts)):
         settings = getattr(env, name, None) if name.isidentifier() else None

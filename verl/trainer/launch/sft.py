@@ -129,9 +129,9 @@ def create_policy(cfg: PPOConfig) -> None:
 
 
 def run_cold_start(cfg: SFTConfig) -> None:
-    """Run the cold start ``cfg`` in this subprocess, on the available GPUs.
+    """Run the supervised training ``cfg`` of a missing policy in this subprocess.
 
-    The subprocess ends when its parent ends.
+    It uses the available GPUs. The subprocess ends when its parent ends.
     """
     die_with_parent()
     answer_with_stacks("cold start")
@@ -155,7 +155,10 @@ def check_save_path(cfg: SFTConfig) -> None:
 
 
 def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
-    """Return training and held-out records, from files or from the environment's expert."""
+    """Return training and held-out records, from files or from the environment's expert.
+
+    An expert is a program that solves the tasks of the environment.
+    """
     data = cfg.data
     if data.train_files:
         return read_records(data, "train"), read_records(data, "val")
@@ -184,8 +187,9 @@ def load_records(cfg: SFTConfig) -> tuple[list[Record], list[Record]]:
 def check_expert(cfg: SFTConfig) -> None:
     """Raise ``ConfigError`` unless the environment has an expert that supports the settings.
 
-    The expert needs thoughts for all ``data.levels``. With a positive ``data.needed_level_share``
-    it also needs to know the required level of each turn.
+    An expert is a program that solves the tasks. It needs thoughts for all ``data.levels``. With a
+    positive ``data.needed_level_share`` it also needs to know the required level of each turn, the
+    lowest thinking level that suffices.
     """
     env_name = cfg.env.env_name
     levels = value_at_path(cfg, LEVELS_KEY)
@@ -257,7 +261,8 @@ def encode_records(cfg: SFTConfig, records: Iterable[Record], tokenizer) -> Iter
             if TOKENS_COLUMN in record:
                 yield _make_checked_token_row(record, len(tokenizer))
                 continue
-            # Create probe and bridge on first use: records of token ids need no chat template.
+            # Create the objects that need a chat template on first use: records of token ids need
+            # no chat template.
             probe = probe or probe_template(tokenizer, data.apply_chat_template_kwargs)
             bridge = bridge or ChatBridge(tokenizer, data.apply_chat_template_kwargs)
             messages = record[data.messages_key]
@@ -379,7 +384,7 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
         return directory
     new_model = cfg.model.new
     expert = get_package(cfg.env.env_name).expert
-    # The new tokenizer encodes each symbol of the expert as a single token, as it does with tags.
+    # An expert may declare texts with punctuation or spaces. Each becomes one token, as a tag does.
     symbols = expert.symbols(env_settings(cfg.env)) if expert else ()
     key = cfg.data.messages_key
     message_texts = (message["content"] for record in records for message in record.get(key, ()))
@@ -397,5 +402,6 @@ def prepare_start_policy(cfg: SFTConfig, records: list[Record], scratch_director
         intermediate_size=new_model.intermediate_size,
         max_length=new_model.max_position_embeddings,
         tie_embeddings=new_model.tie_word_embeddings,
+        architecture=new_model.architecture,
         seed=derive_seed("sft policy", cfg.trainer.seed) & 0x7FFFFFFF,
     )

@@ -117,7 +117,7 @@ def _run_rank(rank_number: int, job: SFTJob, num_ranks: int, init_method: str) -
 
 
 def train_and_save(job: SFTJob) -> Path:
-    """Run the part of ``job`` of the calling rank, and return ``model.save_path``.
+    """Run this rank's part of the supervised training ``job``, and return ``model.save_path``.
 
     Only rank 0 writes this directory.
     """

@@ -26,7 +26,7 @@ from verl.trainer.ppo.interfaces import RewardFunction
 from verl.utils.torch_functional import find_last_selected
 
 BASELINE_COLUMN = "reward_baselines"  # column [B]: return of the group's greedy trajectory
-MODEL_PART = "model"  # key of the model's score in the column of named reward parts
+MODEL_PART = "model"  # key of the reward model's score in the dict of named rewards
 
 
 def correct_rollout(batch: DataProto, config: PPOConfig) -> dict[str, float]:

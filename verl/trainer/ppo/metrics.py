@@ -79,7 +79,10 @@ def compute_info_metrics(batch: DataProto) -> dict[str, float]:
 
 
 def _collect_values_by_name(batch: DataProto, name: str) -> dict[str, list[float]]:
-    """Return all values by key. Column ``name`` has one dictionary per graded trajectory."""
+    """Return all values by key, from the dictionaries in the column ``name``.
+
+    Every trajectory that did not fail has one dictionary.
+    """
     values: dict[str, list[float]] = defaultdict(list)
     if name in batch.non_tensor_batch:
         for row_values in batch.non_tensor_batch[name][find_graded_rows(batch)]:
@@ -383,6 +386,7 @@ class StepWarnings:
         data = self.config.data
         if self.config.env.history == "append":
             return f"data.max_response_length={data.max_response_length}"
+        # A prompt of ``chat`` history that does not fit into its row begins a new row.
         return f"data.max_prompt_length={data.max_prompt_length}"
 
     def _explain_no_advantage(self, metrics: Mapping[str, float]) -> str:

@@ -22,7 +22,7 @@ from verl.workers.update import epoch_mini_batches
 
 # Columns that a forward pass reads.
 FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
-# Columns of score requests: further tokens whose log-probs a method needs.
+# Columns of texts in addition to the sampled tokens whose log-probs a method needs.
 SCORE_REQUEST_COLUMNS = (BRANCHES, SPANS)
 # Columns of ``non_tensor_batch`` that an update reads.
 NON_TENSOR_COLUMNS = ("uid", "traj_uid")
@@ -122,7 +122,7 @@ def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> 
 
 
 def count_row_tokens(data: DataProto) -> list[int]:
-    """Return the number of tokens of each row, including the branches that are to be scored."""
+    """Return each row's number of tokens, with the alternative continuations to score."""
     row_tokens = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:

@@ -220,12 +220,15 @@ class RayPPOTrainer(Generic[TasksT]):
         self.metrics |= M.compute_staleness(self.metrics, self.global_step)
         if self.price_controller.tolerance is not None:
             self.metrics["actor/price_multiplier"] = batch.meta_info[PRICE_MULTIPLIER]
-            # Update the multiplier for the next batch. This batch already contains its prices.
+            # This batch already contains its token prices: the new factor is for the next batch.
             self.price_controller.update(self.metrics["episode/success_rate"])
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
-        """Generate the rows of the tasks of ``step``. They may contain score requests."""
+        """Generate the rows of the tasks of ``step``.
+
+        They may contain score requests: texts whose log-probs the training method needs.
+        """
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         if self.price_controller.tolerance is not None:
             tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
@@ -236,7 +239,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return self.add_baselines(tasks, batch) if uses_greedy_baseline(self.config) else batch
 
     def add_baselines(self, tasks: DataProto, batch: DataProto) -> DataProto:
-        """Add the return of one greedy trajectory per group.
+        """Add the return of one greedy trajectory per group, the baseline of ReMax.
 
         Drop a group if its greedy trajectory fails twice.
         """
@@ -271,13 +274,14 @@ class RayPPOTrainer(Generic[TasksT]):
         """Add old log-probs, columns of the method and rollout correction weights.
 
         One forward pass of the training workers computes the log-probs of the sampled tokens and of
-        the score requests. The collector converts the results of the requests into columns.
+        the score requests (texts whose log-probs the method needs). The collector converts the
+        results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch
         uses_rollout_log_probs = self.config.algorithm.rollout_correction.bypass_mode
-        # The forward pass assigns rows to ranks itself. The row order determines its micro-batches
-        # and the rounding of log-probs. So reorder rows with score requests after the forward pass.
+        # Reorder rows with score requests after the forward pass, which balances the ranks itself.
+        # Another order would change its micro-batches, and thereby the rounding of log-probs.
         if not has_score_requests:
             self._balance_batch(batch)
         if has_score_requests or not uses_rollout_log_probs:
@@ -432,8 +436,8 @@ class RayPPOTrainer(Generic[TasksT]):
     def write_state(self, directory: Path) -> Callable[[], list[WrittenFiles]]:
         """Start to write the state of the workers below ``directory``.
 
-        The returned function flushes the journal and then waits until the state is written. So the
-        journal contains every step that a checkpoint contains.
+        The returned function flushes the journal (metrics and trajectories) and then waits until
+        the state is written. So the journal contains every step that a checkpoint contains.
         """
         wait_for_workers = self.workers.save_checkpoint(directory)
 

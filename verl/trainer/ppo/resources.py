@@ -169,7 +169,10 @@ class TrainingWorkers:
         return self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs and entropies of rows, and the results of their score requests."""
+        """Return old log-probs and entropies of rows, and the results of their score requests.
+
+        A score request is a text whose log-probs the training method needs.
+        """
         columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
         return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 

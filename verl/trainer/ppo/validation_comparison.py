@@ -157,7 +157,10 @@ def compute_paired_difference(
 def compare_outcomes(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return ``<prefix>/<name>/...``: metrics of outcomes, and differences from ``baseline``."""
+    """Return the metrics ``<prefix>/<name>/...`` of validation results ``outcomes`` by name.
+
+    The metrics include the differences of each outcome from the outcome ``baseline``.
+    """
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         metrics |= compute_outcome_metrics(outcome, f"{prefix}/{name}")
@@ -167,7 +170,10 @@ def compare_outcomes(
 def compute_differences(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return ``<prefix>/<name>/...``: differences of every other outcome from ``baseline``."""
+    """Return ``<prefix>/<name>/...``: paired differences of validation results from ``baseline``.
+
+    ``outcomes`` are results on the same validation set by name; ``baseline`` is one of the names.
+    """
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         if name != baseline:
@@ -205,7 +211,7 @@ def _compute_token_differences(
 
 
 def _divide_or_nan(numerators: np.ndarray, denominators: np.ndarray) -> np.ndarray:
-    """Return ``numerators / below``; NaN where ``denominators`` is 0."""
+    """Return ``numerators / denominators``; NaN where ``denominators`` is 0."""
     return np.divide(
         numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators > 0
     )

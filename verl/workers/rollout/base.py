@@ -165,7 +165,7 @@ class StopRules:
         self._plans: dict[tuple[str, ...], StopPlan] = {}
 
     def get_plan(self, stop: tuple[str, ...]) -> StopPlan:
-        """Return the plan for the stop strings ``stop``.
+        """Return the stop conditions of a request with the stop strings ``stop``.
 
         Raises ``ValueError`` for an empty stop string.
         """

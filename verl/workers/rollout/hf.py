@@ -9,10 +9,14 @@ Rows are left-padded to the widest row. When rows finish, columns with only padd
 rows are prefilled together and added to the batch. This copies the whole cache. For a small policy
 the copy takes more time than decoding. Therefore new rows wait a few steps, so that several are
 added at once.
+
+Layers with a recurrent state (linear attention, state spaces, convolutions) keep one state per row.
+The models set the inputs of padding to zero, which leaves these states unchanged.
 """
 
+import inspect
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +25,13 @@ import torch
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
 from verl.config.schema.rollout import RolloutConfig
 from verl.models.token_scores import full_logits
@@ -139,6 +149,7 @@ class HFEngine(RolloutEngine):
         self._rules = rules
         self._seeds = RequestSeeds(seed)
         self._device = model.device
+        _make_cache(model)  # raises for a model that the engine does not support
         self._vocab_size: int = model.config.vocab_size
         self._max_model_len: int = max_model_len or model.config.max_position_embeddings
         self._max_num_seqs = max_num_seqs
@@ -290,7 +301,7 @@ class HFEngine(RolloutEngine):
             pad_sequence(tensors, batch_first=True, padding_side="left").to(self._device)
             for tensors in (prompts, masks)
         )
-        kv_cache = _KVCache(DynamicCache(), mask)
+        kv_cache = _KVCache(_make_cache(self._open_model), mask)
         logits = self._run_model(ids, kv_cache)
         self._append_rows(rows, kv_cache)
         return logits
@@ -331,8 +342,15 @@ class HFEngine(RolloutEngine):
         for layer, new_layer in zip(
             _cache_layers(old_cache.cache), _cache_layers(new_cache.cache), strict=True
         ):
-            layer.keys = _stack_padded(layer.keys, old_padding, new_layer.keys, new_padding)
-            layer.values = _stack_padded(layer.values, old_padding, new_layer.values, new_padding)
+            if layer.keys is not None:
+                layer.keys = _stack_padded(layer.keys, old_padding, new_layer.keys, new_padding)
+                layer.values = _stack_padded(
+                    layer.values, old_padding, new_layer.values, new_padding
+                )
+        old_states, new_states = _row_states(old_cache.cache), _row_states(new_cache.cache)
+        for states, added_states in zip(old_states, new_states, strict=True):
+            for number, state in states.items():
+                states[number] = torch.cat([state, added_states[number]])
 
     def _keep_rows(self, kept_indices: list[int]) -> None:
         """Keep only the rows ``kept_indices``, and remove columns that then hold only padding."""
@@ -346,9 +364,12 @@ class HFEngine(RolloutEngine):
         first_column = int(mask.any(dim=0).int().argmax())  # first column with a token
         kv_cache.mask = mask[:, first_column:]
         for layer in _cache_layers(kv_cache.cache):
-            assert layer.keys is not None and layer.values is not None  # set by the first forward
-            layer.keys = layer.keys[kept_indices, :, first_column:]
-            layer.values = layer.values[kept_indices, :, first_column:]
+            if layer.keys is not None and layer.values is not None:
+                layer.keys = layer.keys[kept_indices, :, first_column:]
+                layer.values = layer.values[kept_indices, :, first_column:]
+        for states in _row_states(kv_cache.cache):
+            for number, state in states.items():
+                states[number] = state[kept_indices]
 
     def _sample_next_tokens(self, logits: torch.Tensor) -> None:
         """Sample one token for each row from ``logits`` [B, V], and append it and its log-prob."""
@@ -383,15 +404,52 @@ def _move_model(model: torch.nn.Module, device: str | torch.device) -> None:
     model.to(device)  # a function, because type checkers refuse calls of ``PreTrainedModel.to``
 
 
-def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
-    """Return the layers of ``cache``. Raises ``EngineError`` for layers without keys and values."""
-    layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
-    if len(layers) < len(cache.layers):
+def _make_cache(model: PreTrainedModel) -> DynamicCache:
+    """Return an empty cache for ``model``.
+
+    Attention layers keep all keys and values, also those with a window: the mask of the model
+    applies the window. So all of them have the columns of ``_KVCache.mask``. Raises
+    ``EngineError`` for layers with another kind of cache.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if "past_key_values" not in parameters:
         raise EngineError(
-            "rollout.name=hf does not support models with layers without keys and values; "
+            f"rollout.name=hf does not support {model.config.model_type}: its forward takes no "
+            "past_key_values; fix: set actor_rollout_ref.rollout.name=vllm"
+        )
+    cache = DynamicCache(config=model.config)
+    kinds = {type(layer) for layer in cache.layers}
+    if kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        return DynamicCache()
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[index] = DynamicLayer()
+    kinds = {type(layer) for layer in cache.layers}
+    known = {DynamicLayer, LinearAttentionLayer, LinearAttentionAndFullAttentionLayer}
+    others = sorted(kind.__name__ for kind in kinds - known)
+    if others:
+        raise EngineError(
+            f"rollout.name=hf does not support the cache of {model.config.model_type} "
+            f"({', '.join(others)}); allowed: keys and values, and recurrent states; "
             "fix: set actor_rollout_ref.rollout.name=vllm"
         )
-    return layers
+    return cache
+
+
+def _cache_layers(cache: DynamicCache) -> list[CacheLayerMixin]:
+    """Return the layers of ``cache`` with keys and values."""
+    return [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+
+
+def _row_states(cache: DynamicCache) -> Iterator[dict[int, torch.Tensor]]:
+    """Yield the states of each recurrent layer, with one entry per row in dimension 0."""
+    for layer in cache.layers:
+        if not isinstance(layer, LinearAttentionLayer):
+            continue
+        for states in (layer.conv_states, layer.recurrent_states):
+            # A layer may have only one of both kinds.
+            if all(state is not None for state in states.values()):
+                yield states  # pyright: ignore[reportReturnType]
 
 
 def _stack_padded(

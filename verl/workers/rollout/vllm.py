@@ -288,7 +288,7 @@ def _check_weights(path: str, config: RolloutConfig, trust_remote_code: bool) ->
     from verl.models.loader import read_config
     from verl.models.weights import check_files, check_weights, is_comparable
 
-    # With load_format the user asks for dummy weights or another file format.
+    # Skip the checks if load_format asks for random weights or another file format.
     if "load_format" in config.engine_kwargs:
         return
     model_config = read_config(path, trust_remote_code)

@@ -20,7 +20,8 @@ from agent_system.environments.env_package.alfworld.expert import AlfworldExpert
 from agent_system.environments.expert_protocol import Decision, Thought
 from rlvcr.levels import LEVELS
 
-# Maps each kind of right action to the lowest level whose thought states all facts it needs.
+# Maps each kind of right action to the lowest thinking level whose thought states all facts that
+# the action needs.
 NEEDED_LEVELS = {
     "open": 1,  # open the closed receptacle where the agent is
     "look": 1,  # examine the receptacle where the agent is

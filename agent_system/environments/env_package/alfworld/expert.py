@@ -38,7 +38,10 @@ TOOL_CLASSES = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 
 
 def parse_task(sentence: str) -> TaskGoal:
-    """Parse a task sentence of the wheel's templates. Raises ``ValueError`` for other sentences."""
+    """Parse a task sentence, such as "put a mug in desk".
+
+    Raises ``ValueError`` for sentences in another form.
+    """
     for task_type, pattern in _TASK_SENTENCE_PATTERNS.items():
         match = re.fullmatch(pattern, sentence)
         if match:
@@ -301,7 +304,7 @@ class AlfworldExpert:
                 for room_receptacle in self.room_receptacles
                 if room_receptacle != receptacle
             ]
-            # If the receptacle contains an object of the class, taking it would succeed.
+            # The action must be invalid. Taking an object that is in the receptacle would succeed.
             if other_receptacles and object_class in map(
                 get_class_name, self.seen_contents.get(receptacle, ())
             ):

@@ -239,7 +239,7 @@ def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
         "kind": goal.task_type,
         "scene": room.scene,
         "description": sentence,
-        # Some PDDL texts of the wheel's goal library contain "#" instead of "-".
+        # Some PDDL texts of the alfworld wheel contain "#" instead of "-".
         "problem": write_problem(room, goal_entry["pddl"].format(**goal_classes).replace("#", "-")),
         "traj": {
             "task_type": official_task_type,
@@ -257,7 +257,10 @@ def make_game(room: Room, goal: TaskGoal, rng: random.Random) -> dict[str, Any]:
 
 
 def write_problem(room: Room, goal_pddl: str) -> str:
-    """Return the PDDL problem of a room. The text ``goal_pddl`` contains its last bracket."""
+    """Return the PDDL problem of a room.
+
+    ``goal_pddl`` is the goal expression, followed by the bracket that closes the problem.
+    """
     # Sorted because the text is hashed: the order of a set differs between processes.
     receptacle_classes = sorted({receptacle.class_name for receptacle in room.receptacles})
     object_classes = sorted({scene_object.class_name for scene_object in room.objects})

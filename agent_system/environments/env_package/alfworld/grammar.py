@@ -94,7 +94,10 @@ class MemoGrammar(textgen.ContextSensitiveGrammar):
     """
 
     def derive(self, start: str, context: dict[str, Any] | None = None) -> str:
-        """Expand ``start`` and return the text. It equals the text of the parent class."""
+        """Expand the grammar symbols in ``start`` and return the text.
+
+        ``context`` has the values of variables. The text equals that of TextWorld's own grammar.
+        """
         # A stack replaces recursion. Symbols are pushed in reverse, so they are popped in order.
         stack = [(symbol, context or {}) for symbol in reversed(parse_symbols(start))]
         terminal_texts = []

@@ -37,14 +37,14 @@ class FloorPlan:
 
 
 def load_constants():
-    """Import and return the wheel's module of object classes, properties and scene splits."""
+    """Import and return the alfworld module of object classes, properties and scene splits."""
     from alfworld.gen import constants
 
     return constants
 
 
 def load_goals() -> dict[str, dict]:
-    """Return the wheel's goal library: PDDL goal and task sentences by official task type."""
+    """Return ALFWorld's goals: PDDL goal and task sentences by official task type."""
     from alfworld.gen import goal_library
 
     return goal_library.gdict
@@ -63,7 +63,7 @@ def load_domain_and_grammar() -> tuple[str, str]:
 def list_scenes(task_type: str, is_validation: bool) -> list[int]:
     """Return the numbers of the scenes that suit a task type (official name), sorted.
 
-    ``is_validation`` selects the wheel's test floor plans, otherwise its training floor plans.
+    ``is_validation`` selects ALFWorld's test floor plans, otherwise its training floor plans.
     """
     constants = load_constants()
     scene_ranges = [
@@ -134,7 +134,7 @@ def is_furniture(class_name: str) -> bool:
 
 
 def can_contain(receptacle_class: str, object_class: str) -> bool:
-    """Return True if the wheel's table allows ``object_class`` in or on ``receptacle_class``."""
+    """Return True if ALFWorld allows ``object_class`` in or on ``receptacle_class``."""
     return object_class in load_constants().VAL_RECEPTACLE_OBJECTS.get(receptacle_class, ())
 
 

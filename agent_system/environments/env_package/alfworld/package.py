@@ -38,7 +38,11 @@ def make_prompts(settings: AlfworldSettings) -> Prompts:
 
 
 def uses_derived_thoughts(settings: AlfworldSettings) -> bool:
-    """Return True if ``thoughts=carried``. Expert decisions then have a ``needed_level``."""
+    """Return True if ``env.alfworld.thoughts=carried``.
+
+    The expert then derives its thoughts from the prompt, and names the thinking level that each
+    state requires.
+    """
     return settings.thoughts == "carried"
 
 

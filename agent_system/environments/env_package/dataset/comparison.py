@@ -58,9 +58,10 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
-    """Return True if a reading of ``answer`` equals ``truth``.
+    """Return True if a reading (possible text) of ``answer`` equals the ground truth ``truth``.
 
-    See the module for the kinds of ground truths and their comparison.
+    The kind of ``truth`` (letter, yes/no, number, formula or other text) determines what must be
+    equal.
     """
     truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)

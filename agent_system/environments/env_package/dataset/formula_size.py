@@ -9,8 +9,8 @@ MAX_DIGITS = 3
 # Maximum product of the numbers in one exponent, such as 6 in x^{2*3}. Also the maximum product of
 # all exponents of brackets, such as 6 in (a+b)^2 (c+d)^3.
 MAX_EXPONENT_PRODUCT = 1000
-# Maximum of: product of all exponents of brackets, times the squared number of distinct symbols. It
-# estimates the number of terms after expansion.
+# Maximum estimated number of terms after expansion. The estimate is the product of all exponents of
+# brackets, times the squared number of distinct symbols.
 MAX_EXPANSION = 200
 MAX_EXPONENT_SUM = 2000  # maximum sum of all exponents of a formula
 MAX_POWERS = 20  # maximum number of powers in a formula

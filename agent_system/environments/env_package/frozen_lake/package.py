@@ -64,7 +64,10 @@ class FrozenLakeText:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Apply the move ``action``. Reward and end of an episode: see the class."""
+        """Apply the move ``action``. The reward is 1.0 on the goal, else 0.0.
+
+        The episode is done on the goal and in a hole.
+        """
         action = action.strip().lower()
         if action not in self._list_possible_moves():
             observation = self._make_observation("That is not possible here.\n")

@@ -108,10 +108,10 @@ class GymnasiumEnv:
 
 
 def list_tasks(settings: GymnasiumSettings, split: str) -> list[Task]:
-    """Return one task per start state. Validation uses the first numbers, training the next ones.
+    """Return one task per reset seed, which determines the start state.
 
-    If the environment has a single start state, it is the start of all tasks in both splits. Only
-    their seeds differ.
+    Validation and training have different seeds. If the environment has a single start state, it
+    is the start of all tasks in both splits.
     """
     data_source = f"{worlds.NAME}/{settings.env_id}"
     return [

@@ -26,12 +26,12 @@ def read_part_settings(settings: MixtureSettings, part: str) -> EnvSettings:
 
 
 class MixtureEnv:
-    """Environment that passes all calls to the environment of the current task.
+    """Environment that passes all calls to the mixed environment that the current task belongs to.
 
-    The environment of a part is made when its first task starts.
+    Each mixed environment is made when its first task starts.
     """
 
-    placement = "process"  # even if all parts have another placement
+    placement = "process"  # even if all environments of the mixture have another placement
 
     def __init__(self, settings: MixtureSettings) -> None:
         self.settings = settings
@@ -64,7 +64,7 @@ class MixtureEnv:
 
 
 class MixturePrompts:
-    """Prompts that pass all calls to the prompts of the part that made the observation."""
+    """Prompts that pass all calls to the prompts of the environment that made the observation."""
 
     def __init__(self, settings: MixtureSettings) -> None:
         updates = {"level_prompts": settings.level_prompts} if settings.level_prompts else {}
@@ -81,11 +81,11 @@ class MixturePrompts:
         self.shows_level_prompts = all(map(shows_level_prompts, self._prompts_by_part.values()))
 
     def of(self, observation: Observation) -> Prompts:
-        """Return the prompts of the part that made ``observation``."""
+        """Return the prompts of the environment that made ``observation``."""
         return self._prompts_by_part[observation.info["part"]]
 
     def system(self, levels: bool) -> str | None:
-        """Return None: each part has its own system message (see ``of``)."""
+        """Return None: each environment of the mixture has its own system message."""
         del levels
         return None
 
@@ -106,7 +106,7 @@ class MixturePrompts:
 
 
 def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
-    """Return the tasks of all parts, interleaved in proportion to the weights."""
+    """Return the tasks of all mixed environments, interleaved in proportion to the weights."""
     tasks_by_part: dict[str, list[Task]] = {
         part: [
             {
@@ -123,9 +123,10 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that requests images: key, value, and value for text observations.
+    """Return the setting because of which observations are images, for an error message.
 
-    The value is the first part whose observations are images. Return None if no part has images.
+    It is ("parts", name of the first environment with images, the allowed value in words). Return
+    None if no environment of the mixture has images.
     """
     for part in settings.part_weights:
         if get_package(part).images(read_part_settings(settings, part)) is not None:
@@ -134,7 +135,7 @@ def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None
 
 
 def _list_stop_strings(settings: MixtureSettings) -> tuple[str, ...]:
-    """Return the stop strings of all parts, because all tasks share one sampler."""
+    """Return the stop strings of all mixed environments, because all tasks share one sampler."""
     stop_strings = [stop for part in settings.part_weights for stop in get_package(part).stop]
     return tuple(dict.fromkeys(stop_strings))
 

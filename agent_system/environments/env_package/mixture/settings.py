@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 DEFAULT_PARTS = {"frozen_lake": 1, "number_line": 1}
-# NAME=WEIGHT
+# An environment of a mixture as text: NAME, or NAME=WEIGHT.
 _WEIGHTED_PART_PATTERN = re.compile(r"\s*([^=]*[^=\s])\s*(?:=\s*(0*[1-9][0-9]*)\s*)?")
 
 
@@ -74,10 +74,10 @@ class MixtureSettings(EnvSettings):
         return DEFAULT_PARTS if self.parts is None else self.parts
 
     def with_derived_values(self, env: "EnvConfig") -> Self:
-        """Return a copy whose ``kwargs`` hold all settings of every part.
+        """Return a copy whose ``kwargs`` hold all settings of every environment of the mixture.
 
-        They are read from the config section of each part in ``env``. Raises ``ConfigError`` for
-        unknown keys, and ``UnknownEnvironment`` for unknown parts.
+        They are read from the config section of each environment in ``env``. Raises ``ConfigError``
+        for unknown keys, and ``UnknownEnvironment`` for unknown environments.
         """
         settings_by_part: dict[str, dict[str, Any]] = {}
         for part in self.part_weights:
@@ -88,7 +88,7 @@ class MixtureSettings(EnvSettings):
         return self.model_copy(update={"kwargs": settings_by_part})
 
     def memory_limit_gb(self) -> float | None:
-        """Return the largest memory limit of the parts, because all parts run in one process."""
+        """Return the largest memory limit of the mixed environments: all run in one process."""
         settings_of_parts = [
             get_package(settings).read_settings(self.kwargs.get(settings))
             for settings in self.part_weights

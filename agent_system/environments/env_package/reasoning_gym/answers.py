@@ -43,10 +43,11 @@ FINITE_NUMBER_PATTERN = re.compile(r"(?<![^\W_])\d[\d_]*\.?[\d_]*(?:e\+?[\d_]+)?
 
 
 def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
-    """Rewrite ``answer`` to the question ``entry``, so that its grader can evaluate it safely.
+    """Return the text that the grader gets instead of ``answer``, which the policy wrote.
 
-    Return None if the answer must get a grade of 0. Questions of the generator ``composite`` come
-    from another generator. The answer is then made safe for the graders of both generators.
+    The grader can evaluate this text safely. ``entry`` is the question. Return None if the answer
+    must get a grade of 0. Questions of the generator ``composite`` come from another generator. The
+    answer is then made safe for the graders of both generators.
     """
     if _has_non_finite_number(answer, str(entry.get("answer", ""))):
         return None

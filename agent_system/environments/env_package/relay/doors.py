@@ -80,8 +80,8 @@ class Door:
 def compute_needed_level(arrow_count: int, hops_by_level: Sequence[int]) -> int:
     """Return the lowest thinking level (1 to 4) that suffices to follow ``arrow_count`` arrows.
 
-    ``hops_by_level`` are the numbers of arrows that a thought of each level follows. One fewer than
-    ``arrow_count`` suffices, because the action itself follows one more arrow. Example: with
+    ``hops_by_level`` are the numbers of arrows that a thought of each level follows. The action
+    follows the last arrow, so the thought must follow at least ``arrow_count - 1``. Example: with
     (0, 2, 4, 7), 3 arrows need level 2 and 4 arrows need level 3.
     """
     for level, level_hops in enumerate(hops_by_level, start=1):

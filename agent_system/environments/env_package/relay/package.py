@@ -51,7 +51,11 @@ class RelayEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer the current door with the place ``action``. Reward and end: see the class."""
+        """Answer the current door (puzzle) with the place ``action``.
+
+        The reward is 1.0 for passing the last door, else 0.0. The episode is done after the last
+        door or with a wrong answer.
+        """
         action = action.strip().lower()
         door = self._doors[self._passed_doors]
         if action not in door.all_places:

@@ -32,7 +32,7 @@ class SokobanExpert:
         self.planned_moves = list(episode.task["solution"]) if solution is None else solution
 
     def act(self) -> Decision:
-        """Return the next planned move. The situation describes the next push."""
+        """Return the next planned move, with a thought that names the box that is pushed next."""
         states_by_move = dict(self.room.list_next_states(self.state))
         decision = Decision(
             action=self.planned_moves[0],

@@ -104,9 +104,9 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting that requests images: key, value, and value for text observations.
+    """Return the setting because of which observations are images, for an error message.
 
-    Return None if observations are texts.
+    It is (key, value, value for text observations). Return None if observations are texts.
     """
     return ("mode", settings.mode, "text") if settings.shows_images else None
 

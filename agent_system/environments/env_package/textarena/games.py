@@ -25,9 +25,9 @@ GAMES_WITHOUT_RANDOM_OPPONENT: tuple[str, ...] = tuple(_TABLES["scripted_only"])
 class Game:
     """One game of TextArena.
 
-    ``options`` are the names of the settings that the game uses. The value at the key ``state`` of
-    TextArena's game state is the anchor. If ``state`` is "", the text of an observation is the
-    anchor.
+    ``options`` are the names of the settings that the game uses. ``state`` is a key of TextArena's
+    game state. Its value is the anchor (text that identifies a state, for GiGPO). If ``state`` is
+    "", the text of an observation is the anchor.
     """
 
     env_id: str

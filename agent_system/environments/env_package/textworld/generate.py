@@ -23,7 +23,10 @@ GAMES_PER_TASK = 4  # maximum number of draws per game that is needed, because g
 
 
 def draw_game(spec: dict[str, Any], split: str, game_number: int) -> Any:
-    """Draw game ``game_number`` of ``split`` with the parameters ``spec`` (see ``GameStore``)."""
+    """Draw game ``game_number`` of ``split``.
+
+    ``spec`` has the kind of game (``game``), ``game_seed`` and the ``settings`` of this kind.
+    """
     import textworld
     from textworld.challenges import CHALLENGES
 

@@ -125,7 +125,7 @@ class TextWorldEnv:
 
 
 def is_game_command(action: str) -> bool:
-    """Return True if ``action`` is plain text without a command of the interpreter."""
+    """Return True if ``action`` is plain text without interpreter commands such as ``save``."""
     words = _WORD_PATTERN.findall(action.lower())
     has_interpreter_command = any(
         word in INTERPRETER_COMMANDS or word.startswith("tw-") for word in words

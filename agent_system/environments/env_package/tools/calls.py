@@ -85,3 +85,16 @@ def format_response(name: str | None, result: Any, error: str | None, max_length
         value = f"{value_text[:max_length]} ... ({len(value_text) - max_length} characters cut)"
     response = {**({"name": name} if name else {}), key: value}
     return f"<tool_response>{json.dumps(response, default=str)}</tool_response>"
+
+
+def read_result(response: str) -> str:
+    """Return the result in a text of ``format_response``, without the name of the function.
+
+    >>> read_result('<tool_response>{"name": "lookup", "result": 12}</tool_response>')
+    '12'
+    """
+    answer = json.loads(response.removeprefix("<tool_response>").removesuffix("</tool_response>"))
+    if "error" in answer:
+        return f"Error: {answer['error']}"
+    value = answer["result"]
+    return value if isinstance(value, str) else json.dumps(value)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_system.environments.chat_prompts import ChatPrompts
-from agent_system.environments.env import Observation, Step, Task
+from agent_system.environments.env import TOOL_RESULTS, Observation, Step, Task
 from agent_system.environments.env_package.dataset.grading import Grader, grade_step
 from agent_system.environments.env_package.dataset.rows import list_tasks as list_file_tasks
 from agent_system.environments.env_package.tools import calls, example, toolbox
@@ -30,6 +30,11 @@ Call a function by writing, for each call,
 <tool_call>{{"name": "NAME", "arguments": {{...}}}}</tool_call>
 Several calls in one turn are made at once, and their results come in the same order. Once you \
 know the answer, write it without a call: <answer>42</answer>"""
+# With env.history=chat the template of the model describes the functions and the format of calls.
+SHORT_INSTRUCTIONS = """\
+You answer a question with the help of functions. Several calls in one turn are made at once, and \
+their results come in the same order. Once you know the answer, write it without a call: \
+<answer>42</answer>"""
 
 
 class Toolbox:
@@ -122,7 +127,13 @@ class ToolsEnv:
         ]
         is_valid = all(outcome.is_valid for outcome in outcomes)
         self._history += responses
-        observation = Observation("\n".join(responses), anchor="\n".join(self._history))
+        results = [
+            {"name": outcome.name or "", "content": text}
+            for outcome, text in zip(outcomes, map(calls.read_result, responses), strict=True)
+        ]
+        observation = Observation(
+            "\n".join(responses), anchor="\n".join(self._history), info={TOOL_RESULTS: results}
+        )
         return observation, 0.0, False, {"won": False, "is_action_valid": is_valid}
 
     def close(self) -> None:
@@ -176,6 +187,18 @@ class ToolPrompts(ChatPrompts):
         super().__init__(rules="", example="", keep_first=True)
         self._settings = settings
 
+    def list_tools(self) -> list[dict[str, Any]]:
+        """Return the tools as OpenAI's JSON schemas."""
+        return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
+
+    def system_without_tools(self) -> str:
+        """Return the answer format without tools."""
+        return SHORT_INSTRUCTIONS
+
+    def format_call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return a call in the format of ``calls.parse_call``."""
+        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
     def system(self, levels: bool) -> str | None:
         """Return a description of the tools and the answer format.
 
@@ -185,12 +208,18 @@ class ToolPrompts(ChatPrompts):
 
 
 @lru_cache(maxsize=8)
-def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
-    """Return the system message. It starts the MCP servers once to list their tools."""
+def list_schemas(settings: ToolsSettings) -> list[dict[str, Any]]:
+    """Return the schemas of all tools. Starts the MCP servers once to list their tools."""
     toolbox = Toolbox(settings)
     toolbox.close()
+    return toolbox.tool_schemas
+
+
+@lru_cache(maxsize=8)
+def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
+    """Return the text of the system message, with all tools."""
     text = INSTRUCTIONS.format(
-        tools="\n".join(json.dumps(schema) for schema in toolbox.tool_schemas)
+        tools="\n".join(json.dumps(schema) for schema in list_schemas(settings))  # pyright: ignore[reportArgumentType]  settings hash
     )
     if not levels:
         return text

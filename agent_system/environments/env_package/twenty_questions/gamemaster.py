@@ -189,7 +189,7 @@ def _make_phrase_pattern() -> tuple[re.Pattern[str], dict[str, str]]:
     """Return a pattern of all phrases, and a dict from phrases to attributes or things."""
     knowledge = load_knowledge()
     names_by_phrase = {normalize_question(thing): thing for thing in knowledge.things}
-    # If a phrase names a thing and an attribute, it means the attribute.
+    # A phrase that is the name of a thing and of an attribute means the attribute.
     for attribute in knowledge.attributes.values():
         names_by_phrase |= {
             normalize_question(phrase): attribute.name for phrase in attribute.phrases

@@ -292,15 +292,6 @@ def test_trajectories_of_the_rows_are_listed_once():
     assert list_trajectories([]) == []
 
 
-def test_row_turns_hold_the_executed_credit():
-    trajectory = make_appended()
-    for played_turn in trajectory.turns:
-        played_turn.parsed = parsed()
-    trajectory.turns[0].executed_credit = 0.75
-    (steps,) = build_row_turns(build_rows([trajectory]))
-    assert [step.executed_credit for step in steps] == [0.75, None]
-
-
 def test_conversation_is_rebuilt_without_cut_marks():
     observations = [
         {"role": "user", "content": f"<{CUT}|a|>"},

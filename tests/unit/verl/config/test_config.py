@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rlvcr.settings import get_method_settings
-from tests.helpers.refusals import suggestion, suggests
+from tests.helpers.refusals import mentions, suggestion, suggests
 from verl.config.load import (
     default_config,
     find_keys_without_effect,
@@ -197,6 +197,9 @@ WRONG_VALUES = [
     ("algorithm.rlvcr.score=certainty", "one of entropy, logprob, prob"),
     ("algorithm.rlvcr.mode=std", "one of mean_norm, mean_std_norm"),
     ("algorithm.rlvcr.combine=add", "one of additive, gated, success, reweight"),
+    ("algorithm.rlvcr.credit=executed", "one of scored, posterior"),
+    ("algorithm.rlvcr.credit=corrected", "one of scored, posterior"),
+    ("algorithm.rlvcr.executed_share=0.25", "credit, "),
     ("trainer.device=gpu", "one of auto, cpu, cuda"),
     (f"{ROLLOUT}.top_p=1.5", "float >= 0 and <= 1"),
     (
@@ -273,6 +276,18 @@ def test_unknown_key_in_a_file_is_refused(tmp_path):
         ("env.max_step", "unknown_key"),
         ("trainer.nnodes", "wrong_type"),
     }
+
+
+def test_retired_key_is_ignored_in_the_config_of_a_run_only(tmp_path):
+    (tmp_path / "config.yaml").write_text("algorithm:\n  rlvcr:\n    executed_share: 0.25\n")
+    with pytest.raises(ConfigError, check=mentions("algorithm.rlvcr.executed_share")):
+        load_config("config", config_path=str(tmp_path))
+    (tmp_path / "env.json").touch()  # now it is the directory of a run
+    config = load_config("config", config_path=str(tmp_path))
+    assert not hasattr(get_method_settings(config.algorithm), "executed_share")
+    with pytest.raises(ConfigError, check=mentions("executed_share=0.5")) as refusal:
+        load_config("config", ["algorithm.rlvcr.executed_share=0.5"], config_path=str(tmp_path))
+    assert len(refusal.value.problems) == 1
 
 
 @pytest.mark.parametrize(("override", "allowed"), WRONG_VALUES)

@@ -41,7 +41,6 @@ IMPOSSIBLE = [
     ([GRADER, "algorithm.filter_groups.enable=true"], "algorithm.filter_groups.enable"),
     ([*JUDGE, *RLVCR, "algorithm.rlvcr.expand=mixed_groups"], "algorithm.rlvcr.expand"),
     ([GRADER, *RLVCR, "algorithm.rlvcr.expand=mixed_groups"], "algorithm.rlvcr.expand"),
-    ([*JUDGE, *RLVCR, "algorithm.rlvcr.credit=corrected"], "algorithm.rlvcr.credit"),
     (["algorithm.adv_estimator=gpro"], "algorithm.adv_estimator"),
     ([f"{ACTOR}.policy_loss.loss_mode=vanila"], f"{ACTOR}.policy_loss.loss_mode"),
     ([f"{ROLLOUT}.name=vlm"], f"{ROLLOUT}.name"),
@@ -115,67 +114,7 @@ IMPOSSIBLE = [
         "algorithm.rlvcr.permute",
     ),
     (
-        ["algorithm.adv_estimator=gigpo", "algorithm.rlvcr.credit=executed"],
-        "algorithm.rlvcr.credit",
-    ),
-    (
-        ["algorithm.adv_estimator=copo", "algorithm.rlvcr.credit=executed"],
-        "algorithm.rlvcr.credit",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.combine=reweight",
-            "algorithm.rlvcr.credit=corrected",
-        ],
-        "algorithm.rlvcr.credit",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.credit=executed",
-            "custom_reward_function.path=rewards.py",
-        ],
-        "algorithm.rlvcr.credit",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.credit=executed",
-            "algorithm.rlvcr.executed_share=0",
-        ],
-        "algorithm.rlvcr.executed_share",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.combine=gated",
-            "algorithm.rlvcr.credit=corrected",
-        ],
-        "algorithm.rlvcr.credit",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.credit=executed",
-            "algorithm.rlvcr.epsilon_levels=0.1",
-        ],
-        "algorithm.rlvcr.epsilon_levels",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.credit=executed",
-            "reward_model.reward_kwargs={token_price: 0.5, token_price_max: 9}",
-        ],
-        "algorithm.rlvcr.credit",
-    ),
-    (
-        [
-            "algorithm.adv_estimator=rlvcr",
-            "algorithm.rlvcr.credit=executed",
-            f"{ACTOR}.use_invalid_action_penalty=true",
-        ],
+        ["algorithm.adv_estimator=gigpo", "algorithm.rlvcr.credit=posterior"],
         "algorithm.rlvcr.credit",
     ),
     (

@@ -91,6 +91,7 @@ def test_cold_start_recipe_matches_the_shipped_policy(tmp_path):
     )
     assert recipe.save_path == f"{tmp_path}/made"
     sizes = recipe.new.model_dump(exclude_none=True)
+    assert sizes.pop("architecture") == shipped["model_type"]
     assert {key: shipped[key] for key in sizes} == sizes
     assert shipped["vocab_size"] <= recipe.vocab_size
 

@@ -1,5 +1,5 @@
-"""Tests of architectures on tiny random models: packed rows are scored correctly, or the model is
-refused with a reason.
+"""Tests of architectures on tiny random models: packed rows are scored correctly, or the model gets
+row-wise passes with a reason.
 """
 
 import copy
@@ -14,14 +14,16 @@ import transformers as hf
 from torch import nn
 
 import verl.models.architecture as architecture
+from tests.helpers import model_families
 from tests.helpers.refusals import mentions
 from verl.models.architecture import (
     UnsupportedArchitecture,
-    check_architecture,
+    choose_path,
     measure_packing_gap,
 )
 from verl.models.backbone import attention_window, last_hidden, output_head
 from verl.models.branch_attention import naive_sequences, pack_with_branches
+from verl.models.forward_path import PackedForward, RowForward
 from verl.models.loader import load_causal_lm, prepare_for_training
 from verl.models.packed_attention import (
     PACKED_ATTENTION,
@@ -80,6 +82,12 @@ SUPPORTED: dict[str, Callable[[], Any]] = {
     "lfm2 without convolutions": lambda: hf.Lfm2Config(**SIZES, layer_types=["full_attention"] * 2),
     "gpt2": lambda: hf.GPT2Config(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=256),
     "opt": lambda: hf.OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
+    "cohere": lambda: hf.CohereConfig(**SIZES),
+    "granite, scaled": lambda: hf.GraniteConfig(**SIZES, logits_scaling=8.0),
+    "gemma2, plain attention": lambda: hf.Gemma2Config(
+        **SIZES, head_dim=8, attn_logit_softcapping=None
+    ),
+    "llama4": lambda: hf.Llama4TextConfig(**SIZES, head_dim=8, num_local_experts=2),
     "deepseek-v2": lambda: hf.DeepseekV2Config(
         **{**SIZES, "num_key_value_heads": 4},
         moe_intermediate_size=16,
@@ -96,7 +104,7 @@ SUPPORTED: dict[str, Callable[[], Any]] = {
     ),
 }
 
-REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+ROW_WISE: dict[str, tuple[Callable[[], Any], str]] = {
     "gpt-oss": (
         lambda: hf.GptOssConfig(
             **SIZES, head_dim=8, sliding_window=64, num_local_experts=4, num_experts_per_tok=2
@@ -105,15 +113,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "bloom": (lambda: hf.BloomConfig(vocab_size=120, hidden_size=32, n_layer=2, n_head=4), "alibi"),
     "mpt": (lambda: hf.MptConfig(vocab_size=120, d_model=32, n_heads=4, n_layers=2), "alibi"),
-    "cohere": (lambda: hf.CohereConfig(**SIZES), "logit_scale=0.0625: it changes logits"),
-    "granite, scaled": (
-        lambda: hf.GraniteConfig(**SIZES, logits_scaling=8.0),
-        "logits_scaling=8.0: it changes logits",
-    ),
-    "gemma2": (
-        lambda: hf.Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=None),
-        "final_logit_softcapping=30.0: it changes logits",
-    ),
     "gemma2, capped attention": (
         lambda: hf.Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=None),
         "attn_logit_softcapping=50.0: a soft cap on the attention",
@@ -177,19 +176,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         r"RecurrentGemma\w+",
     ),
-    "llama4": (
-        lambda: hf.Llama4TextConfig(**SIZES, head_dim=8, num_local_experts=2),
-        "backbone",
-    ),
     "doge": (lambda: hf.DogeConfig(**SIZES), "attention mask"),
     "stablelm": (lambda: hf.StableLmConfig(**SIZES), "layout"),
     "openai-gpt": (
         lambda: hf.OpenAIGPTConfig(vocab_size=120, n_embd=32, n_layer=2, n_head=4, n_positions=256),
         "AttentionInterface",
-    ),
-    "bert, bidirectional": (
-        lambda: hf.BertConfig(**SIZES),
-        r"\d\S* nats .*0.001",
     ),
 }
 
@@ -250,22 +241,31 @@ def test_supported_model_scores_packed_rows_correctly(name):
         torch.testing.assert_close(packed, plain, atol=5e-5, rtol=0)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_unsupported_model_is_refused_with_its_reason(name):
-    config, reason = REFUSED[name]
-    model = build_model(config())
-    with pytest.raises(UnsupportedArchitecture, match=reason) as caught:
-        prepare_for_training(model)
+@pytest.mark.parametrize("name", ROW_WISE)
+def test_model_that_cannot_be_packed_has_row_wise_passes_for_a_reason(name):
+    config, reason = ROW_WISE[name]
+    model = prepare_for_training(build_model(config()))
+    path = PolicyModel(model).path
+    assert isinstance(path, RowForward)
+    assert re.search(reason, path.reason)
+    rows, branches = random_rows_and_branches()
+    actual = score_packed(model, rows, branches)
+    for scores, plain in zip(actual, score_one_by_one(model, rows, branches), strict=True):
+        torch.testing.assert_close(scores, plain, atol=5e-5, rtol=0)
+
+
+def test_model_that_attends_to_later_tokens_is_refused():
+    with pytest.raises(UnsupportedArchitecture, check=mentions("bert", "later tokens")) as caught:
+        prepare_for_training(build_model(hf.BertConfig(**SIZES)))
     message = str(caught.value)
-    assert model.config.model_type in message
     assert "allowed:" in message and "fix:" in message and "docs/models.md" in message
 
 
-@pytest.mark.parametrize("name", ["falcon-h1", "lfm2", "gemma2", "cohere", "granite, scaled"])
-def test_models_refused_by_name_have_a_packing_gap(name):
-    """A refusal by name agrees with the measurement."""
+@pytest.mark.parametrize("name", ["falcon-h1", "lfm2"])
+def test_models_unpacked_by_name_have_a_packing_gap(name):
+    """The decision by name agrees with the measurement."""
     assert (
-        measure_packing_gap(build_model(REFUSED[name][0]()))
+        measure_packing_gap(build_model(ROW_WISE[name][0]()))
         > 10 * architecture.TOLERANCES[torch.float32]
     )
 
@@ -274,16 +274,16 @@ def test_models_refused_by_name_have_a_packing_gap(name):
 def test_models_without_packed_attention_are_detected(name):
     """They are detected even with weights so small that the gap is not measurable."""
     with pytest.raises(UnsupportedAttention, check=mentions("AttentionInterface")):
-        measure_packing_gap(build_model(REFUSED[name][0](), std=1e-4))
+        measure_packing_gap(build_model(ROW_WISE[name][0](), std=1e-4))
 
 
 @pytest.mark.parametrize(
     ("name", "layer"), [("falcon-h1", "Conv1d"), ("lfm2", "Lfm2ShortConv"), ("mamba", r"Mamba\w+")]
 )
-def test_layers_with_a_state_are_refused_without_the_config(monkeypatch, name, layer):
-    monkeypatch.setattr(architecture, "find_config_problems", lambda config: [])
-    with pytest.raises(UnsupportedArchitecture, match=layer):
-        check_architecture(build_model(REFUSED[name][0]()))
+def test_layers_with_a_state_are_found_without_the_config(monkeypatch, name, layer):
+    monkeypatch.setattr(architecture, "find_packing_problems", lambda config: [])
+    path = choose_path(build_model(ROW_WISE[name][0]()))
+    assert isinstance(path, RowForward) and re.search(layer, path.reason)
 
 
 @pytest.mark.parametrize(
@@ -314,23 +314,27 @@ def build_windowed_model():
 
 def test_window_counts_a_branch_with_its_prefix():
     model = build_windowed_model()
+    path = PolicyModel(model).path
     rows, _ = random_rows_and_branches()
-    fits = [
-        [Branch(18, list(range(6)))],
-        [],
-        [],
-    ]  # 24 tokens: the last one still attends to the first
-    for packed, plain in zip(
-        score_packed(model, rows, fits), score_one_by_one(model, rows, fits), strict=True
-    ):
-        torch.testing.assert_close(packed, plain, atol=5e-5, rtol=0)
-    with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
-        score_packed(model, rows, [[Branch(18, list(range(7)))], [], []])
+    fits = [Branch(18, list(range(6)))]  # 24 tokens: the last one still attends to the first
+    too_long = [Branch(18, list(range(7)))]
+    assert path.count_tokens(20, fits) == 26, "packed: the prefix is shared"
+    assert path.count_tokens(20, too_long) == 45, "a forward of 25 tokens for the branch"
+    for branch in (fits, too_long):
+        branches = [branch, [], []]
+        for packed, plain in zip(
+            score_packed(model, rows, branches),
+            score_one_by_one(model, rows, branches),
+            strict=True,
+        ):
+            torch.testing.assert_close(packed, plain, atol=5e-5, rtol=0)
 
 
-def test_row_longer_than_the_window_is_refused():
+def test_packed_attention_refuses_a_row_longer_than_the_window():
+    packed = pack_with_branches([torch.arange(25), torch.arange(4)])
+    inputs = (packed.input_ids, packed.position_ids, packed.layout)
     with pytest.raises(UnsupportedAttention, check=mentions(25, 24)):
-        score_packed(build_windowed_model(), [torch.arange(25), torch.arange(4)], [[], []])
+        last_hidden(build_windowed_model().base_model, *inputs, window=24)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +384,7 @@ def test_check_has_no_side_effects():
     weights = copy.deepcopy(model.state_dict())
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    check_architecture(model)
+    choose_path(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training and all(module.training for module in model.modules())
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -398,7 +402,9 @@ def test_check_does_not_change_the_start_of_adapters(tmp_path, monkeypatch):
         return {name: p for name, p in lm.named_parameters() if "lora_" in name}
 
     checked = load_adapters()
-    monkeypatch.setattr("verl.models.loader.check_architecture", lambda lm: None)
+    monkeypatch.setattr(
+        "verl.models.loader.choose_path", lambda lm: PackedForward(PACKED_ATTENTION)
+    )
     assert checked
     for name, parameter in load_adapters().items():
         assert torch.equal(parameter, checked[name]), name
@@ -414,24 +420,26 @@ def test_model_without_weights_is_not_measured():
             SUPPORTED["llama"](), attn_implementation=PACKED_ATTENTION
         )
         unsupported = hf.AutoModelForCausalLM.from_config(
-            REFUSED["rwkv"][0](), attn_implementation=PACKED_ATTENTION
+            ROW_WISE["rwkv"][0](), attn_implementation=PACKED_ATTENTION
         )
-    check_architecture(supported)
-    with pytest.raises(UnsupportedArchitecture):
-        check_architecture(unsupported)
+    assert isinstance(choose_path(supported), PackedForward)
+    assert isinstance(choose_path(unsupported), RowForward)
 
 
 def test_bfloat16_has_its_own_tolerance():
-    check_architecture(build_model(SUPPORTED["llama"]()).bfloat16())
-    with pytest.raises(UnsupportedArchitecture, check=mentions("0.25")):
-        check_architecture(build_model(REFUSED["bert, bidirectional"][0]()).bfloat16())
+    path = choose_path(build_model(SUPPORTED["llama"]()).bfloat16())
+    assert isinstance(path, PackedForward)
+    path = choose_path(build_model(ROW_WISE["qwen3-next"][0]()).bfloat16())
+    assert isinstance(path, RowForward)
+    with pytest.raises(UnsupportedArchitecture):
+        choose_path(build_model(hf.BertConfig(**SIZES)).bfloat16())
 
 
 def test_nan_weights_are_refused():
     model = build_model(SUPPORTED["llama"]())
     output_head(model).get_parameter("weight").data.fill_(float("nan"))
     with pytest.raises(UnsupportedArchitecture, check=mentions("inf nats")):
-        check_architecture(model)
+        choose_path(model)
 
 
 def test_smallest_gap_of_several_draws_counts(monkeypatch):
@@ -440,46 +448,39 @@ def test_smallest_gap_of_several_draws_counts(monkeypatch):
     """
     model = build_model(SUPPORTED["qwen3-moe"]())
     monkeypatch.setattr(
-        architecture, "_measure_log_prob_gap", lambda lm, draw: [0.3, 1e-6, 0.4][draw]
+        architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 1e-6, 0.4][draw]
     )
     assert measure_packing_gap(model) == 1e-6
     monkeypatch.setattr(
-        architecture, "_measure_log_prob_gap", lambda lm, draw: [0.3, 0.2, 0.4][draw]
+        architecture, "_measure_log_prob_gap", lambda lm, path, draw: [0.3, 0.2, 0.4][draw]
     )
     with pytest.raises(UnsupportedArchitecture, check=mentions("0.2 nats")):
-        check_architecture(model)
+        choose_path(model)
 
 
 # ---------------------------------------------------------------------- loading
 
 
-def test_config_is_refused_before_its_weights_are_read(tmp_path):
-    config, reason = REFUSED["lfm2"]
-    config().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_text("no weights")
-    with pytest.raises(UnsupportedArchitecture, match=reason) as caught:
-        load_causal_lm(tmp_path)
-    assert str(tmp_path) in str(caught.value)
-
-
-def test_attention_outside_the_interface_is_refused(tmp_path):
+def test_attention_outside_the_interface_is_loaded_for_row_wise_passes(tmp_path):
     config = hf.GPTJConfig(
         vocab_size=120, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=4
     )
     hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedArchitecture, check=mentions("AttentionInterface")):
-        load_causal_lm(tmp_path)
+    path = PolicyModel(load_causal_lm(tmp_path)).path
+    assert isinstance(path, RowForward) and "AttentionInterface" in path.reason
 
 
 def test_refusal_names_the_directory(tmp_path):
-    build_model(REFUSED["gpt-oss"][0]()).save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedArchitecture, match=re.escape(f"model {tmp_path} (gpt_oss)")):
+    build_model(hf.BertConfig(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedArchitecture, match=re.escape(f"model {tmp_path} (bert)")):
         load_causal_lm(tmp_path)
 
 
 def test_docs_list_all_tested_models():
     page = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
-    configs = [config() for config in SUPPORTED.values()] + [
-        config() for config, _ in REFUSED.values()
+    configs = [config() for config in SUPPORTED.values()]
+    configs += [config() for config, _ in ROW_WISE.values()]
+    configs += [
+        config() for config in {**model_families.ROW_WISE, **model_families.WINDOWED}.values()
     ]
     assert {config.model_type for config in configs} <= set(re.findall(r"`(\w[\w-]*)`", page))

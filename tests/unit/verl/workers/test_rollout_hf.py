@@ -11,15 +11,18 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers.engine_cases import (
     ask,
+    assert_every_end_stops,
     load,
+    make_base_policy,
     perturb,
     play,
     prompts,
     reference_logprobs,
     rollout_section,
 )
+from tests.helpers.model_families import ROW_WISE, WINDOWED, build_family
 from tests.helpers.refusals import mentions
-from tests.helpers.tiny_model import make_tiny_policy
+from tests.helpers.tiny_model import make_tiny_policy, make_tiny_tokenizer
 from verl.config.schema.actor import ActorRolloutRefConfig
 from verl.models.loader import read_config
 from verl.utils.sampling import SamplingRequest, StopReason
@@ -240,6 +243,14 @@ def test_end_of_turn_token_ends_and_is_included(policy):
         assert len(result.logprobs) == len(result.token_ids)
 
 
+def test_every_end_of_a_base_model_with_a_template_ends_a_turn(tmp_path):
+    directory, end_ids = make_base_policy(tmp_path)
+    section = rollout_section(max_num_seqs=128)
+    engine = create_engine("hf", section, str(directory), seed=3, num_threads=1)
+    requests = ask(160, max_tokens=48, temperature=1.0)
+    assert_every_end_stops(play(engine, requests), end_ids, 48)
+
+
 def test_length_ends_at_max_tokens_and_at_the_context(engine):
     long = SamplingRequest("long", list(range(5, 255)), max_tokens=50, seed=1)
     results = play(engine, [*ask(2, max_tokens=4), long])
@@ -340,3 +351,27 @@ def test_missing_vllm_names_the_fallback(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "vllm", None)
     with pytest.raises(ImportError, check=mentions("rollout.name=hf")):
         create_engine("vllm", rollout_section(), "nowhere")
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "falcon-h1", "nemotron-3", "lfm2", "gemma3"])
+def test_recurrent_states_and_windows_follow_joining_and_finishing_rows(name):
+    """The log-probs equal a full forward, although rows of other lengths join, finish and pad."""
+    model = build_family({**ROW_WISE, **WINDOWED}[name]())
+    engine = hf.HFEngine.on_model(model, make_tiny_tokenizer(), [END], max_num_seqs=4)
+    requests = [
+        SamplingRequest(f"r{i}", ids, seed=i, max_tokens=3 + 4 * (i % 3))
+        for i, ids in enumerate(prompts(8, vocab=300))
+    ]
+    results = play(engine, requests)
+    for request in requests:
+        result = results[request.request_id]
+        expected = reference_logprobs(model, request, result.token_ids)
+        np.testing.assert_allclose(result.logprobs, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("deepseek-v3.2", "DynamicIndexedLayer"), ("rwkv", "past_key_values")]
+)
+def test_model_with_another_kind_of_cache_is_refused(name, reason):
+    with pytest.raises(EngineError, check=mentions(reason, "rollout.name=vllm")):
+        hf.HFEngine.on_model(build_family(ROW_WISE[name]()), make_tiny_tokenizer(), [END])

@@ -22,10 +22,12 @@ from rlvcr.levels import render_level_prefix
 from tests.helpers.refusals import allowed, fix, suggestion
 from tests.helpers.tiny_model import CHAT_TEMPLATE, make_tiny_policy, make_tiny_tokenizer
 from verl.config.load import load_config
+from verl.config.plan import make_plan
 from verl.config.schema import PPOConfig
 from verl.trainer import main_eval, main_ppo
 from verl.trainer.launch.preflight import inspect_start
 from verl.trainer.launch.preflight_machine import find_machine_problems
+from verl.trainer.launch.preflight_model import collect_model_facts
 from verl.workers.rollout import create_engine
 
 RLVCR = ["algorithm.adv_estimator=rlvcr", "env.env_name=number_line"]
@@ -207,10 +209,25 @@ def save_model(config, directory):
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
 
 
-def test_architecture_unsupported_by_packed_rows_is_refused(refuse, tmp_path):
-    path = f"actor_rollout_ref.model.path='{tmp_path}'"
-    Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]).save_pretrained(tmp_path)
-    assert refuse(*RLVCR).startswith(f"{path}: lfm2: ")
+TWO_RANKS_PER_ROW = [
+    "trainer.n_gpus_per_node=2",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+]
+
+
+def test_model_with_row_wise_passes_needs_one_rank_per_row(refuse, tmp_path):
+    save_model(Lfm2Config(**SIZES, layer_types=["conv", "full_attention"]), tmp_path)
+    key = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    problem = refuse(*RLVCR, *TWO_RANKS_PER_ROW)
+    assert problem.startswith(f"{key}=2: ") and "lfm2" in problem and f"{key}=1" in fix(problem)
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
+    cfg = load_config("ppo_trainer", overrides)
+    assert find_start_problems(cfg) == []
+    plan = make_plan(cfg, collect_model_facts(cfg)).format_text()
+    assert "row by row (layers of type conv" in plan and "for each alternative" in plan
+
+
+def test_override_of_an_unknown_config_value_is_refused(refuse, tmp_path):
     save_model(Qwen2Config(**SIZES), tmp_path)
     overrides = [f"actor_rollout_ref.model.path={tmp_path}", *RLVCR]
     assert find_start_problems(load_config("ppo_trainer", overrides)) == []
@@ -219,30 +236,31 @@ def test_architecture_unsupported_by_packed_rows_is_refused(refuse, tmp_path):
     assert problem.startswith(f"{key}.hiden_size=64: ") and suggestion(problem) == "hidden_size"
 
 
-def test_separate_critic_model_is_checked(refuse, tmp_path):
+def test_separate_critic_model_is_checked(tmp_path):
     overrides = ["algorithm.adv_estimator=gae", f"critic.model.path={tmp_path}/critic"]
-    Gemma2Config(**SIZES).save_pretrained(tmp_path / "critic")
-    cfg = load_config("ppo_trainer", [f"actor_rollout_ref.model.path={tmp_path}", *overrides])
+    save_model(Qwen2Config(**SIZES), tmp_path)
+    save_model(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8), tmp_path / "critic")
+    path = f"actor_rollout_ref.model.path={tmp_path}"
+    ranks = ["trainer.n_gpus_per_node=2", "critic.ulysses_sequence_parallel_size=2"]
+    cfg = load_config("ppo_trainer", [path, *overrides, *ranks])
     problems = [problem for problem in find_start_problems(cfg) if "gemma2" in problem]
-    assert len(problems) == 2  # both soft caps
-    assert all(problem.startswith(f"critic.model.path='{tmp_path}/critic'") for problem in problems)
-    assert find_start_problems(load_config("ppo_trainer", [*overrides[1:], *RLVCR])) == []
+    assert len(problems) == 1
+    assert problems[0].startswith("critic.ulysses_sequence_parallel_size=2: ")
 
 
-def test_rows_longer_than_the_sliding_window_are_refused(refuse, tmp_path):
-    MistralConfig(**SIZES, sliding_window=600).save_pretrained(tmp_path)
+def test_rows_longer_than_the_window_are_not_packed(refuse, tmp_path):
+    save_model(MistralConfig(**SIZES, sliding_window=600), tmp_path)
     lengths = ["data.max_prompt_length=300", "data.max_response_length=300"]
     alternatives = "algorithm.rlvcr.max_alternative_tokens=64"
-    problem = refuse(*RLVCR, *lengths, alternatives)
-    assert problem.startswith(f"actor_rollout_ref.model.path='{tmp_path}': ")
-    assert (
-        "600" in problem
-        and "664" in problem
-        and "algorithm.rlvcr.max_alternative_tokens" in problem
-    )
-    overrides = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line", *lengths]
-    save_model(MistralConfig(**SIZES, sliding_window=600), tmp_path)
-    assert find_start_problems(load_config("ppo_trainer", overrides)) == []
+    problem = refuse(*RLVCR, *lengths, alternatives, *TWO_RANKS_PER_ROW)
+    assert "600" in problem and "664" in problem
+    overrides = [f"actor_rollout_ref.model.path={tmp_path}", "env.env_name=number_line"]
+    for length, text in ((300, "packed ("), (301, "row by row with rows longer than 600 tokens")):
+        cfg = load_config(
+            "ppo_trainer", [*overrides, lengths[0], f"data.max_response_length={length}"]
+        )
+        assert find_start_problems(cfg) == []
+        assert text in make_plan(cfg, collect_model_facts(cfg)).format_text()
 
 
 class EngineWithoutLogprobs:

@@ -1,0 +1,274 @@
+"""Conversations of one episode, and the assignment of prompts to rows (forks).
+
+Every turn answers a list of messages. ``env.history`` decides which row the turn belongs to:
+
+    append   [system user REPLY user]   continues the row of [system user], token by token
+    chat     the template over the messages continues a row if it begins with that row's tokens
+    window   every prompt is a new row
+
+In all other cases a new row is rendered from the messages. A reply is identified by its text, and
+the row contains the tokens that were sampled for it. So each sampled token is in exactly one row,
+after the prompt from which it was sampled.
+
+    chat, thoughts removed      row 0   [system user] THOUGHT REPLY
+                                row 1   [system user reply user] THOUGHT REPLY
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_system.tokens.bridge import Bridge, ChatBridge
+from agent_system.tokens.conversation import SampledReply, TokenConversation, TokenLimits
+from agent_system.tokens.ledger import Segment, TokenLedger
+from agent_system.tokens.replies import ReplyReader, get_reply_reader
+from verl.names import History
+from verl.utils.chat_template import RENDER_ERRORS, Message, TemplateUnsupported, Tools
+
+# A request with more than this many characters per allowed token is refused before tokenisation. It
+# cannot fit, and encoding it would block all other trajectories of the collector.
+MAX_CHARACTERS_PER_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SampledAnswer:
+    """A sampled reply to ``messages``, which a client may send back as any text of ``texts``.
+
+    ``message`` is the reply as the chat template expects it.
+    """
+
+    messages: list[Message]
+    texts: tuple[str, ...]
+    message: Message
+
+    def is_quoted_by(self, message: Message) -> bool:
+        return message["role"] == "assistant" and message["content"] in self.texts
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Messages that a dialogue has to answer.
+
+    ``messages`` are those of the caller, ``prompt_messages`` those that the template gets, and
+    ``shown`` the new ones among the latter. ``prompt`` is the text of ``ChatBridge.render_marked``.
+    It and ``tools`` are empty unless the history is ``chat``.
+    """
+
+    messages: list[Message]
+    prompt_messages: list[Message]
+    shown: list[Message]
+    prompt: str = ""
+    tools: Tools = ()
+
+
+class Dialogue:
+    """One conversation, which becomes one row.
+
+    ``ledger_index`` is the index of its token list in ``EpisodeDialogues.ledgers``.
+    ``shown_messages`` are the messages before its first turn, then one message before each later
+    turn that was sampled. ``answers`` are its sampled replies. ``is_pending`` is True until the
+    reply to the last messages is added. ``last_prompt`` and ``last_reply`` are the text of the last
+    turn (only with ``reader``).
+    """
+
+    def __init__(
+        self,
+        conversation: TokenConversation,
+        ledger_index: int,
+        question: _Question,
+        reader: ReplyReader | None = None,
+    ) -> None:
+        self.conversation = conversation
+        self.ledger_index = ledger_index
+        self.shown_messages: list[Message] = []
+        self.answers: list[SampledAnswer] = []
+        self.last_reply = ""
+        self._reader = reader
+        self.set_question(question)
+
+    def set_question(self, question: _Question) -> None:
+        """Set ``question``, whose tokens are added, as the messages to answer."""
+        self._question = question
+        self._prompt_length = len(self.conversation.ledger)
+        self.is_pending = True
+
+    @property
+    def last_prompt(self) -> str:
+        return self._question.prompt
+
+    @property
+    def messages(self) -> list[Message]:
+        """Messages to the policy: those before its first turn, then one before each later turn."""
+        return self.shown_messages + (self._question.shown if self.is_pending else [])
+
+    def is_continued_by(self, messages: Sequence[Message]) -> bool:
+        """Return True if ``messages`` are this dialogue, the last reply and one new message."""
+        if self.is_pending or list(messages[:-2]) != self._question.messages:
+            return False
+        return self.answers[-1].is_quoted_by(messages[-2])
+
+    def add_reply(
+        self, sampled: SampledReply, step: int, accepted_replies: Sequence[str]
+    ) -> Segment:
+        """Add the sampled reply of turn ``step`` and return the added tokens as a segment.
+
+        Later messages may repeat the turn as any text of ``accepted_replies``. These are texts of
+        the whole turn, with its forced prefix.
+        """
+        question = self._question
+        segment = self.conversation.add_turn(sampled, step)
+        message: Message = {"role": "assistant", "content": accepted_replies[0]}
+        if self._reader is not None:
+            ids = self.conversation.ledger.token_ids[self._prompt_length :]
+            self.last_reply = self._reader.decode(ids)
+            message = self._reader.read(
+                question.prompt_messages, question.prompt, self.last_reply, question.tools
+            )
+        self.answers.append(SampledAnswer(question.messages, tuple(accepted_replies), message))
+        self.shown_messages += question.shown
+        self.is_pending = False
+        return segment
+
+
+class EpisodeDialogues:
+    """All conversations of one episode, with prompts according to ``history``.
+
+    Raises ``TemplateUnsupported`` where the chat template refuses the messages.
+    """
+
+    def __init__(self, bridge: ChatBridge, limits: TokenLimits, history: History) -> None:
+        self.ledgers: list[TokenLedger] = []
+        self.history = history
+        self._bridge = bridge
+        self._limits = limits
+        self._dialogues: list[Dialogue] = []
+        self._reader = get_reply_reader(bridge) if history == "chat" else None
+
+    def __getitem__(self, number: int) -> Dialogue:
+        return self._dialogues[number]
+
+    @property
+    def tool_format(self) -> str | None:
+        """Name of the format in which the template writes tool calls (``ReplyReader``).
+
+        None if it writes none, or if prompts do not show tools by the template.
+        """
+        return None if self._reader is None else self._reader.tool_format
+
+    def open_dialogue(
+        self, messages: list[Message], step: int, tools: Tools = ()
+    ) -> Dialogue | None:
+        """Return the conversation in which turn ``step`` answers ``messages``.
+
+        Continue an earlier conversation if ``messages`` extend it, otherwise begin a new one.
+        Return None if a turn after ``messages`` would exceed the token limits. The template renders
+        ``tools`` (only with ``chat`` history).
+        """
+        if self._reader is not None:
+            return self._open_rendered(messages, step, tools)
+        candidates = self._dialogues if self.history == "append" else []
+        dialogue = next((one for one in candidates if one.is_continued_by(messages)), None)
+        if dialogue is None:
+            conversation = TokenConversation(self._bridge, self._limits, messages[:-1])
+            # Check before adding the ledger, because every ledger becomes a row of the batch.
+            if not conversation.add_observation(messages[-1]["content"], step):
+                return None
+            return self._add_dialogue(conversation, _Question(messages, messages, messages))
+        if not dialogue.conversation.add_observation(messages[-1]["content"], step):
+            return None
+        dialogue.set_question(_Question(messages, messages, messages[-1:]))
+        return dialogue
+
+    def open_request(self, messages: list[Message], step: int) -> Dialogue | None:
+        """Return ``open_dialogue`` for the messages of a client.
+
+        User messages are treated as text of an environment (``ChatBridge.escape_added_tokens``).
+        System messages and replies come from the author of the agent and from the policy.
+        """
+        most_tokens = min(
+            self._limits.max_total, self._limits.max_prompt + self._limits.max_response
+        )
+        characters = sum(len(message["content"]) for message in messages)
+        if characters > MAX_CHARACTERS_PER_TOKEN * most_tokens:
+            return None
+        return self.open_dialogue([self._escape_user_text(message) for message in messages], step)
+
+    def _open_rendered(self, messages: list[Message], step: int, tools: Tools) -> Dialogue | None:
+        """Render all ``messages`` with the template, and continue a row or begin a new one."""
+        prompt_messages = self._bridge.join_system(
+            [self._find_reply(messages, index) for index in range(len(messages))]
+        )
+        try:
+            marked = self._bridge.render_marked(prompt_messages, tools)
+        except RENDER_ERRORS as error:
+            roles = [message["role"] for message in prompt_messages]
+            raise TemplateUnsupported(
+                f"the chat template refuses messages of roles {roles}: {error}"
+            ) from error
+        for dialogue in reversed(self._dialogues):
+            bridge = self._find_continuation(dialogue, messages, marked)
+            # A row without space for the turn is not continued: the turn begins a new row.
+            if bridge is not None and dialogue.conversation.add_bridge(bridge, step):
+                shown = _join_new_messages(prompt_messages)
+                dialogue.set_question(_Question(messages, prompt_messages, shown, marked, tools))
+                return dialogue
+        conversation = TokenConversation(self._bridge, self._limits)
+        if not conversation.add_prompt(self._bridge.encode(marked), step):
+            return None
+        question = _Question(messages, prompt_messages, prompt_messages, marked, tools)
+        return self._add_dialogue(conversation, question)
+
+    def _find_continuation(
+        self, dialogue: Dialogue, messages: list[Message], marked: str
+    ) -> Bridge | None:
+        """Return the tokens that the prompt ``marked`` adds to ``dialogue``.
+
+        None if the prompt does not extend its row.
+        """
+        if dialogue.is_pending:
+            return None
+        ledger = dialogue.conversation.ledger
+        added_ids = self._bridge.continue_row(
+            ledger.token_ids, dialogue.last_prompt, dialogue.last_reply, marked
+        )
+        if not added_ids:
+            return None
+        # With the same tokens as ``append``, the segments are the same too.
+        try:
+            bridge = self._bridge.make_bridge(ledger.all_segments[-1].ids, messages[-1]["content"])
+        except TemplateUnsupported:
+            return Bridge(added_ids, (), ())
+        is_equal = (*bridge.ids_before, *bridge.observation, *bridge.ids_after) == added_ids
+        return bridge if is_equal else Bridge(added_ids, (), ())
+
+    def _find_reply(self, messages: list[Message], index: int) -> Message:
+        """Return message ``index``, or the sampled reply that it quotes, as the template needs."""
+        message = messages[index]
+        if message["role"] != "assistant":
+            return message
+        for dialogue in self._dialogues:
+            for answer in dialogue.answers:
+                if (
+                    len(answer.messages) == index
+                    and answer.is_quoted_by(message)
+                    and answer.messages == messages[:index]
+                ):
+                    return answer.message
+        return message
+
+    def _add_dialogue(self, conversation: TokenConversation, question: _Question) -> Dialogue:
+        dialogue = Dialogue(conversation, len(self._dialogues), question, self._reader)
+        self.ledgers.append(conversation.ledger)
+        self._dialogues.append(dialogue)
+        return dialogue
+
+    def _escape_user_text(self, message: Message) -> Message:
+        if message["role"] != "user":
+            return message
+        return {**message, "content": self._bridge.escape_added_tokens(message["content"])}
+
+
+def _join_new_messages(prompt_messages: list[Message]) -> list[Message]:
+    """Return the messages after the last reply as one message, in a list."""
+    last_reply = max(i for i, m in enumerate(prompt_messages) if m["role"] == "assistant")
+    new_messages = prompt_messages[last_reply + 1 :]
+    return [{**new_messages[0], "content": "\n".join(m["content"] for m in new_messages)}]

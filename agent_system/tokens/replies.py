@@ -1,0 +1,206 @@
+"""Messages of sampled replies: thought, text and tool calls, as the chat template expects them.
+
+    sampled   <think>\\nhm\\n</think>\\n\\n<tool_call>{"name": "look", ...}</tool_call><|im_end|>
+    message   {"role": "assistant", "reasoning_content": "hm", "content": "",
+               "tool_calls": [{"function": {"name": "look", ...}}]}
+
+A reply can be read in several ways. The one is used that the template renders to the sampled text.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.reply_formats import REPLY_FORMATS
+from verl.utils.chat_template import RENDER_ERRORS, Message, Tools, describe_tool, make_tool_call
+
+THINK, END_THINK = "<think>", "</think>"
+# Keys in which chat templates expect a thought.
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Start of a reply for the parser. It stands for the text of the prompt.
+START = "xSTARTx"
+SAMPLE_TOOL = "xTOOLx"
+SAMPLE_ARGUMENTS = {"xPLACEx": "xVALUEx", "xFORMATx": "two words"}
+SAMPLE_TOOLS = [describe_tool(SAMPLE_TOOL, list(SAMPLE_ARGUMENTS))]
+SAMPLE_RESULT = "xRESULTx"
+
+
+class ReplyReader:
+    """Reader of sampled replies for the chat template of ``bridge``.
+
+    ``tool_format`` is the name of the format in which the template writes calls. It is a name of
+    ``REPLY_FORMATS``, or ``response_template`` for the format in the files of the tokenizer. It is
+    None if the template renders no tools, or writes calls in no known format.
+    """
+
+    def __init__(self, bridge: ChatBridge) -> None:
+        self._bridge = bridge
+        end_texts = [bridge.decode_exactly([token]) for token in sorted(bridge.end_ids)]
+        self._ends = "|".join(map(re.escape, filter(None, end_texts))) or "(?!)"
+        self._arguments_are_text = False
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of sampled tokens, with all special tokens."""
+        return self._bridge.decode_exactly(token_ids)
+
+    @cached_property
+    def tool_format(self) -> str | None:
+        return next(
+            (name for name, spec in self._format_specs.items() if self._reads_calls(spec)), None
+        )
+
+    @cached_property
+    def opened_thought(self) -> str:
+        """Tag at the end of the generation prompt that opens a thought, with its white space."""
+        prompt = self._bridge.template.render_generation_prompt()
+        return prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
+
+    def read(
+        self, messages: Sequence[Message], prompt: str, reply: str, tools: Tools = ()
+    ) -> Message:
+        """Return the assistant message of ``reply``, the text of all sampled tokens.
+
+        ``messages`` are those that it answers, and ``prompt`` is their text of ``render_marked``.
+        Calls are read only if there are ``tools``.
+        """
+        prompt_text = self._bridge.restore_text(prompt)
+        text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
+        whole: Message = {"role": "assistant", "content": self.opened_thought + text}
+        candidates = [
+            *self._parse_family(reply, text, tools),
+            *self._split_thought(whole["content"]),
+        ]
+        shown: list[Message] = []
+        for message in [*candidates, whole]:
+            rendered = self._render(messages, message, tools)
+            if rendered.startswith(prompt_text + text):
+                return message
+            thoughts = [message[key] for key in THOUGHT_KEYS if key in message]
+            if all(part.strip() in rendered for part in [*thoughts, message["content"]]):
+                shown.append(message)
+        with_calls = [message for message in candidates if message.get("tool_calls")]
+        # No reading gives the sampled text, for example because white space differs.
+        return [*with_calls, *(m for m in shown if m is not whole), whole][0]
+
+    def _render(self, messages: Sequence[Message], message: Message, tools: Tools) -> str:
+        try:
+            marked = self._bridge.render_marked(
+                [*messages, message], tools, add_generation_prompt=False
+            )
+        except RENDER_ERRORS:
+            return ""
+        return self._bridge.restore_text(marked)
+
+    def _split_thought(self, text: str) -> Iterator[Message]:
+        """Yield the messages of a reply that begins with a thought in ``<think>`` tags."""
+        if not text.lstrip().startswith(THINK) or END_THINK not in text:
+            return
+        thought, _, answer = text.partition(THINK)[2].partition(END_THINK)
+        template_text = str(getattr(self._bridge.tokenizer, "chat_template", ""))
+        for key in THOUGHT_KEYS:
+            if key in template_text:
+                yield {
+                    "role": "assistant",
+                    key: thought.strip("\n"),
+                    "content": answer.lstrip("\n"),
+                }
+
+    # ---- the family's format ----
+
+    @cached_property
+    def _format_specs(self) -> dict[str, dict[str, Any]]:
+        """Formats of replies by name; that of the tokenizer's files is the first."""
+        file_format = getattr(self._bridge.tokenizer, "response_template", None)
+        specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
+        for name, fields in REPLY_FORMATS.items():
+            text = json.dumps({"fields": fields}).replace("END", json.dumps(self._ends)[1:-1])
+            specs[name] = json.loads(text)
+        return specs
+
+    def _parse_family(self, reply: str, text: str, tools: Tools) -> Iterator[Message]:
+        """Yield the message in the format of the family, if it has calls or a thought.
+
+        ``text`` is ``reply`` without its end tokens, which formats in files of a tokenizer name.
+        """
+        for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
+            if name not in self._format_specs:
+                continue
+            sampled = reply if name == "response_template" else text
+            message = self._parse(self._format_specs[name], sampled, tools)
+            if message is None or (message.get("tool_calls") and not tools):
+                continue
+            if len(message) > 2:  # more than role and content
+                yield message
+
+    def _parse(self, spec: dict[str, Any], reply: str, tools: Tools) -> Message | None:
+        """Return the message of ``reply`` in the format ``spec``; None if it is malformed."""
+        from transformers.utils.chat_parsing import parse_response
+
+        spec = {key: value for key, value in spec.items() if key != "start_anchor_pattern"}
+        spec["start_anchor"] = START
+        try:
+            parsed = parse_response(
+                reply, spec, prefix=START + self.opened_thought, tools=list(tools) or None
+            )
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            return None
+        message: Message = {"role": "assistant", "content": parsed.get("content") or ""}
+        message |= {key: parsed[key] for key in THOUGHT_KEYS if parsed.get(key)}
+        calls = [
+            self._format_call(call, n) for n, call in enumerate(parsed.get("tool_calls") or [])
+        ]
+        if None in calls:
+            return None
+        return message | ({"tool_calls": calls} if calls else {})
+
+    def _format_call(self, call: Any, number: int) -> dict[str, Any] | None:
+        function = call.get("function") if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        arguments = function.get("arguments", {}) if isinstance(function, dict) else None
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            return None
+        value = json.dumps(arguments) if self._arguments_are_text else arguments
+        return make_tool_call(name, value, f"call{number:05d}")
+
+    def _reads_calls(self, spec: dict[str, Any]) -> bool:
+        """Return True if ``spec`` reads the call that the template writes.
+
+        The template must also render the tools and the result of the call.
+        """
+        for as_text in (False, True):
+            arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
+            with contextlib.suppress(*RENDER_ERRORS):
+                reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments))
+                parsed = None if reply is None else self._parse(spec, reply, SAMPLE_TOOLS)
+                calls = [] if parsed is None else parsed.get("tool_calls", [])
+                functions = [call["function"] for call in calls]
+                if functions == [{"name": SAMPLE_TOOL, "arguments": SAMPLE_ARGUMENTS}]:
+                    self._arguments_are_text = as_text
+                    return True
+        return False
+
+    def _render_sample_call(self, call: dict[str, Any]) -> str | None:
+        """Return the text of the reply ``call``; None if the template hides tools or results."""
+        render = self._bridge.template.render
+        question: Message = {"role": "user", "content": "Hello."}
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result: Message = {"role": "tool", "tool_call_id": call["id"], "name": SAMPLE_TOOL}
+        messages = [question, turn, {**result, "content": SAMPLE_RESULT}]
+        shows_result = SAMPLE_RESULT in render(messages, tools=SAMPLE_TOOLS)
+        prompt = render([question], tools=SAMPLE_TOOLS)
+        text = render([question, turn], add_generation_prompt=False, tools=SAMPLE_TOOLS)
+        # Without a thought, a template may write a turn that does not begin with its prompt.
+        opening = prompt.removesuffix(self.opened_thought).rstrip("\n")
+        if not shows_result or SAMPLE_TOOL not in prompt or not text.startswith(opening):
+            return None
+        return text[len(prompt if text.startswith(prompt) else opening) :]
+
+
+@lru_cache(maxsize=4)
+def get_reply_reader(bridge: ChatBridge) -> ReplyReader:
+    """Return the reader of ``bridge``. It is made once, because it tries all formats of calls."""
+    return ReplyReader(bridge)

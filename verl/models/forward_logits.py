@@ -1,0 +1,106 @@
+"""Logits by the model's own ``forward``, for models that change them around the output head.
+
+Some models divide the hidden states, scale the logits or cap them (Gemma, Cohere, Granite and
+others). Their ``forward`` does it, so it is called with the hidden states that the backbone has
+computed already::
+
+    lm.forward( backbone replaced by  hidden [1, N, H] )  ──▶  logits [1, N, V]
+"""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from verl.models.backbone import find_backbone, output_head
+from verl.models.token_scores import full_logits, head_width
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+
+# Largest logit in the comparison of both heads. Caps of 30 and more change such logits clearly.
+PROBE_LOGIT = 50.0
+PROBE_POSITIONS = 4
+# Differences of logits that count as rounding, relative to ``PROBE_LOGIT``.
+ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-5}
+ROUGH_ROUNDING = 0.02
+
+
+class LogitsByForward(nn.Module):
+    """Output head that computes logits [N, V] float32 as the ``forward`` of ``lm`` does.
+
+    The parameters stay those of ``lm``: this module registers none.
+    """
+
+    def __init__(self, lm: "PreTrainedModel") -> None:
+        super().__init__()
+        self._lm = (lm,)  # a tuple, so that the model is not registered a second time
+        self.out_features = head_width(output_head(lm))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of ``hidden`` [N, H]."""
+        (lm,) = self._lm
+        ids = torch.zeros(1, len(hidden), dtype=torch.long, device=hidden.device)
+        with _replaced_backbone(lm, hidden[None]):
+            return lm(input_ids=ids, use_cache=False).logits[0].float()
+
+
+def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
+    """Return the module that maps hidden states to logits."""
+    return LogitsByForward(lm) if logits_by_forward else output_head(lm)
+
+
+@torch.no_grad()
+def changes_logits(lm: "PreTrainedModel") -> bool:
+    """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone.
+
+    Both are compared on random hidden states that give logits up to ``PROBE_LOGIT``.
+    """
+    head = output_head(lm)
+    width = head.get_parameter("weight").shape[-1]
+    draw = torch.Generator().manual_seed(0)
+    hidden = torch.randn(PROBE_POSITIONS, width, generator=draw).to(lm.device, lm.dtype)
+    largest = full_logits(head, hidden).abs().max().clamp(min=1e-6)
+    hidden = hidden * (PROBE_LOGIT / largest).to(hidden.dtype)
+    plain = full_logits(head, hidden)
+    try:
+        by_forward = LogitsByForward(lm)(hidden)
+    except Exception:  # code of any model; the comparison of log-probs decides then
+        return False
+    tolerance = ROUNDING.get(lm.dtype, ROUGH_ROUNDING) * PROBE_LOGIT
+    return plain.shape != by_forward.shape or not bool(
+        (plain - by_forward).abs().max() <= tolerance
+    )
+
+
+@contextlib.contextmanager
+def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[None]:
+    """Let the backbone return ``hidden``, and the output head give float32, inside the context."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    class HiddenStates(BaseModelOutputWithPast):
+        def __getattr__(self, name: str) -> None:
+            """Return None for fields of other output classes, such as ``router_logits``."""
+            if name.startswith("__"):
+                raise AttributeError(name)
+
+    def return_hidden(*_arguments: Any, **_options: Any) -> HiddenStates:
+        return HiddenStates(last_hidden_state=hidden)  # pyright: ignore[reportArgumentType]
+
+    head = output_head(lm)
+    # Some models call the decoder inside their backbone directly.
+    replaced: list[nn.Module] = [find_backbone(lm), lm.get_decoder()]
+    for module in replaced:
+        module.forward = return_hidden
+    if isinstance(head, nn.Linear) and hidden.dtype != torch.float32:
+        head.forward = partial(full_logits, head)  # pyright: ignore[reportAttributeAccessIssue]
+        replaced.append(head)
+    try:
+        yield
+    finally:
+        for module in replaced:
+            # the method of the class is found again
+            module.__dict__.pop("forward", None)

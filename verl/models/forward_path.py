@@ -1,0 +1,269 @@
+"""Paths from a micro-batch to the hidden states of its tokens: packed, or row by row.
+
+A micro-batch is one flat sequence of T tokens: all rows, then their branches (``PackedLayout``).
+Every path returns the last hidden states of these tokens in this order. Targets, log-probs, heads
+and losses are therefore the same code for all models::
+
+    PackedForward   one pass of [1, T] with attention that keeps rows and branches apart
+    RowForward      passes of right-padded sequences [N, L], or of single sequences [1, L], with
+                    the model's own attention and state
+
+A row is one sequence of the row-wise path. So is each branch with the tokens of its row before it.
+Right padding needs no mask: in a causal model no token depends on later ones.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils.rnn import pad_sequence
+
+from verl.models.backbone import attention_window, last_hidden
+from verl.models.packed_attention import PACKED_ATTENTION, PackedLayout, layout_of_rows
+from verl.names import MAX_PADDING
+from verl.records import Branch
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# Limit of the tokens of a pass, unless one sequence is longer. It bounds the memory of scoring,
+# where the branches of a micro-batch can be many times its rows.
+PASS_TOKENS = 16384
+
+
+class ForwardPath(Protocol):
+    """Implementation of the backbone's part of a micro-batch.
+
+    ``logits_by_forward`` is True if the model's ``forward`` must compute the logits, because it
+    scales or caps them.
+    """
+
+    @property
+    def logits_by_forward(self) -> bool: ...
+
+    def compute_hidden(
+        self,
+        backbone: nn.Module,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        layout: PackedLayout,
+    ) -> torch.Tensor:
+        """Return the last hidden states [T, H] of a micro-batch of T tokens."""
+        ...
+
+    def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+        """Return the number of tokens that a row of ``length`` tokens and its branches cost."""
+        ...
+
+
+@dataclass(frozen=True)
+class RowForward:
+    """Passes of separate sequences, with the model's own attention and state.
+
+    ``attention`` is the name of the attention implementation of transformers. With ``padded``,
+    sequences of similar length share a right-padded pass. ``reason`` says why the model does not
+    use packed rows.
+    """
+
+    attention: str
+    padded: bool = True
+    logits_by_forward: bool = False
+    reason: str = ""
+
+    def compute_hidden(
+        self,
+        backbone: nn.Module,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,  # noqa: ARG002  the model counts positions from 0
+        layout: PackedLayout,
+    ) -> torch.Tensor:
+        """Return the last hidden states [T, H] by one pass per group of sequences."""
+        use_attention(backbone, self.attention)
+        sequences = list(list_sequences(layout, input_ids.device))
+        passes = plan_passes([len(positions) for positions, _ in sequences], self.padded)
+        missing = _count_missing_passes(backbone, len(passes))
+        parts: list[torch.Tensor] = []
+        order: list[torch.Tensor] = []
+        for indices in passes:
+            # Padding repeats the first token of the micro-batch, which any model can embed.
+            columns = pad_sequence([sequences[i][0] for i in indices], batch_first=True)
+            hidden = run_backbone(backbone, input_ids[columns])
+            for row, index in enumerate(indices):
+                positions, num_unshared = sequences[index]
+                length = len(positions)
+                parts.append(hidden[row, length - num_unshared : length])
+                order.append(positions[length - num_unshared :])
+        flat = torch.cat(parts).index_select(0, torch.cat(order).argsort())
+        one = input_ids[:1, None]
+        return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
+
+    def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+        return length + sum(branch.start + len(branch.token_ids) for branch in branches)
+
+
+@dataclass(frozen=True)
+class PackedForward:
+    """One pass of the packed micro-batch.
+
+    A micro-batch with a row or branch longer than ``limit`` tokens (an attention window, for
+    example) is computed by ``long_rows`` instead. ``limit`` None means that there is none.
+    """
+
+    attention: str
+    limit: int | None = None
+    long_rows: RowForward | None = None
+    logits_by_forward: bool = False
+
+    def compute_hidden(
+        self,
+        backbone: nn.Module,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        layout: PackedLayout,
+    ) -> torch.Tensor:
+        """Return the last hidden states [T, H] by one pass, or by those of ``long_rows``."""
+        if self.long_rows is None:
+            return last_hidden(backbone, input_ids, position_ids, layout, self.limit)
+        if self._exceeds_limit(layout.longest_context):
+            return self.long_rows.compute_hidden(backbone, input_ids, position_ids, layout)
+        # Another rank may have longer rows and therefore more passes.
+        missing = _count_missing_passes(backbone, 1)
+        use_attention(backbone, self.attention)
+        hidden = last_hidden(backbone, input_ids, position_ids, layout, self.limit)
+        one = (input_ids[:1], position_ids[:1], layout_of_rows([1], input_ids.device))
+        return hidden + _run_missing_passes(missing, lambda: last_hidden(backbone, *one))
+
+    def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+        ends = [branch.start + len(branch.token_ids) for branch in branches]
+        if self.long_rows is not None and self._exceeds_limit(max([length, *ends])):
+            return self.long_rows.count_tokens(length, branches)
+        return length + sum(len(branch.token_ids) for branch in branches)
+
+    def _exceeds_limit(self, tokens: int) -> bool:
+        return self.limit is not None and tokens > self.limit
+
+
+def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
+    """Return the last hidden states [N, L, H] of a plain pass of ``input_ids`` [N, L]."""
+    return backbone(input_ids=input_ids, use_cache=False).last_hidden_state
+
+
+def use_attention(model: nn.Module, attention: str) -> None:
+    """Make the layers of ``model`` use the named attention implementation of transformers.
+
+    It is not restored after a pass: gradient checkpointing repeats the layers in backward.
+    """
+    lm: PreTrainedModel = model  # pyright: ignore[reportAssignmentType]  a backbone is one
+    current = lm.config._attn_implementation
+    if not attention or current == attention:
+        return
+    if lm._can_set_attn_implementation():
+        lm.set_attn_implementation(attention)
+    elif current == PACKED_ATTENTION:
+        # The layers have one implementation. Only the code that makes masks reads the name.
+        lm.config._attn_implementation = attention
+
+
+def list_sequences(
+    layout: PackedLayout, device: torch.device | str = "cpu"
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield the flat positions of each plain sequence, and the number of its unshared last tokens.
+
+    All tokens of a row are unshared. A branch shares the tokens before its start with its row.
+    """
+    for offset, length in zip(accumulate(layout.lengths, initial=0), layout.lengths, strict=False):
+        yield torch.arange(offset, offset + length, device=device), length
+    for block in layout.blocks:
+        first = block.start
+        for size, start in zip(block.branch_lengths, block.prefix_lengths, strict=True):
+            prefix = torch.arange(block.row_start, block.row_start + start, device=device)
+            unshared = torch.arange(first, first + size, device=device)
+            yield torch.cat([prefix, unshared]), size
+            first += size
+
+
+def plan_passes(lengths: Sequence[int], padded: bool = True) -> list[list[int]]:
+    """Return the indices of the sequences of each pass, longest sequences first.
+
+    Example: lengths [9, 2, 8] give [[0, 2], [1]] if padded, else [[0], [2], [1]].
+    """
+    passes: list[list[int]] = []
+    tokens = 0  # in the sequences of the last pass
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if passes and padded:
+            padded_tokens = (len(passes[-1]) + 1) * lengths[passes[-1][0]]
+            share = 1 - (tokens + lengths[index]) / padded_tokens
+            if share <= MAX_PADDING and padded_tokens <= PASS_TOKENS:
+                passes[-1].append(index)
+                tokens += lengths[index]
+                continue
+        passes.append([index])
+        tokens = lengths[index]
+    return passes
+
+
+def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
+    """Return how many more passes some rank has than this one. Called before the first pass.
+
+    Passes through a sharded model are collective operations, so every rank runs equally many. A
+    model that is not sharded yet is compared on rank 0 alone.
+    """
+    is_sharded = any(isinstance(module, FSDPModule) for module in backbone.modules())
+    if not is_sharded or dist.get_world_size() == 1:
+        return 0
+    # gloo, if there, reduces numbers of the host
+    device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
+    most = torch.tensor([passes], device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return int(most) - passes
+
+
+def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> torch.Tensor | float:
+    """Call ``run_pass`` ``count`` times and return a zero.
+
+    It depends on the outputs, so that backward runs through these passes too.
+    """
+    zero: torch.Tensor | float = 0.0
+    for _ in range(count):
+        zero = zero + run_pass().sum() * 0.0
+    return zero
+
+
+# ---------------------------------------------------------------------- paths of models
+
+
+def path_of(lm: nn.Module) -> PackedForward | RowForward:
+    """Return the path that was chosen when ``lm`` was loaded; packed for any other model."""
+    chosen: PackedForward | RowForward | None = getattr(lm, "forward_path", None)
+    if chosen is not None:
+        return chosen
+    config: PreTrainedConfig = lm.config  # pyright: ignore[reportAssignmentType]  has one
+    return PackedForward(config._attn_implementation or "", attention_window(config))
+
+
+def set_path(lm: nn.Module, path: PackedForward | RowForward) -> None:
+    """Store ``path`` in ``lm`` and switch its layers to the attention of the path."""
+    use_attention(lm, path.attention)
+    lm.forward_path = path  # pyright: ignore[reportArgumentType]  a plain attribute
+
+
+def encode_path(path: ForwardPath) -> str:
+    """Return ``path`` as text, which rank 0 sends to the other ranks."""
+    assert isinstance(path, PackedForward | RowForward)
+    return json.dumps({"kind": type(path).__name__, **asdict(path)})
+
+
+def decode_path(text: str) -> PackedForward | RowForward:
+    """Return the path that ``encode_path`` wrote."""
+    values = json.loads(text)
+    if values.pop("kind") == RowForward.__name__:
+        return RowForward(**values)
+    if values["long_rows"] is not None:
+        values["long_rows"] = RowForward(**values["long_rows"])
+    return PackedForward(**values)
