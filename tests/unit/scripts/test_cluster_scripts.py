@@ -227,7 +227,7 @@ def submit(monkeypatch):
         monkeypatch.setattr(ray_job, "connect", lambda _address: cluster)
         return ray_job.main(["quickstart", "trainer.seed=3"]), cluster
 
-    monkeypatch.setattr(ray_job, "PAUSE_S", 0.0)
+    monkeypatch.setattr(ray_job, "POLL_INTERVAL_S", 0.0)
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     return run
 
@@ -261,7 +261,7 @@ def test_interrupt_stops_the_ray_job(submit, monkeypatch):
 
 
 def test_unreachable_cluster_ends_the_script(submit, monkeypatch):
-    monkeypatch.setattr(ray_job, "NO_ANSWER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(ray_job, "ANSWER_TIMEOUT_S", 0.0)
     with pytest.raises(ray_job.ClusterUnreachable, check=mentions("job 0")):
         submit([ConnectionError("no route")])
 

@@ -65,8 +65,9 @@ class EnvConfig(OpenSection):
     """turns per episode, at most"""
     history: History = "window"
     """append: the whole conversation is one row; window: each turn is a row with a re-rendered
-    prompt; chat: a prompt is the model's chat template over all messages, without old thoughts
-    where it removes them, and a new row begins where a prompt does not extend the row"""
+    prompt; chat: a prompt is the model's chat template over all messages, which may omit parts of
+    earlier answers, and a new row begins where a prompt does not extend the row
+    """
     history_length: NonNegativeInt = 2
     """past turns in a window prompt"""
     max_turn_tokens: Derived[PositiveInt] = NULL

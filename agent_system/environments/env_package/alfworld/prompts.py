@@ -155,9 +155,9 @@ class FullAlfworldPrompts(chat_prompts.ChatPrompts):
             paragraphs.append(f"You did: {action}")
         if observation.text != first.text:
             paragraphs.append(f"Now you see: {observation.text}")
-        return self._with_actions("\n".join(paragraphs), observation)
+        return self._append_admissible_actions("\n".join(paragraphs), observation)
 
-    def _with_actions(self, text: str, observation: Observation) -> str:
+    def _append_admissible_actions(self, text: str, observation: Observation) -> str:
         # Do not list the command ``help``, which changes nothing.
         actions = [
             action for action in observation.info.get("admissible_actions", ()) if action != "help"

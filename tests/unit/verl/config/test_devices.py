@@ -35,8 +35,8 @@ def test_malformed_machine_descriptions_are_refused(text):
 def run_cli(capsys, *arguments: str):
     elsewhere_flags: list[bool] = []
 
-    def inspect(cfg, elsewhere=False):
-        elsewhere_flags.append(elsewhere)
+    def inspect(cfg, ignores_local_devices=False):
+        elsewhere_flags.append(ignores_local_devices)
         return cli.Inspection()
 
     def start(cfg):
