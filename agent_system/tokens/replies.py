@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from agent_system.tokens.bridge import ChatBridge
+from agent_system.tokens.python_calls import rewrite_python_calls
 from agent_system.tokens.reply_formats import REPLY_FORMATS
 from verl.utils.chat_template import RENDER_ERRORS, Message, Tools, describe_tool, make_tool_call
 
@@ -49,9 +50,7 @@ class ReplyReader:
 
     @cached_property
     def tool_format(self) -> str | None:
-        return next(
-            (name for name, spec in self._format_specs.items() if self._reads_calls(spec)), None
-        )
+        return next((name for name in self._format_specs if self._reads_calls(name)), None)
 
     @cached_property
     def opened_thought(self) -> str:
@@ -71,7 +70,7 @@ class ReplyReader:
         text = re.sub(rf"(?:{self._ends})+\Z", "", reply)
         whole: Message = {"role": "assistant", "content": self.opened_thought + text}
         candidates = [
-            *self._parse_family(reply, text, tools),
+            *self._parse_family(reply, tools),
             *self._split_thought(whole["content"]),
         ]
         shown: list[Message] = []
@@ -116,31 +115,29 @@ class ReplyReader:
         """Formats of replies by name; that of the tokenizer's files is the first."""
         file_format = getattr(self._bridge.tokenizer, "response_template", None)
         specs = {"response_template": file_format} if isinstance(file_format, dict) else {}
-        for name, fields in REPLY_FORMATS.items():
-            text = json.dumps({"fields": fields}).replace("END", json.dumps(self._ends)[1:-1])
-            specs[name] = json.loads(text)
-        return specs
+        return specs | {name: {"fields": fields} for name, fields in REPLY_FORMATS.items()}
 
-    def _parse_family(self, reply: str, text: str, tools: Tools) -> Iterator[Message]:
-        """Yield the message in the format of the family, if it has calls or a thought.
-
-        ``text`` is ``reply`` without its end tokens, which formats in files of a tokenizer name.
-        """
+    def _parse_family(self, reply: str, tools: Tools) -> Iterator[Message]:
+        """Yield the message in the format of the family, if it has calls or a thought."""
         for name in [self.tool_format] if self.tool_format else ["response_template", "harmony"]:
             if name not in self._format_specs:
                 continue
-            sampled = reply if name == "response_template" else text
-            message = self._parse(self._format_specs[name], sampled, tools)
+            message = self._parse(name, reply, tools)
             if message is None or (message.get("tool_calls") and not tools):
                 continue
             if len(message) > 2:  # more than role and content
                 yield message
 
-    def _parse(self, spec: dict[str, Any], reply: str, tools: Tools) -> Message | None:
-        """Return the message of ``reply`` in the format ``spec``; None if it is malformed."""
+    def _parse(self, name: str, reply: str, tools: Tools) -> Message | None:
+        """Return the message of ``reply`` in the format ``name``; None if it is malformed."""
         from transformers.utils.chat_parsing import parse_response
 
-        spec = {key: value for key, value in spec.items() if key != "start_anchor_pattern"}
+        if name != "response_template":  # formats in files of a tokenizer name the end tokens
+            reply = re.sub(rf"(?:(?:{self._ends})\s*)+\Z", "", reply)
+        if name == "lfm2":
+            reply = rewrite_python_calls(reply)
+        spec = dict(self._format_specs[name])
+        spec.pop("start_anchor_pattern", None)
         spec["start_anchor"] = START
         try:
             parsed = parse_response(
@@ -148,7 +145,10 @@ class ReplyReader:
             )
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return None
-        message: Message = {"role": "assistant", "content": parsed.get("content") or ""}
+        content = parsed.get("content") or ""
+        if name != "response_template":
+            content = content.strip()
+        message: Message = {"role": "assistant", "content": content}
         message |= {key: parsed[key] for key in THOUGHT_KEYS if parsed.get(key)}
         calls = [
             self._format_call(call, n) for n, call in enumerate(parsed.get("tool_calls") or [])
@@ -166,8 +166,8 @@ class ReplyReader:
         value = json.dumps(arguments) if self._arguments_are_text else arguments
         return make_tool_call(name, value, f"call{number:05d}")
 
-    def _reads_calls(self, spec: dict[str, Any]) -> bool:
-        """Return True if ``spec`` reads the call that the template writes.
+    def _reads_calls(self, name: str) -> bool:
+        """Return True if the format ``name`` reads the call that the template writes.
 
         The template must also render the tools and the result of the call.
         """
@@ -175,7 +175,7 @@ class ReplyReader:
             arguments = json.dumps(SAMPLE_ARGUMENTS) if as_text else SAMPLE_ARGUMENTS
             with contextlib.suppress(*RENDER_ERRORS):
                 reply = self._render_sample_call(make_tool_call(SAMPLE_TOOL, arguments))
-                parsed = None if reply is None else self._parse(spec, reply, SAMPLE_TOOLS)
+                parsed = None if reply is None else self._parse(name, reply, SAMPLE_TOOLS)
                 calls = [] if parsed is None else parsed.get("tool_calls", [])
                 functions = [call["function"] for call in calls]
                 if functions == [{"name": SAMPLE_TOOL, "arguments": SAMPLE_ARGUMENTS}]:

@@ -1,143 +1,166 @@
 """Formats in which families of models write thoughts and tool calls.
 
-They are fields of the response templates of transformers (``tokenizer.parse_response``). ``END``
-stands for the tokens that end a turn. Most are adapted from TRL 1.16 (Apache License 2.0), which
-adds the same formats to tokenizers without one.
+Each format follows from the text that the chat templates of the family write:
+
+    template    <tool_call>\\n<function=look>\\n<parameter=place>\\ndesk\\n</parameter>\\n...
+    format      begins  "<tool_call> <function={name}>"
+                pair    "<parameter={key}> {value} </parameter>"
+                ends    "</function> </tool_call>"
+
+``REPLY_FORMATS`` has them as fields of the response templates of transformers
+(``tokenizer.parse_response``). They expect a reply without its end tokens.
 """
 
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
-Fields = dict[str, dict[str, Any]]
+from agent_system.tokens.python_calls import BEGIN_CALLS, END_CALLS
 
-_CALL = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-_THOUGHT = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
-_TEXT = {"close_pattern": r"(?:END)\s*|$", "content": "text"}
-# Arguments stay text where the format does not show their type. The schema of the tool decides.
-_RAW = {"name": "text"}
+Field = dict[str, Any]
+Fields = dict[str, Field]
+
+PLACEHOLDERS = {
+    "{name}": r'(?P<name>[^\s<>{}"]+)',
+    "{key}": r'(?P<key>[^<>"]+)',
+    "{value}": r"(?P<value>.*?)",
+    # Type of the arguments of gpt-oss: "json" or "<|constrain|>json".
+    "{type}": r"(?:<\|constrain\|>|[\w\s])*",
+}
 
 
-def _make_call_field(
-    open_pattern: str, close_pattern: str, content: str = "json", **args: Any
-) -> Fields:
-    field: dict[str, Any] = {
-        "open_pattern": open_pattern,
-        "close_pattern": close_pattern,
-        "repeats": True,
-        "content": content,
-        "transform": _CALL,
+def write_pattern(text: str, white_space: str = r"\s*") -> str:
+    """Return the regular expression of ``text``. It may contain keys of ``PLACEHOLDERS``.
+
+    Each space in ``text`` stands for the pattern ``white_space``.
+    """
+    parts = re.split(r"(\{\w+\}| )", text)
+    return "".join(
+        white_space if part == " " else PLACEHOLDERS.get(part) or re.escape(part) for part in parts
+    )
+
+
+def make_text_field(begins: str = "", ends: str = "") -> Field:
+    """Return the field of a text between two tags; without tags, of all other text."""
+    if not begins:
+        return {"content": "text", "repeats": True, "join": "\n"}
+    return {
+        "content": "text",
+        "open_pattern": write_pattern(begins),
+        "close_pattern": rf"{write_pattern(ends)}\s*",
     }
-    if args:
-        field["content_args"] = args
-    return {"tool_calls": field}
 
 
-def _make_tag_args(pattern: str, value_parser: dict[str, Any]) -> dict[str, Any]:
-    return {"content": "xml-inline", "tag_pattern": pattern, "value_parser": value_parser}
+@dataclass(frozen=True)
+class CallFormat:
+    """Format of one tool call.
+
+    Attributes:
+        begins: Texts before the arguments, of which one is used. They may contain ``{name}``.
+        ends: Text after the arguments. If it is empty, the whole reply is one call.
+        pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
+            type of the value. If the text is empty, the arguments are JSON. A space stands for at
+            most one character, because white space may belong to the value.
+        arguments_key: Key of the arguments, if they and the name are in one JSON object.
+        json_args: Options of the JSON parser of transformers.
+    """
+
+    begins: tuple[str, ...] = ()
+    ends: str = ""
+    pair: str = ""
+    arguments_key: str = ""
+    json_args: dict[str, Any] = field(default_factory=dict)
+
+    def make_field(self) -> Field:
+        """Return the field ``tool_calls`` of this format."""
+        ends = rf"{write_pattern(self.ends)}\s*"
+        begins = rf"(?:{'|'.join(map(write_pattern, self.begins))})\s*"
+        call: Field = {"repeats": True, "transform": self._make_transform()}
+        if self.pair:
+            tag_pattern = write_pattern(self.pair, white_space=r"\s?")
+            call |= {"content": "xml-inline", "content_args": {"tag_pattern": tag_pattern}}
+            # The parser would omit arguments of a call that was cut off.
+            begins += rf"(?=.*{ends})"
+        else:
+            call |= {"content": "json", "content_args": self.json_args}
+        if not self.ends:
+            return call | {"open_pattern": r"\A\s*(?=\{)"}
+        return call | {"open_pattern": begins, "close_pattern": ends}
+
+    def _make_transform(self) -> dict[str, Any]:
+        name, arguments = "{name}", "{content}"
+        if self.arguments_key:
+            name, arguments = "{content.name}", f"{{content.{self.arguments_key}}}"
+        return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-# An argument of LFM2.5 is a quoted text, a list or mapping, or a literal up to the next comma.
-_ATOM = r"[^\[\]{}'\"]|'[^']*'|\"[^\"]*\""
-_NESTED = rf"{_ATOM}|[\[{{](?:{_ATOM})*[\]}}]"
-_LFM_VALUE = rf"'[^']*'|[\[{{](?:{_NESTED})*[\]}}]|[^,)]*"
+THINK_TAGS = make_text_field("<think>", "</think>")
+OTHER_TEXT = make_text_field()
 
-# Name of each format, with the families that use it in a comment.
+
+def make_fields(
+    call: CallFormat,
+    thought_key: str = "reasoning_content",
+    thought: Field = THINK_TAGS,
+    content: Field = OTHER_TEXT,
+) -> Fields:
+    """Return the fields of a family whose templates expect thoughts in ``thought_key``."""
+    return {thought_key: thought, "tool_calls": call.make_field(), "content": content}
+
+
 REPLY_FORMATS: dict[str, Fields] = {
-    # Qwen2.5, Qwen3, Hermes
-    "hermes": {
-        "reasoning_content": _THOUGHT,
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close_pattern": r"</tool_call>\s*",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": _TEXT,
-    },
-    # Qwen3-Coder, Qwen3.5, Nemotron 3
-    "qwen3_xml": {
-        "reasoning_content": _THOUGHT,
-        **_make_call_field(
-            r"<tool_call>\s*<function=(?P<name>[^\n>]+)>",
-            r"</tool_call>\s*",
-            **_make_tag_args(r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>", _RAW),
-        ),
-        "content": _TEXT,
-    },
-    # GLM-4.5 and later
-    "glm": {
-        "reasoning_content": _THOUGHT,
-        **_make_call_field(
-            r"<tool_call>(?P<name>[^\s<]+)\n?",
-            r"</tool_call>\s*",
-            **_make_tag_args(
-                r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", _RAW
+    # <tool_call>\n{"name": "look", "arguments": {"place": "desk"}}\n</tool_call>
+    "hermes": make_fields(CallFormat(("<tool_call>",), "</tool_call>", arguments_key="arguments")),
+    "qwen3_xml": make_fields(
+        CallFormat(
+            ("<tool_call> <function={name}>",),
+            "</function> </tool_call>",
+            pair="<parameter={key}> {value} </parameter>",
+        )
+    ),
+    "glm": make_fields(
+        CallFormat(
+            ("<tool_call>{name}",),
+            "</tool_call>",
+            pair="<arg_key>{key}</arg_key> <arg_value>{value}</arg_value>",
+        )
+    ),
+    # {"name": "look", "parameters": {"place": "desk"}}
+    "llama3_json": make_fields(CallFormat(arguments_key="parameters")),
+    # <|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.look<|channel|>...
+    "harmony": make_fields(
+        CallFormat(
+            (
+                "to=functions.{name} <|channel|>commentary{type}<|message|>",
+                "<|channel|>commentary to=functions.{name} {type}<|message|>",
             ),
+            "<|call|>",
         ),
-        "content": _TEXT,
-    },
-    # Llama 3.1 and later
-    "llama3_json": {
-        **_make_call_field(
-            r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*', r"\}\s*(?:END)\s*|\}\s*$"
+        "thinking",
+        make_text_field("<|channel|>analysis<|message|>", "<|end|>"),
+        make_text_field("<|channel|>final<|message|>", "<|end|>"),
+    ),
+    # rewrite_python_calls writes these objects in place of Python-style calls.
+    "lfm2": make_fields(
+        CallFormat((BEGIN_CALLS,), END_CALLS, arguments_key="arguments"), "thinking"
+    ),
+    # <|channel>thought\nhm\n<channel|><|tool_call>call:look{place:<|"|>desk<|"|>}<tool_call|>
+    "gemma4": make_fields(
+        CallFormat(
+            ("<|tool_call>call:{name}",),
+            "<tool_call|>",
+            json_args={"unquoted_keys": True, "string_delims": [['<|"|>', '<|"|>']]},
         ),
-        "content": _TEXT,
-    },
-    # gpt-oss
-    "harmony": {
-        "thinking": {
-            "open": "<|channel|>analysis<|message|>",
-            "close_pattern": r"<\|end\|>(?:<\|start\|>assistant)?\s*",
-            "content": "text",
-        },
-        **_make_call_field(
-            r"\s*to=functions\.(?P<name>\S+?)<\|channel\|>commentary\s+json<\|message\|>",
-            r"<\|call\|>\s*|$",
+        thought=make_text_field("<|channel>thought", "<channel|>"),
+    ),
+    # to=self<|message|>hm<|eom|><|start|>assistant to=look<|message|><atem:function_calls>...
+    "atem": make_fields(
+        CallFormat(
+            ('<atem:invoke name="{name}">',),
+            "</atem:invoke>",
+            pair='<atem:parameter name="{key}">{value}</atem:parameter>',
         ),
-        "content": {
-            "open": "<|channel|>final<|message|>",
-            "close_pattern": r"(?:END|<\|end\|>)\s*|$",
-            "content": "text",
-        },
-    },
-    # LFM2.5
-    "lfm2": {
-        "thinking": _THOUGHT,
-        **_make_call_field(
-            r"(?:<\|tool_call_start\|>\[|,\s*)(?P<name>\w+)\(",
-            r"\)(?:\]<\|tool_call_end\|>)?\s*",
-            **_make_tag_args(
-                rf"(?P<key>\w+)=(?P<value>{_LFM_VALUE})",
-                {"name": "json", "args": {"string_delims": [["'", "'"]], "allow_non_json": True}},
-            ),
-        ),
-        "content": _TEXT,
-    },
-    # Gemma 4
-    "gemma4": {
-        "reasoning_content": {
-            "open": "<|channel>thought\n",
-            "close_pattern": r"<channel\|>\s*",
-            "content": "text",
-        },
-        **_make_call_field(
-            r"<\|tool_call>call:(?P<name>\w+)",
-            r"<tool_call\|>\s*",
-            string_delims=[['<|"|>', '<|"|>']],
-            unquoted_keys=True,
-        ),
-        "content": _TEXT,
-    },
-    # Muse
-    "atem": {
-        **_make_call_field(
-            r"\s*(?:to=\S+?<\|message\|>)?<atem:function_calls>\s*"
-            r'<atem:invoke name="(?P<name>[^"]+)">',
-            r"</atem:function_calls>\s*",
-            **_make_tag_args(
-                r'<atem:parameter name="(?P<key>[^"]+)">(?P<value>.*?)</atem:parameter>', _RAW
-            ),
-        ),
-        "content": _TEXT,
-    },
+        thought=make_text_field("to=self<|message|>", "<|eom|>"),
+        content=make_text_field("to=user<|message|>", "<|eom|>"),
+    ),
 }

@@ -331,6 +331,42 @@ def test_malformed_call_stays_text():
     assert message == {"role": "assistant", "content": text}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3_5_think", "<tool_call>\n<function=look>\n<parameter=place>\ndesk\n</parameter>"),
+        ("glm4moe", "<tool_call>look\n<arg_key>place</arg_key>\n<arg_value>des"),
+        ("lfm2_2_5", "<|tool_call_start|>[look(place='desk'"),
+        ("muse_glimmer", 'to=look<|message|><atem:function_calls>\n<atem:invoke name="look">'),
+    ],
+)
+def test_call_that_was_cut_off_stays_text(name, text):
+    bridge = ChatBridge(trl_tokenizer(name))
+    reader = ReplyReader(bridge)
+    question: Message = {"role": "user", "content": "What?"}
+    prompt = bridge.template.render([question], tools=TOOLS)
+    thought = "hm\n</think>\n\n" if reader.opened_thought else ""
+    message = reader.read([question], prompt, thought + text, TOOLS)
+    assert message["content"] == text and "tool_calls" not in message
+
+
+def test_thought_and_call_of_a_channel_are_parsed_without_its_header():
+    bridge = ChatBridge(trl_tokenizer("gptoss"))
+    reader = ReplyReader(bridge)
+    question: Message = {"role": "user", "content": "What?"}
+    prompt = bridge.template.render([question], tools=TOOLS)
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    for header in (
+        " to=functions.look<|channel|>commentary json",
+        "<|channel|>commentary to=functions.look <|constrain|>json",
+    ):
+        text = f'{thought}{header}<|message|>{{"place": "desk"}}<|call|>'
+        message = reader.read([question], prompt, text, TOOLS)
+        assert message["thinking"] == "hm" and message["content"] == ""
+        (call,) = message["tool_calls"]
+        assert call["function"] == {"name": "look", "arguments": {"place": "desk"}}
+
+
 def test_tool_arguments_have_the_types_of_the_schema():
     bridge = ChatBridge(trl_tokenizer("qwen3_5_nothink"))
     tools = json.loads(json.dumps(TOOLS))

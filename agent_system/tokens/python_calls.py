@@ -1,0 +1,102 @@
+"""Tool calls in Python syntax, as LFM models write them. They are parsed, and never executed.
+
+<|tool_call_start|>[look(place='desk 1'), go(steps=2)]<|tool_call_end|>
+"""
+
+import ast
+import json
+import re
+from typing import Any
+
+BEGIN_CALLS, END_CALLS = "<|tool_call_start|>", "<|tool_call_end|>"
+# A string, or the name of a function or argument. Names may be no Python names: "from", "get-item".
+TOKENS = re.compile(
+    r"""(?P<string>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|(?<![\w.-])[^\W\d][\w.-]*(?=\s*[=(])""",
+    re.DOTALL,
+)
+ESCAPED_LETTERS = "\\'\"nrtbfu"
+# Names of JSON constants. The templates write mappings as JSON, and other values as Python.
+JSON_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def rewrite_python_calls(reply: str) -> str:
+    """Return ``reply`` with each call as one JSON object between two tags.
+
+        <|tool_call_start|>[look(place='desk')]<|tool_call_end|>
+        <|tool_call_start|>{"name": "look", "arguments": {"place": "desk"}}<|tool_call_end|>
+
+    Calls stay as they are if they are malformed or an argument is no literal.
+    """
+
+    def write_json_calls(match: re.Match[str]) -> str:
+        try:
+            calls = [json.dumps(call) for call in parse_python_calls(match[1])]
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            return match[0]
+        return "".join(f"{BEGIN_CALLS}{call}{END_CALLS}" for call in calls)
+
+    begin, end = re.escape(BEGIN_CALLS), re.escape(END_CALLS)
+    # A region has no second opening tag: the search is linear in the length of the reply.
+    region = rf"{begin}((?:(?!{begin}).)*?){end}"
+    return re.sub(region, write_json_calls, reply, flags=re.DOTALL)
+
+
+def parse_python_calls(text: str) -> list[dict[str, Any]]:
+    """Return name and arguments of each call of ``text``, a list of calls in Python syntax.
+
+    Raises:
+        SyntaxError: The text is no Python expression.
+        ValueError: The text is no list of calls, or an argument is no literal.
+    """
+    names: list[str] = []
+
+    def rewrite_token(match: re.Match[str]) -> str:
+        if match["string"]:
+            return _escape_string(match[0])
+        names.append(match[0])
+        return f"name{len(names) - 1}"
+
+    body = ast.parse(TOKENS.sub(rewrite_token, text.strip()), mode="eval").body
+    if not isinstance(body, ast.List):
+        raise ValueError("the calls are in no list")
+    calls = []
+    for node in body.elts:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+            raise ValueError("an element of the list is no call with named arguments")
+        arguments = {
+            _restore_name(keyword.arg, names): _read_literal(keyword.value)
+            for keyword in node.keywords
+        }
+        calls.append({"name": _restore_name(node.func.id, names), "arguments": arguments})
+    return calls
+
+
+def _restore_name(name: str | None, names: list[str]) -> str:
+    """Return the sampled name for which ``name`` stands; it is None in ``f(**arguments)``."""
+    if name is None:
+        raise ValueError("an argument has no name")
+    return names[int(name.removeprefix("name"))]
+
+
+def _escape_string(literal: str) -> str:
+    """Return a string literal in which line breaks and single backslashes are escaped.
+
+    Some templates write strings without escapes.
+    """
+
+    def escape_pair(match: re.Match[str]) -> str:
+        return match[0] if match[1] in ESCAPED_LETTERS else "\\" + match[0]
+
+    escaped = re.sub(r"\\(.)", escape_pair, literal, flags=re.DOTALL)
+    return escaped.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def _read_literal(node: ast.expr) -> Any:
+    return ast.literal_eval(_ConstantNames().visit(node))
+
+
+class _ConstantNames(ast.NodeTransformer):
+    """Replacement of the names of JSON constants by their values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(JSON_CONSTANTS[node.id]) if node.id in JSON_CONSTANTS else node
