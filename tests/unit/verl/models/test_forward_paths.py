@@ -91,6 +91,7 @@ def test_log_probs_gradients_and_scores_equal_plain_forwards(name):
         (scores.branch_scores, columns["branch_scores"]),
         (scores.span_scores, columns["span_scores"]),
     ):
+        assert actual is not None
         for row, expected_row in zip(actual, expected, strict=True):
             assert [astuple(s) for s in row] == [
                 pytest.approx(astuple(s), abs=TOLERANCE) for s in expected_row
@@ -116,7 +117,9 @@ def test_sequences_of_similar_length_share_a_pass():
 
 def test_rotary_embeddings_by_length_are_computed_without_padding():
     policy, _ = build_pair("phi3-longrope")
-    assert policy.path.long_rows.padded is False
+    path = policy.path
+    assert isinstance(path, PackedForward) and path.long_rows is not None
+    assert path.long_rows.padded is False
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "mistral", "qwen3", "cohere"])
