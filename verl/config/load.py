@@ -77,9 +77,10 @@ def read_config(
     problems += dotted_key_problems
     for plugin in ENVIRONMENT_PLUGINS:
         plugin.preprocess(config_values, schema)
-    paths = _list_keys_set_by_user(name, overrides, config_path)
+    file_paths = _list_keys_set_in_files(name, config_path)
     # An unknown key of the command line is reported already.
-    _drop_retired_keys(config_values, schema, _list_keys_set_by_user(name, [], config_path))
+    _drop_retired_keys(config_values, schema, file_paths)
+    paths = [*(override.lstrip("+").partition("=")[0] for override in overrides), *file_paths]
     parsed = _parse_tree(config_values, schema)
     parsed.problems = [*problems, *parsed.problems]
     for plugin in ENVIRONMENT_PLUGINS:
@@ -87,11 +88,9 @@ def read_config(
     return parsed
 
 
-def _list_keys_set_by_user(
-    name: str, overrides: Sequence[str], config_path: str | None
-) -> list[str]:
-    """Return the dotted paths of the keys that the command line and the user's files set."""
-    paths = [override.lstrip("+").partition("=")[0] for override in overrides]
+def _list_keys_set_in_files(name: str, config_path: str | None) -> list[str]:
+    """Return the dotted paths of the keys that the user's files set."""
+    paths: list[str] = []
     for file, content in read_user_config_files(name, config_path).items():
         # The stored config of a run has all keys, not only those that the user set.
         if not (file.name == "config.yaml" and file.with_name("env.json").exists()):

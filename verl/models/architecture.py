@@ -31,6 +31,7 @@ from verl.models.backbone import (
 from verl.models.branch_attention import pack_with_branches
 from verl.models.forward_logits import changes_logits, make_head
 from verl.models.forward_path import (
+    ForwardPath,
     PackedForward,
     RowForward,
     list_sequences,
@@ -92,7 +93,7 @@ class UnsupportedArchitecture(ValueError):
     """Error for a model whose log-probs no path of forward passes gives."""
 
 
-def choose_path(lm: "PreTrainedModel") -> PackedForward | RowForward:
+def choose_path(lm: "PreTrainedModel") -> ForwardPath:
     """Choose the path of the forward passes of ``lm`` and store it in ``lm``.
 
     ``lm`` is not sharded yet. It uses packed attention, or its own attention if packed attention
@@ -234,7 +235,7 @@ def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
         lm.train(training)
 
 
-def _measured_path(lm: "PreTrainedModel", reason: str) -> PackedForward | RowForward:
+def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
     """Return the first path that gives the log-probs of plain forwards.
 
     ``reason`` excludes the packed path if it is not empty.
@@ -287,7 +288,7 @@ def _check_causal(lm: "PreTrainedModel", tolerance: float) -> None:
         raise unsupported_model_error(lm.config, why)
 
 
-def _measure_smallest_gap(lm: "PreTrainedModel", path: PackedForward | RowForward) -> float:
+def _measure_smallest_gap(lm: "PreTrainedModel", path: ForwardPath) -> float:
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     smallest_gap = float("inf")
     for draw in range(MAX_COMPARISONS):
@@ -321,9 +322,7 @@ def _draw_rows(lm: "PreTrainedModel", seed: int) -> list[torch.Tensor]:
     return [torch.randint(vocabulary, (n,), generator=draw) for n in lengths]
 
 
-def _measure_log_prob_gap(
-    lm: "PreTrainedModel", path: PackedForward | RowForward, seed: int
-) -> float:
+def _measure_log_prob_gap(lm: "PreTrainedModel", path: ForwardPath, seed: int) -> float:
     *rows, branch_tokens = _draw_rows(lm, seed)
     branches = [[], [Branch(BRANCH_START, branch_tokens.tolist())]]
     packed = pack_with_branches(rows, branches, lm.device)

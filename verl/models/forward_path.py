@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -37,38 +37,14 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 PASS_TOKENS = 16384
 
 
-class ForwardPath(Protocol):
-    """Implementation of the backbone's part of a micro-batch.
-
-    ``logits_by_forward`` is True if the model's ``forward`` must compute the logits, because it
-    scales or caps them.
-    """
-
-    @property
-    def logits_by_forward(self) -> bool: ...
-
-    def compute_hidden(
-        self,
-        backbone: nn.Module,
-        input_ids: torch.Tensor,
-        position_ids: torch.Tensor,
-        layout: PackedLayout,
-    ) -> torch.Tensor:
-        """Return the last hidden states [T, H] of a micro-batch of T tokens."""
-        ...
-
-    def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
-        """Return the number of tokens that a row of ``length`` tokens and its branches cost."""
-        ...
-
-
 @dataclass(frozen=True)
 class RowForward:
     """Passes of separate sequences, with the model's own attention and state.
 
     ``attention`` is the name of the attention implementation of transformers. With ``padded``,
-    sequences of similar length share a right-padded pass. ``reason`` says why the model does not
-    use packed rows.
+    sequences of similar length share a right-padded pass. ``logits_by_forward`` is True if the
+    model's ``forward`` must compute the logits, because it scales or caps them. ``reason`` says why
+    the model does not use packed rows.
     """
 
     attention: str
@@ -104,6 +80,7 @@ class RowForward:
         return flat + _run_missing_passes(missing, lambda: run_backbone(backbone, one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+        """Return the number of tokens that a row of ``length`` tokens and its branches cost."""
         return length + sum(branch.start + len(branch.token_ids) for branch in branches)
 
 
@@ -113,6 +90,7 @@ class PackedForward:
 
     A micro-batch with a row or branch longer than ``limit`` tokens (an attention window, for
     example) is computed by ``long_rows`` instead. ``limit`` None means that there is none.
+    ``logits_by_forward`` is that of ``RowForward``.
     """
 
     attention: str
@@ -140,6 +118,7 @@ class PackedForward:
         return hidden + _run_missing_passes(missing, lambda: last_hidden(backbone, *one))
 
     def count_tokens(self, length: int, branches: Sequence[Branch]) -> int:
+        """Return the number of tokens that a row of ``length`` tokens and its branches cost."""
         ends = [branch.start + len(branch.token_ids) for branch in branches]
         if self.long_rows is not None and self._exceeds_limit(max([length, *ends])):
             return self.long_rows.count_tokens(length, branches)
@@ -147,6 +126,9 @@ class PackedForward:
 
     def _exceeds_limit(self, tokens: int) -> bool:
         return self.limit is not None and tokens > self.limit
+
+
+ForwardPath = PackedForward | RowForward
 
 
 def run_backbone(backbone: nn.Module, input_ids: torch.Tensor) -> torch.Tensor:
@@ -214,8 +196,9 @@ def _count_missing_passes(backbone: nn.Module, passes: int) -> int:
     Passes through a sharded model are collective operations, so every rank runs equally many. A
     model that is not sharded yet is compared on rank 0 alone.
     """
-    is_sharded = any(isinstance(module, FSDPModule) for module in backbone.modules())
-    if not is_sharded or dist.get_world_size() == 1:
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return 0
+    if not any(isinstance(module, FSDPModule) for module in backbone.modules()):
         return 0
     # gloo, if there, reduces numbers of the host
     device = "cpu" if "gloo" in dist.get_backend_config() else "cuda"
@@ -238,16 +221,16 @@ def _run_missing_passes(count: int, run_pass: Callable[[], torch.Tensor]) -> tor
 # ---------------------------------------------------------------------- paths of models
 
 
-def path_of(lm: nn.Module) -> PackedForward | RowForward:
+def path_of(lm: nn.Module) -> ForwardPath:
     """Return the path that was chosen when ``lm`` was loaded; packed for any other model."""
-    chosen: PackedForward | RowForward | None = getattr(lm, "forward_path", None)
+    chosen: ForwardPath | None = getattr(lm, "forward_path", None)
     if chosen is not None:
         return chosen
     config: PreTrainedConfig = lm.config  # pyright: ignore[reportAssignmentType]  has one
     return PackedForward(config._attn_implementation or "", attention_window(config))
 
 
-def set_path(lm: nn.Module, path: PackedForward | RowForward) -> None:
+def set_path(lm: nn.Module, path: ForwardPath) -> None:
     """Store ``path`` in ``lm`` and switch its layers to the attention of the path."""
     use_attention(lm, path.attention)
     lm.forward_path = path  # pyright: ignore[reportArgumentType]  a plain attribute
@@ -255,11 +238,10 @@ def set_path(lm: nn.Module, path: PackedForward | RowForward) -> None:
 
 def encode_path(path: ForwardPath) -> str:
     """Return ``path`` as text, which rank 0 sends to the other ranks."""
-    assert isinstance(path, PackedForward | RowForward)
     return json.dumps({"kind": type(path).__name__, **asdict(path)})
 
 
-def decode_path(text: str) -> PackedForward | RowForward:
+def decode_path(text: str) -> ForwardPath:
     """Return the path that ``encode_path`` wrote."""
     values = json.loads(text)
     if values.pop("kind") == RowForward.__name__:

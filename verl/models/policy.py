@@ -11,7 +11,7 @@ from torch import nn
 
 from verl.models.backbone import attention_window, decoder_layers, find_backbone, output_head
 from verl.models.forward_logits import make_head
-from verl.models.forward_path import PackedForward, RowForward, path_of
+from verl.models.forward_path import ForwardPath, path_of
 from verl.models.packed_attention import PackedLayout
 from verl.models.sequence_parallel import SequenceGroup
 from verl.models.token_scores import Targets, TokenScores, scores_from_hidden
@@ -27,7 +27,7 @@ class PackedModel(nn.Module):
     """
 
     config: "PreTrainedConfig"
-    path: PackedForward | RowForward
+    path: ForwardPath
     sequence_group: SequenceGroup | None = None  # ranks that compute a row together
 
     def compute_last_hidden(

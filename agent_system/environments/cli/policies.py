@@ -213,14 +213,6 @@ def _has_complete_action_list(observation: Observation) -> bool:
     return bool(actions) and not any(map(PLACEHOLDER_PATTERN.search, actions))
 
 
-def _most_common(counter: "Counter[str]") -> list[str]:
-    return [
-        text
-        for text, _ in counter.most_common(MAX_CONSTANTS_PER_SOURCE)
-        if not PLACEHOLDER_PATTERN.search(text)
-    ]
-
-
 class InvalidGoldPath(ValueError):
     """Error for a method ``gold_path`` that raised, or that did not return a list of actions."""
 

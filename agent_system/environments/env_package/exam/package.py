@@ -51,7 +51,7 @@ class ExamEnv:
         """Start an episode at the first of ``task["questions"]``."""
         del seed  # nothing is random
         self._task_questions = task["questions"]
-        self._entries = load_entries(self.settings, task)
+        self._entries = load_entries(self._generators, task)
         self._solutions = [solve_question(entry["question"]) for entry in self._entries]
         self._answered = 0
         return self._make_observation("")

@@ -3,7 +3,7 @@
 import hashlib
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -81,7 +81,9 @@ def draw_tasks(
     return tasks
 
 
-def load_entries(settings: ExamSettings, task: Task) -> list[dict[str, Any]]:
-    """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them."""
-    generators = load_generators(settings)
+def load_entries(generators: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
+    """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them.
+
+    ``generators`` are those of ``load_generators``.
+    """
     return [generators[name][number] for name, number in task["questions"]]

@@ -91,10 +91,7 @@ def solve_sum(text: str) -> Solution | None:
         return None
     first_term, *parts = match[1].split()
     operations = [f"{sign} {term}" for sign, term in zip(parts[::2], parts[1::2], strict=True)]
-    signed_terms = [
-        int(term) if sign == "+" else -int(term)
-        for sign, term in zip(parts[::2], parts[1::2], strict=True)
-    ]
+    signed_terms = [int(operation.replace(" ", "")) for operation in operations]
     sums = list(accumulate(signed_terms, initial=int(first_term)))
     # A sum of one term has no operation; its only result is the term.
     return _build_integer_solution(

@@ -15,6 +15,7 @@ from torch import nn
 
 import verl.models.architecture as architecture
 from tests.helpers import model_families
+from tests.helpers.model_families import EXPERTS
 from tests.helpers.refusals import mentions
 from verl.models.architecture import (
     UnsupportedArchitecture,
@@ -36,17 +37,7 @@ from verl.models.policy import PolicyModel
 from verl.models.token_scores import Targets
 from verl.records import Branch
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 120,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SIZES: dict[str, Any] = model_families.SIZES | {"vocab_size": 120}
 
 
 def build_model(config, std=0.2):

@@ -126,7 +126,7 @@ def start_episode():
     settings = make_settings(questions=3)
     env = PACKAGE.make(settings)
     task = PACKAGE.tasks(settings, "train")[0]
-    answers = [entry["answer"] for entry in load_entries(settings, task)]
+    answers = [entry["answer"] for entry in load_entries(load_generators(settings), task)]
     return env, env.reset(task, 0), answers
 
 
@@ -171,8 +171,9 @@ def test_splits_and_demonstrations_share_no_validation_question():
         "val": PACKAGE.tasks(settings, "val"),
         "demonstrations": expert.tasks(settings, 400),
     }
+    generators = load_generators(settings)
     texts = {
-        split: {entry["question"] for task in tasks for entry in load_entries(settings, task)}
+        split: {entry["question"] for task in tasks for entry in load_entries(generators, task)}
         for split, tasks in task_lists.items()
     }
     assert not texts["val"] & (texts["train"] | texts["demonstrations"])
@@ -210,7 +211,7 @@ def test_demonstrations_have_thoughts_of_the_rule_at_uniform_levels(tmp_path):
     tasks = {task["task_id"]: task for task in expert.tasks(settings, 600)}
     levels = []
     for row in rows:
-        (entry,) = load_entries(settings, tasks[row["task_id"]])
+        (entry,) = load_entries(load_generators(settings), tasks[row["task_id"]])
         solution = solve_question(entry["question"])
         (level,) = row["levels"]
         question, reply = (message["content"] for message in row["messages"])
