@@ -66,7 +66,7 @@ def test_point_of_a_curve_opens_the_trajectories_of_its_step(browser, report):
     assert browser.evaluate("[kind.value, step.value]") == ["val", "0"]
     browser.click("svg.opens[aria-label^='Policy loss']", right=0.2)
     assert browser.evaluate("[kind.value, step.value]") == ["train", "1"]
-    assert len(read_values(browser, "button.play")) == 32
+    assert len(read_values(browser, "button.trajectory")) == 32
 
 
 def test_return_bar_opens_its_trajectories(browser, report):
@@ -75,10 +75,10 @@ def test_return_bar_opens_its_trajectories(browser, report):
     assert [label.split(":")[0] for label in bars] == ["return 0", "return 1"]
     browser.click(".bin:last-of-type .hit")
     num_successes = int(bars[1].split()[2])
-    assert set(read_values(browser, "button.play .outcome")) == {"success"}
-    assert len(read_values(browser, "button.play")) == num_successes
+    assert set(read_values(browser, "button.trajectory .outcome")) == {"success"}
+    assert len(read_values(browser, "button.trajectory")) == num_successes
     browser.click(".bin.chosen .hit")
-    assert len(read_values(browser, "button.play")) == 32
+    assert len(read_values(browser, "button.trajectory")) == 32
 
 
 def test_keyboard_navigates_the_trajectories(browser, report):
@@ -90,14 +90,14 @@ def test_keyboard_navigates_the_trajectories(browser, report):
     browser.press("k")
     browser.press("Enter")
     browser.wait("document.activeElement.id === 'shown'")
-    assert browser.evaluate(ADDRESS) == ["#train-12/0", "shown"] and first[1] == "play"
+    assert browser.evaluate(ADDRESS) == ["#train-12/0", "shown"] and first[1] == "trajectory"
     browser.press("Escape")
-    assert browser.evaluate(ADDRESS) == ["#plays", "play"]
+    assert browser.evaluate(ADDRESS) == ["#trajectories", "trajectory"]
     assert browser.evaluate("shown.hidden")
     outlined = "getComputedStyle(document.activeElement).outlineStyle"
     assert browser.evaluate(outlined) == "solid"
     browser.press("ArrowLeft")
-    assert browser.evaluate("[step.value, document.activeElement.className]") == ["1", "play"]
+    assert browser.evaluate("[step.value, document.activeElement.className]") == ["1", "trajectory"]
     chart = "document.querySelector(\"svg.opens[aria-label^='Policy loss']\")"
     browser.evaluate(f"{chart}.focus()")
     browser.press("ArrowRight")
@@ -117,34 +117,34 @@ def test_texts_of_a_trajectory_are_not_markup(browser, report):
 def test_trajectories_of_a_group_are_shown_side_by_side(browser, report):
     browser.show(f"{report}#train-12/3")
     browser.press("g")
-    browser.wait("document.querySelector('.besides') !== null")
-    assert len(read_values(browser, ".besides th[scope=col]")) == 8
-    assert read_values(browser, ".besides th[scope=col] .outcome")[:2] == ["success", "failure"]
-    marked = len(read_values(browser, ".besides td.parts"))
+    browser.wait("document.querySelector('.side-by-side') !== null")
+    assert len(read_values(browser, ".side-by-side th[scope=col]")) == 8
+    assert read_values(browser, ".side-by-side th[scope=col] .outcome")[:2] == ["success", "failure"]
+    marked = len(read_values(browser, ".side-by-side td.differs"))
     differences = [
-        text for text in read_values(browser, ".besides th p") if "differs from turn" in text
+        text for text in read_values(browser, ".side-by-side th p") if "differs from turn" in text
     ]
     assert marked == len(differences) > 0
-    browser.click(".besides th[scope=col]:nth-child(3) button")
-    browser.wait("document.querySelector('.besides .outcome').textContent === 'failure'")
+    browser.click(".side-by-side th[scope=col]:nth-child(3) button")
+    browser.wait("document.querySelector('.side-by-side .outcome').textContent === 'failure'")
     assert browser.evaluate("location.hash").endswith("/group")
-    browser.press("p")
-    browser.wait("document.querySelector('.besides') === null")
+    browser.press("t")
+    browser.wait("document.querySelector('.side-by-side') === null")
 
 
 def test_arrow_of_the_state_graph_opens_its_trajectories(browser, report, screenshots):
     browser.show(f"{report}#train-12/3")
     browser.press("s")
     browser.wait("document.querySelector('svg.states') !== null")
-    colours = read_values(browser, ".way .edge", "getAttribute('class')")
+    colours = read_values(browser, ".arrow .edge", "getAttribute('class')")
     assert {"edge up", "edge down"} <= set(colours)
     states = read_values(browser, ".state", "getAttribute('aria-label')")
     assert "at countertop 1" in states and {"success", "failure"} <= set(states)
-    browser.click(".way")
-    assert "credit" in read_values(browser, ".told b")[0]
+    browser.click(".arrow")
+    assert "credit" in read_values(browser, ".details b")[0]
     browser.evaluate("shown.scrollIntoView()")
     browser.screenshot(screenshots / "states.png")
-    browser.click(".told button")
+    browser.click(".details button")
     browser.wait("document.querySelector('svg.states') === null")
     assert re.fullmatch(r"#train-12/\d", browser.evaluate("location.hash"))
 
@@ -182,8 +182,8 @@ def test_page_fits_the_screen_and_follows_the_colour_scheme(
     colour = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     red = int(re.findall(r"\d+", colour)[0])
     assert (red < 60) == dark
-    browser.evaluate("plays.scrollIntoView()")
-    name = f"plays_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
+    browser.evaluate("trajectories.scrollIntoView()")
+    name = f"trajectories_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
     browser.screenshot(screenshots / name)
     assert (screenshots / name).stat().st_size > 10_000
 
@@ -197,7 +197,7 @@ def test_comparison_page_fits_a_phone_and_opens_no_trajectories(browser, tmp_pat
     browser.show(write_comparison(runs).as_uri(), PHONE)
     assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE[0]
     assert len(read_values(browser, "path.band")) > 10
-    assert read_values(browser, "svg.opens, #plays") == []
+    assert read_values(browser, "svg.opens, #trajectories") == []
 
 
 def test_step_without_trajectories_shows_the_nearest(browser, report):
@@ -205,10 +205,10 @@ def test_step_without_trajectories_shows_the_nearest(browser, report):
     browser.click("svg.opens[aria-label^='Policy loss']", right=0.55)
     assert browser.evaluate("[kind.value, step.value]") in (["train", "1"], ["train", "12"])
     browser.evaluate("step.value = 'all'; step.dispatchEvent(new Event('change'))")
-    assert len(read_values(browser, "button.play")) == 60
+    assert len(read_values(browser, "button.trajectory")) == 60
     # The rest of the list is added when it is scrolled into view.
     browser.evaluate("list.lastElementChild.scrollIntoView()")
-    browser.wait("document.querySelectorAll('button.play').length === 64")
+    browser.wait("document.querySelectorAll('button.trajectory').length === 64")
 
 
 def test_served_page_follows_its_run(browser, tmp_path):
@@ -226,7 +226,7 @@ def test_served_page_follows_its_run(browser, tmp_path):
         browser.wait("step.options.length === 4 && live.textContent === 'live'")
         assert "step 3 of 30" in browser.evaluate("head.textContent")
         # The shown trajectory and the keyboard focus stay.
-        selection = "[step.value, location.hash, document.activeElement.dataset.place, window.mark]"
+        selection = "[step.value, location.hash, document.activeElement.dataset.position, window.mark]"
         assert browser.evaluate(selection) == ["2", "#train-2/1", "2", 1]
         browser.evaluate("document.activeElement.blur()")
         browser.click("svg.opens[aria-label^='Policy loss']", right=0.95)

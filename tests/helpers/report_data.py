@@ -17,9 +17,9 @@ def index_of(page: str) -> dict[str, Any]:
     return _unpacked(page, 'id="index"')
 
 
-def plays_of(page: str, name: str) -> list[dict[str, Any]]:
+def list_trajectories(page: str, name: str) -> list[dict[str, Any]]:
     """Return the trajectories of one rollout file in the page."""
-    return _unpacked(page, f'data-plays="{name}"')["plays"]
+    return _unpacked(page, f'data-trajectories="{name}"')["trajectories"]
 
 
 def _unpacked(page: str, attribute: str) -> dict[str, Any]:

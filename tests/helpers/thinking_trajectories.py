@@ -128,7 +128,7 @@ def steps_of(data: DataProto) -> list[tuple[int, ThinkingTurnRecord]]:
     ]
 
 
-def plays_of(data: DataProto) -> dict[str, list[tuple[int, ThinkingTurnRecord]]]:
+def list_trajectories(data: DataProto) -> dict[str, list[tuple[int, ThinkingTurnRecord]]]:
     """Return the turns of every trajectory in order, over all of its rows."""
     plays: dict[str, list[tuple[int, ThinkingTurnRecord]]] = {}
     for row, step in steps_of(data):
@@ -197,7 +197,7 @@ class Reference:
         reference.
         """
         distances_of_contexts = []
-        for trajectory in plays_of(data).values():
+        for trajectory in list_trajectories(data).values():
             records = [record for _, record in trajectory]
             for number, record in enumerate(records):
                 before = self.said_before(records, number)

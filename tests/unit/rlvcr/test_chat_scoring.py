@@ -20,7 +20,7 @@ from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import (
     Reference,
     collect,
-    plays_of,
+    list_trajectories,
     real_tokens,
     steps_of,
     thinking_config,
@@ -54,7 +54,7 @@ def test_contexts_are_scored_after_the_prompt_of_their_turn(data, tokenizer, pol
     differences = reference.differences(data)
     assert len(differences) == 4 * len(steps_of(data)) > 40
     assert max(differences) < EXACT
-    for trajectory in plays_of(data).values():
+    for trajectory in list_trajectories(data).values():
         records = [record for _, record in trajectory]
         for step, (row, record) in enumerate(trajectory):
             prompt = tokenizer.decode(real_tokens(data, row)[: record.span[0]])

@@ -24,7 +24,7 @@ from tests.helpers.thinking_trajectories import (
     Reference,
     answer_questions,
     collect,
-    plays_of,
+    list_trajectories,
     real_tokens,
     steps_of,
     thinking_config,
@@ -197,7 +197,7 @@ def request_of(data, scorer, tokenizer, history):
 @both
 def test_rule_07_turn_is_scored_on_its_own_action_tokens(history, scored_rows, references):
     data = scored_rows[history]
-    for trajectory in plays_of(data).values():
+    for trajectory in list_trajectories(data).values():
         actions = [record.action for _, record in trajectory]
         assert len(actions) >= 3 and len(set(actions)) == len(actions), (
             "turns of a trajectory have different actions"
@@ -316,7 +316,7 @@ def test_rule_10_ignoring_the_thought_gives_other_scores(
 ):
     corrupted = collect(tokenizer, Scorer(scorer.worker, corrupt), thinking_config(history))
     reference, differences = references[history], []
-    for trajectory in plays_of(corrupted).values():
+    for trajectory in list_trajectories(corrupted).values():
         records = [record for _, record in trajectory]
         for number, record in enumerate(records):
             for context in (c for c in record.contexts if not c.original and c.thought):
@@ -373,7 +373,7 @@ def list_numbers(answer):
 def test_rule_11_members_of_a_group_share_task_and_start(history, scored_rows):
     data, columns = scored_rows[history], scored_rows[history].non_tensor_batch
     groups: dict[str, set] = {}
-    for trajectory in plays_of(data).values():
+    for trajectory in list_trajectories(data).values():
         row, first = trajectory[0]
         groups.setdefault(columns["uid"][row], set()).add(
             (columns["task_id"][row], first.observation)

@@ -17,7 +17,7 @@ from rich.console import Console
 import rlvcr.report_sections
 from rlvcr.records import ThinkingTurnRecord
 from tests.helpers.fake_run import fake_run
-from tests.helpers.report_data import index_of, plays_of
+from tests.helpers.report_data import index_of, list_trajectories
 from verl import report_sections as sections
 from verl.protocol import DataProto
 from verl.record.console import build_metric_table, format_figures
@@ -144,7 +144,7 @@ def test_turns_show_what_a_contribution_declares(run_dir):
     sections.CONTRIBUTIONS.append(WEATHER)
     page = write_report(run_dir).read_text()
     assert index_of(page)["lead"] == "The tables show the skies of the other seasons."
-    step = plays_of(page, "train-2")[0]["steps"][0]
+    step = list_trajectories(page, "train-2")[0]["steps"][0]
     assert step["badges"] == [2] and step["flags"] == ["thunder"]
     (table,) = step["tables"]
     assert table["heads"] == ["season", "sky", "drops"] and table["note"] == "hours of sun 4.2"
@@ -167,7 +167,7 @@ def test_executed_returns_are_shown_for_each_alternative(run_dir):
     )
     sections.CONTRIBUTIONS.append(replace(WEATHER, steps=view))
     page = write_report(run_dir).read_text()
-    first, second = plays_of(page, "train-2")[:2]
+    first, second = list_trajectories(page, "train-2")[:2]
     (table,) = first["steps"][0]["tables"]
     assert table["heads"][-1] == "executed return, n = 2"
     assert [line["cells"][-1] for line in table["lines"]] == [["0.50", False], ["1.00", True]]
@@ -181,7 +181,7 @@ def test_executed_returns_are_shown_for_each_alternative(run_dir):
 def test_report_without_contributions_shows_no_method(run_dir):
     page = write_report(run_dir).read_text()
     assert "Thinking" not in page and "Weather" not in page
-    step = plays_of(page, "train-2")[0]["steps"][0]
+    step = list_trajectories(page, "train-2")[0]["steps"][0]
     assert not {"badges", "flags", "tables"} & set(step) and index_of(page)["lead"] == ""
     assert format_figures({"rlvcr/level_share_1": 1.0, "weather/rain": 1.0}) == {}
 

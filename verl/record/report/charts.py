@@ -262,7 +262,7 @@ def _hover_values(series: Series, form: str) -> dict[str, Any]:
     # Format the values here: the page's script does not know the formats.
     values = [format_value(value) for value in series.ys]
     texts = {"name": series.name, "color": series.color, "x": series.xs, "y": values}
-    return texts | {"range": interval_texts, "plays": series.trajectory_kind}
+    return texts | {"range": interval_texts, "trajectories": series.trajectory_kind}
 
 
 def _stack_series(series: list[Series]) -> list[Series]:

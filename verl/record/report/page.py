@@ -33,13 +33,13 @@ from verl.utils import jsonl
 from verl.utils.files import write_page
 
 WEB_FOLDER = Path(__file__).parent / "web"
-STYLES = ("style.css", "plays.css")
+STYLES = ("style.css", "trajectories.css")
 SCRIPTS = (
     "codec.js",
     "choose.js",
     "dom.js",
     "charts.js",
-    "play.js",
+    "trajectory.js",
     "compare.js",
     "states.js",
     "browser.js",

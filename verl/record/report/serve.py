@@ -2,7 +2,7 @@
 
     GET /KEY/            the page, without trajectories
     GET /KEY/stamp       a text that changes when the run's files change
-    GET /KEY/plays/NAME  the compressed trajectories of the rollout file NAME
+    GET /KEY/trajectories/NAME  the compressed trajectories of the rollout file NAME
 
 The server writes no files. It looks up NAME in the list of rollout files and never uses it as a
 path. KEY is a random text. It protects the data from other users of the machine, who can also
@@ -129,7 +129,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         if path == "stamp":
             return "text/plain", live_run.compute_stamp().encode()
         folder, _, name = path.partition("/")
-        packed = live_run.pack_trajectories(name) if folder == "plays" else None
+        packed = live_run.pack_trajectories(name) if folder == "trajectories" else None
         return None if packed is None else ("application/gzip", packed)
 
     def get_requested_host(self) -> str:

@@ -146,7 +146,7 @@ def _pack_cached(
     audited_names = {name for outcomes_of_view in outcomes.values() for name, _ in outcomes_of_view}
     if audited_names:
         summary["audited"] = [int(entry["name"] in audited_names) for entry in trajectories]
-    return Chunk(summary, compress_json({"plays": trajectories}))
+    return Chunk(summary, compress_json({"trajectories": trajectories}))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import yaml
 import rlvcr.report_sections  # noqa: F401  (what thinking levels add to a report)
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
-from tests.helpers.report_data import index_of, plays_of
+from tests.helpers.report_data import index_of, list_trajectories
 from verl.record.report import figures, write_report
 from verl.record.report.charts import (
     MAX_POINTS,
@@ -137,7 +137,7 @@ def test_page_holds_the_trajectories_of_every_step(page, run_dir):
         1,
         0,
     ) and success // 8 == no_success // 8
-    play = plays_of(page, "train-12")[success]
+    play = list_trajectories(page, "train-12")[success]
     recorded = rows[success]["steps"][0]
     shown = play["steps"][0]
     assert play["name"] == rows[success]["traj_uid"] and shown["action"] == recorded["action"]
@@ -152,7 +152,7 @@ def test_page_holds_the_trajectories_of_every_step(page, run_dir):
     assert table["note"].startswith("thinking advantage of the sampled thought")
     assert [line["number"] for line in table["lines"]] == [1, 2, 3, 4]
     # Validation trajectories have no credit, so their response is one text.
-    held_out = plays_of(page, "val-12")[0]["steps"][0]
+    held_out = list_trajectories(page, "val-12")[0]["steps"][0]
     assert held_out["response"].startswith("<level>") and "tokens" not in held_out
 
 
@@ -198,7 +198,7 @@ def test_page_holds_the_trajectories_of_an_audit(tmp_path):
     files = {file["name"]: file for file in index_of(page)["files"]}
     assert list(files) == ["val-0", "train-1", "val-1", "audit-1"]
     assert sum(files["audit-1"]["audited"]) == 1 and "audited" not in files["train-1"]
-    (table,) = plays_of(page, "audit-1")[0]["steps"][0]["tables"]
+    (table,) = list_trajectories(page, "audit-1")[0]["steps"][0]["tables"]
     assert table["heads"][-1] == "executed return, n = 2"
     assert [line["cells"][-1][0] for line in table["lines"]] == ["0.25", "0.00", "0.00", "1.00"]
 
@@ -229,7 +229,7 @@ def rewrite_files(file, lines):
 
 
 def read_first_trajectory(file):
-    return json.loads(gzip.decompress(pack_file(file).packed))["plays"][0]
+    return json.loads(gzip.decompress(pack_file(file).packed))["trajectories"][0]
 
 
 def test_changed_file_is_packed_again(tmp_path):
@@ -276,7 +276,7 @@ def test_recorded_texts_are_no_markup(tmp_path):
     jsonl.write(path, rows)
     page = write_report(run_dir).read_text()
     assert "alert(1)" not in page
-    play = plays_of(page, "train-1")[0]
+    play = list_trajectories(page, "train-1")[0]
     assert play["prompt"] == hostile and play["steps"][0]["tokens"] == [hostile]
     parse_page(page)
 

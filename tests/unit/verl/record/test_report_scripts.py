@@ -29,11 +29,11 @@ def run_choose_script(body, **names):
 def test_packed_text_is_unpacked():
     value = {"text": "</script> ü 漢", "numbers": [0, -1.5, None]}
     text = encode_base64(compress_json(value))
-    assert run_choose_script("return unpack(bytesOf(text));", text=text) == value
+    assert run_choose_script("return unpack(decodeBase64(text));", text=text) == value
 
 
 def test_rows_have_numbers_and_groups_are_adjacent():
-    rows = run_choose_script("return byGroup(rowsOf(file));", file=FILE)
+    rows = run_choose_script("return sortByGroup(listRows(file));", file=FILE)
     assert [(row["number"], row["task"], row["won"]) for row in rows] == [
         (0, "Door/a", True),
         (2, "Door/a", False),
@@ -52,7 +52,7 @@ def test_nearest_step_with_trajectories_is_chosen():
 
 
 def test_few_returns_have_own_bins_and_many_share_bins():
-    body = "return countedBins(earned.map((value) => ({ earned: value, won: value >= 1 })));"
+    body = "return countByBin(earned.map((value) => ({ earned: value, won: value >= 1 })));"
     bins = run_choose_script(body, earned=[0, 1, 1, 0.5])
     assert [(bin["low"], bin["high"], bin["count"], bin["won"]) for bin in bins] == [
         (0, 0, 1, 0),
@@ -69,7 +69,7 @@ def test_every_trajectory_is_counted_in_the_bin_that_opens_it():
     body = """
         const rows = earned.map((value) => ({ earned: value, won: false, task: "t" }));
         const choice = { outcome: "", search: "" };
-        return countedBins(rows).map((bin) => [
+        return countByBin(rows).map((bin) => [
             bin.count, rows.filter((row) => matches(row, { ...choice, bin })).length,
         ]);
     """
@@ -79,7 +79,7 @@ def test_every_trajectory_is_counted_in_the_bin_that_opens_it():
 
 def test_trajectories_are_selected_by_outcome_and_task():
     body = """
-        const rows = rowsOf(file);
+        const rows = listRows(file);
         const numbers = (choice) => rows.filter((row) => matches(row, choice)).map((r) => r.number);
         return choices.map(numbers);
     """
@@ -89,7 +89,7 @@ def test_trajectories_are_selected_by_outcome_and_task():
 
 
 def test_colour_scale_ignores_outliers():
-    body = "return lists.map(fullSize);"
+    body = "return lists.map(computeScale);"
     lists = [[0.1] * 30 + [-50.0], [-2.0], []]
     assert run_choose_script(body, lists=lists) == [0.1, 2.0, 1e-9]
 
@@ -101,8 +101,8 @@ def test_numbers_are_short():
 
 def test_counts_have_the_plural_of_their_word():
     body = "return counts.map(([count, word]) => plural(count, word));"
-    counts = [[1, "turn"], [1200, "turn"], [1, "trajectory"], [0, "trajectory"], [2, "play"]]
-    texts = ["1 turn", "1,200 turns", "1 trajectory", "0 trajectories", "2 plays"]
+    counts = [[1, "turn"], [1200, "turn"], [1, "trajectory"], [0, "trajectory"], [2, "day"]]
+    texts = ["1 turn", "1,200 turns", "1 trajectory", "0 trajectories", "2 days"]
     assert run_choose_script(body, counts=counts) == texts
 
 
@@ -120,7 +120,7 @@ def test_first_different_turn_is_found():
         make_trajectory(("hall", "go")),
         make_trajectory(("hall", "go"), ("door", "open"), ("cave", "sit")),
     ]
-    body = "return candidates.map((other) => partingTurn(first, other));"
+    body = "return candidates.map((other) => firstDifference(first, other));"
     turns = run_scripts(
         ("compare.js",),
         f"const first = {json.dumps(first)}, candidates = {json.dumps(candidates)}; {body}",
@@ -131,7 +131,7 @@ def test_first_different_turn_is_found():
 def test_opposite_outcome_is_placed_beside_a_trajectory():
     rows = [{"number": number, "won": number in (0, 2)} for number in range(4)]
     body = (
-        f"const rows = {json.dumps(rows)}; return besides(rows, rows[2]).map((row) => row.number);"
+        f"const rows = {json.dumps(rows)}; return orderMembers(rows, rows[2]).map((row) => row.number);"
     )
     assert run_scripts(("compare.js",), body) == [2, 1, 3, 0]
 
@@ -142,7 +142,7 @@ STATES = """
         { number: 2, won: false, earned: 0 },
     ];
     const step = (observation, action, advantage) => ({ observation, action, advantage });
-    const plays = [
+    const trajectories = [
         { steps: [step("hall", "go", 1), step("cave", "dig", 0.5)] },
         { steps: [step("hall", "go", -2), step("hall", "sit", -0.5)] },
         { steps: [step("hall", "go", 0)] },
@@ -155,7 +155,7 @@ def run_states_script(body):
 
 
 def test_state_graph_has_actions_with_their_mean_credit():
-    graph = run_states_script("return stateGraph(rows, plays);")
+    graph = run_states_script("return buildStateGraph(rows, trajectories);")
     nodes = {node["name"]: (node["depth"], node["count"]) for node in graph["nodes"]}
     assert nodes == {
         "state hall": (0, 4),
@@ -178,8 +178,8 @@ def test_state_graph_has_actions_with_their_mean_credit():
 
 
 def test_state_graph_uses_returns_without_advantages():
-    body = "for (const play of plays) for (const step of play.steps) delete step.advantage;"
-    graph = run_states_script(body + "return stateGraph(rows, plays);")
+    body = "for (const trajectory of trajectories) for (const step of trajectory.steps) delete step.advantage;"
+    graph = run_states_script(body + "return buildStateGraph(rows, trajectories);")
     credit = {(edge["action"], edge["to"]): edge["credit"] for edge in graph["edges"]}
     assert not graph["measured"]
     assert credit["dig", "end success"] == pytest.approx(2 / 3)
@@ -188,8 +188,8 @@ def test_state_graph_uses_returns_without_advantages():
 
 def test_state_name_of_the_estimators_is_used():
     body = """
-        plays[0].steps[1].state = "hall";
-        return stateGraph(rows, plays).nodes.map((node) => node.name);
+        trajectories[0].steps[1].state = "hall";
+        return buildStateGraph(rows, trajectories).nodes.map((node) => node.name);
     """
     assert sorted(run_states_script(body)) == ["end failure", "end success", "state hall"]
 
@@ -197,7 +197,7 @@ def test_state_name_of_the_estimators_is_used():
 def test_state_graph_of_a_long_episode_is_cut():
     body = """
         const long = { steps: Array.from({ length: 50 }, (_, at) => step("room " + at, "on", 0)) };
-        return stateGraph([rows[0]], [long], 10);
+        return buildStateGraph([rows[0]], [long], 10);
     """
     graph = run_states_script(body)
     assert (graph["turns"], graph["cut"], len(graph["nodes"])) == (10, True, 11)
@@ -209,7 +209,7 @@ def test_states_and_actions_are_drawn_without_overlap():
         const twins = [step("a", "left"), step("a", "right"), step("a", "up")];
         const next = [step("b", "on"), step("b", "on"), step("c", "on")];
         const ways = twins.map((first, which) => ({ steps: [first, next[which]] }));
-        return placed(stateGraph(rows, ways));
+        return placeNodes(buildStateGraph(rows, ways));
     """
     graph = run_states_script(body)
     positions = {(node["x"], node["y"]) for node in graph["nodes"]}
@@ -222,14 +222,14 @@ def test_states_and_actions_are_drawn_without_overlap():
 def test_click_selects_the_nearest_curve():
     chart = {
         "series": [
-            {"x": [1, 2], "at": [100, 90], "plays": "train"},
-            {"x": [2], "at": [20], "plays": "val"},
+            {"x": [1, 2], "at": [100, 90], "trajectories": "train"},
+            {"x": [2], "at": [20], "trajectories": "val"},
         ]
     }
     requests = [[1, 0], [2, 80], [2, 30]]
     body = f"""
         const chart = {json.dumps(chart)};
-        return {requests}.map(([step, height]) => kindAt(chart, step, height));
+        return {requests}.map(([step, height]) => findKind(chart, step, height));
     """
     page = "globalThis.document = { getElementById: () => null };"
     assert run_scripts(("dom.js", "charts.js"), body, before=page) == ["train", "train", "val"]

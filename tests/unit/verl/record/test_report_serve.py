@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.fake_run import fake_run
 from tests.helpers.refusals import mentions
-from tests.helpers.report_data import index_of, plays_of
+from tests.helpers.report_data import index_of, list_trajectories
 from verl.record.report import serve, write_report
 from verl.record.report.serve import LiveServer
 from verl.utils import jsonl
@@ -55,14 +55,14 @@ def test_page_has_an_index_and_sends_trajectories_on_request(server, run_dir):
     status, headers, body = get(server, "/")
     page = body.decode()
     assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
-    assert '"application/gzip" data-plays' not in page and "connect-src &#39;self&#39;" in page
+    assert '"application/gzip" data-trajectories' not in page and "connect-src &#39;self&#39;" in page
     assert f'data-live="{get(server, "/stamp")[2].decode()}"' in page
     names = [file["name"] for file in index_of(page)["files"]]
     assert names == ["val-0", "train-1", "train-2", "val-2"]
-    status, headers, body = get(server, "/plays/train-2")
+    status, headers, body = get(server, "/trajectories/train-2")
     assert status == 200 and headers["Cross-Origin-Resource-Policy"] == "same-origin"
     static_page = write_report(run_dir).read_text()
-    assert json.loads(gzip.decompress(body))["plays"] == plays_of(static_page, "train-2")
+    assert json.loads(gzip.decompress(body))["trajectories"] == list_trajectories(static_page, "train-2")
     assert "data-live" not in static_page and "connect-src" not in static_page
 
 
@@ -83,10 +83,10 @@ def test_stamp_changes_with_metrics_and_trajectories(server, run_dir):
     [
         "/config.yaml",
         "/../config.yaml",
-        "/plays/../../config.yaml",
-        "/plays/..%2f..%2fconfig.yaml",
-        "/plays//etc/passwd",
-        "/plays/",
+        "/trajectories/../../config.yaml",
+        "/trajectories/..%2f..%2fconfig.yaml",
+        "/trajectories//etc/passwd",
+        "/trajectories/",
         "/metrics.jsonl",
         "/rollouts/1.jsonl",
     ],
@@ -97,8 +97,8 @@ def test_no_path_leads_to_a_file(server, path):
 
 
 def test_request_without_the_key_is_refused(server):
-    for key in ("", "plays", server.key[:-1], server.key + "x"):
-        for path in ("/", "/stamp", "/plays/train-1"):
+    for key in ("", "trajectories", server.key[:-1], server.key + "x"):
+        for path in ("/", "/stamp", "/trajectories/train-1"):
             assert get(server, path, key=key)[0] == 404
     # Without the final slash the page could not load its trajectories.
     assert get(server, "")[0] == 404 and len(server.key) >= 20
@@ -136,13 +136,13 @@ def test_server_is_read_only(server, run_dir):
     for method in ("POST", "PUT", "DELETE"):
         assert get(server, "/", method=method)[0] == 501
     get(server, "/")
-    get(server, "/plays/train-1")
+    get(server, "/trajectories/train-1")
     assert sorted((path, path.stat().st_mtime_ns) for path in run_dir.rglob("*")) == before
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8400", "192.168.0.7", "[fe80::1]"])
 def test_foreign_host_names_are_refused(server, host):
-    for path in ("/", "/stamp", "/plays/train-1"):
+    for path in ("/", "/stamp", "/trajectories/train-1"):
         assert get(server, path, host)[0] == 403
 
 

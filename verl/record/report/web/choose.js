@@ -1,9 +1,9 @@
 // Selection of the trajectories to show: functions of the index that need no page.
 
-const MOST_BINS = 20;
+const MAX_BINS = 20;
 
 // One row for each trajectory of a file in the index.
-function rowsOf(file) {
+function listRows(file) {
   return file.group.map((group, number) => ({
     file: file.name,
     step: file.step,
@@ -19,14 +19,14 @@ function rowsOf(file) {
 }
 
 // Sort rows so that the trajectories of a group follow each other. Groups keep their order.
-function byGroup(rows) {
+function sortByGroup(rows) {
   const first = new Map();
-  rows.forEach((row, place) => {
+  rows.forEach((row, position) => {
     const name = groupName(row);
-    if (!first.has(name)) first.set(name, place);
+    if (!first.has(name)) first.set(name, position);
   });
-  const place = (row) => first.get(groupName(row));
-  return [...rows].sort((one, other) => place(one) - place(other) || one.number - other.number);
+  const position = (row) => first.get(groupName(row));
+  return [...rows].sort((one, other) => position(one) - position(other) || one.number - other.number);
 }
 
 function groupName(row) {
@@ -42,22 +42,22 @@ function nearestFile(files, kind, step) {
 }
 
 // Bins of a histogram: one for each different value, or `most` of equal width if there are more.
-function binsOf(values, most = MOST_BINS) {
+function makeBins(values, max = MAX_BINS) {
   const known = [...new Set(values)].sort((one, other) => one - other);
-  if (known.length <= most) return known.map((value) => ({ low: value, high: value }));
+  if (known.length <= max) return known.map((value) => ({ low: value, high: value }));
   const low = known[0];
-  const width = (known[known.length - 1] - low) / most;
-  const edge = (place) => Number((low + place * width).toPrecision(6));
-  const bins = Array.from({ length: most }, (_, place) => ({ low: edge(place), high: edge(place + 1) }));
+  const width = (known[known.length - 1] - low) / max;
+  const edge = (position) => Number((low + position * width).toPrecision(6));
+  const bins = Array.from({ length: max }, (_, position) => ({ low: edge(position), high: edge(position + 1) }));
   // Rounded edges must not lose the ends.
   bins[0].low = low;
-  bins[most - 1].high = known[known.length - 1];
+  bins[max - 1].high = known[known.length - 1];
   return bins;
 }
 
 // Bins of the returns, with the number of rows and of successful rows in each.
-function countedBins(rows) {
-  const bins = binsOf(rows.map((row) => row.earned)).map((bin) => ({ ...bin, count: 0, won: 0 }));
+function countByBin(rows) {
+  const bins = makeBins(rows.map((row) => row.earned)).map((bin) => ({ ...bin, count: 0, won: 0 }));
   for (const row of rows) {
     // An edge belongs to the bin below it.
     const bin = bins.find((candidate) => row.earned <= candidate.high);
@@ -85,7 +85,7 @@ function matches(row, choice) {
 
 // Absolute value that gets the full colour: 95% of the values lie below it. So a single outlier does
 // not make all other colours pale.
-function fullSize(values) {
+function computeScale(values) {
   const sizes = values.map(Math.abs).sort((one, other) => one - other);
   return Math.max(sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 0, 1e-9);
 }

@@ -1,7 +1,7 @@
 "use strict";
 // Decoder of the data in the page: JSON, compressed with gzip, encoded in base64.
 
-function bytesOf(text) {
+function decodeBase64(text) {
   return Uint8Array.from(atob(text.trim()), (letter) => letter.charCodeAt(0));
 }
 

@@ -3,31 +3,31 @@
 
 // The first turn in which the actions or observations of two trajectories differ, or that only one
 // of them has. null if all turns are the same. Thoughts are not compared.
-function partingTurn(one, other) {
+function firstDifference(one, other) {
   const length = Math.max(one.steps.length, other.steps.length);
-  for (let place = 0; place < length; place += 1) {
-    const [first, second] = [one.steps[place], other.steps[place]];
-    if (!first || !second) return place;
-    if (first.action !== second.action || first.observation !== second.observation) return place;
+  for (let position = 0; position < length; position += 1) {
+    const [first, second] = [one.steps[position], other.steps[position]];
+    if (!first || !second) return position;
+    if (first.action !== second.action || first.observation !== second.observation) return position;
   }
   return null;
 }
 
 // The members of a group: the reference, then those with another outcome, then all others.
-function besides(members, reference) {
+function orderMembers(members, reference) {
   const others = members.filter((row) => row.number !== reference.number);
   const differs = (row) => (row.won === reference.won ? 1 : 0);
   return [reference, ...others.sort((one, other) => differs(one) - differs(other) || one.number - other.number)];
 }
 
-function columnHead(row, parting, choose) {
+function makeColumnHead(row, difference, choose) {
   const words = `return ${shortNumber(row.earned)} · ${plural(row.turns, "turn")}`;
-  const head = make("th", { scope: "col" }, outcome(row.won), " ", make("span", { className: "quiet", textContent: words }));
-  const line = make("p", { className: "quiet" });
+  const head = createElement("th", { scope: "col" }, makeOutcome(row.won), " ", createElement("span", { className: "quiet", textContent: words }));
+  const line = createElement("p", { className: "quiet" });
   if (choose) {
-    const button = make("button", { textContent: "put first" });
+    const button = createElement("button", { textContent: "put first" });
     button.addEventListener("click", choose);
-    line.append(parting === null ? "the same in all turns " : `differs from turn ${parting + 1} `, button);
+    line.append(difference === null ? "the same in all turns " : `differs from turn ${difference + 1} `, button);
   } else {
     line.append("the others are compared with this one");
   }
@@ -35,24 +35,24 @@ function columnHead(row, parting, choose) {
   return head;
 }
 
-function comparison(rows, plays, name, choose) {
-  const partings = plays.map((play) => partingTurn(plays[0], play));
-  const scale = scaleOf(plays, name);
-  const heads = rows.map((row, place) => columnHead(row, partings[place], place ? () => choose(row) : null));
-  const body = make("tbody");
-  const length = Math.max(...plays.map((play) => play.steps.length));
-  for (let place = 0; place < length; place += 1) {
-    const cells = plays.map((play, column) => cell(play.steps[place], column && partings[column] === place, name, scale));
-    body.append(make("tr", {}, make("th", { scope: "row", textContent: place + 1 }), ...cells));
+function compareTrajectories(rows, trajectories, name, choose) {
+  const differences = trajectories.map((trajectory) => firstDifference(trajectories[0], trajectory));
+  const scale = measureScale(trajectories, name);
+  const heads = rows.map((row, position) => makeColumnHead(row, differences[position], position ? () => choose(row) : null));
+  const body = createElement("tbody");
+  const length = Math.max(...trajectories.map((trajectory) => trajectory.steps.length));
+  for (let position = 0; position < length; position += 1) {
+    const cells = trajectories.map((trajectory, column) => makeCell(trajectory.steps[position], column && differences[column] === position, name, scale));
+    body.append(createElement("tr", {}, createElement("th", { scope: "row", textContent: position + 1 }), ...cells));
   }
-  const table = make("table", { className: "besides" }, make("thead", {}, make("tr", {}, make("th"), ...heads)), body);
-  return make("div", { className: "wide", tabIndex: 0 }, table);
+  const table = createElement("table", { className: "side-by-side" }, createElement("thead", {}, createElement("tr", {}, createElement("th"), ...heads)), body);
+  return createElement("div", { className: "wide", tabIndex: 0 }, table);
 }
 
-function cell(step, parts, name, scale) {
-  const found = make("td", { className: parts ? "parts" : "" });
-  if (parts) found.append(make("p", { className: "mark", textContent: "differs here" }));
-  if (step) found.append(said(step, name, scale));
-  else if (parts) found.append(make("p", { className: "quiet", textContent: "already ended" }));
-  return found;
+function makeCell(step, differs, name, scale) {
+  const cell = createElement("td", { className: differs ? "differs" : "" });
+  if (differs) cell.append(createElement("p", { className: "mark", textContent: "differs here" }));
+  if (step) cell.append(makeTurnContent(step, name, scale));
+  else if (differs) cell.append(createElement("p", { className: "quiet", textContent: "already ended" }));
+  return cell;
 }

@@ -6,13 +6,13 @@ function byId(name) {
   return document.getElementById(name);
 }
 
-function make(tag, properties = {}, ...children) {
+function createElement(tag, properties = {}, ...children) {
   const node = Object.assign(document.createElement(tag), properties);
   node.append(...children);
   return node;
 }
 
-function drawn(tag, attributes = {}, ...children) {
+function createSvg(tag, attributes = {}, ...children) {
   const node = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   node.append(...children);
@@ -20,11 +20,11 @@ function drawn(tag, attributes = {}, ...children) {
 }
 
 // Make an SVG element act like a button, for the mouse and for the keyboard.
-function pressable(node, label, act) {
+function makeButton(node, label, act) {
   node.setAttribute("role", "button");
   node.setAttribute("tabindex", "0");
   node.setAttribute("aria-label", label);
-  node.append(drawn("title", {}, label));
+  node.append(createSvg("title", {}, label));
   node.addEventListener("click", act);
   node.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;

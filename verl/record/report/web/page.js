@@ -9,36 +9,36 @@ byId("theme").addEventListener("click", () => {
 });
 
 async function readEmbedded(name) {
-  return unpack(bytesOf(document.querySelector(`[data-plays="${name}"]`).textContent));
+  return unpack(decodeBase64(document.querySelector(`[data-trajectories="${name}"]`).textContent));
 }
 
 // The index of the trajectories in a page. A page that compares runs has none.
-async function indexOf(page) {
+async function readIndex(page) {
   const element = page.getElementById("index");
-  return element ? unpack(bytesOf(element.textContent)) : { files: [] };
+  return element ? unpack(decodeBase64(element.textContent)) : { files: [] };
 }
 
 let browser = null;
 
-async function take(page) {
-  const index = await indexOf(page);
+async function usePage(page) {
+  const index = await readIndex(page);
   if (index.files.length && browser === null) {
-    browser = new Browser(index, root.dataset.live ? readServed : readEmbedded);
-    byId("plays").hidden = false;
-    await browser.begin(location.hash);
-  } else if (browser !== null) browser.renew(index);
-  const showPlays = browser && ((kind, step) => browser.showStep(kind, step));
-  for (const svg of document.querySelectorAll("#figures svg[data-hover]")) new Answering(svg, showPlays);
+    browser = new Browser(index, root.dataset.live ? fetchTrajectories : readEmbedded);
+    byId("trajectories").hidden = false;
+    await browser.openFromAddress(location.hash);
+  } else if (browser !== null) browser.updateIndex(index);
+  const showTrajectories = browser && ((kind, step) => browser.showStep(kind, step));
+  for (const svg of document.querySelectorAll("#figures svg[data-hover]")) new InteractiveChart(svg, showTrajectories);
 }
 
-async function begin() {
-  await take(document);
+async function start() {
+  await usePage(document);
   root.dataset.ready = Math.round(performance.now()) + " ms";
   if (!root.dataset.live) return;
   follow((page) => {
-    takeFigures(page);
-    return take(page);
+    replaceFigures(page);
+    return usePage(page);
   });
 }
 
-begin();
+start();

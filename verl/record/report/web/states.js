@@ -1,6 +1,6 @@
 // State graph of a group: states as nodes, actions as edges, coloured by the credit of the action.
 
-const MOST_STATES = 60;
+const MAX_STATES = 60;
 const STATE = { wide: 150, high: 34, across: 250, down: 62, margin: 24, apart: 24 };
 
 function stateOf(step) {
@@ -10,11 +10,11 @@ function stateOf(step) {
 // Return nodes { text, depth, count } and edges { from, to, action, rows, credit }. The depth of a node
 // is the earliest turn in which its state occurs. Success, failure and "later turns" are separate end
 // nodes. With more than `most` states, later turns are not drawn.
-function stateGraph(rows, plays, most = MOST_STATES) {
-  const length = Math.max(0, ...plays.map((play) => play.steps.length));
+function buildStateGraph(rows, trajectories, max = MAX_STATES) {
+  const length = Math.max(0, ...trajectories.map((trajectory) => trajectory.steps.length));
   let turns = length;
-  const statesOf = (count) => new Set(plays.flatMap((play) => play.steps.slice(0, count).map(stateOf)));
-  while (turns > 1 && statesOf(turns).size > most) turns -= 1;
+  const statesOf = (count) => new Set(trajectories.flatMap((trajectory) => trajectory.steps.slice(0, count).map(stateOf)));
+  while (turns > 1 && statesOf(turns).size > max) turns -= 1;
   const nodes = new Map();
   const edges = new Map();
   const visit = (text, depth, end) => {
@@ -25,27 +25,27 @@ function stateGraph(rows, plays, most = MOST_STATES) {
     nodes.set(name, node);
     return name;
   };
-  plays.forEach((play, which) => {
-    const steps = play.steps.slice(0, turns);
-    const cut = play.steps.length > turns;
+  trajectories.forEach((trajectory, which) => {
+    const steps = trajectory.steps.slice(0, turns);
+    const cut = trajectory.steps.length > turns;
     const names = steps.map((step, depth) => visit(stateOf(step), depth, false));
     names.push(visit(cut ? "later turns" : rows[which].won ? "success" : "failure", turns, true));
-    steps.forEach((step, place) => {
-      const name = JSON.stringify([names[place], step.action ?? "", names[place + 1]]);
-      const edge = edges.get(name) ?? { from: names[place], to: names[place + 1], action: step.action ?? "", rows: [], credits: [] };
+    steps.forEach((step, position) => {
+      const name = JSON.stringify([names[position], step.action ?? "", names[position + 1]]);
+      const edge = edges.get(name) ?? { from: names[position], to: names[position + 1], action: step.action ?? "", rows: [], credits: [] };
       edge.rows.push(rows[which]);
       edge.credits.push(step.advantage ?? null);
       edges.set(name, edge);
     });
   });
-  const found = [...edges.values()];
-  const measured = credited(found, rows);
-  return { nodes: [...nodes.values()], edges: found, turns, cut: turns < length, measured };
+  const edgeList = [...edges.values()];
+  const measured = setCredits(edgeList, rows);
+  return { nodes: [...nodes.values()], edges: edgeList, turns, cut: turns < length, measured };
 }
 
 // Set the credit of each edge: the mean advantage of its turns. Without advantages: the mean return of
 // its trajectories minus the mean return of the group.
-function credited(edges, rows) {
+function setCredits(edges, rows) {
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
   const measured = edges.some((edge) => edge.credits.some((credit) => credit !== null));
   const group = mean(rows.map((row) => row.earned));
@@ -59,7 +59,7 @@ function credited(edges, rows) {
 
 // Set x and y of every node. Depth gives the column. Within a column, nodes are ordered by the mean
 // position of their predecessors, so that fewer edges cross.
-function placed(graph) {
+function placeNodes(graph) {
   const layers = [];
   for (const node of graph.nodes) (layers[node.depth] ??= []).push(node);
   const row = new Map();
@@ -71,10 +71,10 @@ function placed(graph) {
     };
     const wanted = new Map(layer.map((node) => [node, above(node)]));
     layer.sort((one, other) => wanted.get(one) - wanted.get(other) || other.count - one.count);
-    layer.forEach((node, place) => {
-      row.set(node.name, place);
+    layer.forEach((node, position) => {
+      row.set(node.name, position);
       node.x = STATE.margin + column * STATE.across;
-      node.y = STATE.margin + place * STATE.down;
+      node.y = STATE.margin + position * STATE.down;
     });
   });
   const nodes = new Map(graph.nodes.map((node) => [node.name, node]));
@@ -94,8 +94,8 @@ function bendOf(edge, edges, nodes) {
   return passes + STATE.apart * (beside.indexOf(edge) - (passes ? 0 : (beside.length - 1) / 2));
 }
 
-function cutShort(text, most) {
-  return text.length > most ? text.slice(0, most - 1) + "…" : text;
+function shorten(text, max) {
+  return text.length > max ? text.slice(0, max - 1) + "…" : text;
 }
 
 // Path from the right side of a node to the left side of the next. It loops below if `to` is not to the
@@ -113,53 +113,53 @@ function edgePath(from, to, bend) {
   return `M${x1} ${y1}C${x1 + 40} ${low} ${x2 - 40} ${low} ${x2} ${y2}`;
 }
 
-function drawEdge(edge, nodes, scale, tell) {
+function drawEdge(edge, nodes, scale, showDetails) {
   const [from, to] = [nodes.get(edge.from), nodes.get(edge.to)];
   const d = edgePath(from, to, edge.bend);
   const wide = 1.5 + Math.min(6, edge.rows.length);
   const strength = (0.25 + 0.75 * Math.min(1, Math.abs(edge.credit) / scale)).toFixed(2);
   const colour = edge.credit === 0 ? "flat" : edge.credit < 0 ? "down" : "up";
-  const line = drawn("path", { d, "stroke-width": wide, style: `--s:${strength}`, class: "edge " + colour });
+  const line = createSvg("path", { d, "stroke-width": wide, style: `--s:${strength}`, class: "edge " + colour });
   const words = `${edge.action}: ${plural(edge.rows.length, "time")}, credit ${signedNumber(edge.credit, 2)}`;
-  const group = drawn("g", { class: "way" }, drawn("path", { d, class: "hit" }), line);
+  const group = createSvg("g", { class: "arrow" }, createSvg("path", { d, class: "hit" }), line);
   if (to.x - from.x === STATE.across) {
     const [x, y] = [(from.x + STATE.wide + to.x) / 2, (from.y + to.y + STATE.high) / 2 + edge.bend];
-    group.append(drawn("text", { x, y: y - 5, "text-anchor": "middle" }, cutShort(edge.action, 15)));
+    group.append(createSvg("text", { x, y: y - 5, "text-anchor": "middle" }, shorten(edge.action, 15)));
   }
-  return pressable(group, words, () => tell(words, from.text, edge.rows));
+  return makeButton(group, words, () => showDetails(words, from.text, edge.rows));
 }
 
-function drawState(node, edges, tell) {
-  const box = drawn("rect", { x: node.x, y: node.y, width: STATE.wide, height: STATE.high, rx: 8 });
-  const text = drawn("text", { x: node.x + 8, y: node.y + 15 }, cutShort(node.text, 24));
-  const count = drawn("text", { class: "few", x: node.x + 8, y: node.y + 28 }, plural(node.count, node.end ? "trajectory" : "time"));
+function drawState(node, edges, showDetails) {
+  const box = createSvg("rect", { x: node.x, y: node.y, width: STATE.wide, height: STATE.high, rx: 8 });
+  const text = createSvg("text", { x: node.x + 8, y: node.y + 15 }, shorten(node.text, 24));
+  const count = createSvg("text", { class: "few", x: node.x + 8, y: node.y + 28 }, plural(node.count, node.end ? "trajectory" : "time"));
   const kind = node.end ? (node.text === "success" ? "state end won" : "state end") : "state";
   const touching = edges.filter((edge) => edge.from === node.name || edge.to === node.name);
   const rows = touching.flatMap((edge) => edge.rows);
-  const group = drawn("g", { class: kind }, box, text, count);
-  return pressable(group, node.text, () => tell(plural(new Set(rows).size, "trajectory") + " here", node.text, rows));
+  const group = createSvg("g", { class: kind }, box, text, count);
+  return makeButton(group, node.text, () => showDetails(plural(new Set(rows).size, "trajectory") + " here", node.text, rows));
 }
 
 // The graph, and below it the state or action that was clicked last, with its trajectories.
-function stateDrawing(rows, plays, open) {
-  const graph = placed(stateGraph(rows, plays));
-  const told = make("div", { className: "told", role: "status" });
-  const tell = (words, state, chosen) => {
+function drawStateGraph(rows, trajectories, open) {
+  const graph = placeNodes(buildStateGraph(rows, trajectories));
+  const details = createElement("div", { className: "details", role: "status" });
+  const showDetails = (words, state, chosen) => {
     const buttons = [...new Set(chosen)].map((row) => {
-      const button = make("button", {}, outcome(row.won), ` trajectory ${row.number + 1}`);
+      const button = createElement("button", {}, makeOutcome(row.won), ` trajectory ${row.number + 1}`);
       button.addEventListener("click", () => open(row));
       return button;
     });
-    told.replaceChildren(make("b", { textContent: words }), make("p", { className: "observation", textContent: state }), make("p", { className: "tools" }, ...buttons));
+    details.replaceChildren(createElement("b", { textContent: words }), createElement("p", { className: "observation", textContent: state }), createElement("p", { className: "tools" }, ...buttons));
   };
   const nodes = new Map(graph.nodes.map((node) => [node.name, node]));
-  const scale = fullSize(graph.edges.map((edge) => edge.credit));
-  const svg = drawn("svg", { viewBox: `0 0 ${graph.width} ${graph.height}`, width: graph.width, height: graph.height, class: "states", "aria-label": "states of the group" });
-  svg.append(...graph.edges.map((edge) => drawEdge(edge, nodes, scale, tell)));
-  svg.append(...graph.nodes.map((node) => drawState(node, graph.edges, tell)));
+  const scale = computeScale(graph.edges.map((edge) => edge.credit));
+  const svg = createSvg("svg", { viewBox: `0 0 ${graph.width} ${graph.height}`, width: graph.width, height: graph.height, class: "states", "aria-label": "states of the group" });
+  svg.append(...graph.edges.map((edge) => drawEdge(edge, nodes, scale, showDetails)));
+  svg.append(...graph.nodes.map((node) => drawState(node, graph.edges, showDetails)));
   const what = graph.measured ? "mean advantage of its turns" : "mean return minus the mean of the group";
-  const lead = make("p", { className: "quiet" });
+  const lead = createElement("p", { className: "quiet" });
   lead.append(`An arrow is an action. Frequent actions have wide arrows. Credit (${what}) above 0 is green, below 0 red.`);
   if (graph.cut) lead.append(` Only the first ${graph.turns} turns are drawn: later turns have too many states.`);
-  return make("div", {}, lead, make("div", { className: "wide", tabIndex: 0 }, svg), told);
+  return createElement("div", {}, lead, createElement("div", { className: "wide", tabIndex: 0 }, svg), details);
 }
