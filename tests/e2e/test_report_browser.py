@@ -119,7 +119,10 @@ def test_trajectories_of_a_group_are_shown_side_by_side(browser, report):
     browser.press("g")
     browser.wait("document.querySelector('.side-by-side') !== null")
     assert len(read_values(browser, ".side-by-side th[scope=col]")) == 8
-    assert read_values(browser, ".side-by-side th[scope=col] .outcome")[:2] == ["success", "failure"]
+    assert read_values(browser, ".side-by-side th[scope=col] .outcome")[:2] == [
+        "success",
+        "failure",
+    ]
     marked = len(read_values(browser, ".side-by-side td.differs"))
     differences = [
         text for text in read_values(browser, ".side-by-side th p") if "differs from turn" in text
@@ -183,7 +186,9 @@ def test_page_fits_the_screen_and_follows_the_colour_scheme(
     red = int(re.findall(r"\d+", colour)[0])
     assert (red < 60) == dark
     browser.evaluate("trajectories.scrollIntoView()")
-    name = f"trajectories_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
+    name = (
+        f"trajectories_{'phone' if size == PHONE else 'desktop'}_{'dark' if dark else 'light'}.png"
+    )
     browser.screenshot(screenshots / name)
     assert (screenshots / name).stat().st_size > 10_000
 
@@ -226,7 +231,9 @@ def test_served_page_follows_its_run(browser, tmp_path):
         browser.wait("step.options.length === 4 && live.textContent === 'live'")
         assert "step 3 of 30" in browser.evaluate("head.textContent")
         # The shown trajectory and the keyboard focus stay.
-        selection = "[step.value, location.hash, document.activeElement.dataset.position, window.mark]"
+        selection = (
+            "[step.value, location.hash, document.activeElement.dataset.position, window.mark]"
+        )
         assert browser.evaluate(selection) == ["2", "#train-2/1", "2", 1]
         browser.evaluate("document.activeElement.blur()")
         browser.click("svg.opens[aria-label^='Policy loss']", right=0.95)

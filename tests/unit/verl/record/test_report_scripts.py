@@ -130,9 +130,8 @@ def test_first_different_turn_is_found():
 
 def test_opposite_outcome_is_placed_beside_a_trajectory():
     rows = [{"number": number, "won": number in (0, 2)} for number in range(4)]
-    body = (
-        f"const rows = {json.dumps(rows)}; return orderMembers(rows, rows[2]).map((row) => row.number);"
-    )
+    order = "return orderMembers(rows, rows[2]).map((row) => row.number);"
+    body = f"const rows = {json.dumps(rows)}; {order}"
     assert run_scripts(("compare.js",), body) == [2, 1, 3, 0]
 
 
@@ -178,7 +177,7 @@ def test_state_graph_has_actions_with_their_mean_credit():
 
 
 def test_state_graph_uses_returns_without_advantages():
-    body = "for (const trajectory of trajectories) for (const step of trajectory.steps) delete step.advantage;"
+    body = "for (const { steps } of trajectories) for (const step of steps) delete step.advantage;"
     graph = run_states_script(body + "return buildStateGraph(rows, trajectories);")
     credit = {(edge["action"], edge["to"]): edge["credit"] for edge in graph["edges"]}
     assert not graph["measured"]

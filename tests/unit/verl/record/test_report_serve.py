@@ -55,14 +55,18 @@ def test_page_has_an_index_and_sends_trajectories_on_request(server, run_dir):
     status, headers, body = get(server, "/")
     page = body.decode()
     assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
-    assert '"application/gzip" data-trajectories' not in page and "connect-src &#39;self&#39;" in page
+    assert (
+        '"application/gzip" data-trajectories' not in page and "connect-src &#39;self&#39;" in page
+    )
     assert f'data-live="{get(server, "/stamp")[2].decode()}"' in page
     names = [file["name"] for file in index_of(page)["files"]]
     assert names == ["val-0", "train-1", "train-2", "val-2"]
     status, headers, body = get(server, "/trajectories/train-2")
     assert status == 200 and headers["Cross-Origin-Resource-Policy"] == "same-origin"
     static_page = write_report(run_dir).read_text()
-    assert json.loads(gzip.decompress(body))["trajectories"] == list_trajectories(static_page, "train-2")
+    assert json.loads(gzip.decompress(body))["trajectories"] == list_trajectories(
+        static_page, "train-2"
+    )
     assert "data-live" not in static_page and "connect-src" not in static_page
 
 
