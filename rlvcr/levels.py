@@ -320,8 +320,8 @@ class LevelCodec:
 
     ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see ``FormatTokens``)
     are those of the format without white space. A tag may be one token or several. Raises
-    ``ValueError`` if the tokenizer merges a level digit with its tag, or if the texts before the
-    thoughts of two levels differ in more tokens than the digit.
+    ``ValueError`` if the tokenizer merges a level digit with its tag, or if the prefixes of two
+    levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -237,9 +237,12 @@ def compute_level_posterior(
     """Return ``w [S, 4]`` float64, the probability of each level given the action of the turn.
 
     A turn has the same distribution if one thought z_k per level is drawn first and the level l
-    afterwards. Given the thoughts and the action a, the probability of l = k is
-    ``w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)``. The expectation of the level's
-    gradient ``A_l grad log pi(l)`` is then ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
+    afterwards. Given the thoughts and the action a, l = k has the probability::
+
+        w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)
+
+    The expectation of the level's gradient ``A_l grad log pi(l)`` is then
+    ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
 
     ``level_log_probs [S, 4]`` are the log-probs of the four digits, ``action_log_probs [S, 4]`` the
     sums of the log-probs of the action's tokens after each thought. A level without a ``valid``

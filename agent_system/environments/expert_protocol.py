@@ -105,7 +105,7 @@ class Expert(Generic[S]):
             mistakes on purpose.
         names_needed_level: ``names_needed_level(settings)`` is True if decisions set
             ``needed_level``.
-        knows_solution: ``knows_solution(settings)`` is True if the expert solves the tasks.
+        knows_solution: ``knows_solution(settings)`` is True if the expert solves every task.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPolicy]
