@@ -40,8 +40,7 @@ class Decision:
 
     A thought is composed of ``situation`` (facts), ``tried`` (previous action and its result) and
     ``plan`` (next actions), without final full stops. ``thoughts`` maps a thinking level to a
-    complete ``Thought``. It replaces the composed thought of that level, and its action replaces
-    ``action``.
+    complete ``Thought``, which replaces the composed thought and ``action`` for that level.
     """
 
     action: str

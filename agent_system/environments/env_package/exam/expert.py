@@ -64,7 +64,7 @@ def make_demonstration_key(settings: ExamSettings) -> list[Any]:
 
 
 def list_demonstration_tasks(settings: ExamSettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations. They have training questions, drawn with another seed."""
+    """Return tasks for demonstrations, with training questions drawn with another seed."""
     return draw_tasks(settings, "demonstrations", count, settings.demonstrated_questions)
 
 
