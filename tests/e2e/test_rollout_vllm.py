@@ -248,7 +248,7 @@ def test_weights_that_vllm_drops_are_detected(engine):
     assert engine.call(remote.lost_update, weights, False) == (
         0,
         "",
-    )  # the trainer sees no difference either
+    )  # the engine finds no error; the trainer notices that no weight was received
     received, error = engine.call(remote.lost_update, weights, True)
     assert received == 0 and "that can be read back differ from them: model." in error
 

@@ -222,7 +222,7 @@ def score_actions_of_other_turns(data):
 
 
 def score_spans_of_other_turns(data):
-    """Replace every original's span by that of the next turn of the row, or shift the only span."""
+    """Replace the span of each turn by that of the next turn of the row, or shift the only span."""
     for row in data.non_tensor_batch["spans"]:
         shift = len(row) == 1
         following = zip(row, row[1:] + row[:1], strict=True)

@@ -172,7 +172,7 @@ def test_rule_09_two_ranks_equal_a_forward_per_thought(
     )
     assert (
         len(questions[history]) % 2 == 1 and len(actual) == len(questions[history]) + 1
-    )  # a row to even the ranks out
+    )  # a padding row, so that both ranks have the same number of rows
     assert_equal_records(actual[: len(reference)], reference, TOLERANCE[dtype])
     if dtype == "float32":
         for row in range(len(reference)):

@@ -1,4 +1,5 @@
-"""Tests of ``MultistepEnv``: the "Testing & compatibility" list of the source, trials and tokens.
+"""Tests of ``MultistepEnv``: the list "Testing & compatibility" of its design document, trials and
+tokens.
 
 Items of the list: 1 return-key aliases, 2 constructor defaults, 3 the original ``generate`` schema,
 4 tokenizer ``None``. Further items: rubric by ``session_ids``, dataset schema, masks, agents that
