@@ -1,7 +1,7 @@
 """Tests of the vLLM engine on CPU against transformers on the same tokens.
 
-The tests perturb weights strongly before a sync: a part of the engine that keeps old weights raises
-no error.
+The tests change weights strongly before a sync, because a part of the engine that keeps old weights
+raises no error.
 """
 
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,4 @@
-"""Trajectories with other thoughts and actions in each turn, and reference scores of their
+"""Trajectories with different thoughts and actions in each turn, and reference scores of their
 contexts.
 
 ``Reference`` does not use ledgers, spans or branches. It writes the conversation as text with the
@@ -36,7 +36,7 @@ ACTIONS = (
 
 
 def thought_of(level: int, step: int, start: int) -> str:
-    """Return the thought at a level. It differs between turns and starts."""
+    """Return the thought at a level in turn ``step`` of a trajectory from position ``start``."""
     return {
         1: "",
         2: f"I am near {start}.",
@@ -58,8 +58,8 @@ def before_action(level: int, thought: str, gap: str) -> str:
 def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Callable:
     """Return a script for ``ScriptedEngine`` with trajectories of four turns.
 
-    The turn at level 4 sometimes has an empty thought. For odd starts, blocks are on separate
-    lines.
+    The turn at level 4 sometimes has an empty thought. If the first position is odd, level,
+    thought and action are on separate lines.
     """
 
     def script(_request: object, prompt: str) -> str:

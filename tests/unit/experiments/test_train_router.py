@@ -11,9 +11,10 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 
 class FakePolicy:
-    """Policy whose action at level k is right in states whose prompt names a need of at most k.
+    """Policy for states whose prompt is the required level: actions at this level or above are
+    right.
 
-    ``unlucky`` names a prompt whose second sample at each level is wrong.
+    ``unlucky`` is a prompt whose second sample at each level is wrong.
     """
 
     def __init__(self, unlucky: str = "") -> None:

@@ -1,5 +1,5 @@
-"""Rule 9: the prefix-shared pass equals one forward per thought, and also returns the old log-
-probs.
+"""Rule 9 of the edge cases of RLVCR: the prefix-shared pass equals one forward per thought, and
+also returns the old log-probs.
 
 The rows come from real trajectories in both history policies. They differ in length, and some turns
 have no alternatives. The cases are tied and untied embeddings, float32 and bfloat16, one rank and

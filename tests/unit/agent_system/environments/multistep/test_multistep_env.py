@@ -486,7 +486,7 @@ def test_template_that_rewrites_history_is_refused():
 
 
 def test_texts_are_joined_without_a_chat_template():
-    """Prompts and answers follow each other without separators, as in the source."""
+    """Prompts and answers follow each other without separators."""
 
     class CharTokenizer:
         def __call__(self, text, add_special_tokens=True):
