@@ -7,7 +7,7 @@
         └──forced──▶ <level>4</level><think> ──sampled──▶ thought </think>|<action>
 
 Forced tokens have the format of the sampled turn, with the same white space between blocks. A
-thought without a closing tag, or with an invalid format, is dropped and counted.
+thought that ends with neither tag, or has an invalid format, is dropped and counted.
 """
 
 import asyncio
@@ -83,7 +83,10 @@ class AlternativeSettings:
 
 @dataclass(slots=True)
 class TurnAlternatives:
-    """Alternative thoughts of one turn, by level, and the number of dropped thoughts by reason."""
+    """Alternative thoughts of one turn in order of level, and counts of dropped ones by reason.
+
+    ``sampled_tokens`` includes the tokens of dropped thoughts.
+    """
 
     thoughts: list[ForcedThought] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -165,11 +168,10 @@ class AlternativeSampler:
         turn_format: TurnFormat,
         alternatives: TurnAlternatives,
     ) -> None:
-        """Add the thought in ``result`` to ``alternatives``, or count why it is dropped."""
+        """Add the thought in ``result`` to ``alternatives``, or count it as dropped."""
         if result is None:
             alternatives.dropped["engine"] += 1
             return
-        # Count the tokens of dropped thoughts too, because the engine sampled them.
         alternatives.sampled_tokens += len(result.token_ids)
         thought = self._codec.build_forced_thought(level, result.token_ids, turn_format)
         if thought is not None:

@@ -1,4 +1,4 @@
-"""Derived values and checks of ``algorithm.rlvcr`` and ``env.levels``, and token bounds."""
+"""Plugin of the config schema: derived values and checks of the keys of RLVCR."""
 
 from rlvcr.settings import MethodPPOConfig, MethodSFTConfig, get_method_settings
 from verl import names
@@ -214,8 +214,8 @@ def _check_std_floors(cfg: PPOConfig) -> Problems:
 def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     """Return the optional batch columns of RLVCR, each with the overrides that make a run add it.
 
-    The overrides are an empty string for a column that this run adds already. Errors about a
-    missing column name these overrides as the fix.
+    Errors about a missing column name the overrides as the fix. They are "" for a column that this
+    run adds already.
     """
     settings = get_method_settings(cfg.algorithm)
     enabling_override = "" if settings.enable else f"{KEY_PREFIX}.enable=true"

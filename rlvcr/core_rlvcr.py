@@ -14,9 +14,9 @@ of the turn. Action tokens get the trajectory advantage A_traj only::
 
 The action was sampled in the chosen context. With log-prob scores E[A_think] is therefore a sum of
 KL divergences, which is never negative. So ``combine=additive`` rewards every chosen level on
-average, in proportion to its weight ``step_advantage_w``. The estimators return A_traj as
-``returns``, so ``advantages - returns`` is the part due to thinking advantages. The metrics report
-how often this part reverses the sign of the advantage.
+average, in proportion to ``step_advantage_w``. The estimators return A_traj as ``returns``, so
+``advantages - returns`` is the part due to thinking advantages. The metrics report how often this
+part reverses the sign of the advantage.
 """
 
 from collections.abc import Sequence
@@ -89,10 +89,9 @@ def combine_advantages(
 
     ``price_share [B, R]`` is the part of ``thinking`` due to token cost. ``gated`` would reverse
     the sign of this part where A_traj is negative, and so reward long thoughts. ``gated`` and
-    ``success`` therefore add the part unchanged, unless ``price_in`` is ``gate``. With
-    ``price_in=won`` the part is 0 in unsuccessful trajectories.
+    ``success`` therefore add the part unchanged, unless ``price_in`` is ``gate``.
 
-    Raises ``ValueError`` for an unknown ``combine`` or a missing tensor.
+    Raises ``ValueError`` for an unknown rule or a missing tensor.
     """
     choose(combine, COMBINE_RULES, "combine (algorithm.rlvcr.combine)")
     if combine == "reweight":
@@ -131,8 +130,8 @@ def compute_credit_metrics(
 
     Means are over the tokens with a thinking advantage. With C = mean ``|advantages - returns|``
     and T = mean ``|returns|``, ``thinking_share`` is ``C / (C + T)``. ``sign_flip_share`` is the
-    share of tokens with non-zero A_traj whose sign the thinking advantage reversed. Further keyword
-    arguments (the other inputs of the estimator) are ignored.
+    share of tokens with non-zero A_traj at which the thinking advantage reverses the sign. Other
+    inputs of the estimator are ignored.
     """
     sampled = response_mask.bool()
     thinking_part = advantages - returns
@@ -214,15 +213,15 @@ def compute_rlvcr_outcome_advantage(
 
     A_traj is the trajectory advantage. ``thinking_level_entropies [B, R]`` is the thinking
     advantage A_think on level digits and thoughts, 0 elsewhere. ``thinking_token_costs [B, R]`` is
-    its part due to token cost. ``combine`` changes the sign of this part only with
-    ``price_in="gate"``.
+    the part of A_think due to token cost.
 
     ``thinking_reweight [B, R]`` holds the factors of ``combine="reweight"``, 0 elsewhere.
     ``thinking_level_bonus`` (for rare levels) is added in all rows, as is ``step_advantage_w``
     times ``thinking_group_price`` (unusually short thoughts).
 
     ``success [B]`` marks successful rows (default: return above 0). ``mode`` normalises returns in
-    their group as GRPO does; ``mean_norm`` does not divide. Raises ``ValueError`` for bad options.
+    their group as GRPO does; ``mean_norm`` does not divide by the std. ``combine_advantages``
+    explains ``combine`` and ``price_in``. Raises ``ValueError`` for invalid options.
 
         A_traj = 0.5 on the row, A_think = 0.2 on its level digit and thought, w = 1
         additive: advantages 0.7 on level digit and thought, 0.5 on the action

@@ -1,9 +1,9 @@
 """Level groups: the price of a turn's tokens relative to the group's other successes.
 
 A turn of a successful trajectory is compared with the turns of the group's other successful
-trajectories in the same state (``uid`` and ``anchor_obs``). All of them succeeded, so the shorter
-thoughts show that the additional tokens of longer thoughts were not needed. The method needs no
-alternative thoughts and no price per token::
+trajectories in the same state (equal ``uid`` and ``anchor_obs``). All of them succeeded, so the
+additional tokens of the longer thoughts were not needed. The method needs no alternative thoughts
+and no price per token::
 
     task 7, state "desk 3"
     success, 5 tokens:  mean of the other success 9, scale 2, price (5 - 9) / 2 = -2

@@ -19,8 +19,8 @@ def compute_level_metrics(
 ) -> dict[str, float]:
     """Return the metrics of levels and parse failures over the S turns of one training step.
 
-    ``levels``: 1..4, or None for a turn whose level could not be read. ``success``: success of the
-    turn's trajectory. ``failures``: parse failures, None for no failure.
+    ``levels``: 1..4, or None if the level could not be read or was forced. ``success``: success of
+    the turn's trajectory. ``failures``: parse failures, None for no failure.
 
     ``rlvcr/level_share_k`` is a share of the ``rlvcr/level_steps`` turns with a level.
     ``rlvcr/level_success_k`` is absent for a level that did not occur.
@@ -137,8 +137,7 @@ def compute_mutual_information(counts: np.ndarray | Sequence[Sequence[float]]) -
 class LevelCollapseDetector:
     """Detector of levels that the policy no longer samples, a known failure of the method.
 
-    ``steps_since_sampled`` maps each level to the number of steps since it was last sampled. A
-    warning is logged after ``patience`` steps.
+    ``steps_since_sampled`` maps each level to the number of steps since it was last sampled.
     """
 
     def __init__(self, patience: int) -> None:
@@ -150,8 +149,7 @@ class LevelCollapseDetector:
     def update(self, levels: Sequence[int | None]) -> list[int]:
         """Record the levels of one step; return those not sampled for ``patience`` steps or more.
 
-        A level is logged as a warning when it reaches ``patience``, and again every ``patience``
-        steps.
+        A warning is logged every ``patience`` steps in which a level was not sampled.
         """
         sampled_levels = set(levels)
         for level in LEVELS:

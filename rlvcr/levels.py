@@ -170,9 +170,9 @@ class ParsedTurn:
     def credit_spans(self, offset: int = 0, includes_thought_end: bool = False) -> list[Span]:
         """Return the token ranges that get the thinking advantage: level digit and thought.
 
-        Empty for a turn with a ``failure``. ``offset`` (index of the turn's first token in the row)
-        is added to all indices. With ``includes_thought_end`` the thought's range includes the
-        token that ends the thought.
+        There are none for a turn with a ``failure``. ``offset`` (index of the turn's first token in
+        the row) is added to all indices. With ``includes_thought_end`` the range of the thought
+        includes the first token of ``</think>``.
         """
         if self.failure is not None:
             return []
@@ -318,10 +318,10 @@ class FormatTokens:
 class LevelCodec:
     """Encoder and parser of turns for one tokenizer.
 
-    ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` are the tokens of the
-    format without white space. A tag may be one token or several. Raises ``ValueError`` for a
-    tokenizer that merges a level digit with its tag. Raises it also if the texts before the
-    thoughts of the four levels differ in more tokens than the digit.
+    ``prefix_ids``, ``closing_ids``, ``empty_thought_ids`` and ``digit_ids`` (see ``FormatTokens``)
+    are those of the format without white space. A tag may be one token or several. Raises
+    ``ValueError`` if the tokenizer merges a level digit with its tag, or if the prefixes of two
+    levels differ in more tokens than the digit.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -349,10 +349,7 @@ class LevelCodec:
         return turn
 
     def encode_format(self, turn_format: TurnFormat) -> FormatTokens:
-        """Return the tokens of ``turn_format``.
-
-        Raises ``ValueError`` if the four levels would differ in more tokens than the digit.
-        """
+        """Return the tokens of ``turn_format``. Raises ``ValueError`` as the constructor does."""
         return (
             self._plain_tokens if turn_format == PLAIN_FORMAT else self._encode_format(turn_format)
         )
@@ -360,12 +357,11 @@ class LevelCodec:
     def build_forced_thought(
         self, level: int, sampled_ids: Sequence[int], turn_format: TurnFormat = PLAIN_FORMAT
     ) -> ForcedThought | None:
-        """Build an alternative thought at ``level`` from ``sampled_ids``, sampled after its prefix.
+        """Build an alternative thought at ``level`` from ``sampled_ids``.
 
-        The thought ends at ``</think>`` or at the first ``<action>``, whichever comes first. The
-        result contains the sampled tokens of the thought and forced tokens after them. If the last
-        token of the thought contains the beginning of ``</think>``, only the remaining text is
-        forced.
+        These tokens were sampled after the forced prefix of ``level``. The thought ends at the
+        first ``</think>`` or ``<action>``; forced tokens follow it. If the last token of the
+        thought contains the beginning of ``</think>``, only the remaining text is forced.
 
         Returns None if the sampled text contains neither tag (cut by length), or another tag before
         them. Also returns None if the last token of the thought contains the beginning of

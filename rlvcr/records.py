@@ -1,7 +1,5 @@
 """Record of a turn with thinking levels: level, scores after four thoughts, thinking advantage.
 
-A context is a thought of one level before the turn's action, with the scores of the action.
-
 packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
 
@@ -20,7 +18,7 @@ SCORE_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class ThoughtContext:
-    """Thought at one level before the turn's action, with the scores of the action in that context.
+    """Thought of one level, with the scores of the turn's action after this thought.
 
     ``tokens``: length of the thought. ``cost``: its token cost. ``original``: true for the thought
     of the sampled turn, false for alternative thoughts.

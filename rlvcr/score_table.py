@@ -47,7 +47,7 @@ class RowTurn:
         return self.has_sampled_level and self.alternatives is not None
 
     def digit_spans(self, offset: int) -> list[tuple[int, int]]:
-        """Return a list with the token range of the sampled level digit, shifted by ``offset``.
+        """Return the token range of the sampled level digit, shifted by ``offset``, in a list.
 
         The list is empty if the level was forced or not parsed.
         """
@@ -112,9 +112,9 @@ def build_score_requests(
 
     A span is the action in its row. A branch is the same action after an alternative thought.
     ``compute_log_prob`` returns their log-probs and entropies. An unparsed turn has neither span
-    nor branches. A turn without alternative thoughts has only a span. If ``digit_ids`` (the tokens
-    of the four level digits) are given, each turn gets one more span and three more branches, which
-    score the digits.
+    nor branches. A turn without alternative thoughts has only a span. ``digit_ids`` are the tokens
+    of the four level digits. With them, a turn with alternative thoughts also gets a span for its
+    digit and three branches for the other digits.
     """
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []

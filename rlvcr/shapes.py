@@ -1,4 +1,4 @@
-"""Tensor shapes of arguments. Within one call a letter stands for the same size everywhere.
+"""Types of tensor arguments, with their shapes. In one call, a letter stands for one size.
 
 S: turns of all rows; B: rows; R: response positions. Only the unit tests check these shapes. The
 second dimension of ``PerLevel`` is 4, which the functions check.

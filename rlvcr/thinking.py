@@ -101,16 +101,15 @@ def compute_thinking_advantage(
     """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
 
     ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
-    thought exists. ``chosen [S]``: 0..3, or -1 if unparsed. ``costs [S, 4]``: thought tokens.
-    ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
-    ``mean_norm`` gives ``U_l - mean U`` over the valid contexts. ``mean_std_norm`` also divides by
-    their (population) standard deviation, at least ``std_floor``. With ``alternatives="one"`` a
-    single other level j was drawn. ``3/4 (U_l - U_j)``, which has the same expectation, replaces
-    the difference.
+    thought exists. ``chosen [S]``: 0..3, or -1 if unparsed. ``costs [S, 4]``: thought tokens T_k.
+    The utility of level k is ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
 
-    The first result minus the second (price share) is the advantage due to scores alone. Turns with
-    an unparsed level, an invalid context of the chosen level, or fewer than two valid contexts get
-    0. Turns with equal utilities get 0 too.
+    With ``mean_norm``, A_think is ``U_l - mean U``: utility of the chosen level l minus the mean
+    over the valid levels. ``mean_std_norm`` also divides by their (population) standard deviation,
+    at least ``std_floor``. With ``alternatives="one"`` only one other level j was drawn. Then
+    ``3/4 (U_l - U_j)``, which has the same expectation, replaces ``U_l - mean U``.
+
+    Both results are 0 for unparsed turns, and unless the chosen level and another one are valid.
 
         scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen 2: A_think = -0.3 - (-0.5) = 0.2
     """
@@ -126,8 +125,8 @@ def compute_thinking_advantage(
     mean_cost = utilities.token_cost.sum(-1, keepdim=True) / num_valid
     price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.chosen_column)).squeeze(-1)
     if alternatives == "one":
-        # U_l minus the mean of l and j is half of U_l - U_j; the factor m / (m - 1) = 2 corrects
-        # that. Over the draw of j, the mean of 3/4 (U_l - U_j) is U_l minus the mean of all four.
+        # U_l minus the mean of l and j is half of U_l - U_j. The factor m / (m - 1) = 2 for m = 2
+        # valid levels corrects that. The expectation of 3/4 (U_l - U_j) over j is U_l - mean U.
         factor = 0.75 * num_valid.squeeze(-1) / (num_valid.squeeze(-1) - 1).clamp(min=1)
         advantage = advantage * factor
         price_share = price_share * factor
@@ -155,14 +154,14 @@ def compute_reweight_factors(
 ) -> PerTurn:
     """Return the factors ``g [S]`` of the trajectory advantage, from the scores of the turn (CoPO).
 
-    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid contexts (levels with a scored thought).
+    ``g_k = exp(2 c_k) / mean_j exp(2 c_j)`` over the valid levels (those with a scored thought).
     ``c_k`` is the scaled utility ``(U_k - min U) / max(max U - min U, spread_floor)``. The utility
     ``U_k`` is the score of level k minus the token cost of its thought.
     ``spread_floor``, positive and in units of the score, limits the effect of rounding noise
-    between nearly equal contexts. The other arguments are those of ``compute_thinking_advantage``.
+    between nearly equal scores. The other arguments are those of ``compute_thinking_advantage``.
     Turns without thinking advantage, and turns with equal utilities, have g = 1.
 
-        U = [0, 1], two valid contexts, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
+        U = [0, 1], two valid levels, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """
     if not spread_floor > 0:
         raise ValueError(f"spread_floor must be positive, got {spread_floor}")
@@ -208,8 +207,8 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
     """Return the bonus ``[S]`` for rare levels: ``-log f_l`` minus its group mean.
 
     f_l is the frequency of the turn's level in its group. ``levels [S]`` is 0..3 (-1: unparsed, not
-    counted, bonus 0). ``group_index [S]`` is for example the uid of each turn. Bonuses of a group
-    sum to 0, so only rare levels gain.
+    counted, bonus 0). ``group_index [S]`` identifies the group of each turn. Bonuses of a group sum
+    to 0, so only rare levels gain.
 
         levels 0, 0, 0, 1 in one group: -log f = 0.29, 0.29, 0.29, 1.39, with mean 0.56
         bonus -0.27, -0.27, -0.27, 0.82
@@ -235,17 +234,20 @@ def compute_level_count_bonus(levels: LevelColumn, group_index: Ids) -> PerTurn:
 def compute_level_posterior(
     level_log_probs: PerLevel, action_log_probs: PerLevel, valid: LevelMask
 ) -> PerLevel:
-    """Return ``w [S, 4]`` float64, the probabilities of the drawn level given the action.
+    """Return ``w [S, 4]`` float64, the probability of each level given the action of the turn.
 
-    Drawing one thought z_k per level first and the level afterwards gives the same turn. Given the
-    thoughts and the action a, level k was drawn with probability
-    ``w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)``. The expectation of the level's
-    gradient ``A_l grad log pi(l)`` is then ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
+    A turn has the same distribution if one thought z_k per level is drawn first and the level l
+    afterwards. Given the thoughts and the action a, l = k has the probability::
+
+        w_k = pi(k) p(a | k, z_k) / sum_j pi(j) p(a | j, z_j)
+
+    The expectation of the level's gradient ``A_l grad log pi(l)`` is then
+    ``sum_k w_k A_k grad log pi(k)`` (docs/rlvcr.md).
 
     ``level_log_probs [S, 4]`` are the log-probs of the four digits, ``action_log_probs [S, 4]`` the
-    sums of the log-probs of the action's tokens after each thought. A level that is not ``valid``
-    gets 0: with its thought, which was cut or unreadable, the turn would have had no action. A row
-    without a valid level is 0.
+    sums of the log-probs of the action's tokens after each thought. A level without a ``valid``
+    thought gets 0: after a thought that was cut or is unreadable, the turn would have no action. A
+    turn without a valid level gets four zeros.
 
         pi = (1/2, 1/2, 0, 0), p(a | c) = (0.2, 0.6, -, -): w = (1/4, 3/4, 0, 0)
     """
@@ -261,7 +263,7 @@ def subtract_expected_price(
 ) -> PerLevel:
     """Return ``prices [S, 4]`` minus their mean over the policy's distribution of ``valid`` levels.
 
-    The mean does not depend on the drawn level, so subtracting it changes no expectation.
+    The mean does not depend on the sampled level, so the expected policy gradient stays the same.
     """
     probabilities = compute_level_posterior(level_log_probs, torch.zeros_like(prices), valid)
     return prices - (probabilities * prices).sum(-1, keepdim=True)

@@ -50,17 +50,14 @@ def _decode_sentence_piece(token: str) -> bytes:
     # Tokens such as <0x0A> stand for single bytes.
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
-    return token.replace(
-        "\u2581", " "
-    ).encode()  # the character that SentencePiece writes for a space
+    return token.replace("\u2581", " ").encode()  # SentencePiece writes a space as U+2581
 
 
 class TokenBytes:
-    """Callable that returns the bytes of each id, cached, for one transformers tokenizer.
+    """Callable that returns the bytes of each token id, cached, for one transformers tokenizer.
 
-    Supports byte-level BPE and SentencePiece-like vocabularies, and others by decoding single
-    tokens. Raises ``ValueError`` if none of these reproduces a probe text, because offsets would be
-    wrong.
+    Supports byte-level BPE and SentencePiece vocabularies, and others by decoding single tokens.
+    Raises ``ValueError`` if none of these methods reproduces a test text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

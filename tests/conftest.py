@@ -1,5 +1,5 @@
-"""What every test shares: no hub, few threads, shapes of the maths checked, ``gpu`` tests skipped
-where there is no CUDA device.
+"""Setup of all tests: no Hugging Face hub, few threads, checked tensor shapes, and no ``gpu`` tests
+without a CUDA device.
 """
 
 import os
@@ -18,7 +18,7 @@ check_shapes()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU; torch is asked only when such a test was collected."""
+    """Skip ``gpu`` tests without a CUDA device; torch is imported only if there are such tests."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return
@@ -31,9 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def main_job(tmp_path_factory):
-    """A finished run of the smallest real job (``tests/helpers/smoke_job.py``); takes minutes,
-    played once.
-    """
+    """Finished run of the smallest real job (``tests/helpers/smoke_job.py``); takes minutes."""
     from tests.helpers.smoke_job import run_smoke_job
 
     return run_smoke_job(tmp_path_factory.mktemp("main_job"))

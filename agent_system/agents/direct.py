@@ -25,7 +25,7 @@ class LanguageModel(Protocol):
 
     @property
     def generate(self) -> Callable[..., Iterable[Any]]:
-        """Return ``generate(prompts, sampling_params=...)``: one result per prompt, in order."""
+        """Function ``generate(prompts, sampling_params=...)``, one result per prompt, in order."""
         ...
 
 
@@ -60,7 +60,7 @@ class DirectOutputAgent:
 
     @property
     def max_turn_tokens(self) -> int | None:
-        """Return ``max_tokens`` of the sampling parameters, or None."""
+        """Maximum length of a turn: ``max_tokens`` of the sampling parameters, or None."""
         return getattr(self.sampling_params, "max_tokens", None)
 
     def get_action(self, messages: list[Message], agent_state: Any = None) -> tuple[str, Any]:
@@ -124,7 +124,7 @@ class DirectOutputAgent:
 
 
 def _extract_logprobs(output: Any, ids: list[int]) -> list[float]:
-    """Return one log-prob per id. It is NaN if the model returned none.
+    """Return one log-prob per id, NaN where the model returned none.
 
     ``output.logprobs`` has one entry per token: vLLM's dictionary by token id, or a number.
     """

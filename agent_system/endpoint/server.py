@@ -202,7 +202,7 @@ class BoundedConnections:
 
 
 class _RejectedConnection(asyncio.Protocol):
-    """Protocol of a connection that is closed immediately."""
+    """Asyncio protocol that closes a new connection immediately."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

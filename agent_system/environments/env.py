@@ -85,7 +85,7 @@ class Env(Protocol):
 
     - ``inline``: in the process and thread of the caller, for cheap environments.
     - ``thread``: in a thread of the caller's process.
-    - ``locked``: in one thread for the whole class, one call at a time.
+    - ``locked``: in one thread that all its instances share, one call at a time.
     - ``process``: in a worker process of the pool.
 
     ``reset`` and ``step`` may be coroutines. An environment in a thread may have ``interrupt()``.
@@ -118,7 +118,7 @@ class EnvFailure(Exception):
 
     ``kind`` is one of:
 
-    - ``dead``: the worker process died.
+    - ``dead``: the worker process died, or was killed because of another session.
     - ``timeout``: the call exceeded its deadline.
     - ``error``: the environment raised.
     - ``garbage``: the return value violates the protocol.

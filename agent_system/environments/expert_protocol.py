@@ -40,8 +40,7 @@ class Decision:
 
     A thought is composed of ``situation`` (facts), ``tried`` (previous action and its result) and
     ``plan`` (next actions), without final full stops. ``thoughts`` maps a thinking level to a
-    complete ``Thought``. It replaces the composed thought of that level, and its action replaces
-    ``action``.
+    complete ``Thought``, which replaces the composed thought and ``action`` for that level.
     """
 
     action: str
@@ -105,7 +104,7 @@ class Expert(Generic[S]):
             mistakes on purpose.
         names_needed_level: ``names_needed_level(settings)`` is True if decisions set
             ``needed_level``.
-        knows_solution: ``knows_solution(settings)`` is True if the expert solves the tasks.
+        knows_solution: ``knows_solution(settings)`` is True if the expert solves every task.
     """
 
     start: Callable[[EpisodeStart[S]], ExpertPolicy]

@@ -24,13 +24,13 @@ EXIT_TIMEOUT_S = 5.0
 
 
 class JavaMissing(OSError):
-    """Error: no Java runtime was found, or it does not start."""
+    """Error: no Java runtime was found, or the runtime does not start."""
 
 
 def find_java(env_name: str) -> str:
-    """Return the path of ``java_path``: in ``$JAVA_HOME/bin`` if that is set, else on ``$PATH``.
+    """Return the path of the program ``java``. Raises ``JavaMissing``.
 
-    Raises ``JavaMissing``.
+    It is searched in ``$JAVA_HOME/bin`` if that variable is set, else on ``$PATH``.
     """
     java_home = os.environ.get("JAVA_HOME")
     java_path = (

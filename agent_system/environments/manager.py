@@ -193,7 +193,7 @@ class EnvironmentManagerBase:
     def step(
         self, text_actions: Sequence[str]
     ) -> tuple[dict[str, list[Any]], np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Read the action in one model text per row and apply it.
+        """Read the action in the model text of each row and apply it.
 
         A row that is done keeps its last observation and gets reward 0.
 

@@ -33,8 +33,7 @@ class Mixture(Generic[S]):
 class TaskText:
     """Functions that read and replace the first observation of a task that contains it.
 
-    ``first_observation(task)`` returns it. ``with_text(task, text)`` returns the task with another
-    text of that observation.
+    ``with_text(task, text)`` returns the task with ``text`` as the text of its first observation.
     """
 
     first_observation: Callable[[Task], Observation]

@@ -22,11 +22,11 @@ class Prompts(Protocol):
         ...
 
     def first(self, observation: Observation, levels: bool) -> str:
-        """Return the first user message of an episode, for ``env.history=append``."""
+        """Return the first user message of an episode, for ``append`` and ``chat`` history."""
         ...
 
     def turn(self, observation: Observation) -> str:
-        """Return the user message of a later turn, for ``env.history=append``."""
+        """Return the user message of a later turn, for ``append`` and ``chat`` history."""
         ...
 
     def window(
@@ -36,7 +36,7 @@ class Prompts(Protocol):
         observation: Observation,
         levels: bool,
     ) -> str:
-        """Return the only user message of a turn, for ``env.history=window``.
+        """Return the only user message of a turn, for ``window`` history.
 
         ``first`` is the first observation of the episode and ``observation`` the current one.
         ``history`` contains the (observation, action) texts of the last turns.

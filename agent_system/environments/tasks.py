@@ -1,7 +1,7 @@
-"""Order and groups of the tasks.
+"""Order of the tasks, and the check that rows of a group have the same start state.
 
 The order is computed from step numbers and hashes, without a random generator whose state would
-have to be saved. A group consists of the rows with the same uid: same task and same start state.
+have to be saved. A group consists of the rows with the same uid, which have the same task.
 """
 
 import hashlib
@@ -38,8 +38,8 @@ def compute_epoch_order(count: int, *seed_parts: int | str) -> list[int]:
 def build_weighted_round(weights: Mapping[str, int]) -> list[str]:
     """Return a list that contains each part of a mixture as often as its weight, well mixed.
 
-    Each position gets the part that is furthest behind its proportional count. Of several such
-    parts it gets the first::
+    A part is an environment of the mixture. Each position gets the part that is furthest behind its
+    proportional count, the first of several::
 
         {"a": 2, "b": 1}  ->  ["a", "b", "a"]
     """
@@ -89,12 +89,12 @@ def group_tasks_by_part(tasks: Sequence[Task], weights: Mapping[str, int]) -> di
 
 
 class TaskSchedule:
-    """Endless order of the tasks, in which the parts of a mixture alternate.
+    """Endless order of the tasks.
 
-    Parts (environments) alternate in proportion to ``weights``. Each repeats its tasks epoch by
-    epoch. Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or keep the given
-    order without ``shuffle``. The same position always has the same task, so a resumed run
-    continues with the same tasks.
+    The parts (environments) of a mixture alternate in proportion to ``weights``. Each repeats its
+    tasks epoch by epoch. Empty ``weights`` mean a single part. Epochs are shuffled by ``seed``, or
+    keep the given order without ``shuffle``. The same position always has the same task, so a
+    resumed run continues with the same tasks.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from verl.config.schema.env import EnvConfig
 
 T = TypeVar("T")
-# A call of the driver runs several calls of environments. Its timeout in seconds is the sum of
-# their deadlines plus this value.
+# Seconds added to the deadlines of ``reset`` and ``step``, for the timeout of a call of the driver.
 EXTRA_TIMEOUT_S = 300.0
 
 

@@ -123,10 +123,9 @@ def continue_from_points(
 ) -> list[AuditPoint]:
     """Continue from every turn in ``points`` with every option, ``rollouts_per_option`` times each.
 
-    An option is a thinking level or an action.
-
-    The result has the returns of these rollouts. A point is dropped if one of its rollouts failed,
-    for example because the state was not reproduced.
+    An option is a thinking level or an action. The result has the returns of these rollouts. A
+    point is dropped if one of its rollouts failed, for example because the state was not
+    reproduced.
     """
     specs_by_point = [_make_option_specs(point, rollouts_per_option) for point in points]
     specs = [spec for option_specs in specs_by_point for spec in option_specs]
@@ -194,9 +193,8 @@ def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:
 def _collect_scores(record: ThinkingTurnRecord) -> dict[str, tuple[float, ...]]:
     """Return the scores of the four levels at one turn, by the name of the score.
 
-    A higher score is better; the audit compares scores with returns. The scores are log-prob,
-    probability and negative entropy of the action after the thought of each level. As a baseline,
-    the score ``deeper`` is the number of the level.
+    The scores are log-prob, probabilities and negative entropy of the action after the thought of
+    each level. Higher is better. As a baseline, the score ``deeper`` is the number of the level.
     """
     scores = {
         name: tuple(float(getattr(context.scores, name)) for context in record.contexts)

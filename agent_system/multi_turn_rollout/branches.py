@@ -5,8 +5,7 @@
 
 The same task, seed and actions should lead to the same state. The replay compares observations up
 to the forced turn. If they differ, the branch is aborted and dropped. Branches are never trained
-on; only their returns are used. ``audit_rollouts`` measures with them the effect of decisions on
-the return.
+on; only their returns are used. ``audit_rollouts`` uses them to measure the effect of decisions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +20,7 @@ GenerateBranches = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
 def make_branch_spec(
     trajectory: Trajectory, turn: Turn, level: int | None, name: str = ""
 ) -> RolloutSpec:
-    """Return the rollout spec that repeats ``trajectory`` up to ``turn`` and forces ``level``
-    there.
+    """Return the rollout spec that repeats ``trajectory`` up to ``turn`` and forces its level.
 
     With ``level=None`` the policy samples the turn without a forced level. ``name`` distinguishes
     replays of one turn. Sampling seeds depend on ``name`` and on the turn, not on the level:

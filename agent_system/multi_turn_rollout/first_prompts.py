@@ -69,8 +69,8 @@ def check_first_tokens(
 ) -> None:
     """Check that first prompts have the same tokens as ``apply_chat_template``.
 
-    Checks the prompts with all ``observations``. With ``append`` history it also checks the tokens
-    around the next turn, for the first observation. Raises ``TemplateUnsupported`` if they differ.
+    With ``append`` history it also checks the tokens around the turn after the first of
+    ``observations``. Raises ``TemplateUnsupported`` if tokens differ.
     """
     for prompt_index, (bridge, messages, _) in enumerate(
         _open_conversations(config, tokenizer, observations)
@@ -83,7 +83,7 @@ def check_first_tokens(
 def _open_conversations(
     config: PPOConfig, tokenizer: PolicyTokenizer, observations: Sequence[Observation]
 ) -> Iterator[tuple[ChatBridge, list[Message], TokenConversation]]:
-    """Yield template encoder, messages and tokens of the first prompt for each observation."""
+    """Yield (template encoder, messages, tokens) of the first prompt for each observation."""
     package = get_package(config.env.env_name)
     settings = RolloutSettings.from_config(config, package, is_train=True)
     unlimited_settings = replace(settings, max_prompt_length=sys.maxsize)

@@ -65,7 +65,7 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return ``episode/*`` of trajectories that did not fail, and ``rlvcr/*`` of parsed turns."""
+    """Return ``episode/*`` and ``rlvcr/*`` (thinking levels) of trajectories that did not fail."""
     completed_trajectories = [t for t in trajectories if t.aborted is None]
     if not completed_trajectories:
         return {}
@@ -95,7 +95,7 @@ def compute_episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, flo
 
 
 def _compute_thinking_metrics(turns: Sequence[tuple[Trajectory, Turn]]) -> dict[str, float]:
-    """Return metrics of thinking levels, chosen and forced ones separately."""
+    """Return metrics of chosen levels and thought lengths, and the share of forced levels."""
     parsed_turns = [(t, turn, turn.parsed) for t, turn in turns if turn.parsed is not None]
     if not parsed_turns:
         return {}

@@ -102,8 +102,8 @@ class GroupsInFlight(Generic[T]):
 class PartialRollouts:
     """Names of the ``num_groups`` groups whose rollouts continue after a training step.
 
-    The trainer keeps them in its process and saves them in checkpoints. A name is the uid and the
-    number of groups of its batch: ``train-3-0-5@16``.
+    The trainer saves the names in checkpoints. A name is the uid of the group and the number of
+    groups in its batch: ``train-3-0-5@16``.
     """
 
     def __init__(self, num_groups: int) -> None:
@@ -123,7 +123,7 @@ class PartialRollouts:
             logger.warning(line, self.num_groups, ", ".join(names[self.num_groups :]))
 
     def add_groups(self, batch: DataProto, envs: EnvironmentManagerBase) -> DataProto:
-        """Return ``batch`` with as many additional groups as should stay in flight.
+        """Return ``batch`` with additional groups, so that ``num_groups`` groups stay in flight.
 
         The rollout ends when as many groups are finished as the original ``batch`` has. The other
         ``num_groups`` groups are then still in flight. Groups of a resumed run are added first,

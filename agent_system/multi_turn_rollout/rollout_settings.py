@@ -18,7 +18,7 @@ from verl.names import History
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """Limits in turns and tokens, sampling parameters, and thinking levels of rollouts.
+    """Limits of turns and tokens, sampling parameters, and thinking levels of rollouts.
 
     ``max_response_length`` limits a row's response: the whole episode after the first prompt
     (``append``) or one turn (``window``). ``requests_levels``: prompts ask for thinking levels.

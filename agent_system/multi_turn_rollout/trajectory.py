@@ -27,8 +27,8 @@ MAX_INFO_NUMBERS = 32
 class RolloutSpec:
     """Request for one trajectory, which may repeat turns and force a level.
 
-    ``index`` is the position among the specs of one call. ``member`` is the number in group
-    ``uid``.
+    ``index`` is the position among the specs of one call. ``member`` is the number of the
+    trajectory in group ``uid``.
 
     The first turns repeat ``replayed_turns``, the token ids of each turn. The turn after them is
     forced to ``forced_level``: it begins with ``<level>k</level><think>``.

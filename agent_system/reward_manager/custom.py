@@ -79,7 +79,7 @@ def check_arguments(function: Callable[..., Any], path: str, argument_names: Seq
 
 
 def _import_file(path: str, setting: str, fix: str) -> ModuleType:
-    """Import the file ``path`` again at each call.
+    """Import the file ``path`` and return its module. Each call executes the file again.
 
     The module is added to ``sys.modules``, where dataclasses and pickle search for it.
     """

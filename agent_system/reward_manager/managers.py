@@ -4,11 +4,12 @@ Group estimators read the sum of a row's scores as the outcome of the row's traj
 counts once, however many rows it has. Therefore *the scores of each row sum to the outcome of its
 whole trajectory*:
 
-    append, episode   one row:   0 0 0 . . . 0 0 0 . . . 0 0 R        R = r0 + r1 + r2 - penalties
-    append, step      one row:   0 0 r0 . . . 0 0 r1 . . . 0 0 r2
-    window, both      row k:     0 0 R                                 for each k
+    env.history  manager
+    append       episode   one row:   0 0 0 . . . 0 0 0 . . . 0 0 R    R = r0 + r1 + r2 - penalties
+    append       step      one row:   0 0 r0 . . . 0 0 r1 . . . 0 0 r2
+    window       any       row k:     0 0 R                             for each turn k
 
-(dots: environment tokens). Step-level estimators read the rewards of turns from ``step_rewards``.
+Dots are environment tokens. Step-level estimators read the rewards of turns from ``step_rewards``.
 
 A manager gets the penalty of an invalid action, the user-provided score function (or None), and
 ``reward_model.reward_kwargs``. Register a class in a module that
@@ -103,7 +104,8 @@ class EpisodeRewardManager:
     1. R is the episode's return, or the result of ``compute_score``.
     2. Token price: ``R (1 - token_price min(T, token_price_max) / token_price_max)``. It multiplies
        R, so a trajectory with return 0 costs nothing. With ``relative_token_price`` instead:
-       ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z.
+       ``R (1 - relative_token_price sigmoid(z))``. ``compute_relative_lengths`` defines z. The key
+       ``price_multiplier`` of ``data.meta_info`` multiplies both prices.
     3. DAPO's overlong penalty (Yu et al., 2025):
        ``R - overlong_penalty clip((T - overlong_max) / overlong_len + 1, 0, 1)``.
     4. ``invalid_action_penalty`` is subtracted for each turn with an invalid action.
@@ -114,8 +116,7 @@ class EpisodeRewardManager:
     ``compute_score(data_source, steps, extra_info)`` receives the turns of the whole trajectory in
     order, as dicts with the fields of a rollout file. ``extra_info`` has ``task_id``,
     ``episode_reward``, ``won`` and ``uid``. It returns a finite number, or a dict of finite numbers
-    with the key ``score``. The other numbers are additional rewards; the column ``reward_parts``
-    has the dict for every row.
+    with the key ``score``. The column ``reward_parts`` then has the dict for every row.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class EpisodeRewardManager:
         """
         outcome_by_trajectory: dict[str, float] = {}
         timed_out_with_groups: list[tuple[str, str]] = []  # trajectory and group
-        outcomes_by_group: dict[str, list[float]] = defaultdict(list)  # by group
+        outcomes_by_group: dict[str, list[float]] = defaultdict(list)
         rows_by_trajectory = group_rows_by_trajectory(data)
         relative_lengths = (
             compute_relative_lengths(data, rows_by_trajectory) if self.relative_token_price else {}
@@ -336,7 +337,7 @@ def _fill_reward_parts(data: DataProto, timed_out_trajectories: Collection[str])
     parts_by_row = _get_reward_parts(data)
     uids = data.non_tensor_batch["uid"]
     names = {name for row in parts_by_row for name in row}
-    parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)  # by group
+    parts_by_group: dict[str, list[Mapping[str, float]]] = defaultdict(list)
     for rows in group_rows_by_trajectory(data).values():
         # Count a trajectory once, however many rows it has.
         if parts_by_row[rows[0]]:
@@ -437,9 +438,9 @@ def compute_relative_lengths(
 ) -> dict[str, float]:
     """Return ``sigmoid(z)`` for each trajectory, by ``traj_uid``.
 
-    z is the number of sampled tokens minus the mean over the successful trajectories of its group,
-    divided by their standard deviation. z is 0 if the successful
-    trajectories have equal lengths, or if there are fewer than two.
+    z is the number of sampled tokens minus the mean over the group's successful trajectories,
+    divided by their (population) standard deviation. z is 0 if the successful trajectories have
+    equal lengths, or if there are fewer than two.
 
         successes with 10 and 30 tokens: mean 20, std 10, so sigmoid(-1) = 0.27, sigmoid(1) = 0.73
     """

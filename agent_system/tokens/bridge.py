@@ -6,10 +6,9 @@
     bridge         <|im_end|> \\n <|im_start|> assistant \\n
 
 Prompts and bridges are rendered with their real text and encoded as a whole
-(``verl.utils.chat_tokens``). The tokens equal those of ``apply_chat_template(tokenize=True)``, and
-no text can act as a control token. ``escape_added_tokens`` also splits added tokens that look like
-tags (``<tool_call>``) in the text of an environment. Such text then never contains the
-token that prompts and the policy write.
+(``verl.utils.chat_tokens``). The tokens equal those of ``apply_chat_template(tokenize=True)``,
+except that the text of a control token in a message becomes ordinary tokens.
+``escape_added_tokens`` does the same for added tokens that look like tags (``<tool_call>``).
 """
 
 import contextlib
@@ -160,8 +159,9 @@ class ChatBridge:
     def render_marked(
         self, messages: Sequence[Message], tools: Tools = (), *, add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of ``messages`` for ``encode``: control tokens in contents are marked.
+        """Return the text of ``messages`` for ``encode``.
 
+        Control tokens in contents are replaced by marks, which ``encode`` encodes as plain text.
         Raises the errors of the template (``RENDER_ERRORS``).
         """
         marked = [self._mark_texts(message) for message in messages]
@@ -170,18 +170,18 @@ class ChatBridge:
         )
 
     def restore_text(self, marked: str) -> str:
-        """Return the text of ``render_marked`` as the template writes it without marks."""
+        """Return ``marked``, a text of ``render_marked``, with control tokens instead of marks."""
         return self._tokens.restore_control_tokens(marked)
 
     def continue_row(
         self, row_ids: Sequence[int], last_prompt: str, reply: str, marked: str
     ) -> tuple[int, ...] | None:
-        """Return the tokens that the prompt ``marked`` adds to a row; None if it is no extension.
+        """Return the tokens that the next prompt adds to a row; None if it changes the row.
 
-        ``row_ids`` are the tokens of the row. It ends with a reply to ``last_prompt``, a text of
-        ``render_marked``. The prompt extends the row if it begins with its tokens. It also does if
-        it begins with its text, and the tokens after that text do not depend on it. The policy may
-        have sampled other tokens for the reply than the tokenizer gives, and they are kept.
+        ``row_ids`` are the tokens of ``last_prompt`` and of ``reply``. ``marked`` is the next
+        prompt; both prompts are texts of ``render_marked``. The prompt may begin with the text of
+        the row instead of its tokens: a policy can sample other tokens than the tokenizer writes.
+        Returns None if neither is the case, or if a token would cross the end of the row.
         """
         # Marked texts are compared: text of a user never equals the control tokens of a template.
         if marked.startswith(last_prompt):
@@ -272,10 +272,8 @@ class ChatBridge:
     def _encode_turn(self, text: str) -> tuple[int, ...]:
         """Return the ids of an assistant turn with ``text``, as they follow the generation prompt.
 
-        They are the tokens that the template writes for the turn, up to the token that closes it.
-        Raises ``TemplateUnsupported`` if the template does not begin such a turn with the
-        generation prompt. Raises it also if the end of turn after ``text`` is not encoded as one
-        token.
+        The last id is the end-of-turn token. Raises ``TemplateUnsupported`` if the template begins
+        the turn with another text, or if the tokenizer does not encode its end as one token.
         """
         prompt = self.template.render([{"role": "user", "content": make_anchor(0)}])
         turns = [("user", make_anchor(0)), ("assistant", self._tokens.mark_control_tokens(text))]
@@ -320,9 +318,9 @@ class ChatBridge:
         )
 
     def escape_added_tokens(self, text: str) -> str:
-        """Return ``text`` with an invisible character inside every added token in it.
+        """Return ``text`` with an invisible character in every control token and tag-like token.
 
-        The tokenizer then encodes the added token as ordinary text. ``remove_escape_characters``
+        The tokenizer then encodes these tokens as ordinary text. ``remove_escape_characters``
         removes the inserted characters.
         """
         return self._added_token_pattern.sub(

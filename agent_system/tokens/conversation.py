@@ -5,7 +5,7 @@
     add_bridge          template tokens + observation + template tokens that are encoded already
     add_forced_prefix   prefix that the next turn begins with; not sampled, not trained on
     add_turn            tokens that the policy sampled, unchanged
-
+    add_text_turn       turn that exists as text only, encoded here
 No other code writes to the ledger of a conversation or checks its limits.
 """
 

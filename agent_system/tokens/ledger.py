@@ -214,8 +214,7 @@ class TokenLedger:
     ) -> Segment:
         """Add a segment at the end and return it.
 
-        ``retokenized`` means that the tokens were encoded from text instead of being sampled. By
-        default they are not trained on.
+        ``retokenized`` means that the tokens were encoded from text instead of being sampled.
 
         Raises ``ValueError`` for an agent segment without one log-prob per token (unless
         ``retokenized``), log-probs of another kind, and a prompt segment after an agent segment.

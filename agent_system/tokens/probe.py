@@ -59,13 +59,12 @@ class TemplateProbe:
 
     ``reason`` states why ``append`` does not work. ``opens_thought``: the generation prompt ends
     with ``<think>``. ``takes_system``: the template renders a system message separately (see
-    ``ChatTemplate``).
+    ``ChatTemplate``). ``refuses_turns``: error of the template for a conversation of several turns,
+    or empty.
 
-    ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. Without
-    them ``append`` still works, because the policy sees its own tokens. But a model that was
-    trained with this template has only seen earlier turns without thoughts.
-
-    ``refuses_turns``: error of the template for a conversation of several turns, or empty.
+    ``keeps_thoughts``: the template renders the ``<think>`` thoughts of earlier turns. If it does
+    not, ``append`` still works, unless ``opens_thought``. The policy then sees its earlier
+    thoughts, which were removed when the model was trained with this template.
     """
 
     verdict: TemplateVerdict
@@ -96,9 +95,9 @@ class TemplateProbe:
             )
 
     def explain_history(self, history: History) -> str:
-        """Return a note for the plan: what the template does with earlier turns.
+        """Return a note for the plan of a run: whether the template keeps earlier turns.
 
-        It is empty for ``window``, whose prompts have no earlier turns.
+        It is empty for ``window``, which renders a new prompt in every turn.
         """
         if history == "window":
             return ""

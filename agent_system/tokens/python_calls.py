@@ -72,16 +72,19 @@ def parse_python_calls(text: str) -> list[dict[str, Any]]:
 
 
 def _restore_name(name: str | None, names: list[str]) -> str:
-    """Return the sampled name for which ``name`` stands; it is None in ``f(**arguments)``."""
+    """Return the sampled name that ``name`` replaces: ``name0`` is ``names[0]``.
+
+    Raises ``ValueError`` for None, the name of the argument in ``f(**arguments)``.
+    """
     if name is None:
         raise ValueError("an argument has no name")
     return names[int(name.removeprefix("name"))]
 
 
 def _escape_string(literal: str) -> str:
-    """Return a string literal in which line breaks and single backslashes are escaped.
+    """Return the string ``literal`` with its line breaks and single backslashes escaped.
 
-    Some templates write strings without escapes.
+    Some chat templates write line breaks and backslashes unescaped, which is no valid Python.
     """
 
     def escape_pair(match: re.Match[str]) -> str:
@@ -96,7 +99,7 @@ def _read_literal(node: ast.expr) -> Any:
 
 
 class _ConstantNames(ast.NodeTransformer):
-    """Replacement of the names of JSON constants by their values."""
+    """Transformer of syntax trees: replaces ``true``, ``false`` and ``null`` by their values."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return ast.Constant(JSON_CONSTANTS[node.id]) if node.id in JSON_CONSTANTS else node

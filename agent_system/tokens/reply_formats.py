@@ -7,8 +7,8 @@ Each format follows from the text that the chat templates of the family write:
                 pair    "<parameter={key}> {value} </parameter>"
                 ends    "</function> </tool_call>"
 
-``REPLY_FORMATS`` has them as fields of the response templates of transformers
-(``tokenizer.parse_response``). They expect a reply without its end tokens.
+``REPLY_FORMATS`` contains the formats as fields of response templates, which transformers reads
+(``tokenizer.parse_response``). The parsed reply must not contain its end tokens.
 """
 
 import re
@@ -30,7 +30,7 @@ PLACEHOLDERS = {
 
 
 def write_pattern(text: str, white_space: str = r"\s*") -> str:
-    """Return the regular expression of ``text``. It may contain keys of ``PLACEHOLDERS``.
+    """Return the regular expression of ``text``, which may contain keys of ``PLACEHOLDERS``.
 
     Each space in ``text`` stands for the pattern ``white_space``.
     """
@@ -41,7 +41,10 @@ def write_pattern(text: str, white_space: str = r"\s*") -> str:
 
 
 def make_text_field(begins: str = "", ends: str = "") -> Field:
-    """Return the field of a text between two tags; without tags, of all other text."""
+    """Return the response template field of the text between two tags.
+
+    Without tags, it is the field of all text that no other field contains.
+    """
     if not begins:
         return {"content": "text", "repeats": True, "join": "\n"}
     return {
@@ -56,11 +59,11 @@ class CallFormat:
     """Format of one tool call.
 
     Attributes:
-        begins: Texts before the arguments, of which one is used. They may contain ``{name}``.
-        ends: Text after the arguments. If it is empty, the whole reply is one call.
+        begins: Alternative texts before the arguments. They may contain ``{name}``.
+        ends: Text after the arguments. Empty: the whole reply is one call.
         pair: Text of one argument, with ``{key}`` and ``{value}``. The schema of the tool gives the
-            type of the value. If the text is empty, the arguments are JSON. A space stands for at
-            most one character, because white space may belong to the value.
+            type of the value. A space stands for at most one character, because white space may
+            belong to the value. Empty: the arguments are JSON.
         arguments_key: Key of the arguments, if they and the name are in one JSON object.
         json_args: Options of the JSON parser of transformers.
     """
@@ -104,7 +107,10 @@ def make_fields(
     thought: Field = THINK_TAGS,
     content: Field = OTHER_TEXT,
 ) -> Fields:
-    """Return the fields of a family whose templates expect thoughts in ``thought_key``."""
+    """Return the response template fields of a model family.
+
+    Its chat templates read thoughts from the message key ``thought_key``.
+    """
     return {thought_key: thought, "tool_calls": call.make_field(), "content": content}
 
 

@@ -11,9 +11,9 @@ of an option is its mean return minus the mean over all options of the point.
 Credit rules are compared with the effects over all points. Some rules have a score for every level.
 The other rules have a score only for the option that the original trajectory chose.
 
-Measured effects are noisy. ``reliability`` is the share of their variance that is signal: the
-expected correlation with a second audit of the same points. Its square root is the correlation that
-a perfect score would reach.
+Measured effects are noisy. ``reliability`` is the expected correlation of the effects with those of
+a second audit of the same points. Its square root is the correlation of the measured with the true
+effects, which is the highest that a score can reach.
 """
 
 import math
@@ -92,11 +92,10 @@ class ScoreAudit:
 class AuditResult:
     """Result of an audit of ``points`` turns, with ``plays`` rollouts per option (level or action).
 
-    The effect of an option is its mean return minus the mean over the options of the turn.
-    ``levels``: mean effects of levels 1 to 4; empty for actions. ``scores``: correlations of each
-    credit rule with the effects, sorted by the correlation at the chosen options. ``reliability``:
-    expected correlation of the effects of all options in two audits. ``second_audit``: the same for
-    each selection of options in ``scores``.
+    ``levels``: means of ``option_effects`` for levels 1 to 4; empty for actions. ``scores``:
+    correlations of each credit rule with the effects, sorted by the correlation at the chosen
+    options. ``reliability``: expected correlation of the effects of all options in two audits.
+    ``second_audit``: the same for each selection of options in ``ScoreAudit``.
     """
 
     points: int
@@ -112,11 +111,9 @@ def audit_scores(
 ) -> AuditResult:
     """Compare every score of the audited turns ``points`` with the measured effects of options.
 
-    A score is the credit that a rule gives to an option (level or action). A score ``random`` of
-    random numbers is added as a control.
-
-    Intervals are from ``resamples`` bootstrap samples of tasks, each task with all of its points.
-    Raises ``ValueError`` without points.
+    A score is the credit that a rule gives to an option (level or action). The score ``random``, of
+    random numbers, is added as a control. Intervals are from ``resamples`` bootstrap samples of
+    tasks, each task with all of its points. Raises ``ValueError`` without points.
     """
     if not points:
         raise ValueError(
@@ -188,10 +185,9 @@ class _Comparison:
     def audit_levels(
         self, name: str, measure: WeightedPairMeasure, first: np.ndarray, second: np.ndarray
     ) -> ScoreAudit:
-        """Return the statistic ``measure`` of two tables [P, K] of P points and K options.
+        """Return ``measure`` of two tables [P, K], for each selection of options in ``ScoreAudit``.
 
-        It is computed for each selection of options in ``ScoreAudit``. ``name`` is the name of the
-        score.
+        The tables have P points and K options. ``name`` is the name of the score.
         """
         measure_levels = partial(measure, first, second)
         chosen = [_select_chosen(self._points, table) for table in (first, second)]

@@ -60,10 +60,9 @@ class LevelRule:
         return self.forces_required_level or any(self.shares)
 
     def draw_level(self, draw: float, required_level: int | None) -> int | None:
-        """Return the level to force for the random number ``draw`` in [0, 1).
+        """Return the level to force for the random number ``draw`` in [0, 1); None: policy chooses.
 
-        ``required_level``: level that the environment names for this turn. The result is None
-        where the policy chooses.
+        ``required_level`` is the level that the environment names for this turn.
 
             shares (0.1, 0.1, 0.1, 0.1): draw 0.15 gives level 2, draw 0.5 gives None
         """
@@ -86,8 +85,9 @@ _FIXED_RULES: dict[str, LevelRule] = {"free": FREE_RULE} | {
 def build_level_rule(name: str, turns: Iterable[ThinkingTurnRecord]) -> LevelRule | None:
     """Return the rule ``name``; ``turns`` are those of a rollout in which the policy chose levels.
 
-    ``random`` takes its shares from ``turns``. Returns None for ``random`` without a readable level
-    and for ``oracle`` without a required level. Raises ``ValueError`` for an unknown name.
+    ``random`` takes its shares from ``turns``. Returns None for ``random`` if no turn has a
+    readable level, and for ``oracle`` if none has a required level. Raises ``ValueError`` for an
+    unknown name.
     """
     if name in _FIXED_RULES:
         return _FIXED_RULES[name]

@@ -1,7 +1,7 @@
 """Tests of the vLLM engine on CPU against transformers on the same tokens.
 
-The tests perturb weights strongly before a sync: a part of the engine that keeps old weights raises
-no error.
+The tests change weights strongly before a sync, because a part of the engine that keeps old weights
+raises no error.
 """
 
 from concurrent.futures import ProcessPoolExecutor
@@ -248,7 +248,7 @@ def test_weights_that_vllm_drops_are_detected(engine):
     assert engine.call(remote.lost_update, weights, False) == (
         0,
         "",
-    )  # the trainer sees no difference either
+    )  # the engine finds no error; the trainer notices that no weight was received
     received, error = engine.call(remote.lost_update, weights, True)
     assert received == 0 and "that can be read back differ from them: model." in error
 

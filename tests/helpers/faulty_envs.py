@@ -151,7 +151,7 @@ class SlowEnv(FaultyEnv):
 
 
 class OverlapEnv(FaultyEnv):
-    """Reports if another instance runs a step at the same time. A hanging step ends with
+    """Reports if another instance runs a step at the same time. The action ``hang`` waits for
     ``go_on``.
     """
 

@@ -26,7 +26,7 @@ LAST = "document.querySelector('#list li:last-child button').click()"
 
 
 def make_run(path: Path, num_trajectories: int) -> Path:
-    """Write a run directory with at least ``plays`` training trajectories and no others."""
+    """Write a run directory with at least ``num_trajectories`` training trajectories."""
     draw = random.Random(0)
     steps = -(-num_trajectories // (GROUPS * MEMBERS))
     run = RunDirectory(fake_run(path, steps=steps, validate_every=steps + 1, rollouts=False))

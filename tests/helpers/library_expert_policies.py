@@ -20,7 +20,7 @@ class GoldenEnv(Env, Protocol):
 
 
 def gold(env: GoldenEnv) -> Policy:
-    """Return a policy of the library's own actions, without those that its action list lacks.
+    """Return a policy that follows ``env.gold_path``, without actions that are not admissible.
 
     The actions are first run on ``env``. If they do not succeed there, the error is in the library
     and not in the collector.

@@ -69,7 +69,7 @@ class ScriptedEngine:
             self._done[request.client].put_nowait(self._result(request))
         except (
             Exception
-        ) as failure:  # an exception of a timer would be lost, and the trajectory would never end
+        ) as failure:  # raised in a timer, it would be lost, and the trajectory would never end
             self._done[request.client].put_nowait(failure)
 
     def _result(self, request: SamplingRequest) -> SamplingResult:

@@ -1,4 +1,4 @@
-"""Trajectories with other thoughts and actions in each turn, and reference scores of their
+"""Trajectories with different thoughts and actions in each turn, and reference scores of their
 contexts.
 
 ``Reference`` does not use ledgers, spans or branches. It writes the conversation as text with the
@@ -36,7 +36,7 @@ ACTIONS = (
 
 
 def thought_of(level: int, step: int, start: int) -> str:
-    """Return the thought at a level. It differs between turns and starts."""
+    """Return the thought at a level in turn ``step`` of a trajectory from position ``start``."""
     return {
         1: "",
         2: f"I am near {start}.",
@@ -58,8 +58,8 @@ def before_action(level: int, thought: str, gap: str) -> str:
 def thinking_script(thought: Callable[[int, int, int], str] = thought_of) -> Callable:
     """Return a script for ``ScriptedEngine`` with trajectories of four turns.
 
-    The turn at level 4 sometimes has an empty thought. For odd starts, blocks are on separate
-    lines.
+    The turn at level 4 sometimes has an empty thought. If the first position is odd, level,
+    thought and action are on separate lines.
     """
 
     def script(_request: object, prompt: str) -> str:
@@ -91,7 +91,8 @@ def thinking_config(history: History = "append", n: int = 2, **rlvcr: Any):
 def collect(tokenizer, score, config, script: Callable | None = None, groups: int = 2) -> DataProto:
     """Return the rows of one collected batch.
 
-    ``score`` replaces ``compute_log_prob``. Without it the rows keep their questions.
+    ``score`` replaces ``compute_log_prob``. Without ``score`` the rows keep their requests for
+    scores and get none.
     """
     group, envs, _ = make_world(tokenizer, config, script or thinking_script(), score=score)
     collector = TrajectoryCollector(config, tokenizer)
@@ -102,9 +103,9 @@ def collect(tokenizer, score, config, script: Callable | None = None, groups: in
 
 
 def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
-    """Return ``data`` with the columns of thinking advantages, as made by collector and trainer.
+    """Add the level bonus and the score requests of the turns ``steps``, and answer the requests.
 
-    The columns are the bonus, the questions about ``steps``, and the answers.
+    Return ``data`` with the columns that the collector and the trainer compute from the scores.
     """
     add_level_entropy_bonus(data, steps, get_method_settings(config.algorithm), codec)
     add_score_requests(data, steps)
@@ -112,7 +113,7 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
 
 
 def answer_questions(data, compute_log_prob, config) -> DataProto:
-    """Return ``data`` with the columns computed from the answers to its questions."""
+    """Return ``data`` with the columns computed from the scores that it requests."""
     return add_thinking_columns(data.union(compute_log_prob(data)), config)
 
 

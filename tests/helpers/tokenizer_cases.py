@@ -29,7 +29,7 @@ def _wrapped(raw: Any) -> Any:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerFast
 
-    # It is also matched in normalised text, where the spelling may differ. The end of a turn is not
+    # The tokens also match normalised text, where the spelling may differ. The end of a turn is not
     # special.
     raw.add_special_tokens([AddedToken(text, normalized=True) for text in SPECIAL])
     raw.add_tokens([AddedToken(text, normalized=True) for text in (*TAGS, *TOOLS, END_TURN)])

@@ -11,7 +11,7 @@ from agent_system.environments.package import EnvPackage
 
 
 class DoubtfulSettings(LineSettings):
-    """Promise that the environment breaks."""
+    """Settings of the number line, with a fault."""
 
     fault: Literal[
         "none", "pays for nothing", "reads tags", "unwinnable", "breaks", "other", "leaks"

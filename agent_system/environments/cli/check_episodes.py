@@ -1,7 +1,5 @@
 """Episodes of the command ``check``, in worker processes with deadlines. All observations and
 rewards are stored.
-
-A policy that repeats one action (a constant) must not solve more than half of the tasks.
 """
 
 import random
@@ -204,11 +202,10 @@ class ConstantAction:
 async def try_constant_actions(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, episodes: Sequence[CheckEpisode]
 ) -> tuple[ConstantAction | None, list[str]]:
-    """Run policies that repeat one frequent action in every turn.
+    """Run policies that repeat one frequent action (a constant) in every turn.
 
-    ``episodes`` are those of other policies; their actions and observations determine which actions
-    are frequent. Return the action that succeeded most often, and a sentence if the time limit
-    ended the trials.
+    Frequent are actions of the oracle, and actions in first observations, of ``episodes``. Return
+    the action that succeeded most often, and a sentence if the time limit ended the trials.
     """
     first_records = [episode.transcript[0] for episode in episodes if episode.transcript]
     first_observations = [
@@ -234,9 +231,9 @@ async def try_constant_actions(
 async def _run_constant_action(
     checked_env: CheckedEnvironment, pool: EnvironmentPool, action: str
 ) -> ConstantAction:
-    """Repeat ``action`` in every task, and return its episodes.
+    """Repeat ``action`` in every turn of every task, and return the episodes.
 
-    Stop early when it can no longer succeed at more than half of the tasks.
+    Stop early when the action can no longer succeed at more than half of the tasks.
     """
 
     def make_policy(_start: PolicyStart) -> Policy:
@@ -258,10 +255,10 @@ def check_action_format(
 ) -> tuple[list[str], list[str]]:
     """Check that the action parser reads the actions that ``package.format_action`` writes.
 
-    ``format_action`` turns an action into a model text; ``package.project`` must return the same
-    action from this text. The checked actions are those of the oracle (policy that solves each
-    task) in ``episodes``. Return the problems, and a sentence if the check is impossible because
-    the package has no ``format_action``.
+    ``format_action`` turns an action into a model text (default: ``<action>`` tags).
+    ``package.project`` must return the same action from this text. The checked actions are those in
+    ``episodes``. Return the problems, and a sentence if the default cannot be read and the package
+    has no ``format_action``.
     """
     for episode in episodes:
         task_package = package.package_for_task(episode.task)

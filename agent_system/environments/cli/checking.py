@@ -4,8 +4,8 @@
     random      admissible actions         solves at most half of the tasks
     empty       empty text                 never succeeds
     repeating   the same action each turn  solves at most half of the tasks
-    injecting   tags, orders, code, nan    never succeeds
-    constants   frequent answers           each solves at most half of the tasks
+    injecting   texts against graders      never succeeds
+    constants   a frequent action each     solve at most half of the tasks each
 
 ``is_majority`` tells from a sample of tasks if more than half of all tasks are solved.
 No policy may make the environment fail. The empty policy must have a lower return than the oracle.
@@ -228,8 +228,8 @@ def _find_policies_that_solve_most(
     """Yield each policy that solves most tasks although it should not, with its episodes.
 
     With ``wants_far_longer``, yield only policies whose episodes are far longer than the oracle's,
-    otherwise only the remaining policies. In a small environment, random actions reach the goal if
-    an episode is long enough.
+    otherwise only the other policies. Far longer episodes may succeed by chance: in a small
+    environment, random actions reach the goal at some time.
     """
     oracle_episodes = _select_episodes(episodes, ORACLE_POLICY)
     for policy in POLICIES_THAT_MUST_NOT_SOLVE_MOST:
@@ -290,7 +290,7 @@ def _select_episodes(episodes: Sequence[CheckEpisode], policy: str) -> list[Chec
 
 
 def find_reward_problems(episodes: list[CheckEpisode], covers_all_tasks: bool = False) -> list[str]:
-    """Return one sentence per scripted policy whose successes or returns violate its condition.
+    """Return one sentence per failed episode, and per violation of a policy's condition.
 
     Example of a condition: the policy that sends empty text must never succeed.
     ``covers_all_tasks``: True if the episodes cover all tasks of the split.

@@ -34,7 +34,7 @@ USER_ERRORS = (UnknownEnvironment, MissingExtra, WorkerStartError, ValueError, O
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    The status is 0 for success, 1 if a check found problems, and 2 for invalid arguments.
+    The status is 0 for success, 1 if a check found problems, 2 for invalid arguments and errors.
     """
     arguments = _parse_arguments(argv)
     try:

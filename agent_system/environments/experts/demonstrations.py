@@ -252,9 +252,9 @@ def _run_in_workers(
     demonstration_tasks: list[DemonstrationTask],
     num_workers: int,
 ) -> list[str | None]:
-    """Run the demonstrated episodes in worker processes and return them as JSON lines.
+    """Call ``run_task_chunk`` in ``num_workers`` processes and return the lines in task order.
 
-    The lines are in the order of the tasks. An omitted episode gives None.
+    With 0 workers the episodes run in this process.
     """
     # Pass the import path: workers do not know names that were registered at run time.
     import_path = find_entry(env_name).target
@@ -288,7 +288,7 @@ def _run_in_workers(
 def run_task_chunk(
     import_path: str, settings: EnvSettings, demonstration_tasks: list[DemonstrationTask]
 ) -> list[str | None]:
-    """Run the demonstrated episodes in a worker process and return them as JSON lines.
+    """Run the episodes of ``demonstration_tasks`` in this process; return them as JSON lines.
 
     An episode without success gives None, unless the expert keeps unsuccessful episodes.
     ``import_path`` is the ``module:attribute`` of the package.
@@ -323,7 +323,7 @@ def _run_episode(
     demonstration_task: DemonstrationTask,
     seed: int,
 ) -> str | None:
-    """Return the rows of one episode as JSON lines; None to omit it."""
+    """Return the rows of one episode as JSON lines; None for an episode that is not kept."""
     task, options = demonstration_task.task, demonstration_task.options
     first_observation = await_if_needed(env.reset(task, derive_seed(seed, "env") & SEED_MASK))
     rng = random.Random(seed)

@@ -54,7 +54,7 @@ def add_noise(
     """Return ``decision``, with its action replaced at random by a useless or an impossible one.
 
     ``noise`` has the probability of each. ``useless`` and ``impossible`` are the actions to choose
-    from; if the list is empty, ``decision`` is returned. The plan is set to the new action, so that
+    from; an empty list leaves ``decision`` unchanged. The plan is set to the new action, so that
     the thought agrees with it. The other parts of the thought do not change.
     """
     # One random number decides both: [0, invalid_share) is invalid, the next interval is useless.

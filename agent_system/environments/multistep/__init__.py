@@ -1,6 +1,4 @@
-"""Trials: several episodes of one task in one conversation. The environment runs the agent's turns
-and stores all tokens.
-"""
+"""Environments that run whole trials of an agent: one or more episodes of a task."""
 
 from agent_system.environments.multistep.env import MultistepEnv
 from agent_system.tokens.conversation import TokenLimits

@@ -48,8 +48,8 @@ class MultistepEnv:
 
     A subclass defines ``_initialize_episode``, ``_format_prompt`` and ``_step_episode``. It may
     define ``_calculate_reward``, ``_format_episode``, ``_format_outcome``, ``get_rubric`` and the
-    two datasets. By default the row is the state, its ``prompt`` is shown, one turn answers it, and
-    the reward is 0.
+    two datasets. By default the row of the dataset is the state, its ``prompt`` is shown, one turn
+    answers it, and the reward is 0.
 
     Args:
         tokenizer: Hugging Face tokenizer. Its chat template, if any, must keep earlier turns. None:
@@ -138,9 +138,9 @@ class MultistepEnv:
         session_id: str,  # noqa: ARG002  for subclasses
         task_info: dict[str, Any],
     ) -> Any:
-        """Return the state (usually a dict) at the start of an episode. Default: the row.
+        """Return the state (usually a dict) at the start of an episode. Default: ``task_info``.
 
-        The same ``task_info`` must give the same task.
+        ``task_info`` is a row of the dataset. The same row must give the same task.
         """
         return {**task_info, "done": False}
 
@@ -174,7 +174,7 @@ class MultistepEnv:
         return float(sum(rewards))
 
     def _format_episode(self, number: int) -> str:
-        """Return the line before episode ``number`` (from 0) of a trial with several episodes."""
+        """Return the line that announces episode ``number`` (from 0) of several in a trial."""
         free_shot_remark = " It does not count." if number < self.free_shots else ""
         return f"Episode {number + 1} of {self.episodes_per_trial}.{free_shot_remark}"
 

@@ -129,7 +129,7 @@ class EnvironmentPool:
     """Pool of ``num_workers`` x ``envs_per_worker`` environments of ``env_name``.
 
     ``section`` contains the settings of the package, as an object or as a mapping. Timeouts are in
-    seconds. The placement is the argument, else ``section["placement"]``, else the attribute
+    seconds. The placement is the argument, else that of the settings, else the attribute
     ``placement`` of the package's ``make`` (usually a class), else ``process``::
 
         async with EnvironmentPool("alfworld", section, num_workers=2, envs_per_worker=8) as pool:

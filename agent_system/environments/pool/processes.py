@@ -262,8 +262,8 @@ class WorkerProcess(asyncio.Protocol):
     def _start_timers(self) -> None:
         """Start the timer of every call that the worker may be executing.
 
-        A worker with coroutines executes all its calls concurrently, another worker only the oldest
-        one.
+        A worker with asynchronous environments executes all its calls concurrently, any other
+        worker only the oldest one.
         """
         for call_id, call in self._pending_calls.items():
             if call.timer is None:
@@ -284,7 +284,7 @@ class WorkerProcess(asyncio.Protocol):
     def _kill(self, kind: FailureKind, detail: str) -> None:
         """Kill the process group, fail the pending calls, and notify the pool.
 
-        Further calls have no effect.
+        Calling this method again has no effect.
         """
         was_alive = self.is_alive
         self.is_alive = False

@@ -1,4 +1,4 @@
-"""TRL: ``GRPOEnvTrainer`` trains a policy on a ``MultistepEnv``.
+"""``GRPOEnvTrainer``: TRL trains a policy on a ``MultistepEnv``.
 
 Needs the optional dependency ``trl`` (``pip install -e '.[trl]'``), which is imported on first use.
 """

@@ -64,11 +64,12 @@ def masked_grpo_loss(
 ) -> Tensor:
     """Return GRPO's clipped loss with KL penalty for the log-probs ``logps`` ``[B, T]``.
 
-    The ratio is r = exp(new - old). The loss of a token with advantage A is
-    ``-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)``. To it is added ``beta``
-    times ``exp(ref - new) - (ref - new) - 1``, multiplied by r with ``bias_correction``. Without
-    ``old_per_token_logps``, r is 1. With ``level="sequence"``, r is the exponential of the mean
-    difference over the trained tokens of a row.
+    The loss of a token with advantage A is
+    ``-min(min(r, delta) A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)`` plus the KL penalty.
+    The ratio r is ``exp(new - old)`` of the log-probs, or 1 without ``old_per_token_logps``. With
+    ``level="sequence"``, r is the exponential of the mean of ``new - old`` over the trained tokens
+    of a row. The KL penalty is ``beta (exp(ref - new) - (ref - new) - 1)``, times r with
+    ``bias_correction``.
 
     ``loss_type`` determines the aggregation:
 

@@ -51,9 +51,7 @@ class PolicyOutput:
 
 
 class SamplerTokenizer(TextTokenizer, StopTokenizer, Protocol):
-    """Tokenizer of a ``TrainedModelSampler``, which encodes prompts and has an end-of-sequence
-    token.
-    """
+    """Tokenizer that encodes prompts and has the methods that stop strings need."""
 
 
 class TrainedModelSampler:
@@ -170,7 +168,8 @@ def make_cpu_weight_sync(vllm_generation: Any) -> Callable[[], None]:
     """Return a replacement for ``sync_weights`` of TRL's ``VLLMGeneration`` (``colocate`` mode).
 
     TRL loads tensors into vLLM's modules one by one. This fails on CPU, where vLLM has repacked
-    them. The replacement reloads through vLLM, repacks the output head and resets the prefix cache.
+    them. The replacement calls vLLM's ``reload_weights``, repacks the output head and resets the
+    prefix cache.
     """
 
     def sync_weights() -> None:

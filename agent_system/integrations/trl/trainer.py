@@ -5,9 +5,9 @@
                                    │                                     │
     TRL: rewards by session ids, advantages, loss on the agent's tokens ◀┘
 
-TRL's code is unchanged. A trial is returned as one prompt (up to the first sampled token) and one
-completion. ``env_mask`` is 1 on the tokens of the agent and 0 on those of the environment. All
-tokens are attended to.
+A trial is one or more episodes of a task in one conversation. TRL receives it as one prompt (up to
+the first sampled token) and one completion. ``env_mask`` is 1 on the tokens of the agent and 0 on
+those of the environment. All tokens are attended to.
 """
 
 import contextlib
@@ -64,10 +64,10 @@ class GRPOEnvTrainer(GRPOTrainer):
             ``processing_class``.
         reward_funcs: Default: ``env.get_rubric()``. They receive ``session_ids`` and the columns
             of the dataset.
-        train_dataset, eval_dataset: Rows for ``env``, without need for a column ``prompt``.
+        train_dataset, eval_dataset: Rows for ``env``. A column ``prompt`` is not required.
             Default: the data sets of the environment.
-        agent: Generates the turns instead of a sampler of the trained policy. Its tokens must have
-            been sampled from that policy.
+        agent: Agent that returns the turns. Its tokens must be sampled from the trained policy.
+            Default: an agent that samples from this policy.
         sampling_params: Passed to the sampler unchanged. Default: built from ``args``,
             ``max_turn_tokens`` and ``env.stop``.
         max_turn_tokens: Maximum length of a turn. A trial ends when no further turn of that length
@@ -271,7 +271,8 @@ class GRPOEnvTrainer(GRPOTrainer):
     ) -> tuple[list[int], list[int], list[float], list[int]]:
         """Return prompt, completion, log-probs and loss mask of the completion of trial ``index``.
 
-        A complete trial gets an end token, which is not trained on.
+        A complete trial without an end token, and an empty completion, get one. It is not trained
+        on.
         """
         ids: list[int] = trials["full_token_ids"][index]
         prompt_length: int = trials["prompt_lengths"][index]
@@ -329,9 +330,10 @@ class GRPOEnvTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
-        """Return TRL's loss or ``masked_grpo_loss``.
+        """Return TRL's loss.
 
-        The latter is used with ``loss_path="full_sequence"`` and for a batch without TRL's columns.
+        With ``loss_path="full_sequence"``, and for a batch without TRL's columns, return
+        ``masked_grpo_loss`` instead.
         """
         has_trl_columns = "completion_ids" in inputs
         if self.loss_path == "trl" and has_trl_columns:

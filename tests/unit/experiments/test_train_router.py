@@ -11,9 +11,10 @@ from tests.helpers.tiny_model import make_tiny_policy
 
 
 class FakePolicy:
-    """Policy whose action at level k is right in states whose prompt names a need of at most k.
+    """Policy for states whose prompt is the required level: actions at this level or above are
+    right.
 
-    ``unlucky`` names a prompt whose second sample at each level is wrong.
+    ``unlucky`` is a prompt whose second sample at each level is wrong.
     """
 
     def __init__(self, unlucky: str = "") -> None:
@@ -87,7 +88,7 @@ def test_rows_have_labels_the_deepest_level_or_random_levels():
     mixed = [row for _, row in build_rows(states, turns, encoder, 0.5, uses_deepest=True, seed=0)]
     assert 440 <= mixed[1::2].count((2,)) <= 560
     assert all(200 <= mixed.count(replies[level]) <= 300 for level in (1, 2, 3))
-    # Half of the unsolved states, and an eighth of them at random.
+    # Of the 1,000 unsolved states: the half that gets the deepest level, and 1/8 by random levels.
     assert 560 <= mixed[::2].count(replies[4]) <= 690
 
 

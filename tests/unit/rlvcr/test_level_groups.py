@@ -22,7 +22,7 @@ def test_successes_in_the_same_state_are_compared():
         tokens, [True, True, False, True], ["d", "d", "d", "e"], ["a", "b", "c", "f"]
     )
     assert comparison.has_partner.tolist() == [True, True, False, False]
-    # Mean of the other success 9 and 5, population std of (5, 9) = 2.
+    # The other success has 9 and 5 tokens; the population std of (5, 9) is 2.
     assert comparison.compute_prices(torch.tensor(tokens)).tolist() == pytest.approx(
         [-2.0, 2.0, 0.0, 0.0]
     )

@@ -1,6 +1,4 @@
-"""Edge rules of the method that need no model, by number. ``test_rlvcr_rules_scored`` has the
-others.
-"""
+"""Rules for edge cases of RLVCR that need no model. ``test_rlvcr_rules_scored`` has most others."""
 
 import math
 

@@ -1,4 +1,5 @@
-"""Edge rules that need a model: trajectories of both history policies, scored by a tiny actor.
+"""Rules for edge cases of RLVCR that need a model: trajectories of both history policies, scored
+by a tiny actor.
 
 The expected values come from plain forward passes over the text of the conversation
 (``Reference``). Rules 7 and 10 are also tested in reverse: requests for the wrong tokens must make
@@ -222,7 +223,7 @@ def score_actions_of_other_turns(data):
 
 
 def score_spans_of_other_turns(data):
-    """Replace every original's span by that of the next turn of the row, or shift the only span."""
+    """Replace the span of each turn by that of the next turn of the row, or shift the only span."""
     for row in data.non_tensor_batch["spans"]:
         shift = len(row) == 1
         following = zip(row, row[1:] + row[:1], strict=True)
@@ -422,7 +423,7 @@ def test_rule_12_order_padding_and_splits_keep_the_credit(history, tokenizer, sc
 
 @both
 def test_trainer_and_collector_fill_the_same_columns(history, scored_rows, tokenizer, scorer):
-    """The collector fills the columns with a scoring worker; the trainer does so otherwise."""
+    """The collector fills the columns if it has a scoring worker; otherwise the trainer does."""
     config = thinking_config(history)
     rows = collect(tokenizer, None, config)
     assert "thinking_level_entropies" not in rows.tensor_keys()

@@ -1,8 +1,11 @@
-"""Credit of three rows, computed by hand from given scores.
+"""Credit of three rows with the turns A to E, computed by hand from given scores.
 
-row 0  success     A at 3: level 3 of contexts 1, 2, 3
-row 1  no success  B at 4: unparsed; C at 7: level 3, forced, of contexts 1 and 3
-row 2  success     D at 4: level 4, no other context; E at 13: level 3, no other context
+row  success  turn  first token  own level  scored levels
+0    yes      A     3            3          1, 2, 3
+1    no       B     4            unparsed   none
+              C     7            3, forced  1, 3
+2    yes      D     4            4          4
+              E     13           3          3
 """
 
 import math
@@ -80,7 +83,7 @@ def score(step: int, level: int, logprob: float) -> SegmentScore:
 
 
 class Actor:
-    """Return the scores that are written here."""
+    """Stand-in for the actor that returns constant scores."""
 
     def __call__(self, _: DataProto) -> DataProto:
         span_scores = [
@@ -130,8 +133,8 @@ def place(*places: tuple[int, list[int], float]) -> torch.Tensor:
     return expected
 
 
-# A is of a success: a quarter per token, for 2, 0 and 3 tokens. Utilities of A: -1.5, -2, -3.75
-# at levels 3, 1, 2; of C, which has no price: -1 and -3.
+# A thought token of A, a turn of a success, costs 1/4. The thoughts of levels 3, 1, 2 have 2, 0, 3
+# tokens, so the utilities of A are -1.5, -2, -3.75. C has no price: utilities -1 and -3.
 ADVANTAGE_A = (-1.5 - (-1.5 - 2 - 3.75) / 3) / 2.0
 ADVANTAGE_C = (-1 - (-1 - 3) / 2) / 2.0
 COST_A = ((0.5 + 0 + 0.75) / 3 - 0.5) / 2.0

@@ -2,7 +2,8 @@
 
 In that step the agent sends any number of requests to the policy through the endpoint. It knows
 only a base URL, a key and OpenAI's API. The policy is trained on the sampled tokens of the replies.
-An episode fails if the agent raises an error, exceeds its deadline or returns no reward.
+An episode fails if the agent raises an error, exceeds its deadline, or neither returns nor posts a
+reward.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 class AgentEnv:
     """Environment that runs the agent in a separate thread.
 
-    One process can therefore run many agents, which mostly wait for the policy.
+    One process can run many agents, because they mostly wait for the policy.
     """
 
     placement = "process"  # the agent is user-provided code

@@ -103,8 +103,9 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _find_object_actions(self, object_class: str, action_template: str) -> RightActions:
         """Return the right actions to take or use an object of class ``object_class``.
 
-        These are ``action_template`` with the object if it is at the agent's location. Otherwise
-        they go to a receptacle where one was seen, or else to one that was not visited.
+        These are ``action_template`` with each such object at the agent's location. If there is
+        none, they are the moves to receptacles where one was seen. Otherwise they are the moves to
+        receptacles that are still to be searched.
         """
         candidates = self._list_seen_objects(object_class)
         object_names = [
@@ -129,10 +130,10 @@ class DerivedThoughtsExpert(AlfworldExpert):
     def _find_receptacle_actions(
         self, receptacle_class: str, kind: str, action_template: str
     ) -> RightActions:
-        """Return the right actions for something to do at a receptacle of ``receptacle_class``.
+        """Return the right actions to reach a receptacle of ``receptacle_class`` and act there.
 
-        If the agent is at such a receptacle, this is ``action_template`` with its name. Otherwise
-        these are the moves to all such receptacles.
+        If the agent is at such a receptacle, the action is ``action_template`` with its name.
+        Otherwise the actions are the moves to all such receptacles.
         """
         target_receptacles = self._list_target_receptacles(receptacle_class)
         if self.location in target_receptacles:

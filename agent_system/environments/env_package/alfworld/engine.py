@@ -94,7 +94,7 @@ class Engine:
 
 
 def strip_banner(text: str) -> str:
-    """Return an engine text without the line "Welcome to TextWorld" and surrounding blanks."""
+    """Return an engine text without the line "Welcome to TextWorld" and outer white space."""
     return text.removeprefix(BANNER).strip()
 
 

@@ -278,10 +278,10 @@ class AlfworldExpert:
         )
 
     def _draw_invalid_action(self, decision: Decision) -> Decision:
-        """Return a random invalid action.
+        """Return a random invalid action, to which the engine answers "Nothing happens.".
 
-        The engine answers "Nothing happens." to it. It goes to the agent's own location, goes to a
-        receptacle that the room lacks, or moves or takes an object at another receptacle.
+        It is a move to the agent's own location or to a receptacle that the room lacks. Or it moves
+        or takes an object at a receptacle where this is impossible.
         """
         absent_classes = [
             class_name

@@ -1,4 +1,4 @@
-"""Memoised text generation of the engine.
+"""Text generation of the ALFWorld engine, with caches.
 
 TextWorld's context-sensitive grammar parses every template, query and expression again for each
 text, and deep-copies its symbols. ``MemoGrammar`` parses each of them once. It does not store

@@ -1,13 +1,10 @@
 """Prompts of ALFWorld, and the projection of model text to a command.
 
-There are ``compact`` prompts for small policies trained on demonstrations, and ``full`` prompts for
-chat models.
-
-``compact`` contains only the task and the observation. It uses few tokens and keeps all object
-names. The policy learns the answer format from demonstrations, so the prompts are the same with and
-without thinking levels.
-``full`` explains the household, the answer format and, if requested, the four levels. It lists the
-admissible actions in every turn.
+``compact`` prompts are for small policies trained on demonstrations. They contain only the task and
+observations, in few tokens. The policy learns the answer format from demonstrations, so the prompts
+are the same with and without thinking levels. ``full`` prompts are for chat models. They explain
+the household, the answer format and, if requested, the four levels, and list the admissible actions
+in every turn.
 """
 
 import re
@@ -77,7 +74,7 @@ class CompactAlfworldPrompts(chat_prompts.CompactPrompts):
 
 
 class ObservationLogPrompts(CompactAlfworldPrompts):
-    """Prompts that list all observations so far in order, without the actions."""
+    """Prompts that list recent observations in order, without the actions."""
 
     def window(
         self,

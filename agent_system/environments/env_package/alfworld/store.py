@@ -1,7 +1,7 @@
 """Games on disk and their task lists.
 
 ``data_dir/generated/<split>-<hash of the settings>/games.jsonl`` holds one game per line.
-``index.json`` in the same folder holds the byte offset and the content hash of each line. It is
+``index.json`` in the same folder holds the byte offset and the content hash of each line, and is
 written last. Later runs with the same settings reuse both files. A task contains the index of its
 game, so a worker reads only one line of the file.
 """

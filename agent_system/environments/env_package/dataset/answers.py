@@ -128,10 +128,10 @@ def _extract_nested_answer(text: str, remaining_depth: int) -> ExtractedAnswer |
 
 
 def _read_mark(mark_content: str, is_box: bool, remaining_depth: int) -> ExtractedAnswer:
-    """Return ``mark_content`` as answer, with the answer that it contains as a further reading.
+    """Return the answer in a mark: the whole content, and readings of an answer inside it.
 
-    A box (``\\boxed``) without marks in it has no further reading: in ``5!`` the "!" is a factorial
-    sign and does not end a sentence.
+    A box (``\\boxed``) without other marks in it is only read as a whole. In ``5!`` the "!" is a
+    factorial sign and does not end a sentence.
     """
     is_plain_box = is_box and _find_last_mark(mark_content) is None
     inner_answer = None

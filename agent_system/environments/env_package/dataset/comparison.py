@@ -2,8 +2,8 @@
 
 The kind of the ground truth determines what must be equal:
 
-- letter, as in "A" and "(B)": the letter of the option. The answer may also contain its text.
-- verdict ("yes", "no", "true", "false"): the word. A remark may follow it.
+- letter, as in "A" and "(B)": the letter of the option. The text of the option may follow.
+- verdict ("yes", "no", "true", "false"): the word. A remark may follow.
 - number, as in "42", "1/2", "5 km" and "ten": the value. Units must not contradict each other.
 - formula, as in "x^2+1" and "[0, 1)": the value, computed by math-verify.
 - other text, as in "Paris": the words.
@@ -60,8 +60,7 @@ _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     """Return True if a reading (possible text) of ``answer`` equals the ground truth ``truth``.
 
-    The kind of ``truth`` (letter, yes/no, number, formula or other text) determines what must be
-    equal.
+    The kind of ``truth`` (see the module's docstring) determines what must be equal.
     """
     truth_text = normalize_answer(truth)
     max_length = EXTRA_CHARACTERS + 2 * len(truth)

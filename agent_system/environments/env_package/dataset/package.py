@@ -43,10 +43,7 @@ class DatasetEnv:
 
 
 def first_observation(task: Task) -> Observation:
-    """Return the last message of the row as observation.
-
-    Earlier messages become its ``opening``, which precedes it in the conversation.
-    """
+    """Return the last message of the row as observation, with earlier ones as ``opening``."""
     *opening, last_message = task["messages"]
     return Observation(last_message["content"], opening=opening)
 

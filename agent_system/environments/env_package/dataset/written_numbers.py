@@ -96,8 +96,7 @@ def read_number(text: str) -> WrittenNumber | None:
 def is_same_number(given: WrittenNumber, truth: WrittenNumber) -> bool:
     """Return True if both are the same number and their units do not contradict each other.
 
-    A missing unit matches any unit. A percentage equals a number without unit in two cases: 50%
-    equals 50 and 0.5.
+    A missing unit matches any unit. Without a unit, both 50 and 0.5 equal 50%.
     """
     if given.unit and truth.unit and given.unit != truth.unit:
         return False
@@ -152,10 +151,10 @@ def _read_decimal(groups: dict[str, str | None]) -> Fraction | None:
 
 
 def _read_unit(text_after_number: str, currency_sign: str) -> tuple[int, str] | None:
-    """Return (factor, unit) from the text after a number, or None if it contains no unit.
+    """Return (factor, unit) from the text after a number, or None if the text is no unit.
 
-    Example: " million dollars" gives (1000000, "dollar"). ``currency_sign`` is the sign before the
-    number.
+    " million dollars" gives (1000000, "dollar"), and an empty text (1, ""). ``currency_sign`` is
+    the sign before the number.
     """
     if _ORDINAL_SUFFIX.match(text_after_number):
         return None

@@ -1,8 +1,8 @@
-"""Expert for the exam. It reads the question, solves it, and writes results of the solver's trace.
+"""Expert for the exam. A thought contains results of the steps in which a solver finds the answer.
 
-One rule makes the thoughts of all generators, and it knows nothing of the question. Level 1 writes
-nothing. Level l writes the results of every (5 - l)-th step and of the last one. The expert names
-no required level. Which level suffices depends on what the policy can do without writing.
+The thought of level l contains the result of every (5 - l)-th step and of the last one, for any
+question. The thought of level 1 is empty. The expert names no required level, because the level
+that suffices depends on what the policy can compute without writing.
 """
 
 from collections.abc import Sequence
@@ -64,7 +64,7 @@ def make_demonstration_key(settings: ExamSettings) -> list[Any]:
 
 
 def list_demonstration_tasks(settings: ExamSettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations. They have training questions, drawn with another seed."""
+    """Return tasks for demonstrations, with training questions drawn with another seed."""
     return draw_tasks(settings, "demonstrations", count, settings.demonstrated_questions)
 
 

@@ -33,8 +33,8 @@ class ExamEnv:
     """Environment with reward 1.0 for the last of all right answers, else 0.0.
 
     An episode ends after the last question or with the first wrong answer. The generator's own
-    grader decides. An answer that has not the form of an answer changes nothing and is not valid.
-    ``info`` of an observation holds ``situation``, such as ``chain_sum 3`` (three steps).
+    grader decides. An answer in a wrong form, such as a word for a number, changes nothing and is
+    not valid. ``info`` holds ``situation``, such as ``chain_sum 3`` (three steps).
     """
 
     placement = "inline"
@@ -57,7 +57,7 @@ class ExamEnv:
         return self._make_observation("")
 
     def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer the current question with ``action``. Reward and end: see the class."""
+        """Answer the current question with ``action``, and return the next one."""
         answer = action.strip().lower()
         if self._solutions[self._answered].answer_form.fullmatch(answer) is None:
             observation = self._make_observation("That is not the form of an answer. ")

@@ -1,4 +1,4 @@
-"""Tasks of the exam: which questions of reasoning-gym an episode consists of."""
+"""Tasks of the exam. A task is a list of reasoning-gym questions."""
 
 import hashlib
 import random

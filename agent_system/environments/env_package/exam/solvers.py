@@ -1,11 +1,7 @@
-"""Solvers of questions, which write down every intermediate result.
+"""Solvers of questions, which return every intermediate result.
 
-A solver reads the text of a question, never the answer or the metadata of reasoning-gym. Its trace
-has one result per step. The number of steps is the difficulty that the generator drew.
-
-The generators differ in how well a small policy answers without a trace. Rotations depend on each
-other, so few of them can be followed at once. A sum of two terms is one step. The occurrences of a
-letter can be counted in parallel, but many of them less reliably than few.
+A solver reads the text of a question, never the answer or the metadata of reasoning-gym. The number
+of its steps is the difficulty that the generator drew.
 """
 
 import re
@@ -40,8 +36,8 @@ class Solution:
         short_question: The question in few tokens, with numbered steps: ``sum 3 #1 + 4``.
         results: Result of each step. The last one determines the answer.
         answer: The right answer.
-        answer_form: Pattern of the answers that are possible. Others are invalid.
-        choices: Some possible answers, among them the right one.
+        answer_form: Pattern of valid answers.
+        choices: Some valid answers, among them the right one.
     """
 
     generator: str
@@ -100,7 +96,7 @@ def solve_sum(text: str) -> Solution | None:
 
 
 def solve_count(text: str) -> Solution | None:
-    """Solve a question of ``letter_counting``. A result is the count after a word."""
+    """Solve a question of ``letter_counting``. A result is the count up to a word."""
     match = _COUNT_PATTERN.search(text)
     if match is None:
         return None

@@ -9,7 +9,7 @@ from verl.config.settings import PositiveInt, Seed
 
 
 class LakeSettings(EnvSettings):
-    """Size, ice and number of the lakes."""
+    """Size, slipperiness and number of the lakes."""
 
     size: Annotated[int, Ge(3), Le(16)] = 4
     """cells per side of the lake"""

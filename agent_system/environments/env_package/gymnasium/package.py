@@ -2,7 +2,7 @@
 
 A task is a start state, which the seed of Gymnasium's ``reset`` determines. After the start, all
 randomness depends on the environment seed. Rows of a group have the same environment seed, so equal
-actions lead to equal observations. An episode is restored by repeating its actions.
+actions lead to equal observations.
 """
 
 import contextlib

@@ -123,7 +123,7 @@ def list_tasks(settings: MixtureSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: MixtureSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting because of which observations are images, for an error message.
+    """Return the setting that makes observations images, for an error message.
 
     It is ("parts", name of the first environment with images, the allowed value in words). Return
     None if no environment of the mixture has images.

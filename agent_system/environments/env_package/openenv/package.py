@@ -1,8 +1,7 @@
 """Text version of OpenEnv environments, in this process or on a server.
 
 A task is a seed, which is passed to the environment's ``reset``. The environment defines what the
-seed affects. A server exchanges JSON messages over a WebSocket at
-``/ws``::
+seed affects. A server exchanges JSON messages over a WebSocket at ``/ws``::
 
     {"type": "reset", "data": {"seed": 3}}           {"type": "step", "data": {"message": "look"}}
     {"type": "observation", "data": {"observation": {...}, "reward": 1.0, "done": false}}

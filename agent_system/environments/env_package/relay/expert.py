@@ -62,7 +62,7 @@ def format_chain(places: list[str]) -> str:
 
 
 def list_demonstration_tasks(settings: RelaySettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations. They have training doors, drawn with a separate seed.
+    """Return tasks for demonstrations, with training doors (puzzles) drawn with another seed.
 
     Cycles have ``settings.shortest_cycle`` to ``settings.places`` places.
     """

@@ -13,7 +13,7 @@ HopCount = Annotated[int, Ge(0), Le(20)]
 
 
 class RelaySettings(EnvSettings):
-    """Number of doors, length of their cycles and thoughts of demonstrations."""
+    """Number of doors (puzzles), length of their cycles, and thoughts of demonstrations."""
 
     doors: PositiveInt = 8
     """doors per episode"""

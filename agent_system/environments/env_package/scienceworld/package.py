@@ -1,7 +1,7 @@
 """ScienceWorld: boil water, build circuits, grow plants and other experiments, in text.
 
 The environment calls the simulator directly. It does not use ``step`` of the library, which is
-slow because it lists up to thousands of valid actions each time. All environments of a worker
+slow because it lists up to thousands of valid actions in each turn. All environments of a worker
 process share one JVM (``agent_system/environments/jvm.py``). A task is one variation of one kind
 of experiment. The splits are those of the simulator: half for train, a quarter for dev, the rest
 for test.

@@ -163,7 +163,7 @@ def list_tasks(settings: SearchSettings, split: str) -> list[Task]:
 
 
 def _make_task_from_row(row: DataRow) -> Task:
-    """Convert a row to a task. It has the columns of this package or of Search-R1's files."""
+    """Convert a row with the columns of this package, or of Search-R1's files, to a task."""
     # Search-R1 has the columns ``env_kwargs`` and ``reward_model``. They may be null or missing.
     env_kwargs = row.read_object("env_kwargs") or {}
     reward_model = row.read_object("reward_model") or {}

@@ -15,7 +15,7 @@ from agent_system.environments.env_package.sokoban.prompts import describe_offse
 from agent_system.environments.expert_protocol import Decision, EpisodeStart, Expert
 from agent_system.environments.experts.interface import LastAction, add_noise, find_shortest_path
 
-MAX_STATES = 20_000  # maximum number of states that a search visits, in about a second
+MAX_STATES = 20_000  # maximum number of states that a search visits (about one second)
 MAX_SHOWN_MOVES = 6  # maximum number of planned moves that a thought lists
 
 
@@ -79,7 +79,7 @@ class SokobanExpert:
         )
 
     def _list_useless_moves(self, states_by_move: dict[str, State]) -> list[str]:
-        """Return the moves after which the level is still solvable, but not in fewer moves."""
+        """Return the moves after which the level is solvable, but in no fewer moves than before."""
         if not self.noise.useless_share:
             return []  # not needed, and each move would cost a search
         solutions = {move: self._find_solution(state) for move, state in states_by_move.items()}

@@ -104,7 +104,7 @@ def list_tasks(settings: SokobanSettings, split: str) -> list[Task]:
 
 
 def find_image_setting(settings: SokobanSettings) -> tuple[str, Any, Any] | None:
-    """Return the setting because of which observations are images, for an error message.
+    """Return the setting that makes observations images, for an error message.
 
     It is (key, value, value for text observations). Return None if observations are texts.
     """

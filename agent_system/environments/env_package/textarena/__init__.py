@@ -1,4 +1,4 @@
-"""TextArena: puzzles and two-sided text games that need no download.
+"""TextArena: puzzles, and text games against an opponent, that need no download.
 
 The library ``textarena`` is in the extra ``envs``.
 """

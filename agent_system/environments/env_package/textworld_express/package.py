@@ -1,4 +1,4 @@
-"""TextWorldExpress: household and reasoning games in text, 1000 steps per second on one core.
+"""TextWorldExpress: household and reasoning games in text, 1000 turns per second on one core.
 
 All environments of a process share one JVM (``agent_system/environments/jvm.py``). For the game
 ``sorting``, each environment has its own JVM, because its instances disturb each other (measured

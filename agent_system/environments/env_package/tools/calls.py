@@ -77,7 +77,7 @@ def format_call(name: str, **arguments: Any) -> str:
 def format_response(name: str | None, result: Any, error: str | None, max_length: int) -> str:
     """Return one result or error in the format that the model reads.
 
-    Only the first ``max_length`` characters of its text are kept.
+    A text of more than ``max_length`` characters is cut.
     """
     key, value = ("result", result) if error is None else ("error", error)
     value_text = json.dumps(value, default=str) if not isinstance(value, str) else value

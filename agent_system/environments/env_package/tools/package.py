@@ -98,8 +98,8 @@ class ToolsEnv:
     def reset(self, task: Task, seed: int) -> Observation:
         """Return the question as observation. ``seed`` has no effect.
 
-        Earlier messages of the task become the ``opening`` of the observation. Its system message
-        also describes the tools.
+        Earlier messages of the task become the ``opening`` of the observation. The system message
+        in it also describes the tools.
         """
         del seed  # the task determines the episode
         self.task = task
@@ -192,7 +192,7 @@ class ToolPrompts(ChatPrompts):
         return list_schemas(self._settings)  # pyright: ignore[reportArgumentType]  settings hash
 
     def system_without_tools(self) -> str:
-        """Return the answer format without tools."""
+        """Return the instructions for a prompt in which the template describes the tools."""
         return SHORT_INSTRUCTIONS
 
     def format_call(self, name: str, arguments: dict[str, Any]) -> str:

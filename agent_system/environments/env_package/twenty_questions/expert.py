@@ -115,7 +115,10 @@ def _to_phrase(attribute: str) -> str:
 
 
 def start_expert(episode: EpisodeStart[TwentyQuestionsSettings]) -> TwentyQuestionsExpert:
-    """Return an expert for one episode. Its first candidates are the secret words of training."""
+    """Return an expert for one episode.
+
+    The candidates are the training words, or all words if the task has clues.
+    """
     clues = episode.task.get("clues", ())
     words = episode.settings.words
     # With clues, both splits use all words.

@@ -142,9 +142,8 @@ def split_clues(
 ) -> list[tuple[str, tuple[str, ...]]]:
     """Return all (word, clues) of the split ``"train"`` or ``"val"``, sorted.
 
-    ``clues`` are ``clue_count`` attributes of the word. Only the set of clues determines the split,
-    so a word can be in both splits. If the word did too, training could teach that words of the
-    validation split never have these attributes.
+    ``clues`` are ``clue_count`` attributes of the word. The set of clues determines the split, so a
+    word can be in both splits, but no set of clues is in both.
     """
     things = load_knowledge().things
     return [

@@ -161,9 +161,9 @@ def _answer_attributes(word: str, normalized_question: str) -> Answer:
     """Return the answer to a question about attributes and things, in three-valued logic.
 
     The answers about all phrases are combined by "or" if the question contains it, else by "and".
-    For "or" the decisive answer is yes, for "and" it is no. If one answer is decisive, return it.
-    Otherwise return "I don't know" if one answer is that, or if there is none. Otherwise return the
-    opposite of the decisive answer.
+    "or" gives yes if one answer is yes, "and" gives no if one answer is no. Otherwise the result is
+    "I don't know" if one answer is that, or if no phrase is known. Otherwise all answers are equal
+    and are the result.
     """
     knowledge = load_knowledge()
     pattern, names_by_phrase = _make_phrase_pattern()

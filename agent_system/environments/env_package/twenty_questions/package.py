@@ -30,7 +30,7 @@ also reflects on what was asked.
 <level>4</level><think>what is my plan?</think><action>question or [word]</action> \
 also plans and weighs options."""
 
-# The pool starts threads on demand. The embedded gamemaster needs none.
+# The threads start on demand. The embedded gamemaster needs none.
 _GAMEMASTER_THREADS = ThreadPoolExecutor(MAX_SERVER_REQUESTS, thread_name_prefix="gamemaster")
 
 

@@ -13,7 +13,7 @@ from verl.config.settings import NonNegative, PositiveInt, Refusal
 class TwentyQuestionsSettings(EnvSettings):
     """Settings of ``env.twenty_questions``: secret words, prompts and gamemaster.
 
-    All keys after ``gamemaster`` are parameters of the server if the gamemaster is a server.
+    The keys after ``gamemaster`` are parameters of its server, for ``gamemaster=openai``.
     """
 
     words: tuple[str, ...] = ()

@@ -1,8 +1,7 @@
-"""The two design documents of this framework: all their calls can be made, and all their keys
-exist.
+"""Tests that all calls and keys of the two design documents of this framework exist.
 
-They are "Testing & Compatibility" and the plan of 002 (environments that own the interaction), and
-004 (the training flow of RLVCR).
+Document 002 describes environments that own the interaction. Its parts "Testing & Compatibility"
+and plan are tested. Document 004 describes the training flow of RLVCR.
 """
 
 import inspect

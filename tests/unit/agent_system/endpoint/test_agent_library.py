@@ -1,4 +1,4 @@
-"""An agent library trains through the endpoint without changes to it."""
+"""An agent built with a library is trained through the endpoint, without changes to the library."""
 
 import pytest
 

@@ -148,7 +148,7 @@ def test_coroutine_agent_may_send_two_requests_at_once(rows, tokenizer):
 
 @pytest.fixture(scope="module")
 def faulty_trajectories(tokenizer):
-    """Return the trajectories of faulty agents by their fault. One process runs one at a time."""
+    """Return the trajectories of faulty agents by fault. One process runs them one by one."""
     config = agent_config(
         "misbehave",
         "deeds",
@@ -255,9 +255,7 @@ def test_request_after_the_reward_is_refused_and_no_row(rows, tokenizer):
 
 
 def test_failed_trajectory_drops_its_group(rows, tokenizer):
-    """The default ``env.on_abort`` drops the group: a failure has no return of 0 and is in no
-    mean.
-    """
+    """The default ``env.on_abort`` drops the whole group. A failure does not count as return 0."""
     engine = ScriptedEngine(tokenizer, walking_policy())
     data = rows(agent_config("break_once", n=2), tokenizer, engine, groups=3)
     metrics = data.meta_info["metrics"]

@@ -1,6 +1,7 @@
 """Audits without levels: sampled actions are executed, and recorded trajectories replayed.
 
-On the number line, a play that ever stays gives up and loses; every other play wins.
+On the number line, a trajectory whose first action is "stay" stays until it fails; every other
+trajectory succeeds.
 """
 
 import re
@@ -33,7 +34,7 @@ def tokenizer():
 
 
 def script(request: Any, prompt: str) -> str:
-    """The first move is drawn; afterwards a play that stayed stays, and the others walk."""
+    """Draw the first action by the seed. Then repeat "stay", or else walk to the target."""
     said = re.findall(r"<action>(left|right|stay)</action>", prompt)
     if len(PLACE.findall(prompt)) == 1:
         return f"<action>{('stay', walk(prompt))[request.seed % 2]}</action>"
@@ -108,7 +109,7 @@ def test_a_recorded_trajectory_is_replayed_and_audited(tokenizer):
     stayed = by_uid["recorded-number_line/1-3-4/0"]
     assert stayed.options == ("stay", "right") and stayed.returns == ((0.0, 0.0), (1.0, 1.0))
     assert (stayed.task, stayed.seed) == (TASK["task_id"], 4)
-    # The original turn left: the play walks on from there, beyond the recorded end.
+    # After "left", the recorded action, the trajectory continues beyond its recorded end.
     assert by_uid[names[0]].options == ("left", "stay", "right")
     assert by_uid[names[0]].returns == ((1.0, 1.0), (0.0, 0.0), (1.0, 1.0))
 

@@ -76,7 +76,7 @@ def new_log_probs(model, data) -> torch.Tensor:
 
 
 def policy_loss(model, data) -> float:
-    """Return the loss of ``model``, with the step of a token plus 1 as its advantage."""
+    """Return the loss of ``model``. The tokens of turn ``step`` have the advantage ``step + 1``."""
     advantages = (data.batch["step_ids"] + 1.0) * data.batch["response_mask"]
     loss, *_ = compute_policy_loss_vanilla(
         data.batch["rollout_log_probs"],

@@ -334,7 +334,7 @@ def test_dynamic_sampling_generates_until_returns_differ(tokenizer):
 
 
 def test_group_that_will_be_dropped_does_not_count(tokenizer, monkeypatch):
-    """The groups of the first batch have different returns and a failed member, so a second is
+    """Groups of the first batch have different returns, but a failed member: a second batch is
     generated.
     """
     config = make_config(n=4)
@@ -508,7 +508,7 @@ def test_reward_model_gets_the_last_conversation_of_an_episode(generate, history
 
 @pytest.mark.parametrize("history", ["append", "window"])
 def test_reward_model_gets_observations_without_cut_marks(history):
-    """Observations are cut inside added tokens, but only for the tokens of the policy."""
+    """Added tokens in observations are broken up for the policy, but not for the reward model."""
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["target is"])
     config = make_config(history=history, history_length=2)

@@ -112,9 +112,11 @@ def fake_result(ref: str) -> CollectedTrajectories:
 
 @pytest.fixture
 def wait_for_parts(monkeypatch):
-    """Run the wait for two collectors, of which one is ready at the second look and one at the
-    third. Return the results, the progress calls and the replaced workers. ``errors`` maps
-    references to what they raise: ``0`` is the first call to collector 0, ``0+`` the next.
+    """Return ``run(**errors)``, which waits for two collectors: one is ready at the second look,
+    the other at the third.
+
+    It returns the results, the progress calls and the replaced workers. ``errors`` maps references
+    to exceptions: ``0`` is the first call to collector 0, ``0+`` the next.
     """
 
     def run(**errors: Exception) -> tuple[list[CollectedTrajectories], list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""Trajectories of dataset rows: one turn, graded as it is, and a missing grade is no 0."""
+"""Trajectories of dataset rows have one turn. A missing grade does not count as a grade of 0."""
 
 import json
 

@@ -45,7 +45,10 @@ def make_turn(step: int, ledger: int, start: int, end: int, **values) -> Turn:
 
 
 def make_appended(prompt=3, **values) -> Trajectory:
-    """[prompt][2 agent][3 environment][1 agent][2 environment without a reply]."""
+    """Return a trajectory of two turns in one row.
+
+    Its tokens: [prompt][2 agent][3 environment][1 agent][2 environment].
+    """
     ledger = TokenLedger()
     ledger.append(range(10, 10 + prompt), SegmentKind.PROMPT)
     ledger.append([1, 2], SegmentKind.AGENT, logprobs=[-0.5, -0.25], turn=0)

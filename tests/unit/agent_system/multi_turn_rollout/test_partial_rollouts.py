@@ -71,7 +71,7 @@ def test_group_past_the_patience_is_waited_for():
 
 
 def test_slow_groups_keep_their_share():
-    """Three in ten groups take thirty times as long; the returned groups have the same share."""
+    """Three in ten groups take thirty times as long, and so do three in ten returned groups."""
 
     async def count_groups() -> tuple[Counter[bool], Counter[bool]]:
         groups: GroupsInFlight[str] = GroupsInFlight(max_calls_waited=8)

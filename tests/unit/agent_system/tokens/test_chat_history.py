@@ -312,7 +312,7 @@ def call_tokens(bridge: ChatBridge, messages: list[Message], written: Message) -
     template = bridge.template
     prompt = template.render(messages, tools=TOOLS)
     text = template.render([*messages, written], add_generation_prompt=False, tools=TOOLS)
-    # The template may write the thought of a turn without one in another way than the prompt.
+    # The written turn may not begin like the prompt, for example with another empty thought.
     opening = template.render(messages, add_generation_prompt=False, tools=TOOLS)
     reply = text.removeprefix(prompt) if text.startswith(prompt) else text[len(opening) :]
     ids = tokenizer.encode(reply, add_special_tokens=False)

@@ -26,8 +26,8 @@ OBSERVATIONS = ["A mug.", " \n\nA mug\n", "日本 é [INST]"]
 # Templates that give no prompt, and templates that change earlier turns.
 REFUSED = {"no generation prompt", "another generation prompt"}
 MOVES = {"system in the last"}
-# Tokenizers that encode the text after a turn depending on the turn, if no token ends the turn.
-# "one word", below, does not encode the end of a turn after a letter.
+# Tokenizers for which the tokens after a turn depend on the turn, if no token ends the turn. The
+# tokenizer "one word", below, has an end of turn that is no token directly after a letter.
 JOINS = {
     "plain text": {
         "bytes, space first",

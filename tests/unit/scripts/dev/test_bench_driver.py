@@ -39,7 +39,7 @@ def test_sent_bytes_equal_those_of_the_rows(cost):
     responses = 96 * (SHAPE.row_tokens - SHAPE.prompt)
     # Log-probs and entropies of the policy, log-probs of the reference.
     assert 3 * 4 * responses < cost.sent["answers"] < 3 * 4 * responses + 20_000
-    # Ids and attention mask twice, with the responses and their mask.
+    # Sent twice: ids and attention mask of the rows, and responses with their mask.
     assert cost.sent["send"] > 2 * 8 * 2 * (tokens + responses)
     assert cost.sent["update"] > cost.sent["send"] / 2
     assert cost.sent[driver.JOURNAL_PART] > 96 * 100

@@ -41,7 +41,7 @@ def test_tokens_are_weighted_by_their_truncated_ratio():
 
 
 def test_sequences_are_weighted_by_the_product_of_their_ratios():
-    # 2 * 1/4 * 4 = 2, and 1/2; joined 1
+    # Products: 2 * 1/4 * 4 = 2 and 1/2. As one sequence: 1.
     assert correction_weights(weight_level="sequence")[0] == pytest.approx([2, 2, 2, 0.5])
     weights, metrics = correction_weights(weight_level="sequence", largest_weight=1.5)
     assert weights == pytest.approx([1.5, 1.5, 1.5, 0.5])

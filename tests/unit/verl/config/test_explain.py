@@ -1,4 +1,4 @@
-"""Amounts have the meaning of published jobs, or the plan states the difference."""
+"""Batch sizes and epochs mean what they mean in published jobs, or the plan explains them."""
 
 import pytest
 

@@ -194,7 +194,7 @@ def score_packed(model, rows, branches):
 
 
 def score_one_by_one(model, rows, branches):
-    """Return the same from plain forwards of a copy with transformers' own attention."""
+    """Return the log-probs of ``score_packed`` from plain forwards with transformers' attention."""
     plain = hf.AutoModelForCausalLM.from_config(
         copy.deepcopy(model.config), attn_implementation="eager"
     )
@@ -263,7 +263,7 @@ def test_models_unpacked_by_name_have_a_packing_gap(name):
 
 @pytest.mark.parametrize("name", ["mamba", "rwkv", "bloom", "qwen3-next"])
 def test_models_without_packed_attention_are_detected(name):
-    """They are detected even with weights so small that the gap is not measurable."""
+    """They are detected even if their weights are too small for a measurable packing gap."""
     with pytest.raises(UnsupportedAttention, check=mentions("AttentionInterface")):
         measure_packing_gap(build_model(ROW_WISE[name][0](), std=1e-4))
 

@@ -44,9 +44,7 @@ def make_inputs(tokens):
 
 @pytest.fixture
 def gradients_on_cpu(monkeypatch):
-    """Disable torch's check: it computes these gradients on a CPU without compilation, but refuses
-    to.
-    """
+    """Disable torch's refusal of these gradients on a CPU, where they are correct too."""
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
 
 

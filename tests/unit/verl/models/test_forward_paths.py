@@ -47,7 +47,7 @@ def mean_log_prob(policy, data):
 
 
 def mean_plain_log_prob(plain, data):
-    """Return the same by one forward per row."""
+    """Return the mean log-prob of the sampled tokens, from one plain forward per row."""
     chosen = []
     for row in data.batch:
         real = row["attention_mask"].bool()

@@ -1,4 +1,4 @@
-"""Stacks are collected by one task per node. A node that fails or is late has a line."""
+"""Stacks are collected by one task per node. The text also names nodes that fail or are late."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,5 +1,5 @@
-"""Rule 9: the prefix-shared pass equals one forward per thought, and also returns the old log-
-probs.
+"""Rule 9 of the edge cases of RLVCR: the prefix-shared pass equals one forward per thought, and
+also returns the old log-probs.
 
 The rows come from real trajectories in both history policies. They differ in length, and some turns
 have no alternatives. The cases are tied and untied embeddings, float32 and bfloat16, one rank and
@@ -172,7 +172,7 @@ def test_rule_09_two_ranks_equal_a_forward_per_thought(
     )
     assert (
         len(questions[history]) % 2 == 1 and len(actual) == len(questions[history]) + 1
-    )  # a row to even the ranks out
+    )  # a padding row, so that both ranks have the same number of rows
     assert_equal_records(actual[: len(reference)], reference, TOLERANCE[dtype])
     if dtype == "float32":
         for row in range(len(reference)):

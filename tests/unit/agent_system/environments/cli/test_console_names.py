@@ -38,7 +38,7 @@ def test_library_variant_is_listed_and_sets_its_key():
 def test_name_resolves_in_any_case_and_typo_gets_a_suggestion():
     assert resolve_name("TextArena/mastermind") == "textarena/Mastermind"
     assert resolve_name("NUMBER_LINE") == "number_line"
-    # An unused variant in the name, as job scripts write it, is kept.
+    # Job scripts write a variant in the name. It has no effect here, and is kept.
     assert resolve_name("alfworld/AlfredTWEnv") == "alfworld/AlfredTWEnv"
     with pytest.raises(UnknownEnvironment, check=suggests("cooking")):
         resolve_name("textworld/cookin")

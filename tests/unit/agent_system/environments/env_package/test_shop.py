@@ -200,7 +200,7 @@ def test_prompts_list_the_possible_actions(env, task):
 
 
 def test_gold_policy_reads_the_page_and_not_the_catalogue(task):
-    """It turns pages until the product is listed."""
+    """The policy turns pages until the product is listed."""
     act = buy_the_goal(task)
     assert act("Possible actions: search[<words>]").startswith("search[")
     assert act("Possible actions: click[next >], click[b1]") == "click[next >]"

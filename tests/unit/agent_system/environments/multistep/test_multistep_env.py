@@ -1,4 +1,5 @@
-"""Tests of ``MultistepEnv``: the "Testing & compatibility" list of the source, trials and tokens.
+"""Tests of ``MultistepEnv``: the list "Testing & compatibility" of its design document, trials and
+tokens.
 
 Items of the list: 1 return-key aliases, 2 constructor defaults, 3 the original ``generate`` schema,
 4 tokenizer ``None``. Further items: rubric by ``session_ids``, dataset schema, masks, agents that
@@ -485,7 +486,7 @@ def test_template_that_rewrites_history_is_refused():
 
 
 def test_texts_are_joined_without_a_chat_template():
-    """Prompts and answers follow each other without separators, as in the source."""
+    """Prompts and answers follow each other without separators."""
 
     class CharTokenizer:
         def __call__(self, text, add_special_tokens=True):

@@ -1,4 +1,4 @@
-"""A job with data files uses their rows as tasks of one turn, graded by the function it names."""
+"""A job with data files uses their rows as tasks of one turn, graded by the configured function."""
 
 import json
 

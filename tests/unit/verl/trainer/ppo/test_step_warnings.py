@@ -1,4 +1,4 @@
-"""Steps without training signal are warned of with numbers and the key to raise, once per kind."""
+"""Steps without training signal log a warning with numbers and the key to raise, once per kind."""
 
 import logging
 

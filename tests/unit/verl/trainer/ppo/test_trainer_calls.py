@@ -1,4 +1,4 @@
-"""Calls of the trainer to other parts, and its state between the verbs of a step."""
+"""Calls of the trainer to other parts, and its state between the methods that make a step."""
 
 from typing import Any
 
