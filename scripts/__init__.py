@@ -1,3 +1,1 @@
-"""Set-up, data, cluster jobs and benchmarks; each module is run as ``python -m scripts.NAME`` or as
-a file.
-"""
+"""Scripts for users: trajectories, policies, cluster jobs. ``dev`` has development tools."""

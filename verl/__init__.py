@@ -9,7 +9,7 @@ from verl.utils.processes import limit_memory_arenas, wait_passively
 __version__ = "0.8.0"
 __getattr__, __all__ = make_lazy_exports(__name__, {"DataProto": "protocol"})
 
-# Set threads and memory here, because every process of a run imports this package first: driver,
-# training ranks, engines and collectors.
+# Every process of a run (driver, training rank, engine, collector) imports this package first, so
+# that these settings take effect before torch is imported and threads are started.
 wait_passively()
 limit_memory_arenas()

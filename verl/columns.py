@@ -107,7 +107,7 @@ def as_keys(keys: str | Iterable[str] | None) -> list[str]:
 def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> None:
     """Raise ``KeyError`` if a key of ``wanted`` is not in ``present``.
 
-    The message suggests the most similar key. ``what`` names the container of the keys in it.
+    ``what`` names the container of ``present`` in the message, which suggests a similar key.
     """
     present = list(present)
     for key in wanted:
@@ -155,8 +155,8 @@ def _are_equal_tensors(a: torch.Tensor, b: torch.Tensor) -> bool:
 def union_dict(what: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dict with the entries of both dicts.
 
-    Raises ``ValueError`` if both have a key with different values. ``what`` names the dicts in
-    the message.
+    Raises ``ValueError`` if both have a key with different values. ``what`` names the dicts in the
+    message, such as ``meta_info``.
     """
     for key in first.keys() & second.keys():
         if not is_deeply_equal(first[key], second[key]):

@@ -52,7 +52,7 @@ def print_report(findings: Sequence[MachineFinding], console: Console | None = N
 
 
 def build_findings_table(findings: Sequence[MachineFinding]) -> Table:
-    """Return a table with one row per finding. The fix is printed below the value."""
+    """Return a table with one row per finding, with the fix of a problem below its value."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

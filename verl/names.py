@@ -82,7 +82,7 @@ POLICY_LOSSES = (
     "dppo_kl",
 )
 ENGINES = ("vllm", "hf")
-# Destinations of metrics: the terminal, the run directory, and the services of accelerate.
+# Destinations of metrics: the terminal, the run directory, and the trackers of accelerate.
 TRACKERS = (
     "console",
     "file",

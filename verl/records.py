@@ -6,7 +6,8 @@
     training workers ──WrittenFiles──▶ checkpoints
     actor ──WeightFingerprints──▶ trainer
 
-A method that records more about a turn derives a class from ``StepRecord``.
+A method is a training method in another package, such as ``rlvcr``. If it records more about a
+turn, it derives a class from ``StepRecord``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -143,16 +144,19 @@ class SegmentScore:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Extra loss terms where the policy chooses one of K ``token_ids``, such as level digits.
+    """Extra loss terms at positions where the policy may only sample one of K ``token_ids``.
 
-    ``choice_mask`` [B, R] is 1 at these positions. The actor's loss subtracts ``weight`` times the
-    entropy of the policy restricted to the K tokens. The metric ``actor/<name>_entropy`` logs this
-    entropy.
+    An example is the digit of a thinking level. The column ``choice_mask`` [B, R] is 1 at these
+    positions. The actor's loss subtracts ``weight`` times the entropy of the policy over the K
+    tokens, which is logged as ``actor/<name>_entropy``.
 
-    The columns ``choice_posterior``, ``choice_credit`` and ``choice_old_log_probs`` are optional.
-    Let r_k be the ratio of new to old probability of token k. ``choice_posterior`` replaces the
-    ratio of the sampled token by ``sum_k posterior_k r_k`` where the posterior is not 0.
-    ``choice_credit`` adds PPO's clipped loss of ``sum_k credit_k r_k``.
+    Optional columns [B, R, K] with a number for each token k; r_k is its new over its old
+    probability:
+
+    * ``choice_old_log_probs``: old log-probs, needed for r_k;
+    * ``choice_posterior``: ``sum_k posterior_k r_k`` replaces the ratio of the sampled token where
+      the posterior is not 0;
+    * ``choice_credit``: advantages. The sum over k of PPO's clipped losses is added to the loss.
     """
 
     token_ids: tuple[int, ...]

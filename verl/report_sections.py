@@ -9,9 +9,8 @@
 not depend on the method. A module outside this repository appends when it is imported.
 
 Colours are names of the report's style sheet: ``accent`` and ``second``, ``ramp-1`` to ``ramp-4``
-(ordered), ``time-0`` to ``time-7`` (unordered). ``placed_after`` of a declaration is the label,
-title or metric of another one, after which it is shown. Without it, or if the other one does not
-exist, the declaration is shown last.
+(ordered), ``time-0`` to ``time-7`` (unordered). A declaration is shown after the one whose label,
+title or metric is ``placed_after``. If there is none, it is shown last.
 """
 
 import functools
@@ -38,9 +37,9 @@ BatchMetrics = Callable[["DataProto", str], dict[str, float]]
 
 
 class PlacedEntry:
-    """Base class of declarations with an order. ``placed_after`` is the ``name`` of another one.
+    """Base class of ordered declarations. Each is shown after the one named ``placed_after``.
 
-    The first field of a subclass is its ``name``: its label, title or metric.
+    The ``name`` of a declaration is its first field: a label, title or metric.
     """
 
     __slots__ = ()
@@ -70,7 +69,7 @@ class ConsoleFigure(PlacedEntry):
 class KeyFigure(PlacedEntry):
     """A number at the top of the report: the mean of the last three values of ``metric``.
 
-    The first value is shown below it. ``form`` is the format of both.
+    The first value of ``metric`` is shown below it. ``form`` is the format of both.
     """
 
     label: str
@@ -95,7 +94,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class CurveFamily:
-    """A curve for every metric that begins with ``prefix``. Its name is the metric without it."""
+    """A curve for each metric that begins with ``prefix``, named by the rest of the metric."""
 
     prefix: str
 
@@ -221,9 +220,9 @@ class ReportSection(PlacedEntry):
 
 @dataclass(frozen=True, slots=True)
 class TimePart(PlacedEntry):
-    """A part of a training step whose seconds the report shows.
+    """A part of a training step, whose seconds (``metric``) the report shows.
 
-    If the part is included in another part, ``within`` is the metric of that other part.
+    If another part includes this one, ``within`` is the metric of the other part.
     """
 
     metric: str
@@ -249,13 +248,14 @@ class NumberColumn:
 
 @dataclass(frozen=True, slots=True)
 class AlternativesView:
-    """A table below a turn of the report, for example of alternatives to parts of this turn.
+    """A table below a turn of the report: alternatives to a part of the turn, such as thoughts.
 
-    ``key`` is the key of the turn's record with the list of alternatives; each is a dict.
-    ``badge``, ``text`` and ``chosen`` are keys of this dict. ``badge`` has a number from 1 to 4, by
-    which the table is sorted. ``chosen`` is true for the text that the agent used. ``note`` is a
-    pair: a key of the turn's record, and a sentence with a placeholder for its value. ``outcomes``
-    reads the returns of trajectories that were continued with one of the alternatives.
+    The turn's record has the list of alternatives under ``key``; each alternative is a dict.
+    ``badge``, ``text`` and ``chosen`` are keys of this dict. The value of ``badge`` is a number
+    from 1 to 4, by which the table is sorted. That of ``chosen`` is true for the text that the
+    agent used. ``note`` is a pair: a key of the turn's record, and a sentence with a placeholder
+    for its value. ``outcomes`` reads the returns of trajectories that were continued with one of
+    the alternatives.
     """
 
     key: str

@@ -3,8 +3,8 @@
 
 python scripts/cluster/training_nodes.py NODES GPUS CONFIG [key=value ...]
 
-GPUS is the number of GPUs per node of the allocation. Exit status 2, and a line with the missing
-option, if the configuration needs GPUs and there are none.
+GPUS is the number of GPUs per node of the allocation. If it is 0 and the configuration needs GPUs,
+the exit status is 2 and a line names the missing option of sbatch.
 """
 
 import argparse

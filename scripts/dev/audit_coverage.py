@@ -1,14 +1,14 @@
-"""Coverage of the intervals of a credit audit, by simulation:
+"""Coverage of the intervals of ``main_audit``, by simulation:
 ``python -m scripts.dev.audit_coverage [REPETITIONS]``.
 
-Effects and scores are drawn at random with a known correlation. The points of one task have a part
-of their random values in common, as the turns of one task do in a real audit.
+An audit correlates scores of thinking levels with measured effects of these levels on the return,
+at the audited turns (points). Here scores and effects are drawn at random, jointly normal with
+correlation r. The true rank correlation is ``6 / pi * asin(r / 2)``. The points of one task have a
+part of their random values in common, as the turns of one task do in a real audit.
 
 Every repetition audits new points with ``audit_scores``. The table has the share of repetitions in
-which the 95% interval contains the true rank correlation, for all levels and for chosen levels.
-
-Scores and measured effects are jointly normal with correlation r, so the true rank correlation is
-``6 / pi * asin(r / 2)``.
+which the 95% interval contains the true rank correlation. Its last columns are for all levels, and
+for the level that the policy chose at each point.
 """
 
 import itertools
@@ -32,7 +32,7 @@ RESAMPLES = 400
 def plant_points(
     rng: np.random.Generator, tasks: int, points_per_task: int, correlation: float
 ) -> list[AuditPoint]:
-    """Draw points with a score ``planted`` that has the given correlation with the effects."""
+    """Draw audited turns whose score ``planted`` has the given correlation with the effects."""
     mixing_matrix = np.linalg.cholesky([[1 + 1e-9, correlation], [correlation, 1 + 1e-9]])
     task_noise = rng.normal(size=(tasks, 1, len(LEVELS), 2))
     point_noise = rng.normal(size=(tasks, points_per_task, len(LEVELS), 2))
@@ -67,7 +67,7 @@ def measure_coverage(
 ) -> tuple[float, float]:
     """Return the shares of intervals that contain the true correlation.
 
-    The first share is for the correlation over all levels, the second for the chosen levels.
+    The first share is for all levels, the second for the level that was chosen at each point.
     """
     rng = np.random.default_rng(seed)
     true_correlation = 6 / math.pi * math.asin(correlation / 2)

@@ -312,8 +312,8 @@ def _describe_definition(node: ast.AST) -> str:
 def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Return (file, text) of every item that a blind reader may get, by kind.
 
-    A docstring stands below its signature, and a comment among the lines around it. An identifier
-    stands before the lines around its first definition, and a sentence after the one before it.
+    The text includes the signature of a docstring, the lines around a comment or identifier, and
+    the sentence before a sentence.
     """
     items: dict[str, list[tuple[str, str]]] = {kind: [] for kind in SAMPLE_SIZES}
     for path, file in _list_modules(root, PACKAGES):
@@ -337,7 +337,7 @@ def collect_items(root: Path) -> dict[str, list[tuple[str, str]]]:
 
 
 def _collect_sentences(path: Path) -> Iterator[str]:
-    """Yield each sentence of at least five words, after the sentence before it."""
+    """Yield each sentence of at least five words, together with the sentence before it."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
     for paragraph in text.split("\n\n"):
         if paragraph.lstrip().startswith(("|", "#", "<!--")):

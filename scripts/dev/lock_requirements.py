@@ -154,7 +154,7 @@ def list_unmet_requirements(
 
 
 def main() -> int:
-    """Write (or compare) a pinned list."""
+    """Write a pinned list or, with ``--check``, compare it. Return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

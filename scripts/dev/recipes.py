@@ -201,7 +201,7 @@ def estimate_step_seconds(cfg: PPOConfig, parts: dict[str, float]) -> float:
 
 
 def estimate_sync_seconds(cfg: PPOConfig, device: Device, assumed: Assumptions) -> float:
-    """Estimate the seconds of sending the weights to the engines, after gathering in float32."""
+    """Estimate the seconds of gathering the weights in float32 and sending them to the engines."""
     num_parameters = MODELS[str(cfg.actor_rollout_ref.model.path)].num_parameters
     gathered_bytes = num_parameters * FLOAT32_BYTES
     if resolve_weight_transfer(cfg, "cuda") == "store":

@@ -32,7 +32,7 @@ MARKDOWN_LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of ``OUTSIDE_PAGES`` to the site."""
     for name in OUTSIDE_PAGES:
-        # Include the pages explicitly: by default mkdocs skips paths that begin with a dot.
+        # Include the pages even if a pattern of ``exclude_docs`` matches their paths.
         inclusion_level = InclusionLevel.INCLUDED
         page = File.generated(
             config, name, abs_src_path=str(ROOT / name), inclusion=inclusion_level

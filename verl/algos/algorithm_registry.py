@@ -70,15 +70,15 @@ class RegisteredEstimator:
 
 
 class TokenPicker(Protocol):
-    """Rule that selects tokens, computed from a mini-batch and applied to its micro-batches."""
+    """Rule that selects the tokens that a policy loss treats differently (as in Clip-Cov).
+
+    It is computed from a whole mini-batch and applied to its micro-batches.
+    """
 
     def select_tokens(
         self, old_log_prob: Tensor, advantages: Tensor, response_mask: Tensor
     ) -> Tensor:
-        """Return the tokens whose loss is changed, bool ``[B, R]``.
-
-        All arguments are ``[B, R]``.
-        """
+        """Return the mask ``[B, R]`` of the selected tokens. All arguments are ``[B, R]``."""
         ...
 
 
@@ -86,11 +86,11 @@ class TokenPicker(Protocol):
 class LossNeeds:
     """Arguments of a policy loss in addition to those of ``compute_policy_loss_vanilla``.
 
-    ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``.
-    ``picker_params`` does the same for arguments of ``picker``. ``picker(old_log_prob, advantages,
-    **picker_params)`` is called with all sampled tokens ``[N]`` of a mini-batch and returns a
-    ``TokenPicker``. In each micro-batch, the ``TokenPicker`` computes the mask ``selected [B, R]``,
-    which is passed to the loss.
+    ``params`` maps arguments of the loss to dotted config paths below ``actor_rollout_ref.actor``,
+    and ``picker_params`` those of ``picker``. A loss with a ``picker`` also gets the mask
+    ``selected [B, R]``. For each mini-batch, ``picker(old_log_prob, advantages, **picker_params)``
+    gets all sampled tokens ``[N]`` and returns the ``TokenPicker`` that computes the mask of every
+    micro-batch.
     """
 
     params: Mapping[str, str] = field(default_factory=dict)
@@ -121,15 +121,13 @@ def register_adv_est(
 
     ``name`` is a string or an enum member with a string value. Without ``inputs``,
     ``CONVENTIONAL_INPUTS`` gives the batch key of each argument that it lists. Arguments with a
-    default are then optional.
-    ``metrics(advantages, returns, **inputs)`` returns numbers to log and does not get ``params``.
-    Both calls omit an optional input that the batch lacks.
+    default are then optional. ``metrics(advantages, returns, **inputs)`` returns numbers to log.
+    ``f`` and ``metrics`` are called without the optional inputs that the batch lacks.
 
     ``compares_group`` declares that the estimator needs several trajectories of each task. Then
     ``env.rollout.n`` has a default above 1, and ``env.rollout.n=1`` is an error. None means that
-    the estimator compares groups if it reads ``uid``. Raises ``ValueError`` for a name that is
-    already registered for another function. Raises it too for a required argument that is neither
-    in ``inputs`` nor in ``params``.
+    the estimator compares groups if it reads ``uid``. Raises ``ValueError`` for the name of another
+    function, and for a required argument that is neither in ``inputs`` nor in ``params``.
     """
     config_paths = dict(params or {})
 

@@ -292,8 +292,8 @@ def compute_hgpo_outcome_advantage(
     """Compute HGPO advantages: GRPO advantage plus ``step_advantage_w`` times the step advantage.
 
     The arguments are those of ``compute_gigpo_outcome_advantage``. In addition, ``context`` is the
-    largest number of previous states to compare (0 equals GiGPO), and ``alpha`` the exponent of the
-    weights. ``returns`` is the same tensor as the advantages.
+    largest number of previous states to compare (0 equals GiGPO). Advantages for k previous states
+    have the weight ``(k + 1)^alpha``. ``returns`` is the same tensor as the advantages.
     """
     by_std = choose(mode, NORM_MODES, "mode (algorithm.hgpo.mode)") == "mean_std_norm"
     steps = flatten_steps(index, traj_index, step_rewards, step_index, anchor_obs)

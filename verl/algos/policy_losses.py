@@ -1,12 +1,10 @@
 """Policy losses other than PPO's. Each docstring gives the loss of a token.
 
-``d`` is the new minus the old log-prob of the token, ``r = exp(d)`` its ratio and ``A`` its
+p is the new and p_old the old probability of the token, ``r = p / p_old`` their ratio and A the
 advantage. ``loss_agg_mode`` selects the aggregation over tokens for all losses.
 
-A *sequence* is a row here, also with ``algorithm.row_weight=trajectory``. A sequence ratio belongs
-to one prompt and its response. With ``env.history=window`` each row of a trajectory has a different
-prompt. A ratio therefore depends only on its row, not on the split of the mini-batch.
-``row_weight`` still determines the weights of the rows.
+A *sequence* ratio is the ratio of a row (one prompt and its response), also if a trajectory has
+several rows and ``algorithm.row_weight=trajectory``.
 """
 
 import torch
@@ -34,10 +32,10 @@ def _ones_with_gradient(values: Tensor) -> Tensor:
 def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
     """Compute the GSPO loss with an advantage per token (Zheng et al., 2025, arXiv 2507.18071).
 
-    The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)`` with ``s = exp(mean of d over the
-    row)``. All tokens of a row have the ratio s, and each token has the gradient of its
-    log-prob. With one advantage per row and ``seq-mean-token-mean`` this equals the loss with one
-    ratio per sequence. Use small clip ranges, such as the paper's 3e-4 (low) and 4e-4 (high).
+    The loss is ``-min(s A, clip(s, 1 - low, 1 + high) A)``. s is the exponential of the mean of
+    ``log p - log p_old`` over the row. All tokens of a row have the ratio s, and each token has the
+    gradient of its log-prob. With one advantage per row and ``seq-mean-token-mean`` this equals the
+    loss with one ratio per sequence. Use small clip ranges, such as the paper's 3e-4 and 4e-4.
     """
     mean_log_ratio = tokens.compute_row_mean(tokens.log_ratio).detach()
     ratio = mean_log_ratio.clamp(-20.0, 20.0).exp() * _ones_with_gradient(tokens.log_prob)
@@ -46,9 +44,7 @@ def compute_policy_loss_gspo(tokens: SampledTokens) -> TokenLosses:
 
 @register_token_loss("cispo")
 def compute_policy_loss_cispo(tokens: SampledTokens) -> TokenLosses:
-    """Compute the CISPO loss ``-sg(clip(r, 1 - low, 1 + high)) A log p``.
-
-    Source: MiniMax-M1, 2025, arXiv 2506.13585.
+    """Compute the CISPO loss ``-sg(clip(r, 1 - low, 1 + high)) A log p`` (arXiv 2506.13585).
 
     The clipped ratio is a weight without a gradient (``sg``, stop-gradient), so tokens beyond the
     clip range still have a gradient.
@@ -77,11 +73,11 @@ def compute_policy_loss_sapo(
 
 @register_token_loss("geo_mean", "gmpo")
 def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
-    """Compute the GMPO loss ``-g A`` with ``g = exp(mean of c over the row)``.
+    """Compute the GMPO loss ``-g A`` (Zhao et al., 2025, arXiv 2507.20673).
 
-    Source: Zhao et al., 2025, arXiv 2507.20673. ``c`` is d limited in the direction of the
-    advantage: ``min(d, high)`` where A > 0, ``max(d, -low)`` where A < 0. Here ``low`` and ``high``
-    limit log-ratios. The paper uses 0.4 for both and aggregates with ``seq-mean-token-mean``.
+    g is the exponential of the mean of c over the row. c is the log-ratio ``d = log p - log p_old``
+    with a limit in the direction of the advantage: ``min(d, high)`` where A > 0, ``max(d, -low)``
+    where A < 0. The paper uses 0.4 for both limits and aggregates with ``seq-mean-token-mean``.
     """
     log_ratio = tokens.log_ratio.clamp(-20.0, 20.0)
     is_too_high = (tokens.advantages > 0) & (log_ratio > tokens.high)
@@ -95,18 +91,13 @@ def compute_policy_loss_geo_mean(tokens: SampledTokens) -> TokenLosses:
 
 @register_token_loss("gpg")
 def compute_policy_loss_gpg(tokens: SampledTokens) -> TokenLosses:
-    """Compute the GPG loss ``-A log p`` (Chu et al., 2025, arXiv 2504.02546).
-
-    It is REINFORCE: there is no probability ratio.
-    """
+    """Compute the GPG loss ``-A log p``, as in REINFORCE (Chu et al., 2025, arXiv 2504.02546)."""
     return TokenLosses(-tokens.advantages * tokens.log_prob, torch.zeros_like(tokens.mask))
 
 
 @register_token_loss("dppo_tv", "dppo")
 def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
-    """Compute the loss of DPPO with binary total variation, ``-m min(r, c) A``.
-
-    Source: Qi et al., 2026, arXiv 2602.04879.
+    """Compute DPPO's loss with binary total variation, ``-m min(r, c) A`` (arXiv 2602.04879).
 
     The mask m is 0 if the probability p has moved too far in the direction of the advantage, else
     1. Too far means ``p - p_old > high`` for A > 0, and ``p_old - p > low`` for A < 0. The ratio of
@@ -119,12 +110,11 @@ def compute_policy_loss_dppo_tv(tokens: SampledTokens) -> TokenLosses:
 
 @register_token_loss("dppo_kl")
 def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
-    """Compute the loss of DPPO with binary KL: ``dppo_tv`` with another mask m.
+    """Compute DPPO's loss with binary KL, ``-m min(r, c) A`` (arXiv 2602.04879).
 
-    Source: Qi et al., 2026, arXiv 2602.04879.
-
-    m is 0 where p has moved in the direction of the advantage and ``KL((p_old, 1 - p_old) || (p, 1
-    - p))`` exceeds ``high`` (A > 0) or ``low`` (A < 0).
+    The mask m is 0 if p has moved too far in the direction of the advantage. The divergence
+    ``KL((p_old, 1 - p_old) || (p, 1 - p))`` is then above ``high`` (A > 0) or ``low`` (A < 0). The
+    bound c is ``clip_ratio_c``.
     """
     old_prob = tokens.old_log_prob.double().exp()
     new_prob = tokens.log_prob.detach().double().exp()
@@ -141,9 +131,9 @@ def compute_policy_loss_dppo_kl(tokens: SampledTokens) -> TokenLosses:
 def _mask_moved_tokens(
     tokens: SampledTokens, rose_too_far: Tensor, fell_too_far: Tensor
 ) -> TokenLosses:
-    """Return ``-min(r, c) A``, or 0 for tokens whose probability has moved too far.
+    """Return ``-min(r, c) A`` with the ratio r and c = ``clip_ratio_c``, or 0 for some tokens.
 
-    ``rose_too_far`` applies to tokens with A > 0, ``fell_too_far`` to tokens with A < 0.
+    These are the tokens with A > 0 in ``rose_too_far``, and with A < 0 in ``fell_too_far``.
     """
     moved_too_far = (tokens.advantages > 0) & rose_too_far | (tokens.advantages < 0) & fell_too_far
     ratio = tokens.prob_ratio.detach()

@@ -1,7 +1,7 @@
 """Adapt token prices (amounts subtracted for thought tokens) so that success does not fall.
 
-The token prices of a batch are multiplied by a factor from 0 to 1. The factor grows while the
-average success rate is within a tolerance of the best average so far. Otherwise the factor falls.
+All prices of a batch are multiplied by a factor from 0 to 1. It grows while the average success
+rate is within a tolerance of the best average so far, and falls otherwise.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,9 @@ class PriceController:
     """Factor of all prices of thought tokens, adapted to the success rate (dual ascent).
 
     ``tolerance`` is in percentage points of the success rate (1 is 0.01). None keeps the factor
-    ``multiplier`` at 1. The margin is ``(average_success - best_success + tolerance) / tolerance``.
-    Each batch adds ``MAX_GROWTH * margin`` to the factor.
+    ``multiplier`` at 1, otherwise it starts at 0 and stays within 0 to 1. Each batch adds
+    ``MAX_GROWTH * margin``. The margin is
+    ``(average_success - best_success + tolerance) / tolerance``.
 
         tolerance 2: average 0.50, best 0.51: margin 0.5, the factor grows by 0.05
                      average 0.47, best 0.51: margin -1,  the factor falls by 0.1
@@ -35,7 +36,7 @@ class PriceController:
             self.multiplier = 0.0
 
     def update(self, success_rate: float) -> None:
-        """Adapt ``multiplier`` to the ``success_rate`` (0..1) of the next batch."""
+        """Adapt ``multiplier`` to the ``success_rate`` (0..1) of a new batch."""
         if self.tolerance is None:
             return
         if self.average_success is None:

@@ -21,7 +21,7 @@ _MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 
 @dataclass(frozen=True, slots=True)
 class CorrectionRule:
-    """Rule that turns the ratios ``p / q`` into token weights.
+    """Rule that turns probability ratios (trainer's over engine's) into token weights.
 
     ``weight_level`` is ``token`` (weight: the token's ratio), ``sequence`` (the product of the
     ratios of its tokens) or None (weight 1). Weights are truncated at ``largest_weight``.

@@ -113,7 +113,7 @@ def find_post_rollout_reward_key(cfg: PPOConfig) -> str | None:
 
 
 def find_unused_rule_reward_keys(cfg: PPOConfig) -> dict[str, str]:
-    """Return the keys without effect if the rule-based reward has weight 0, with the reason."""
+    """Return the keys without effect because the rule-based reward has weight 0, and why."""
     if not cfg.reward_model.enable or cfg.reward_model.rule_weight != 0:
         return {}
     why = "reward_model.rule_weight is 0; reward_model.rule_weight=1 adds it to the model's score"
@@ -235,7 +235,7 @@ PPO_DERIVATION_RULES: tuple[tuple[str, str | Callable[[PPOConfig], object]], ...
 def derive_values(cfg: ConfigT) -> ConfigT:
     """Compute each derived value of ``cfg`` that is ``None``; return ``cfg`` itself.
 
-    If the value depends on a refused key, delete it: reading it then raises ``MissingKey``.
+    A derived value that depends on a refused key is deleted: reading it raises ``MissingKey``.
     """
     if isinstance(cfg, PPOConfig):
         for path, rule in PPO_DERIVATION_RULES:
@@ -269,9 +269,11 @@ def _fill_value(cfg: ConfigT, path: str, rule: str | Callable[[ConfigT], object]
 
 
 def _choose_importance_weights(cfg: PPOConfig) -> None:
-    """Replace ``rollout_is=auto`` by ``token`` (importance weight per token) or null (no weights).
+    """Replace ``rollout_is=auto`` by ``token`` (an importance weight per token) or null (none).
 
-    The default is ``auto`` and not null, because a user sets null to disable the weights.
+    It becomes ``token`` if the log-probs of engine and trainer can be compared, and differ because
+    the engine is less precise or has older weights. The default is not null, because a user sets
+    null to disable the weights.
     """
     correction = cfg.algorithm.rollout_correction
     if correction.rollout_is != "auto":
@@ -287,7 +289,7 @@ def _choose_importance_weights(cfg: PPOConfig) -> None:
 
 
 def _copy_gdpo_rewards(cfg: PPOConfig) -> None:
-    """Copy ``reward_model.weights`` to ``algorithm.gdpo_reward_*`` if the latter are not set."""
+    """Copy ``reward_model.weights`` to the keys ``algorithm.gdpo_reward_*``, if these are unset."""
     algorithm = cfg.algorithm
     weights = cfg.reward_model.weights
     if not algorithm.gdpo_reward_keys and not algorithm.gdpo_reward_weights:

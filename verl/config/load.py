@@ -109,8 +109,8 @@ def _overrides_policy_path(
 ) -> bool:
     """Return True if ``overrides`` change the policy path and set no key of ``cold_start``.
 
-    A cold start is the supervised training of a missing policy. It trains the policy of the config
-    file, which must not be written to the path in ``overrides``.
+    The cold start trains the missing policy of the config file. That policy must not be written to
+    the path in ``overrides``.
     """
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     sets_cold_start = any(key == "cold_start" or key.startswith("cold_start.") for key in keys)
@@ -199,8 +199,8 @@ def merge_trees(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple[Tree, list[str]]:
     """Replace keys that contain dots, such as ``a.b: 1``, by nested keys, ``a: {b: 1}``.
 
-    ``values`` are those of the section ``cls`` at ``path``. Also return a message about each such
-    key. The nested value is kept, so that the checks still see it.
+    ``values`` are those of the section ``cls`` at ``path``. Also return a message about each key
+    that contains dots or is no text. The values of keys with dots are still checked.
     """
     nested_values: Tree = {}
     problems = []
@@ -235,9 +235,9 @@ def _nest_dotted_keys(values: Tree, cls: type[Section], path: str = "") -> tuple
 def _drop_retired_keys(
     values: Tree, cls: type[Section], user_paths: Sequence[str], path: str = ""
 ) -> None:
-    """Remove the retired keys of ``cls`` and its sections from ``values``.
+    """Remove the keys of earlier versions of ``cls`` and its sections from ``values``.
 
-    Keys in ``user_paths``, which a file of the user sets, are kept and reported as unknown.
+    Keys in ``user_paths``, which a file of the user sets, are kept and reported as unknown later.
     """
     for name in cls.retired_keys:
         if f"{path}{name}" not in user_paths:
@@ -249,7 +249,7 @@ def _drop_retired_keys(
 
 
 def _find_section_class(cls: type[Section], path: str) -> type[Section] | None:
-    """Return the class of the section at ``path``: one of ``cls``, or ``env.<name>``; else None."""
+    """Return the class of the section ``path``: in ``cls``, or ``env.<name>``; None if unknown."""
     parent_path, _, name = path.rpartition(".")
     key = collect_direct_keys(cls).get(name)
     if key is not None:
@@ -379,7 +379,7 @@ def _find_reachable_paths(path: str, referenced_paths: Mapping[str, Sequence[str
 
 
 def _delete_value(config: Section, path: str) -> None:
-    """Delete the value at ``path``, so that no check reports its unresolved text."""
+    """Delete the value at ``path``, an unresolved interpolation, so that no check reports it."""
     parent_path, _, name = path.rpartition(".")
     try:
         section = value_at_path(config, parent_path) if parent_path else config

@@ -7,8 +7,8 @@ P parameters, R ranks that share one copy of them, T tokens of a micro-batch, L 
     gathered layers    all parameters of two layers, which FSDP2 gathers at the same time
     activations        T L H numbers with gradient checkpointing, 16 T L H without
     logits             values and gradient of the largest chunk (``MAX_LOGITS``)
-    engine             gpu_memory_utilization, or weights and KV cache, while it generates; 0 on the
-                       device of a training rank while it sleeps or if it has separate GPUs
+    engine             gpu_memory_utilization or, with kv_cache_gb, weights and KV cache; 0 on the
+                       GPU of a training rank while the engine sleeps or if it has separate GPUs
 
 The estimates are lower bounds, so that a run which fits is never refused.
 """
@@ -91,8 +91,8 @@ def count_new_parameters(new_policy: NewPolicyConfig, vocab_size: int) -> int:
     embeddings = vocab_size * hidden * (1 if new_policy.tie_word_embeddings else 2)
     num_layers = new_policy.num_hidden_layers
     num_linear_layers = (num_layers + 1) // 2 if is_hybrid else 0
-    # Projections and a convolution (width 4) of queries, keys and values, gate and output, two
-    # numbers per head with their projections and offsets, and a norm.
+    # Linear attention: projections of queries, keys, values, gate and output; a convolution (width
+    # 4) of queries, keys and values; a norm; two numbers per head with projection and offset.
     mixed = 2 * keys + queries
     linear = hidden * (mixed + 2 * queries) + 4 * mixed + head_width
     linear += 2 * new_policy.num_attention_heads * (hidden + 1)

@@ -80,8 +80,8 @@ class Facts(PolicySize):
 class Plan:
     """Numbers of a run that are known before its first step, and the estimate of its memory.
 
-    A value is None if it is not known before the tasks or the policy exist. Upper bounds have
-    ``at_most`` in their name.
+    A value is None if it is not known before the tasks or the policy exist. Attributes with
+    ``most`` in their name are upper bounds.
     """
 
     title: str
@@ -277,7 +277,7 @@ class PPOPlan(Plan):
         yield from self._iterate_path_lines()
 
     def _iterate_path_lines(self) -> Iterator[tuple[str, str]]:
-        """Yield the path of the forward passes and its cost, if the model is known."""
+        """Yield the plan line on forward passes, packed or row by row, if the model is known."""
         facts = self.facts
         if facts.row_wise is None:
             return
@@ -285,7 +285,7 @@ class PPOPlan(Plan):
         row_tokens = self.cfg.data.max_prompt_length + self.cfg.data.max_response_length
         cost = f"up to {MAX_PADDING:.0%} padding"
         if self.most_extra_tokens:
-            # On average a branch continues from the middle of its row.
+            # A branch (alternative continuation of a row) starts on average in its middle.
             cost += f", and about {row_tokens // 2:,} tokens of its row again for each alternative"
         if facts.row_wise:
             text = f"row by row ({facts.row_wise}); cost: {cost}"
@@ -401,8 +401,8 @@ def gather_facts(cfg: PPOConfig | SFTConfig) -> Facts:
     )
     cold_start_config_name = ""
     size = PolicySize()
-    # If a file is damaged, or the config of a cold start (supervised run) is invalid, the policy's
-    # size stays unknown. Other checks report these errors.
+    # If a file is damaged, or the config of the cold start is invalid, the policy's size stays
+    # unknown. Other checks report these errors.
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if isinstance(cfg, PPOConfig) and _needs_cold_start(cfg):
             cold_start_config_name = get_cold_start_config_name(cfg)

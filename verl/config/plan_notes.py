@@ -29,10 +29,10 @@ def count_rows_at_most(cfg: PPOConfig) -> int:
 
 
 def iterate_plan_notes(cfg: PPOConfig, tasks: int | None = None) -> Iterator[str]:
-    """Yield notes for the printed plan of a run, each with the override that changes its subject.
+    """Yield notes for the printed plan of a run, such as "an epoch is ...".
 
-    Most are about numbers of steps that differ from a verl-agent script with the same keys.
-    ``tasks`` is the number of training tasks; None if it is not known.
+    Most notes state numbers of steps that differ from a verl-agent script with the same keys, and
+    the override that changes them. ``tasks`` is the number of training tasks; None if unknown.
     """
     yield from _iterate_row_notes(cfg)
     yield from _iterate_epoch_notes(cfg, tasks)

@@ -1,15 +1,15 @@
-"""Choose the path of a model's forward passes: packed rows where they are exact, else row by row.
+"""Choose how a model's forward passes run (their path): packed if that is exact, else row by row.
 
 The config and the layers are searched for features that packed rows do not support: attention
 sinks, alibi, soft caps, recurrent states. Then two short rows and a branch (alternative
 continuation of a row) are packed as in training. Their log-probs are compared with those of plain
-forwards that use the model's original attention.
+forward passes, which use the model's original attention.
 
     packed   | row 0 | row 1 | branch of row 1 |      one forward, as in training and scoring
     plain    | row 0 |   | row 1 |   | row 1[:start] + branch |      one forward per sequence
 
-A model whose packed rows differ gets the row-wise path, which is compared in the same way. A model
-is refused if no path gives its log-probs.
+A model whose packed rows differ runs row by row, after the same comparison. It is refused if these
+log-probs differ too.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.25
 # In a mixture of experts, rounding can change the expert of a token if two experts are nearly tied.
-# Therefore a model is refused only if it differs in each of several random token sequences.
+# Therefore log-probs must differ for each of several sets of random tokens before they count.
 MAX_COMPARISONS = 3
 ROW_LENGTHS = (9, 7)
 BRANCH_START = 4
@@ -72,7 +72,7 @@ ATTENTION_NOT_REPLACEABLE = (
     "it does not look up its attention in transformers' AttentionInterface, so packed attention "
     "cannot replace it"
 )
-# Config keys of models that change logits around the output head.
+# Config keys of models that scale or cap logits before or after the output head.
 LOGIT_KEYS = (
     "final_logit_softcapping",
     "logit_scale",
@@ -90,17 +90,16 @@ SUGGESTED_FIX = "choose another model; docs/models.md says which models train"
 
 
 class UnsupportedArchitecture(ValueError):
-    """Error for a model whose log-probs no path of forward passes gives."""
+    """Error for a model whose log-probs are wrong both in packed and in row-wise passes."""
 
 
 def choose_path(lm: "PreTrainedModel") -> ForwardPath:
-    """Choose the path of the forward passes of ``lm`` and store it in ``lm``.
+    """Choose packed or row-wise forward passes for ``lm``, and store the choice in ``lm``.
 
     ``lm`` is not sharded yet. It uses packed attention, or its own attention if packed attention
-    could not be set. The weights and the global random generators are left unchanged. A model
-    without weights (device ``meta``) is only checked by its config and layers.
-
-    Raises ``UnsupportedArchitecture`` if no path gives the log-probs of plain forwards.
+    could not be set. Weights and global random generators are not changed. A model without weights
+    (device ``meta``) is only checked by its config and layers. Raises ``UnsupportedArchitecture``
+    if the log-probs of both kinds of passes differ from those of plain forward passes.
     """
     reasons = [*find_packing_problems(lm.config), *_find_layer_problems(lm)]
     if not reasons and lm.config._attn_implementation != PACKED_ATTENTION:
@@ -117,10 +116,10 @@ def choose_path(lm: "PreTrainedModel") -> ForwardPath:
 
 
 def expected_path(config: "PreTrainedConfig") -> tuple[str, int | None]:
-    """Return why a model with ``config`` cannot use packed rows ("" if it can), and the length
-    (tokens) up to which rows can be packed.
+    """Return the reason why rows of a model with ``config`` cannot be packed ("" if they can).
 
-    Only the config is read. The comparison of log-probs at load may decide otherwise.
+    Also return the number of tokens up to which a row can be packed (None: any). Only the config is
+    read. The comparison of log-probs at load may decide otherwise.
     """
     return next(find_packing_problems(config), ""), packing_limit(config)
 
@@ -159,7 +158,7 @@ def is_packable(config: "PreTrainedConfig") -> bool:
 
 
 def _names_logit_change(config: "PreTrainedConfig") -> bool:
-    """Return True if ``config`` says that the model changes logits around its output head."""
+    """Return True if ``config`` says that the model scales or caps its logits."""
     text = config.get_text_config()
     return any(getattr(text, name, None) not in (None, 1.0) for name in LOGIT_KEYS)
 
@@ -177,7 +176,7 @@ def _find_layer_problems(lm: "PreTrainedModel") -> Iterator[str]:
 
 
 def _default_attention(lm: "PreTrainedModel") -> str:
-    """Return the name of the attention implementation that ``lm`` uses row by row."""
+    """Return the name of the attention implementation of ``lm`` for row-wise passes."""
     current = lm.config._attn_implementation or ""
     if current not in ("", PACKED_ATTENTION):
         return current
@@ -188,7 +187,7 @@ def _default_attention(lm: "PreTrainedModel") -> str:
 
 
 def _row_path(lm: "PreTrainedModel", reason: str) -> RowForward:
-    # Padding makes the pass longer, which changes rotary embeddings that depend on its length.
+    # Padding makes a pass longer, and some rotary embeddings depend on the length of the pass.
     padded = not find_length_dependent_rope(lm.config)
     return RowForward(_default_attention(lm), padded=padded, reason=reason)
 
@@ -206,12 +205,11 @@ def _packed_path(lm: "PreTrainedModel") -> PackedForward:
 
 
 def measure_packing_gap(lm: "PreTrainedModel") -> float:
-    """Return the largest difference (nats) between log-probs of packed and of plain forwards.
+    """Return the largest difference (nats) between log-probs of packed and of plain passes.
 
-    The comparison is repeated with up to ``MAX_COMPARISONS`` sets of random tokens until a
-    difference is within the tolerance. The result is the smallest of these differences. Raises
-    ``UnsupportedAttention`` if the model does not call packed attention, or calls it with
-    unsupported arguments.
+    Up to ``MAX_COMPARISONS`` sets of random tokens are compared, until one is within the tolerance.
+    The result is that of the set with the smallest difference. Raises ``UnsupportedAttention`` if
+    the model does not call packed attention, or calls it with unsupported arguments.
     """
     with _measuring(lm):
         _require_packed_attention(lm)
@@ -224,7 +222,7 @@ def measure_packing_gap(lm: "PreTrainedModel") -> float:
 
 @contextlib.contextmanager
 def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
-    """Disable dropout and gradients inside the context and keep the random state."""
+    """Disable dropout and gradients inside the context, and restore the random state after it."""
     devices = [lm.device] if lm.device.type == "cuda" else []
     training = lm.training
     lm.eval()  # dropout would make any two forwards differ
@@ -236,9 +234,10 @@ def _measuring(lm: "PreTrainedModel") -> Iterator[None]:
 
 
 def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
-    """Return the first path that gives the log-probs of plain forwards.
+    """Return packed passes, or else row-wise passes, that give the log-probs of plain passes.
 
-    ``reason`` excludes the packed path if it is not empty.
+    Packed passes are not tried if there is a ``reason`` against them (not ""). Raises
+    ``UnsupportedArchitecture`` if neither kind gives the log-probs.
     """
     tolerance = TOLERANCES.get(lm.dtype, LOW_PRECISION_TOLERANCE)
     logits_by_forward = _names_logit_change(lm.config) or changes_logits(lm)
@@ -246,7 +245,7 @@ def _measured_path(lm: "PreTrainedModel", reason: str) -> ForwardPath:
         packed = replace(_packed_path(lm), logits_by_forward=logits_by_forward)
         try:
             _require_packed_attention(lm)
-            # Measured without the limit, so that the pass is packed even for a tiny window.
+            # Remove the limit: with it, rows longer than a tiny window would not be packed.
             gap = _measure_smallest_gap(lm, replace(packed, limit=None, long_rows=None))
         except UnsupportedAttention as error:
             reason = str(error)
@@ -294,7 +293,7 @@ def _measure_smallest_gap(lm: "PreTrainedModel", path: ForwardPath) -> float:
     for draw in range(MAX_COMPARISONS):
         smallest_gap = min(
             smallest_gap, _measure_log_prob_gap(lm, path, draw)
-        )  # keeps infinity over NaN
+        )  # min(inf, NaN) is inf
         if smallest_gap <= tolerance:
             break
     return smallest_gap
@@ -310,7 +309,7 @@ def _require_packed_attention(lm: "PreTrainedModel") -> None:
     try:
         find_backbone(lm)(input_ids=tokens, use_cache=False)
     except UnsupportedAttention:
-        return  # packed attention was called, and raised because it got no layout
+        return  # packed attention was called: it raises this error without a layout of rows
     raise UnsupportedAttention(ATTENTION_NOT_REPLACEABLE)
 
 

@@ -114,7 +114,7 @@ def _query_width(text_config: "PreTrainedConfig") -> int:
 def _count_weights_per_token(
     name: str, parameter: nn.Parameter, text_config: "PreTrainedConfig"
 ) -> tuple[float, bool]:
-    """Return the number of weights that one token is multiplied with, and ``requires_grad``."""
+    """Return how many of the weights multiply one token, and if ``parameter`` is trained."""
     count = float(parameter.numel()) if parameter.dim() > 1 else 0.0
     if parameter.dim() == 3 and "expert" in name:  # each token uses only some of the experts
         experts = parameter.shape[0]

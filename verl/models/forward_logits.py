@@ -1,8 +1,7 @@
-"""Logits by the model's own ``forward``, for models that change them around the output head.
+"""Logits by the model's own ``forward``, for models whose output head alone does not give them.
 
-Some models divide the hidden states, scale the logits or cap them (Gemma, Cohere, Granite and
-others). Their ``forward`` does it, so it is called with the hidden states that the backbone has
-computed already::
+The ``forward`` of Gemma, Cohere, Granite and others also divides the hidden states, or scales or
+caps the logits. It is called with the hidden states that the backbone has computed already::
 
     lm.forward( backbone replaced by  hidden [1, N, H] )  ──▶  logits [1, N, V]
 """
@@ -30,9 +29,9 @@ ROUGH_ROUNDING = 0.02
 
 
 class LogitsByForward(nn.Module):
-    """Output head that computes logits [N, V] float32 as the ``forward`` of ``lm`` does.
+    """Output head that computes logits [N, V] float32 by the ``forward`` of ``lm``.
 
-    The parameters stay those of ``lm``: this module registers none.
+    It registers no parameters: they belong to ``lm``.
     """
 
     def __init__(self, lm: "PreTrainedModel") -> None:
@@ -57,7 +56,7 @@ def make_head(lm: "PreTrainedModel", logits_by_forward: bool) -> nn.Module:
 def changes_logits(lm: "PreTrainedModel") -> bool:
     """Return True if the ``forward`` of ``lm`` gives other logits than its output head alone.
 
-    Both are compared on random hidden states that give logits up to ``PROBE_LOGIT``.
+    The logits are compared on random hidden states that give logits up to ``PROBE_LOGIT``.
     """
     head = output_head(lm)
     width = head.get_parameter("weight").shape[-1]
@@ -78,7 +77,7 @@ def changes_logits(lm: "PreTrainedModel") -> bool:
 
 @contextlib.contextmanager
 def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[None]:
-    """Let the backbone return ``hidden``, and the output head give float32, inside the context."""
+    """Make the backbone return ``hidden``, and the head float32 logits, inside the context."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     class HiddenStates(BaseModelOutputWithPast):
@@ -102,5 +101,5 @@ def _replaced_backbone(lm: "PreTrainedModel", hidden: torch.Tensor) -> Iterator[
         yield
     finally:
         for module in replaced:
-            # the method of the class is found again
+            # Without the instance attribute, the method of the class is used again.
             module.__dict__.pop("forward", None)

@@ -1,4 +1,4 @@
-"""Load a causal language model from a local directory and choose the path of its passes.
+"""Load a causal language model from a local directory and prepare it for training.
 
 Hub names are resolved to directories beforehand, on every node, by
 ``verl.models.hub.model_directory``.
@@ -93,17 +93,15 @@ def load_causal_lm(
     without_weights: bool = False,
     purpose: WeightPurpose = "policy",
 ) -> "PreTrainedModel":
-    """Load a ``transformers`` causal LM on the CPU and choose the path of its forward passes.
+    """Load a ``transformers`` causal LM on the CPU and prepare it (``prepare_for_training``).
 
-    Passes are packed where this is exact, else row by row (``verl.models.architecture``).
     ``dtype`` is that of the master weights (float32 for training). With ``lora_rank > 0`` only
     the adapters require gradients. With ``without_weights`` no weights are read: the model is on
     ``meta`` and receives its weights from another rank later. With ``purpose="value"`` the output
     head may be missing.
 
-    Raises ``FileNotFoundError`` for a missing path, config or weights. Raises ``UnusableWeights``
-    for damaged weights or those of another model. Raises ``UnsupportedArchitecture`` for a model
-    whose log-probs no path gives.
+    Raises ``FileNotFoundError`` for a missing path, config or weights, ``UnusableWeights`` for
+    damaged weights or those of another model, and the errors of ``prepare_for_training``.
     """
     directory = check_model_dir(path)
     if not (without_weights or has_weights(directory)):
@@ -160,17 +158,16 @@ def prepare_for_training(
     target_modules: str | Sequence[str] = "all-linear",
     attention: str = "sdpa",
 ) -> "PreTrainedModel":
-    """Choose the path of a causal LM and add gradient checkpointing and LoRA if configured.
+    """Choose packed or row-wise forward passes; add LoRA and gradient checkpointing as configured.
 
     ``attention`` selects the kernels of packed attention: ``sdpa`` or ``flex``. Raises
-    ``UnsupportedArchitecture`` if no path gives the log-probs of the model.
+    ``UnsupportedArchitecture`` if neither kind of pass gives the log-probs of the model.
     """
     register_packed_attention()
     if is_packable(model.config) and model.config._attn_implementation != PACKED_ATTENTION:
         model.set_attn_implementation(PACKED_ATTENTION)
     model.config.use_cache = False  # training needs no cache: every forward gets whole rows
-    # Check before adapters are added and parameters are sharded. New adapters do not change the
-    # model.
+    # Compare log-probs before parameters are sharded. Adapters that are added later change none.
     path = choose_path(model)
     if not isinstance(path, PackedForward):
         logger.info("%s uses row-wise forward passes: %s", model.config.model_type, path.reason)

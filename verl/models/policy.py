@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class PackedModel(nn.Module):
     """Base class of models that take packed rows and that FSDP shards layer by layer.
 
-    ``path`` computes the hidden states of a micro-batch: packed or row by row.
+    ``path`` computes the hidden states of a micro-batch, by packed or by row-wise passes.
     """
 
     config: "PreTrainedConfig"
@@ -39,8 +39,8 @@ class PackedModel(nn.Module):
     ) -> torch.Tensor:
         """Return the last hidden states [T, H] of a packed sequence.
 
-        With sequence parallelism, a rank without inputs computes its part of the sequence of
-        another rank.
+        With sequence parallelism, a rank without inputs computes its part of the sequence that
+        another rank passes.
         """
         inputs = None
         if input_ids is not None and position_ids is not None and layout is not None:
@@ -53,10 +53,9 @@ class PackedModel(nn.Module):
         return self.path.compute_hidden(backbone, *inputs)
 
     def compute_zero_loss(self) -> torch.Tensor:
-        """Compute this rank's part of a pass for the rows of another rank; return a zero loss.
+        """Take part in the pass for the rows of another rank (sequence parallelism).
 
-        This is needed for sequence parallelism. The loss includes the output head, because its
-        gradient is reduced over all ranks.
+        Return a zero loss. It depends on the output head, whose gradient is reduced over all ranks.
         """
         raise NotImplementedError
 

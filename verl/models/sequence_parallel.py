@@ -174,7 +174,7 @@ def create_sequence_group(
 
 
 def _encode_layout(layout: PackedLayout) -> list[int]:
-    """Encode a layout as integers.
+    """Encode the layout of a packed sequence as integers, to broadcast it to other ranks.
 
     The order is: number of rows and their lengths. Then follow for each block of branches
     ``start``, ``row_start``, the number of branches, ``branch_lengths`` and ``prefix_lengths``.

@@ -231,7 +231,7 @@ def _check_names(
 ) -> None:
     """Raise ``UnusableWeights`` for missing, unexpected or mismatched weights.
 
-    ``loading_info`` is the loading info that ``from_pretrained`` returns.
+    ``loading_info`` is the loading report of transformers.
     """
     backbone_prefix = f"{model.base_model_prefix}."
     backbone_prefixes = (
@@ -275,8 +275,9 @@ def _has_untied_embeddings(model: Any) -> bool:
 
 
 def _check_tied_values(model: Any, files: Sequence[Path], setting: str) -> None:
-    """Raise ``UnusableWeights`` if the files hold an output head that differs from the embedding
-    that it is tied to. transformers cannot compare them on ``meta``.
+    """Raise ``UnusableWeights`` if the files have an output head that differs from the embedding.
+
+    The config ties the two. transformers cannot compare their values on ``meta``.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}

@@ -73,8 +73,8 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Make the folders, lock the directory, and write ``config.yaml`` and ``env.json``.
 
-        ``stand_in`` describes the replacement for a model or data set that is not available. It is
-        stored in ``env.json`` if it is not empty. Raises ``RunDirectoryInUse`` if another process
+        ``stand_in`` describes the simulation that replaces an environment which is not installed
+        ("": none). It is stored in ``env.json``. Raises ``RunDirectoryInUse`` if another process
         has locked the directory. Raises ``ConfigError`` if it cannot be written, or if
         ``find_foreign_file`` returns a file.
         """

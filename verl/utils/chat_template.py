@@ -24,7 +24,7 @@ Tools = Sequence[dict[str, Any]]  # functions as OpenAI's JSON schemas
 
 # Placeholder for the content of a message. Its last letter distinguishes message 1 from message 10.
 PLACEHOLDER = re.compile(r"xANCHOR(\d+)x")
-# The call that shows how a template writes calls, with one argument.
+# Name and value of the argument of a made-up tool call, which shows how a template renders calls.
 CALL_KEY, CALL_VALUE = "xKEYx", "xVALUEx"
 CALL_ARGUMENTS = {CALL_KEY: CALL_VALUE}
 # Exceptions that a template may raise for roles or fields that it does not support.
@@ -273,9 +273,9 @@ def find_template_end_ids(tokenizer: Any, template: ChatTemplate) -> frozenset[i
 def find_sampled_end(tokenizer: Any, template: ChatTemplate) -> tuple[str, int | None]:
     """Return the text and the id of the control token with which the policy ends a text answer.
 
-    It is the one after the last turn of a conversation. Some templates write another one there
-    than in the history (gpt-oss: ``<|return|>``, later ``<|end|>``). The one in the history is
-    returned if the template writes none after the last turn.
+    The template writes this token after the last turn of a conversation. After earlier turns it may
+    write another token (gpt-oss: ``<|return|>``, then ``<|end|>``), which is returned if there is
+    none after the last turn.
     """
     turn_end = ""
     with contextlib.suppress(TemplateUnsupported):
@@ -299,7 +299,7 @@ def find_end_of_turn_id(tokenizer: Any, turn_end: str) -> int | None:
 
 
 def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dict[str, Any]:
-    """Return one call in OpenAI's format. The id has nine letters, as Mistral's templates need."""
+    """Return a tool call in OpenAI's format. Mistral's templates need ids of nine characters."""
     return {
         "id": call_id,
         "type": "function",
@@ -310,10 +310,10 @@ def make_tool_call(name: str, arguments: Any, call_id: str = "call00001") -> dic
 def _find_call_end_id(
     tokenizer: Any, template: ChatTemplate, arguments: Any, end_id: int | None
 ) -> list[int]:
-    """Return the control token between the calls of a turn and their results, as a list.
+    """Return a list with the control token that ends a turn of tool calls.
 
-    It is empty if ``end_id``, which ends a text answer, also ends the calls. Tokens that the
-    template writes between two calls of one turn belong to the calls and do not end the turn.
+    It is empty if ``end_id``, which ends a text answer, also ends such a turn. Tokens that the
+    template writes between two calls of one turn do not end the turn.
     """
     question: Message = {"role": "user", "content": make_anchor(0)}
     calls = [make_tool_call(make_anchor(number), arguments) for number in (2, 3)]

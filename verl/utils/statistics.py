@@ -33,11 +33,11 @@ def bootstrap_interval(
 def rate_interval(
     values: Sequence[float] | np.ndarray, confidence_level: float = 0.95
 ) -> tuple[float, float]:
-    """Compute the interval of a success rate from ``values``, which are 0 or 1.
+    """Compute the interval of a success rate from ``values``, one rate (0 to 1) per task.
 
-    It is the ``bootstrap_interval``. If all values are equal, this would have length 0. Then it is
-    the interval of Clopper and Pearson (1934). For example, 0 successes of 4 give the interval from
-    0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    The result is the ``bootstrap_interval``. If all values are 0 or all are 1, this would have
+    length 0, so the result is the interval of Clopper and Pearson (1934). For example, 0 successes
+    in 4 tasks give the interval from 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
     outcomes = np.asarray(values, dtype=np.float64)
     if len(outcomes) and (np.all(outcomes == 0) or np.all(outcomes == 1)):

@@ -39,7 +39,7 @@ def list_awaited() -> list[str]:
 def log_waiting(awaited: str, quiet_s: float) -> Iterator[None]:
     """Log "waiting for ``awaited``" during the ``with`` block, after 1, 2, 4, ... * ``quiet_s``.
 
-    It is for waits before the watchdog runs, which otherwise logs them.
+    Use it before the watchdog is started, which logs all later waits.
     """
     end_event = threading.Event()
     start_time = time.monotonic()

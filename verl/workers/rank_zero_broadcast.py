@@ -45,7 +45,10 @@ def check_same_model(module: nn.Module) -> None:
 
 
 def share_path(module: PackedModel) -> None:
-    """Let ``module`` use the path of rank 0, which has compared log-probs. A collective call."""
+    """Make ``module`` use packed or row-wise passes as on rank 0. A collective call.
+
+    Only rank 0 has weights when this is chosen, and can compare log-probs.
+    """
     if world_size() > 1:
         module.path = decode_path(broadcast_text(encode_path(module.path)))
 

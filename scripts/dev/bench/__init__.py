@@ -1,1 +1,1 @@
-"""Benchmarks that measure ratios within one run. Each prints a Markdown table."""
+"""Benchmarks. Most compare two programs within one run and print a table."""

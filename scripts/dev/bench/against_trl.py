@@ -82,8 +82,8 @@ def build_arguments(is_single_turn: bool, policy: Path) -> list[str]:
 def make_endless_policy(directory: Path) -> Path:
     """Save a random policy that never samples a token that ends a turn.
 
-    It has the size and tokenizer of the arithmetic quickstart. Component 0 of the embedding is 1
-    for all tokens, and -1 for the tokens that end a turn.
+    It has the size and tokenizer of the arithmetic quickstart. Embedding and output head are tied.
+    Component 0 of the embedding is -1 for the tokens that end a turn, and 1 for all others.
     """
     source = ROOT / "experiments/policies/arithmetic"
     torch.manual_seed(0)
@@ -99,7 +99,7 @@ def make_endless_policy(directory: Path) -> Path:
         if any(stop_string in text for stop_string in stop_strings)
     }
     with torch.no_grad():
-        embedding = model.get_input_embeddings().weight  # tied to the output head
+        embedding = model.get_input_embeddings().weight
         embedding[:, 0] = 1.0
         embedding[sorted(end_ids), 0] = -1.0
     model.save_pretrained(directory)
@@ -121,7 +121,7 @@ def find_stop_ids(policy: Path, tokenizer: Any, stop: tuple[str, ...]) -> frozen
 class LockStepRolloutFunction:
     """Rollout function for TRL, in which all trajectories take each turn together.
 
-    ``reward`` is the matching reward function.
+    Its method ``reward`` is the reward function to use with it.
     """
 
     def __init__(self, cfg: Any, tokenizer: Any) -> None:
@@ -205,7 +205,7 @@ class LockStepRolloutFunction:
 
     @staticmethod
     def reward(completions: list, won: list[float], **_: Any) -> list[float | None]:
-        """Return the return of each trajectory."""
+        """Return the success of each trajectory (1 or 0) as its reward."""
         del completions
         return list(won)
 
@@ -338,7 +338,7 @@ def run_trl_process(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print a Markdown table."""
+    """Run the benchmark with the command-line options and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -197,7 +197,7 @@ HEADER = """\
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print a Markdown table."""
+    """Run the benchmark with the command-line options and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

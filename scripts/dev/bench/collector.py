@@ -176,7 +176,7 @@ async def measure_collectors(workload: Workload, slots: int, rounds: int) -> dic
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print its results."""
+    """Run the benchmark with the command-line options and print its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -88,7 +88,7 @@ class TrajectoryShape:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a row, without the last observation: 128 + 10 * (24 + 16) - 16 = 512."""
+        """Tokens of a row, without the last observation; by default 128 + 10 * (24 + 16) - 16."""
         return self.prompt + self.turns * (self.sampled + self.shown) - self.shown
 
 
@@ -323,7 +323,7 @@ def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:
 
 
 def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
-    """Return a trainer at step 1, without collector, validation and recorders."""
+    """Return a trainer at step 1, without collector, tasks, journal and checkpoints."""
     settings = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.model.path=none"]
     cfg = load_config("ppo_trainer", settings)
     unused: Any = None

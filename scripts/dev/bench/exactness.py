@@ -10,7 +10,7 @@ The bench generates real trajectories. It records the engine's results independe
 collector, and compares them with the packed rows:
 
 * sampled: every turn of a row equals the engine's result for exactly the tokens before it;
-* loss: the mask is 1 on those tokens and on no other;
+* loss: the mask is 1 on the sampled tokens and on no other;
 * separators: the text of the chat template between two turns is complete and occurs once;
 * log-probs: the trainer's forward pass gives the rollout log-probs.
 
@@ -204,7 +204,7 @@ def check_logprobs(data: DataProto, path: str, dtype: str) -> tuple[float, float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print its results."""
+    """Run the benchmark with the command-line options and print its results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -185,7 +185,7 @@ def format_table(measured: dict[str, list[dict]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print a Markdown table."""
+    """Run the benchmark with the command-line options and print a Markdown table."""
     parser = argparse.ArgumentParser(description="Compare an RLVCR step with a GRPO step.")
     parser.add_argument("--config-name", default="quickstart")
     parser.add_argument(

@@ -3,8 +3,7 @@
 Every turn's action is scored after four thoughts.
 
     python scripts/dev/bench/scoring.py     # a policy of the quickstart's size, random weights
-    python scripts/dev/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 \
-        --dtype bfloat16 --device cuda
+    python scripts/dev/bench/scoring.py --model DIR --contexts 300 1000 --rows 8 --device cuda
 
 For each context length, three passes run on the same batch in turn, ``--repeats`` times. The
 fastest repeat of each is shown.
@@ -207,8 +206,8 @@ def measure_passes(
 ) -> tuple[DataProto, dict[str, ScoringCost], float]:
     """Return a batch, the costs of the three passes on it, and the largest score difference.
 
-    The passes are: rows only, rows with branches in one forward, and one forward per branch. The
-    difference is between the scores of the latter two.
+    The passes are *old*, *shared* and *naive* (see the module). The difference is between the
+    scores of *shared* and *naive*.
     """
     data = make_batch(context, args)
     data_without_branches = data.select(list(data.batch.keys()), [])
@@ -287,7 +286,7 @@ def format_table_row(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print a Markdown table."""
+    """Run the benchmark with the command-line options and print a Markdown table."""
     parser = argparse.ArgumentParser(description="Prefix-shared scoring against naive scoring.")
     parser.add_argument(
         "--model", help="policy directory; default: random weights in the quickstart's size"

@@ -130,7 +130,7 @@ def format_table(costs: Sequence[SyncCost]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the bench for the command line, and print a Markdown table."""
+    """Run the benchmark with the command-line options and print a Markdown table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -56,9 +56,10 @@ WAITING_METRIC = "rollout/active_ratio"
 class Kill:
     """One SIGKILL, of all processes of the run (``whole``) or of the driver only.
 
-    With ``early`` it happens ``after_s`` seconds after the start. Otherwise it happens ``after_s``
+    An ``early`` kill happens ``after_s`` seconds after the start. Other kills happen ``after_s``
     seconds after the run was ready and had recorded ``further`` new steps. ``step`` is the last
-    recorded step. ``next_s`` is the seconds from readiness to the next step, if there was one.
+    recorded step, ``next_s`` the seconds from readiness to the next step, if there was one.
+    ``wrong`` lists the problems after the kill.
     """
 
     number: int
@@ -221,7 +222,7 @@ def _is_complete(run_dir: Path) -> bool:
 def find_differences(reference: Path, run_dir: Path) -> Iterator[str]:
     """Yield the differences of the finished run in ``run_dir`` from ``reference``.
 
-    Compares the metrics of all steps, and the content of the last checkpoint bit by bit.
+    Compares the metrics of all steps, except times, and the content of the last checkpoint.
     """
     expected, records = _read_records(reference), _read_records(run_dir)
     if [record["step"] for record in records] != [record["step"] for record in expected]:

@@ -51,7 +51,7 @@ NAME_PATTERNS = {
     COLLECTOR: r"collector-\d",
     RANK: r"actor\[rank 0\]|ActorWorker",
     NODE: r"\bnode\b|raylet",
-    DRIVER: r"driver|^MemoryError",  # for other parts, the part's name precedes "MemoryError"
+    DRIVER: r"driver|^MemoryError",  # in errors of other parts, text precedes "MemoryError"
 }
 FAILURE_WORDS = re.compile(r"Error|Failed|Stalled|failed|died|gone|killed|not ready|raised in")
 WRONG = "WRONG"
@@ -62,7 +62,7 @@ CHECKPOINT_WRITERS = (RANK, NODE, DRIVER)
 
 @dataclass
 class CellResult:
-    """Result of a cell.
+    """Result of one test (cell) of the fault matrix.
 
     ``verdict`` is ``ends`` (nonzero exit status and no problem), ``continues`` (all steps were
     done), or ``WRONG`` with the problems. ``sentence`` is the log line with the error.

@@ -64,7 +64,7 @@ class Trace:
         return sorted(tests, key=lambda test: self.seconds[test])
 
     def compute_deadline(self, tests: Iterable[str]) -> float:
-        """Return the deadline in seconds after which a mutant is killed."""
+        """Return the seconds after which the run of ``tests`` on a mutant is stopped."""
         return DEADLINE_MARGIN_S + 10 * sum(self.seconds[test] for test in tests)
 
 

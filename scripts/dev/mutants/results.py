@@ -53,7 +53,7 @@ class Results:
         return self._results_by_key.get(mutant.stable_key)
 
     def select_pending(self, mutants: Iterable[Mutant], tests_hash: str) -> list[Mutant]:
-        """Return the mutants to run: without a valid result, or survivors of changed tests."""
+        """Return the mutants without a valid result, and survivors whose tests have changed."""
         pending_mutants = []
         for mutant in mutants:
             result = self.get(mutant)

@@ -190,7 +190,7 @@ def iterate_greedy_validation_notes(cfg: PPOConfig) -> Iterator[str]:
 
 
 def find_greedy_override(sampling: ValSamplingConfig | RolloutConfig) -> str | None:
-    """Return the ``key=value`` that makes ``sampling`` greedy; None if tokens are sampled."""
+    """Return the setting (``key=value``) that makes ``sampling`` greedy; None if it is random."""
     if not sampling.do_sample:
         return "do_sample=false"
     if sampling.temperature == 0:

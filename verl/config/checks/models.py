@@ -1,6 +1,7 @@
 """Checks of model directories, policy, supervised training, reward model and estimator.
 
-Models are checked by their files, without loading them.
+Models are checked by their files, without loading them. A cold start is the supervised run that
+creates a missing policy.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ CHECKSUMS_FILE = "SHA256SUMS"  # file of a policy shipped with the package, for 
 
 
 def is_local(path: str) -> bool:
-    """Return True if ``path`` is not a possible name of a hub model (owner/name@revision)."""
+    """Return True if ``path`` can only be local: it is no hub name (owner/name@revision)."""
     return not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?", path) or path.startswith((".", "/"))
 
 
@@ -74,7 +75,7 @@ def suggest_fix_for_missing_model(cfg: PPOConfig | SFTConfig, key: str) -> str:
     path = str(value_at_path(cfg, key))
     if is_local(path):
         fixes = [_suggest_sibling(Path(path)) or "correct the path"]
-        # Suggest a cold start (supervised run for a missing policy) only if the config names one.
+        # Suggest a cold start only if the config names one.
         if key == POLICY_PATH_KEY and isinstance(cfg, PPOConfig) and cfg.cold_start.config_name:
             fixes.append(COLD_START_FIX)
         return "; or ".join(fixes)
@@ -131,7 +132,7 @@ def _suggest_sibling(directory: Path) -> str:
 
 
 def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
-    """Check that the policy exists, or that a cold start (supervised run) will create it."""
+    """Check that the policy exists, or that a cold start will create it."""
     key = "actor_rollout_ref.model.path"
     path = cfg.actor_rollout_ref.model.path
     if path is None:
@@ -140,8 +141,8 @@ def check_model(cfg: PPOConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, key, ctx, cfg.cold_start.enable)
     if cfg.critic.enable and cfg.critic.model.path != path:
         yield from check_directory(cfg, "critic.model.path", ctx)
-    # Check the config of the cold start (supervised run for a missing policy) now. Otherwise its
-    # mistakes would be reported only after the environment has created the tasks.
+    # Check the config of the cold start now. Otherwise its mistakes would be reported only after
+    # the environment has created the tasks.
     if cfg.cold_start.enable and path is not None:
         yield from _check_cold_start(cfg, ctx)
 

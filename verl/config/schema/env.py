@@ -24,7 +24,7 @@ UNUSED_ENV_RESOURCES = Unused(
 
 
 class EnvRollout(Section):
-    """Number of trajectories per task, and trajectories that continue in a later step."""
+    """Number of trajectories per task, and of groups that may continue in a later step."""
 
     n: Derived[PositiveInt] = NULL
     """group size: trajectories of the same task from the same start state; null: 8 if the estimator

@@ -116,7 +116,7 @@ class _Mistake:
                 current_section, prefix + "".join(f"{parent_name}." for parent_name in path_names)
             ).get(name)
             path_names.append(name)
-            # If ``value`` is not a dictionary, as for ``a: 1`` and the path ``a.b``, use None.
+            # Use None if ``value`` is no dictionary: for ``a: 1``, the path ``a.b`` has no value.
             value = value.get(name) if isinstance(value, Mapping) else None
             current_section = key.section if key is not None else None
         if value is None and key is not None and not key.is_section:
@@ -126,8 +126,8 @@ class _Mistake:
     def describe_mistake(self, root_section: type[Section], prefix: str) -> Problem:
         """Return the message with key, value, reason, allowed values and fix.
 
-        An unknown key is compared with the keys of ``root_section``. Their paths start with
-        ``prefix``.
+        For an unknown key the fix is the most similar key of ``root_section``, whose paths start
+        with ``prefix``.
         """
         key = self.key
         if key is None:

@@ -104,7 +104,7 @@ class Section(BaseModel):
             return super().__getattr__(name)
 
 
-# Projects whose scripts set keys without effect (``Unused.set_by``).
+# Values of ``Unused.set_by``: projects whose scripts set keys that have no effect here.
 VERL = "verl's examples"
 VERL_AGENT = "verl-agent's examples"
 

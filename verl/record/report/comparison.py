@@ -21,8 +21,8 @@ from verl.report_sections import Curve, Plot, ReportSection, load_contributions
 from verl.utils.statistics import bootstrap_interval
 
 ARM_COLORS = ("accent", "second", "ramp-4", "ramp-3", "time-5", "time-7")
-RESAMPLES = 1000  # bootstrap samples of runs with equal settings, per point of a curve
-MAX_NAME_SETTINGS = 2  # maximum number of settings in the name of a group of runs
+RESAMPLES = 1000  # bootstrap samples of the runs of an arm, per point of its curve
+MAX_NAME_SETTINGS = 2  # maximum number of settings in the name of an arm
 # Config keys, in addition to seeds, that are ignored when runs are compared for equal settings.
 NAME_KEYS = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir")
 
@@ -32,8 +32,8 @@ Arms = Mapping[str, Sequence[RunData]]
 def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Group runs with equal settings into arms. Return a dict name of the arm -> runs.
 
-    The name lists the settings in which the arms differ. If these are more than
-    ``MAX_NAME_SETTINGS``, the name is the common prefix of the directory names.
+    The name lists the settings in which the arms differ. If there are more than
+    ``MAX_NAME_SETTINGS``, it is the common prefix of the names of the runs' directories.
     """
     settings_of_runs = [_select_arm_settings(run) for run in runs]
     keys = sorted({key for run_settings in settings_of_runs for key in run_settings})
@@ -53,7 +53,7 @@ def group_into_arms(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
         name = (
             ", ".join(pairs) if 0 < len(pairs) <= MAX_NAME_SETTINGS else _find_common_name(members)
         )
-        # Number the names: the directories of two groups may have the same common prefix.
+        # Number the names: the directories of two arms may have the same common prefix.
         runs_by_name[name if name not in runs_by_name else f"{name} ({len(runs_by_name) + 1})"] = (
             members
         )
@@ -88,7 +88,7 @@ def _find_common_name(runs: Sequence[RunData]) -> str:
 
 
 def build_settings_table(groups: Arms) -> NumberTable:
-    """Return a table of the settings in which the arms (runs with equal settings) differ."""
+    """Return a table of the settings in which the arms differ."""
     settings_of_arms = [_select_arm_settings(runs[0]) for runs in groups.values()]
     keys = sorted({key for arm_settings in settings_of_arms for key in arm_settings})
     rows = [
@@ -100,7 +100,7 @@ def build_settings_table(groups: Arms) -> NumberTable:
 
 
 def draw_comparison_sections(groups: Arms) -> list[DrawnSection]:
-    """Return the sections with the curves and tables of ``groups``, the runs of each arm."""
+    """Return the sections with the curves and tables that compare the arms."""
     contributed_sections = [
         section for contribution in load_contributions() for section in contribution.sections
     ]
@@ -133,10 +133,7 @@ def _draw_section(groups: Arms, declaration: ReportSection) -> DrawnSection:
 
 
 def draw_arms(groups: Arms, plot: Plot) -> Chart:
-    """Draw the first metric of ``plot`` with one curve per arm (runs with equal settings).
-
-    Arms without this metric are skipped.
-    """
+    """Draw the first metric of ``plot`` with one curve per arm that logged it."""
     curve = plot.curves[0]
     arm_curves = []
     # Colours repeat if there are more arms than colours; the cursor shows the name of an arm.
@@ -192,8 +189,7 @@ VALUE_COLUMNS = (
 def build_value_table(groups: Arms) -> NumberTable:
     """Return the table of metrics before and after training.
 
-    Each arm (runs with equal settings) has a line with mean and interval, followed by a line per
-    run.
+    Each arm has a line with mean and interval, followed by a line per run.
     """
     head = ["arm", "seeds", *(title for title, _, _, _ in VALUE_COLUMNS)]
     lines = []

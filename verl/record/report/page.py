@@ -81,7 +81,8 @@ def render_report(run: RunData) -> str:
 def render_live(run: RunData, stamp: str) -> str:
     """Return the HTML of the report for ``LiveServer``, which sends trajectories on request.
 
-    The page asks the server for its current stamp and reloads if it differs from ``stamp``.
+    ``stamp`` is a text that changes when the run's files change. The page asks the server for the
+    current stamp and reloads if it differs.
     """
     chunks = [pack_file(file) for file in select_within_budget(list_rollout_files(run.directory))]
     return _render_template(

@@ -91,9 +91,9 @@ class RunData:
         return value
 
     def success_interval(self, step: int) -> tuple[float, float]:
-        """Return the logged 95% bootstrap interval (low, high) of the validation at ``step``.
+        """Return the 95% interval (low, high) of the success rate of the validation at ``step``.
 
-        It is the interval of the success rate. Without a logged interval, both bounds are the rate.
+        Without a logged interval, both bounds are the success rate.
         """
         line = self._validation_lines[step]
         rate = line["val/success_rate"]

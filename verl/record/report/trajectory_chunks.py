@@ -27,7 +27,7 @@ from verl.report_sections import (
 )
 from verl.utils import jsonl
 
-# Maximum size of all rollout files of one page, bytes. Compressed they take about 1/15 of it.
+# Maximum size of all rollout files of one page, bytes. Compressed, they have about 1/15 of it.
 MAX_PAGE_BYTES = 80_000_000
 MAX_FILE_BYTES = 24_000_000  # maximum number of bytes that are read of one file
 TOKEN_VALUE_DIGITS = 4  # decimal places of token values
@@ -288,7 +288,7 @@ def collect_step_fields(
     views: Sequence[StepView],
     outcomes: Mapping[str, ReturnsByAlternative],
 ) -> dict[str, Any]:
-    """Return what ``views`` add to the display of the turn ``step``; empty fields are omitted.
+    """Return the fields that ``views`` add to the display of the turn ``step``, except empty ones.
 
     The fields are ``badges``, ``flags`` and ``tables`` (of alternatives). ``outcomes`` maps the
     record key of alternatives to the returns of trajectories that continued with each alternative.

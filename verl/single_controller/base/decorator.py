@@ -57,10 +57,7 @@ class Dispatch(Enum):
 
 
 class Execute(Enum):
-    """Ranks that run a registered method: all ranks, or rank 0 only.
-
-    It is kept for workers written for verl.
-    """
+    """Ranks that run a registered method: all, or rank 0 only (for workers written for verl)."""
 
     ALL = auto()
     RANK_ZERO = auto()

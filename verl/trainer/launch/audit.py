@@ -1,8 +1,8 @@
-"""Construction of ``main_audit``, which compares credit rules with measured returns.
+"""Construction of ``main_audit``, which compares the credit of estimators with measured returns.
 
-RUN_DIR ─▶ config and newest policy ─▶ trajectories, with credit by every rule (scores)
+RUN_DIR ─▶ config and newest policy ─▶ trajectories, with the credit of every estimator
     ─▶ some of their turns, each continued to the end with every level or action
-    ─▶ comparison of the returns with the scores ─▶ RUN_DIR/audit
+    ─▶ comparison of the returns with the credit ─▶ RUN_DIR/audit
 """
 
 import logging
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.yaml"
-# Estimate the advantage of all four levels in every turn. Trajectories are on-policy: no forced
-# levels, no permuted advantages, no omitted turns, no partial rollouts.
+# Score all four levels in every turn of on-policy trajectories: no omitted turns, no permuted
+# advantages, no forced levels, no partial rollouts.
 AUDIT_OVERRIDES = (
     "algorithm.rlvcr.credit=scored",
     "algorithm.rlvcr.alternatives=all",

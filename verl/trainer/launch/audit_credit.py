@@ -46,10 +46,8 @@ def add_credits(
     """Return ``points`` with the credit of every estimator, and the reasons for skipped estimators.
 
     ``points`` are the audited turns. ``scored_rows`` have rewards and the log-probs that the method
-    requested. The credit is the advantage on the token of the level digit. For a turn without a
-    digit it is the mean advantage of the turn's sampled tokens. An estimator is skipped if the rows
-    lack a column that it needs, or if it refuses the settings. The reasons are by name of the
-    estimator variant.
+    requested. An estimator is skipped if the rows lack a column that it needs, or if it refuses the
+    settings. The reasons are by name of the estimator variant.
     """
     plain_rows = _add_method_columns(scored_rows, cfg)
     decisions = _DecisionTokens(points, plain_rows)
@@ -131,9 +129,9 @@ def _compute_scores_without_estimator(
 ) -> dict[str, list[float]]:
     """Return scores of the N audited turns that need no estimator, as lists by name.
 
-    With thinking levels these are the two parts of the thinking advantage. One part is due to the
-    score of the action tokens, the other to the price of the thought tokens. Without levels they
-    are log-prob, probability and negative entropy of the turn's tokens.
+    With thinking levels these are the parts of the thinking advantage due to the action's score and
+    to the price of the thought. Without levels they are the turn's mean log-prob, its exponential,
+    and the negative mean entropy.
     """
     if "thinking_token_costs" not in rows.batch:
         log_prob = decisions.average_tokens(rows.batch["old_log_probs"])

@@ -1,8 +1,11 @@
-"""Files that a user gives to ``main_audit``: recorded trajectories, and external scores.
+"""Files that a user gives to ``main_audit``, with one JSON object per line.
 
-{"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
-{"traj_uid": "val-1-0-4/2", "step": 0, "score": 0.7}
-{"task_id": "7", "seed": 3, "step": 0, "score": 0.7}
+Trajectories to replay, and scores of their turns. The trajectory of a score is named by
+``traj_uid``, or by task and environment seed::
+
+    {"task_id": "7", "seed": 3, "actions": ["go north", "take key"]}
+    {"traj_uid": "val-1-0-4/2", "step": 0, "score": 0.7}
+    {"task_id": "7", "seed": 3, "step": 0, "score": 0.7}
 """
 
 import logging

@@ -18,9 +18,9 @@ from verl.utils.files import atomic_write
 
 
 def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
-    """Return the metrics ``audit/...`` of an audit.
+    """Return the metrics ``audit/...``: numbers of points and trajectories, effects, correlations.
 
-    They are the measured effect of each thinking level on the return, and the correlation of each
+    The effects are those of each thinking level on the return. The correlations are those of each
     score with the measured effects.
     """
     metrics = {
@@ -48,10 +48,9 @@ def write_points(
     directory: Path,
     skip_reasons: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write all points (audited turns) with returns and scores as JSON below ``directory``.
+    """Write all points with returns and scores as JSON below ``directory``; return the file's path.
 
-    ``skip_reasons`` are, by name, the reasons why estimators were not compared. Return the path of
-    the file.
+    ``skip_reasons`` are, by name, the reasons why estimators were not compared.
     """
     path = directory / AUDIT_FILE
     content = {

@@ -209,7 +209,7 @@ def encode_prompts(
 
 
 def make_token_bridge(cfg: GenerationConfig, tokenizer: Any) -> ChatBridge | PlainBridge:
-    """Return the object that renders prompts and decodes answers, for chat or plain tokenizers."""
+    """Return the object that renders prompts, with a chat template if any, and decodes answers."""
     if not is_chat_tokenizer(tokenizer):
         return PlainBridge(tokenizer)
     arguments = cfg.data.apply_chat_template_kwargs

@@ -74,7 +74,7 @@ def _find_device_problems(cfg: PPOConfig | SFTConfig) -> Iterator[str]:
 
 
 def _format_check_hint(cfg: PPOConfig | SFTConfig) -> str:
-    """Return the hint how to check the config for another machine; "" for SFT."""
+    """Return the hint on checking the config for another machine; "" for SFT."""
     if not isinstance(cfg, PPOConfig):
         return ""
     return f"; for another machine: --check --on {cfg.trainer.n_gpus_per_node}xH100"

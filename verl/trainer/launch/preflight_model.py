@@ -127,7 +127,7 @@ def _find_config_problems(
 def _find_parallel_problems(
     cfg: PPOConfig, section: str, setting: str, config: "PreTrainedConfig"
 ) -> Iterator[str]:
-    """Yield a problem if sequence parallelism is set, and rows may have row-wise passes."""
+    """Yield a problem if sequence parallelism is set but some rows cannot be packed."""
     is_policy = section == POLICY_SECTION
     key = "actor_rollout_ref.actor" if is_policy else "critic"
     key += ".ulysses_sequence_parallel_size"
@@ -177,7 +177,7 @@ def _build_meta_model(model: ModelConfig, config: "PreTrainedConfig") -> "PreTra
 
 
 def collect_model_facts(cfg: PPOConfig) -> dict[str, Any]:
-    """Return facts for the plan: size and path of an existing policy, effect of its template."""
+    """Return facts on an existing policy for the plan: size, packing of rows, chat template."""
     return {**_measure_policy(cfg), **_describe_history(cfg)}
 
 
@@ -201,10 +201,7 @@ def _describe_history(cfg: PPOConfig) -> dict[str, str]:
 
 
 def _measure_policy(cfg: PPOConfig) -> dict[str, int | str]:
-    """Return the sizes of an existing policy and its LoRA adapters, and the path of its passes.
-
-    The path is packed or row by row.
-    """
+    """Return sizes of an existing policy and its LoRA adapters, and limits of packing its rows."""
     model = cfg.actor_rollout_ref.model
     if model.path is None or (cfg.cold_start.enable and not Path(model.path).exists()):
         return {}

@@ -194,8 +194,7 @@ def compute_advantage(data: DataProto, config: PPOConfig) -> DataProto:
 def apply_kl_penalty(
     data: DataProto, kl_ctrl: KLController, kl_penalty_type: str = "kl"
 ) -> tuple[DataProto, dict[str, float]]:
-    """Set ``token_level_rewards = token_level_scores - beta * KL(old || ref)`` per sampled token,
-    and adapt beta.
+    """Set ``token_level_rewards`` to ``token_level_scores - beta * KL(old || ref)``; adapt beta.
 
     Each row of an episode has the return of the whole episode. Therefore the last sampled token of
     each row also gets the KL of the episode's other rows. The sum over a row then does not depend

@@ -29,7 +29,7 @@ class TaskSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """Rollout workers that a collector may call. It has no access to the training workers."""
+    """Rollout workers, the only workers that a collector may call."""
 
     rollout_workers: Sequence[Any]
 
@@ -61,8 +61,7 @@ class Collector(Protocol[TasksT_contra]):
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
         """Replace score requests and their results by columns that the advantage estimator reads.
 
-        A score request is a text whose log-probs the training method needs. ``data`` has the
-        results in the columns ``branch_scores`` and ``span_scores``.
+        ``data`` has the results in the columns ``branch_scores`` and ``span_scores``.
         """
         ...
 

@@ -339,7 +339,7 @@ REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min,
 
 
 class StepWarnings:
-    """Counter of steps with little signal: truncated turns, full rows, or no advantages."""
+    """Counter of steps with many truncated turns, many full rows, or no advantage in any row."""
 
     def __init__(self, config: PPOConfig) -> None:
         self.config = config

@@ -3,7 +3,8 @@
     forward passes   all rows of a call, by their tokens and those of their branches
     updates          each mini-batch separately, because ranks synchronize at its optimizer step
 
-The rows of a mini-batch, and therefore its gradient, do not depend on the assignment.
+Branches are alternative continuations of a row, whose log-probs are computed in the same pass. The
+rows of a mini-batch, and therefore its gradient, do not depend on the assignment.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from verl.workers.update import epoch_mini_batches
 
 # Columns that a forward pass reads.
 FORWARD_COLUMNS = ("input_ids", "attention_mask", "responses", "response_mask")
-# Columns of texts in addition to the sampled tokens whose log-probs a method needs.
+# Columns of score requests: other texts than the sampled tokens, whose log-probs a method needs.
 SCORE_REQUEST_COLUMNS = (BRANCHES, SPANS)
 # Columns of ``non_tensor_batch`` that an update reads.
 NON_TENSOR_COLUMNS = ("uid", "traj_uid")
@@ -90,8 +91,7 @@ def shard_minibatches(
     """Return the columns that the update of ``role`` (``actor``, ``critic``) reads at ``step``.
 
     The rows of each mini-batch are split among the ``num_ranks`` by their numbers of tokens. With
-    ``shuffle`` only the mini-batches of the first epoch are balanced, since later epochs use other
-    mini-batches.
+    ``shuffle`` this holds for the first epoch only, because later epochs have other mini-batches.
     """
     tensor_names = [key for key in batch.tensor_keys() if key not in UNREAD_COLUMNS]
     update_columns = select_columns(batch, tensor_names, NON_TENSOR_COLUMNS)
@@ -114,7 +114,7 @@ def shard_minibatches(
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:
-    """Return a copy of ``data`` that dispatch splits into ``rows_per_rank[r]`` for rank ``r``."""
+    """Return a reordered copy of ``data``, which gives rank r the rows ``rows_per_rank[r]``."""
     row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
     reordered_data = data.select_idxs(row_order)
     reordered_data.meta_info[ROWS_PER_RANK] = [len(rows) for rows in rows_per_rank]
@@ -122,7 +122,7 @@ def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> 
 
 
 def count_row_tokens(data: DataProto) -> list[int]:
-    """Return each row's number of tokens, with the alternative continuations to score."""
+    """Return the number of tokens of each row and its branches."""
     row_tokens = data.batch["attention_mask"].sum(-1).tolist()
     branches = data.non_tensor_batch.get(BRANCHES)
     if branches is None:

@@ -225,10 +225,7 @@ class RayPPOTrainer(Generic[TasksT]):
         return batch
 
     def generate_rows(self, step: int) -> DataProto:
-        """Generate the rows of the tasks of ``step``.
-
-        They may contain score requests: texts whose log-probs the training method needs.
-        """
+        """Generate the rows of the tasks of ``step``."""
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         if self.price_controller.tolerance is not None:
             tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
@@ -274,8 +271,7 @@ class RayPPOTrainer(Generic[TasksT]):
         """Add old log-probs, columns of the method and rollout correction weights.
 
         One forward pass of the training workers computes the log-probs of the sampled tokens and of
-        the score requests (texts whose log-probs the method needs). The collector converts the
-        results of the requests into columns.
+        the score requests. The collector converts the results of the requests into columns.
         """
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         has_score_requests = BRANCHES in batch.non_tensor_batch
@@ -374,7 +370,7 @@ class RayPPOTrainer(Generic[TasksT]):
         )
 
     def wake_engines(self) -> None:
-        """Allocate the memory of the engines for their weights again."""
+        """Allocate memory for the weights of sleeping engines."""
         with self.clock.measure_part("update_weights"):
             self.workers.wake_engines()
 

@@ -95,7 +95,7 @@ class TrainingWorkers:
         rollout_workers: handles of the rollout workers.
         reference_group: group with the frozen reference policy.
         critic_group: group that trains the value function.
-        balanced: assign the rows of forward passes to ranks by their numbers of tokens.
+        is_balanced: assign the rows of forward passes to ranks by their numbers of tokens.
         reward_group: group that scores trajectories.
         weight_transfer: transport of the weights to the engines: ``store``, ``ipc`` or ``nccl``.
         engines_sleep: the engines share devices with the groups, so they sleep during training.
@@ -169,10 +169,7 @@ class TrainingWorkers:
         return self.reference_group is not None
 
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Return old log-probs and entropies of rows, and the results of their score requests.
-
-        A score request is a text whose log-probs the training method needs.
-        """
+        """Return old log-probs and entropies of rows, and scores of the texts that they request."""
         columns = select_columns(data, FORWARD_COLUMNS, SCORE_REQUEST_COLUMNS)
         return self._call_on_ranks(self.actor_group.compute_log_prob, columns)
 

@@ -119,8 +119,8 @@ def compute_paired_difference(
     """Return the metrics ``<prefix>/...`` of ``outcome`` minus those of ``other``.
 
     ``success_difference`` and ``tokens_per_step_difference`` are differences of means.
-    ``tokens_per_step_change`` is the latter divided by the tokens per step of ``other``. All have
-    95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
+    ``tokens_per_step_change`` is the relative difference (-0.1 is 10% less than ``other``). All
+    have 95% intervals over resampled tasks. Both outcomes use the same resampled tasks, so task
     difficulty that they share does not widen the intervals.
 
     A task is excluded if all of its trajectories failed in one of the outcomes. If tasks are
@@ -157,9 +157,9 @@ def compute_paired_difference(
 def compare_outcomes(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return the metrics ``<prefix>/<name>/...`` of validation results ``outcomes`` by name.
+    """Return the metrics ``<prefix>/<name>/...`` of the ``outcomes``, which are given by name.
 
-    The metrics include the differences of each outcome from the outcome ``baseline``.
+    The metrics include the differences of each outcome from the one named ``baseline``.
     """
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
@@ -170,10 +170,7 @@ def compare_outcomes(
 def compute_differences(
     outcomes: Mapping[str, ValidationOutcome], baseline: str, prefix: str
 ) -> dict[str, float]:
-    """Return ``<prefix>/<name>/...``: paired differences of validation results from ``baseline``.
-
-    ``outcomes`` are results on the same validation set by name; ``baseline`` is one of the names.
-    """
+    """Return ``<prefix>/<name>/...``: paired differences from the outcome named ``baseline``."""
     metrics: dict[str, float] = {}
     for name, outcome in outcomes.items():
         if name != baseline:

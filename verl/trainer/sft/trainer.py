@@ -27,12 +27,12 @@ from verl.workers.rows import micro_batches
 logger = logging.getLogger(__name__)
 EVAL_TOKENS = 4096  # tokens per forward pass for the held-out loss
 LOSS_SUM_NAMES = ("loss", "weight", "agent_loss", "agent_tokens")
-LossSumsByName = dict[str, float]  # sums of LOSS_PARTS over the micro-batches of this rank
+LossSumsByName = dict[str, float]  # LOSS_SUM_NAMES -> sum over the micro-batches of this rank
 
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """Result of one optimizer step: its number (from 1) and its metrics."""
+    """Result of one optimizer step: its number (0: before the first step) and its metrics."""
 
     step: int
     metrics: dict[str, float]
@@ -54,10 +54,10 @@ class SFTTrainer:
         batches: row indices of every optimizer step (``plan_batches``).
         val_rows: rows of the held-out loss; may be empty.
         max_tokens: tokens per forward/backward pass.
-        test_freq: steps between computations of the held-out loss. It is also computed before the
-            first and after the last step; -1: only before the first and after the last step.
-        save_freq: steps between checkpoints. A checkpoint is also written after the last step;
-            -1: no checkpoints.
+        test_freq: steps between computations of the held-out loss (-1: none between). It is always
+            computed before the first and after the last step.
+        save_freq: steps between checkpoints (-1: no checkpoints). One is also written after the
+            last step.
         checkpoints: manager of the checkpoints; required if ``save_freq`` is positive.
     """
 
