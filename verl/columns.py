@@ -116,7 +116,7 @@ def require_keys(what: str, wanted: Iterable[str], present: Iterable[str]) -> No
             # cannot be used here.
             similar_keys = difflib.get_close_matches(str(key), present, n=1)
             hint = f"; did you mean {similar_keys[0]!r}?" if similar_keys else ""
-            raise KeyError(f"{what} has no key {key!r}{hint} It has: {sorted(present)}")
+            raise KeyError(f"{what} has no key {key!r}{hint}; it has: {sorted(present)}")
 
 
 # ---- comparison and concatenation --------------------------------------------------------------

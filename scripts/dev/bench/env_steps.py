@@ -174,7 +174,7 @@ def main() -> None:
     if not labels:
         parser.error(f"no environment name starts with {options.names}; known: {', '.join(CASES)}")
     print(f"{'environment':32}{'placement':>10}{'start s':>9}{'reset ms':>10}", end="")
-    print(f"{'steps/s per core':>18}{'with resets':>13}{'here':>8}{'MB':>7}")
+    print(f"{'steps/s per core':>18}{'with resets':>13}{'here':>8}{'MiB':>7}")
     with tempfile.TemporaryDirectory() as folder:
         for label in labels:
             stored = {"data_dir": folder} if label.startswith(("alfworld", "textworld/")) else {}

@@ -149,14 +149,13 @@ def compute_signal_metrics(batch: DataProto) -> dict[str, float]:
     sampled_mask = batch.batch["response_mask"].bool()
     has_advantage = ((batch.batch["advantages"] != 0) & sampled_mask).any(-1).float()
     metrics = {WITHOUT_ADVANTAGE_METRIC: 1.0 - has_advantage.mean().item()}
-    fields = batch.non_tensor_batch
-    rewards = batch.batch["token_level_rewards"].sum(-1).tolist()
-    returns_by_group: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for uid, trajectory, reward in zip(fields["uid"], fields["traj_uid"], rewards, strict=True):
-        returns_by_group[str(uid)][str(trajectory)] += reward
-    return_ranges = [
-        np.ptp(list(returns.values())) for returns in returns_by_group.values() if len(returns) > 1
-    ]
+    group_ids = batch.non_tensor_batch["uid"]
+    row_returns = batch.batch["token_level_rewards"].sum(-1).tolist()
+    returns_by_group: dict[str, list[float]] = defaultdict(list)
+    # Each row has the return of its whole trajectory.
+    for row in find_first_rows(batch):
+        returns_by_group[str(group_ids[row])].append(row_returns[row])
+    return_ranges = [np.ptp(returns) for returns in returns_by_group.values() if len(returns) > 1]
     if return_ranges:
         metrics[EQUAL_GROUPS_METRIC] = sum(
             return_range == 0 for return_range in return_ranges

@@ -29,8 +29,9 @@ def batch(advantages, rewards, uids=("g", "g", "h", "h"), trajectories="abcd"):
         ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], "gghh", "abcd", 1.0, 1.0),
         ([1.0, -1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], "gghh", "abcd", 0.5, 0.5),
         ([1.0, -1.0, 1.0, -1.0], [1.0, 0.0, 1.0, 0.0], "gghh", "abcd", 0.0, 0.0),
-        # Two rows of one trajectory: the return is their sum.
-        ([0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.5, 0.5], "gggg", "aabb", 1.0, 1.0),
+        # Several rows of one trajectory: each has the return of the whole trajectory.
+        ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], "gggg", "aaab", 1.0, 1.0),
+        ([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 2.0], "gggg", "aaab", 1.0, 0.0),
         # There is no group to compare, so no metric of groups.
         ([0.0, 0.0, 0.0, 2.0], [1.0, 0.0, 1.0, 0.0], "ghij", "abcd", 0.75, None),
     ],
