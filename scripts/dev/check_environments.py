@@ -162,7 +162,7 @@ def check_names(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. Return 1 if a check found problems without a remark, or did not finish."""
+    """Run the command. Return 1 if a check did not finish or found a problem that is not known."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

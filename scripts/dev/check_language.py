@@ -260,9 +260,10 @@ def measure_language(
 
 
 def count_findings(findings: list[Finding], totals: Totals) -> dict[str, float]:
-    """Return the number of findings by kind.
+    """Return the number of findings of each kind, and two shares.
 
-    The value of ``opening`` is a fraction of all docstrings, that of ``one_word`` of all functions.
+    ``opening`` is the share of docstrings that begin with a question word, such as "What".
+    ``one_word`` is the share of functions whose name is a single word.
     """
     counts = Counter(finding.kind for finding in findings)
     numbers: dict[str, float] = {kind: counts[kind] for kind in KINDS}

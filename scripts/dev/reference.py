@@ -87,14 +87,14 @@ def format_keys_page() -> str:
 
 def format_environments_page() -> str:
     """Return the page of all environments that ``env.env_name`` can name."""
-    names_with_known_oracle, names = list_names_with_oracle()
+    names_with_oracle, all_names = list_names_with_oracle()
     notes = {
         "Names with a remark": collect_name_remarks(),
         "Names that are not listed": collect_unlisted_names(),
     }
     lines = [
         f"# Every environment\n\n{NOTICE}\n",
-        f"{len(names)} names; {len(names_with_known_oracle)} of them have an oracle, which solves "
+        f"{len(all_names)} names; {len(names_with_oracle)} of them have an oracle, which solves "
         "tasks for "
         "`python -m agent_system.environments check`. "
         "[environments.md](../environments.md) describes the packages.\n",
@@ -108,7 +108,7 @@ def format_environments_page() -> str:
         if len(variants) > MAX_INLINE_VARIANTS:
             variant_list = f"{len(variants)} (below)"
             long_variant_lists.append((package, variants))
-        num_with_oracle = len(package_names & set(names_with_known_oracle))
+        num_with_oracle = len(package_names & set(names_with_oracle))
         extra_name = REGISTRY[package].extra or "-"
         lines.append(
             f"| `{package}` | {extra_name} | {variant_list} "

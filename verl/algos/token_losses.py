@@ -60,8 +60,9 @@ class SampledTokens:
 class TokenLosses:
     """Token losses ``[B, R]``, and masks of the tokens that a bound changed.
 
-    ``clipped`` marks tokens whose loss is changed by the clip range or the token selection.
-    ``capped`` marks tokens whose loss is changed by ``ceiling``. None means no token.
+    ``clipped`` marks tokens that the clip range changes, or that a ``TokenPicker`` selects.
+    ``capped`` marks tokens whose loss the bound of dual clip (``clip_ratio_c``) limits. None means
+    that there is no such bound.
     """
 
     losses: PerToken

@@ -292,7 +292,7 @@ def run_trl(
             callbacks=[clock],
             rollout_func=rollout_function,
         )
-        # A policy that never ends a turn samples no stop string either.
+        # The single-turn policy never ends a turn, so it needs no stop strings.
         stop_strings = () if is_single_turn else tuple(get_package(cfg.env.env_name).stop)
         stop_ids = sorted(find_stop_ids(policy, tokenizer, stop_strings))
         trainer.eos_token_ids = stop_ids

@@ -182,7 +182,7 @@ def _find_braces(text: str) -> Iterator[tuple[int, int | None, bool]]:
 
 
 def _remove_unclosed_mark(text: str) -> str:
-    """Return ``text`` up to the first mark that is not closed."""
+    """Return ``text`` up to the first answer tag or ``\\boxed`` that is not closed."""
     cut_positions = [len(text)]
     tags = list(_ANSWER_TAG.finditer(text))
     # The text has no closed mark. If its first tag is a closing one, the answer precedes this tag.

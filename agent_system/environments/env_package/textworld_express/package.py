@@ -156,7 +156,7 @@ class TextWorldExpressEnv:
 
     def _start_game(self, task: Task, computes_gold_path: bool = False) -> dict[str, Any]:
         game_and_params = (task["game"], task["params"])
-        # Load each combination of name and params once. Tasks that share them have other numbers.
+        # Tasks of the same game and params differ in number and fold, which need no new load.
         if game_and_params != self._loaded_game_and_params:
             problem = self._server.load(*game_and_params)
             if problem:
