@@ -42,10 +42,10 @@ def skip_without_gymnasium(request):
         pytest.importorskip("gymnasium")
 
 
-def run_episodes(name: str, split: str, noise: Noise, limit: int = 60):
+def run_episodes(name: str, split: str, noise: Noise, limit: int = 60, **section):
     """Yield (success, decisions, validity of each action) of one episode per task."""
     package = get_package(name)
-    settings = package.read_settings(SECTIONS[name])
+    settings = package.read_settings({**SECTIONS[name], **section})
     env = package.make(settings)
     assert package.expert is not None
     for number, task in enumerate(package.tasks(settings, split)[:limit]):
@@ -113,6 +113,13 @@ def test_noise_costs_success_or_turns_and_is_marked(name):
             assert [decision.is_invalid for decision in decisions] == [
                 not is_valid for is_valid in valid
             ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("noise", [Noise(0.9, 0.0), Noise(0.0, 0.9), Noise(0.5, 0.4)])
+def test_expert_acts_until_the_environment_ends_the_episode(name, noise):
+    for _, decisions, _ in run_episodes(name, "train", noise, limit=8, max_steps=300):
+        assert all(decision.action for decision in decisions)
 
 
 @pytest.mark.parametrize("name", NAMES)
