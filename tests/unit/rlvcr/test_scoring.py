@@ -200,7 +200,7 @@ def test_scoring_metrics_of_a_batch(scored):
     assert "thinking_reweight" not in set(scored["append"].batch.keys())
 
 
-def test_rule_03_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
+def test_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
     data = collect(
         tokenizer,
         scorer,
@@ -215,7 +215,7 @@ def test_rule_03_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
     assert (data.batch["old_log_probs"] != 0).any()
 
 
-def test_rule_02_one_valid_context_gives_zero(tokenizer, scorer):
+def test_one_valid_context_gives_zero(tokenizer, scorer):
     data = collect(tokenizer, scorer, step_fraction=0.0)
     assert (data.batch["thinking_level_entropies"] == 0).all()
     assert all(

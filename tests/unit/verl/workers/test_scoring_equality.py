@@ -1,5 +1,6 @@
-"""Rule 9 of the edge cases of RLVCR: the prefix-shared pass equals one forward per thought, and
-also returns the old log-probs.
+"""Tests that the pass with a shared prefix has the scores of one forward pass per thought.
+
+This is rule 9 of ``test_rlvcr_rules``. The pass also returns the old log-probs.
 
 The rows come from real trajectories in both history policies. They differ in length, and some turns
 have no alternatives. The cases are tied and untied embeddings, float32 and bfloat16, one rank and
@@ -141,7 +142,7 @@ def assert_equal_records(actual: list[dict], reference, tolerance: float):
 
 @both
 @every_case
-def test_rule_09_one_pass_equals_a_forward_per_thought(
+def test_one_pass_equals_a_forward_per_thought(
     policies, questions, naive, embeddings, dtype, history
 ):
     worker, data = make_worker(policies / embeddings, dtype), questions[history]
@@ -163,7 +164,7 @@ def test_rule_09_one_pass_equals_a_forward_per_thought(
 
 @both
 @every_case
-def test_rule_09_two_ranks_equal_a_forward_per_thought(
+def test_two_ranks_equal_a_forward_per_thought(
     two_ranks, questions, naive, embeddings, dtype, history
 ):
     actual, reference = (
@@ -182,9 +183,7 @@ def test_rule_09_two_ranks_equal_a_forward_per_thought(
 
 
 @every_case
-def test_rule_09_comparison_detects_exchanged_thoughts(
-    policies, questions, naive, embeddings, dtype
-):
+def test_comparison_detects_exchanged_thoughts(policies, questions, naive, embeddings, dtype):
     """The difference is larger than either tolerance."""
     worker, data = make_worker(policies / embeddings, dtype), questions["append"]
     actual = score_rows_of(worker, data)
