@@ -109,10 +109,10 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
     """
     add_level_entropy_bonus(data, steps, get_method_settings(config.algorithm), codec)
     add_score_requests(data, steps)
-    return answer_questions(data, compute_log_prob, config)
+    return answer_score_requests(data, compute_log_prob, config)
 
 
-def answer_questions(data, compute_log_prob, config) -> DataProto:
+def answer_score_requests(data, compute_log_prob, config) -> DataProto:
     """Return ``data`` with the columns computed from the scores that it requests."""
     return add_thinking_columns(data.union(compute_log_prob(data)), config)
 

@@ -33,12 +33,12 @@ MODES = ("mean_norm", "mean_std_norm")
 COMBINE_RULES = ("additive", "gated", "success", "reweight")
 
 
-def turn_advantage(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
+def turn_advantage(scores, chosen_column, valid=(True,) * 4, thought_tokens=(0.0,) * 4, **options):
     advantage, _ = compute_thinking_advantage(
         torch.tensor([scores]),
         torch.tensor([valid]),
-        torch.tensor([chosen]),
-        torch.tensor([costs]),
+        torch.tensor([chosen_column]),
+        torch.tensor([thought_tokens]),
         **options,
     )
     return advantage.item()
@@ -97,12 +97,14 @@ def test_unparsed_turn_gets_no_thinking_advantage(combine):
 
 
 def test_empty_thought_is_compared_like_any_other():
-    scores, costs = [-1.0, -2.0, -2.0, -3.0], (0.0, 5.0, 9.0, 0.0)
-    assert turn_advantage(scores, 0, costs=costs) == 1.0
-    assert turn_advantage(scores, 3, costs=costs) == -1.0  # level 4 with an empty thought
-    assert turn_advantage(scores, 0, costs=costs, cost_coef=1.0, cost_max=10) == pytest.approx(
-        1.0 + (0.5 + 0.9) / 4
-    )
+    scores, thought_tokens = [-1.0, -2.0, -2.0, -3.0], (0.0, 5.0, 9.0, 0.0)
+    assert turn_advantage(scores, 0, thought_tokens=thought_tokens) == 1.0
+    assert (
+        turn_advantage(scores, 3, thought_tokens=thought_tokens) == -1.0
+    )  # level 4 with an empty thought
+    assert turn_advantage(
+        scores, 0, thought_tokens=thought_tokens, cost_coef=1.0, cost_max=10
+    ) == pytest.approx(1.0 + (0.5 + 0.9) / 4)
 
 
 @pytest.mark.parametrize("combine", COMBINE_RULES)
@@ -159,19 +161,21 @@ def test_padding_order_and_splits_keep_advantages(mode, combine):
 
 def test_turns_do_not_depend_on_their_batch():
     generator = torch.Generator().manual_seed(1)
-    scores, costs = (
+    scores, thought_tokens = (
         torch.randn(6, 4, generator=generator),
         torch.rand(6, 4, generator=generator) * 40,
     )
-    valid, chosen = torch.rand(6, 4, generator=generator) < 0.8, torch.tensor([0, 1, 2, 3, -1, 0])
+    valid = torch.rand(6, 4, generator=generator) < 0.8
+    chosen_columns = torch.tensor([0, 1, 2, 3, -1, 0])
     options = {"cost_coef": 0.3, "cost_max": 32}
     for function in (
         compute_reweight_factors,
         lambda *a, **k: compute_thinking_advantage(*a, mode="mean_std_norm", **k)[0],
     ):
-        whole = function(scores, valid, chosen, costs, **options)
+        whole = function(scores, valid, chosen_columns, thought_tokens, **options)
         alone = []
         for i in range(6):
             one = slice(i, i + 1)
-            alone.append(function(scores[one], valid[one], chosen[one], costs[one], **options))
+            arguments = (scores[one], valid[one], chosen_columns[one], thought_tokens[one])
+            alone.append(function(*arguments, **options))
         torch.testing.assert_close(torch.cat(alone), whole)

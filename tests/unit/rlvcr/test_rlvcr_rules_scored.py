@@ -1,4 +1,6 @@
-"""Tests of the rules for edge cases of RLVCR that need a model (``test_rlvcr_rules`` lists them).
+"""Tests of the rules for edge cases of RLVCR that need a model.
+
+The docstring of ``test_rlvcr_rules`` lists the rules.
 
 The trajectories of both history policies are scored by a tiny actor. The expected values come from
 plain forward passes over the text of the conversation (``Reference``). Rules 7 and 10 are also
@@ -22,7 +24,7 @@ from tests.helpers.thinking_trajectories import (
     ACTIONS,
     STEPS,
     Reference,
-    answer_questions,
+    answer_score_requests,
     collect,
     list_trajectories,
     real_tokens,
@@ -106,7 +108,7 @@ def traj_uids(data):
     return list(data.non_tensor_batch["traj_uid"])
 
 
-# ---------------------------------------------------------------- rules 3, 4, 5: scored turns
+# ------------------------------------------------------- rules 3, 4, 5: scored turns
 
 
 @both
@@ -189,7 +191,7 @@ def request_of(data, scorer, tokenizer, history):
     return scorer.request
 
 
-# ---------------------------------------------------------------- rules 7, 10: actions after thoughts
+# ------------------------------------------------------- rules 7, 10: actions after thoughts
 
 
 @both
@@ -321,7 +323,7 @@ def test_ignoring_the_thought_gives_other_scores(history, corrupt, references, t
     assert len(is_different) > STEPS and sum(is_different) >= 0.9 * len(is_different)
 
 
-# ---------------------------------------------------------------- rules 8, 11, 12: batches and groups
+# ------------------------------------------------------- rules 8, 11, 12: batches and groups
 
 
 @both
@@ -396,11 +398,11 @@ def test_order_padding_and_splits_keep_the_credit(history, tokenizer, scorer):
     )
     unscored = collect(tokenizer, None, config)
     every = list(range(len(unscored)))
-    whole = advantages(answer_questions(unscored[every], scorer, config), config)
+    whole = advantages(answer_score_requests(unscored[every], scorer, config), config)
 
     def check(rows, left=0, right=0):
         part = pad(unscored[rows], left, right)
-        part = advantages(answer_questions(part, scorer, config), config)
+        part = advantages(answer_score_requests(part, scorer, config), config)
         for key in (*CREDIT, "advantages"):
             expected = torch.nn.functional.pad(whole.batch[key][rows], (0, right))
             torch.testing.assert_close(
@@ -449,7 +451,7 @@ def pad(data, left, right):
     return DataProto.from_dict(padded, columns, {})
 
 
-# ---------------------------------------------------------------- rule 13: forced tags
+# ------------------------------------------------------- rule 13: forced tags
 
 
 @both

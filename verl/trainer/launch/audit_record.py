@@ -28,7 +28,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
         "audit/plays": float(result.plays),
         "audit/reliability": result.reliability,
     }
-    for level, interval in enumerate(result.levels, start=1):
+    for level, interval in enumerate(result.level_effects, start=1):
         metrics |= _name_interval_metrics(
             f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect", interval
         )

@@ -164,7 +164,7 @@ def test_rollouts_have_a_second_copy_and_trackers_get_samples(tokenizer, history
             list(jsonl.read(first_copy))
         ) == len(batch)
     ((name, columns, rows, step),) = texts.sent
-    assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
+    assert (name, columns, step) == ("val/trajectories", ["task", "return", "trajectory"], 4)
     assert len(rows) == 2 and all(reward == "1" for _, reward, _ in rows)
     assert rows[0][2].count("> You are at") == rows[0][2].count("<action>") >= 3
 
