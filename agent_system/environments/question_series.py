@@ -45,7 +45,7 @@ class QuestionSeries(ABC, Generic[QuestionT]):
         """Return True if the valid ``answer``, in small letters, is right."""
 
     @abstractmethod
-    def show(self, question: QuestionT, number: int, count: int) -> Observation:
+    def show_question(self, question: QuestionT, number: int, count: int) -> Observation:
         """Return the observation of a question, with its ``number`` among the ``count`` ones."""
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -78,4 +78,4 @@ class QuestionSeries(ABC, Generic[QuestionT]):
 
     def _show_current_question(self) -> Observation:
         question = self._questions[self._num_answered]
-        return self.show(question, self._num_answered + 1, len(self._questions))
+        return self.show_question(question, self._num_answered + 1, len(self._questions))

@@ -316,7 +316,9 @@ def test_ignoring_the_thought_gives_other_scores(history, corrupt, references, t
         records = [record for _, record in trajectory]
         for number, record in enumerate(records):
             for context in (c for c in record.contexts if not c.original and c.thought):
-                text = reference.said_before(records, number) + reference.thinking(record, context)
+                text = reference.render_conversation(records, number) + reference.thinking(
+                    record, context
+                )
                 expected = reference.measure(text, record.action)["score_logprob"]
                 differences.append(abs(expected - context.scores.logprob))
     is_different = [difference > 100 * EXACT for difference in differences]

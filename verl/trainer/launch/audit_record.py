@@ -54,8 +54,10 @@ def write_points(
     the file.
     """
     path = directory / AUDIT_FILE
+    audit = dataclasses.asdict(result)
+    audit["levels"] = audit.pop("level_effects")  # the key in files of earlier versions
     content = {
-        "audit": dataclasses.asdict(result),
+        "audit": audit,
         "skipped": dict(skip_reasons or {}),
         "points": [dataclasses.asdict(point) for point in points],
     }

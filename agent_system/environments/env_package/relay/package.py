@@ -54,7 +54,7 @@ class RelayEnv(QuestionSeries[Door]):
     def is_right(self, question: Door, answer: str) -> bool:
         return answer == question.goal_place
 
-    def show(self, question: Door, number: int, count: int) -> Observation:
+    def show_question(self, question: Door, number: int, count: int) -> Observation:
         info = {
             "admissible_actions": question.all_places,
             "situation": f"+{question.hops}",

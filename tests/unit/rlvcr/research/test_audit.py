@@ -194,7 +194,7 @@ def test_audit_is_repeatable_and_needs_points():
 
 
 def test_second_reliability_is_reported_by_column():
-    """Reliabilities of all options, of won and lost plays, and of the chosen options by hand."""
+    """Compare the reliabilities by hand: all options, both outcomes, and the chosen options."""
     points = [
         AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
         AuditPoint("b", 0, 2, True, ((0.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),

@@ -312,7 +312,7 @@ def make_mcp_section(**server):
 def test_mcp_tools_are_called_and_the_server_process_ends():
     pytest.importorskip("mcp")
     env, _, _ = start_episode({**make_mcp_section(), "call_timeout_s": 60.0})
-    assert sorted(env.toolbox.tools) == ["add", "bound", "fail", "sleep"]
+    assert sorted(env.toolbox.tools) == ["add", "fail", "get_memory_limit", "sleep"]
     function = env.toolbox.tool_schemas[0]["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
     calls = [
@@ -341,7 +341,7 @@ def test_mcp_server_does_not_inherit_the_memory_limit():
         "settings = PACKAGE.read_settings(json.loads(sys.argv[1]))\n"
         "limit_memory(4)\n"
         "env = ToolsEnv(settings)\n"
-        "print(env.toolbox.tools['bound'].run({}))\n"
+        "print(env.toolbox.tools['get_memory_limit'].run({}))\n"
         "env.close()"
     )
     args = [sys.executable, "-c", code, json.dumps(make_mcp_section())]
@@ -355,7 +355,7 @@ def test_mcp_server_does_not_inherit_the_memory_limit():
     [
         ({"command": "/no/such/program"}, "/no/such/program"),
         ({"args": ["-c", "pass"]}, "python"),
-        ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, bound"),
+        ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, get_memory_limit"),
     ],
 )
 def test_mcp_server_without_the_required_tools_is_refused(server, pattern):

@@ -165,6 +165,7 @@ def test_every_point_is_written(tmp_path):
     written = json.loads(write_points([POINT], RESULT, tmp_path).read_text())
     assert written["points"][0]["returns"] == [[0.0], [1.0], [1.0], [0.0]]
     assert written["audit"]["reliability"] == 0.75
+    assert written["audit"]["levels"] == [list(interval) for interval in RESULT.level_effects]
 
 
 def test_report_loads_the_returns_of_levels(tmp_path):
