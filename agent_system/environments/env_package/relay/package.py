@@ -45,7 +45,7 @@ class RelayEnv(QuestionSeries[Door]):
         self.settings = settings
 
     def load_questions(self, task: Task) -> list[Door]:
-        """Return the doors of ``task["doors"]``."""
+        """Return the doors of ``task["doors"]`` in order."""
         return [Door.parse(text) for text in task["doors"]]
 
     def is_valid(self, question: Door, answer: str) -> bool:
