@@ -108,23 +108,23 @@ class AlternativeSampler:
         self._sample = sample
         self._encode = encode
 
-    def choose_levels(self, parsed: ParsedTurn, traj_uid: str, step: int) -> list[int]:
+    def choose_levels(self, parsed: ParsedTurn, traj_uid: str, turn_number: int) -> list[int]:
         """Return the levels at which alternative thoughts of this turn are sampled.
 
         The list is empty for a turn that cannot be parsed. With ``step_fraction`` below 1 it is
         also empty for turns that are not drawn. The draw depends only on the seed, the trajectory
-        and the turn number ``step``.
+        and ``turn_number``.
         """
         if parsed.failure is not None or parsed.level is None:
             return []
         # Derive the draw from a seed: the order of episodes varies, so a shared generator would not
         # give reproducible draws.
-        draw = derive_seed(self.settings.seed, "alternatives", traj_uid, step)
+        draw = derive_seed(self.settings.seed, "alternatives", traj_uid, turn_number)
         if draw / SEED_RANGE >= self.settings.step_fraction:
             return []
         other_levels = [level for level in LEVELS if level != parsed.level]
         if self.settings.levels_per_turn == "one":
-            level_draw = derive_seed(self.settings.seed, "alternative level", traj_uid, step)
+            level_draw = derive_seed(self.settings.seed, "alternative level", traj_uid, turn_number)
             return [other_levels[level_draw % len(other_levels)]]
         return other_levels
 
@@ -134,10 +134,10 @@ class AlternativeSampler:
         parsed: ParsedTurn,
         levels: Sequence[int],
         traj_uid: str,
-        step: int,
+        turn_number: int,
         route: int = 0,
     ) -> TurnAlternatives:
-        """Sample thoughts at ``levels`` after ``prompt_ids``, the prompt of turn ``step``.
+        """Sample thoughts at ``levels`` after ``prompt_ids``, the prompt of turn ``turn_number``.
 
         The seed of a thought depends only on the base seed, the trajectory, the turn and the
         level. Requests with the same ``route`` go to the same rollout worker.
@@ -149,7 +149,7 @@ class AlternativeSampler:
         requests = []
         for level in sampled_levels:
             prompt = prompt_ids + hint + prefixes[level]
-            seed = derive_seed(self.settings.seed, "thought", traj_uid, step, level)
+            seed = derive_seed(self.settings.seed, "thought", traj_uid, turn_number, level)
             requests.append(
                 self._sample(prompt, self.settings.max_tokens, THOUGHT_STOPS, route, seed)
             )

@@ -238,8 +238,8 @@ def list_added_columns(cfg: PPOConfig) -> dict[str, str]:
     }
 
 
-def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
-    """Return upper bounds of the tokens that RLVCR samples in addition to ``steps`` turns.
+def bound_sampled_tokens(cfg: PPOConfig, num_turns: int) -> dict[str, int]:
+    """Return upper bounds of the tokens that RLVCR samples in addition to ``num_turns`` turns.
 
     The keys are the purposes of the tokens, such as ``alternative thoughts``.
     """
@@ -248,7 +248,7 @@ def bound_sampled_tokens(cfg: PPOConfig, steps: int) -> dict[str, int]:
         return {}
     # The policy itself sampled the thought of the fourth level.
     thoughts_per_turn = 3 if settings.alternatives == "all" else 1
-    num_scored_turns = steps * settings.step_fraction
+    num_scored_turns = num_turns * settings.step_fraction
     thought_tokens = int(num_scored_turns * thoughts_per_turn * settings.max_alternative_tokens)
     return {"alternative thoughts": thought_tokens}
 

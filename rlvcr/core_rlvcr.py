@@ -5,8 +5,8 @@ context k minus the token cost of its thought. The thinking advantage A_think is
 level minus the mean ``U`` of all contexts. It is placed on the level digit and the thought tokens
 of the turn. Action tokens get the trajectory advantage A_traj only::
 
-    scores [S, 4], costs [S, 4] --thinking advantage--> A_think [S], price share [S]
-                                --reweight factors----> g [S]
+    scores [S, 4], thought_tokens [S, 4] --thinking advantage--> A_think [S], price share [S]
+                                         --reweight factors----> g [S]
     --place_turn_values, row by row--> thinking_level_entropies, thinking_token_costs and, if
                                        used, thinking_reweight, each [B, R], 0 elsewhere
     token_level_rewards [B, R] --group normalisation--> A_traj

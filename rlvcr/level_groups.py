@@ -28,13 +28,13 @@ class TokenComparison:
 
     ``mean`` is over the turns of *other* successful trajectories of the group in the same state.
     ``scale`` is the standard deviation over the turns of all successful trajectories of the group
-    in that state, at least ``MIN_SCALE`` tokens. ``has_partner`` is false for a turn without any
-    other successful trajectory in its state.
+    in that state, at least ``MIN_SCALE`` tokens. ``has_other_success`` is true for a turn
+    whose state was reached by another successful trajectory of the group too.
     """
 
     mean: PerTurn
     scale: PerTurn
-    has_partner: TurnMask
+    has_other_success: TurnMask
 
     def compute_prices(self, tokens: Tensor) -> Tensor:
         """Return the price ``(tokens - mean) / scale`` of each thought.
@@ -45,7 +45,7 @@ class TokenComparison:
         """
         columns = (-1,) + (1,) * (tokens.dim() - 1)
         prices = (tokens.double() - self.mean.view(columns)) / self.scale.view(columns)
-        return torch.where(self.has_partner.view(columns), prices, 0.0)
+        return torch.where(self.has_other_success.view(columns), prices, 0.0)
 
 
 def compare_with_successes(

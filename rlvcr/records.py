@@ -67,14 +67,14 @@ class ThinkingTurnRecord(StepRecord):
     needed_level: int | None = None
 
     def with_credit(
-        self, contexts: tuple[ThoughtContext, ...], advantage: float, cost: float
+        self, contexts: tuple[ThoughtContext, ...], advantage: float, price_share: float
     ) -> "ThinkingTurnRecord":
         """Return a copy of this record with scored thoughts and thinking advantage.
 
-        ``contexts`` are the thoughts of the scored levels. ``cost`` is the part of ``advantage``
-        that is due to token cost.
+        ``contexts`` are the thoughts of the scored levels. ``price_share`` is the part of
+        ``advantage`` that is due to token cost.
         """
-        return replace(self, contexts=contexts, think_advantage=advantage, think_cost=cost)
+        return replace(self, contexts=contexts, think_advantage=advantage, think_cost=price_share)
 
     def to_json(self) -> dict[str, object]:
         """Return the record as a dict, as a rollout file stores it."""

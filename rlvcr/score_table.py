@@ -24,12 +24,13 @@ DIGIT_LABEL = 10  # label of a request that scores level digit k: DIGIT_LABEL + 
 
 @dataclass(frozen=True, slots=True)
 class RowTurn:
-    """Turn of a row. Its ``token_ids`` begin at unpadded index ``start`` of the row.
+    """Turn of a row, with its ``number`` in the episode (from 0).
 
+    Its ``token_ids`` begin at unpadded index ``start`` of the row.
     If a level was forced, the first ``num_forced`` tokens were not sampled.
     """
 
-    step: int
+    number: int
     start: int
     token_ids: Sequence[int]
     parsed: ParsedTurn
@@ -58,7 +59,7 @@ class RowTurn:
     def digit_position(self) -> int:
         """Index of the level digit in ``token_ids``. Raises ``ValueError`` if there is no digit."""
         if self.parsed.level_span is None:
-            raise ValueError(f"turn {self.step} has no level digit")
+            raise ValueError(f"turn {self.number} has no level digit")
         return self.parsed.level_span[0]
 
     def credit_spans(
@@ -88,10 +89,10 @@ class ScoredTurns:
     """Table of all S turns of a batch in the order of rows.
 
     ``row_indices[s]`` is the row of turn s, ``entries[s]`` has its scores by level. ``scores`` are
-    [S, 4]. ``is_valid`` [S, 4] is true if the level has a scored thought. ``costs`` [S, 4] are
-    thought tokens. ``chosen`` [S] is the column of the chosen level, -1 for an unparsed turn.
-    ``action_log_probs`` [S, 4] are sums over the action's tokens. ``level_log_probs`` [S, 4] are
-    log-probs of the level digits, 0 if they were not requested.
+    [S, 4]. ``is_valid`` [S, 4] is true if the level has a scored thought. ``thought_tokens`` [S, 4]
+    are numbers of tokens. ``chosen_columns`` [S] are the columns of the chosen levels, -1 for an
+    unparsed turn. ``action_log_probs`` [S, 4] are sums over the action's tokens.
+    ``level_log_probs`` [S, 4] are log-probs of the level digits, 0 if they were not requested.
     """
 
     row_indices: list[int]
@@ -99,8 +100,8 @@ class ScoredTurns:
     entries: list[dict[int, SegmentScore]]
     scores: torch.Tensor
     is_valid: torch.Tensor
-    costs: torch.Tensor
-    chosen: torch.Tensor
+    thought_tokens: torch.Tensor
+    chosen_columns: torch.Tensor
     action_log_probs: torch.Tensor
     level_log_probs: torch.Tensor
 
@@ -119,20 +120,20 @@ def build_score_requests(
     branches: list[list[Branch]] = []
     spans: list[list[Span]] = []
     for turns in rows:
-        parsed_turns = [step for step in turns if step.parsed.failure is None]
-        spans.append([_build_span(step) for step in parsed_turns])
-        branches.append([branch for step in parsed_turns for branch in _build_branches(step)])
-        for step in parsed_turns if digit_ids else []:
-            if step.has_level_alternatives:
-                spans[-1].append(_build_digit_span(step))
-                branches[-1] += _build_digit_branches(step, digit_ids)
+        parsed_turns = [turn for turn in turns if turn.parsed.failure is None]
+        spans.append([_build_span(turn) for turn in parsed_turns])
+        branches.append([branch for turn in parsed_turns for branch in _build_branches(turn)])
+        for turn in parsed_turns if digit_ids else []:
+            if turn.has_level_alternatives:
+                spans[-1].append(_build_digit_span(turn))
+                branches[-1] += _build_digit_branches(turn, digit_ids)
     return object_array(branches), object_array(spans)
 
 
 def _build_span(turn: RowTurn) -> Span:
     """Return the tokens of the turn's action in the row, whose log-probs are to be computed."""
     level, (action_start, action_end) = turn.parsed.level_and_score_span
-    return Span(turn.start + action_start, turn.start + action_end, step=turn.step, label=level)
+    return Span(turn.start + action_start, turn.start + action_end, step=turn.number, label=level)
 
 
 def _build_branches(turn: RowTurn) -> list[Branch]:
@@ -149,7 +150,7 @@ def _build_branches(turn: RowTurn) -> list[Branch]:
             turn.start,
             [*thought.token_ids, *action],
             target_start=len(thought.token_ids),
-            step=turn.step,
+            step=turn.number,
             label=thought.level,
         )
         for thought in turn.alternatives.thoughts
@@ -159,14 +160,14 @@ def _build_branches(turn: RowTurn) -> list[Branch]:
 def _build_digit_span(turn: RowTurn) -> Span:
     level, _ = turn.parsed.level_and_score_span
     start = turn.start + turn.digit_position
-    return Span(start, start + 1, step=turn.step, label=DIGIT_LABEL + level)
+    return Span(start, start + 1, step=turn.number, label=DIGIT_LABEL + level)
 
 
 def _build_digit_branches(turn: RowTurn, digit_ids: Sequence[int]) -> list[Branch]:
     """Return a score request (branch) for the log-prob of each level digit that was not sampled."""
     start = turn.start + turn.digit_position
     return [
-        Branch(start, [digit_ids[level - 1]], step=turn.step, label=DIGIT_LABEL + level)
+        Branch(start, [digit_ids[level - 1]], step=turn.number, label=DIGIT_LABEL + level)
         for level in LEVELS
         if level != turn.parsed.level
     ]
@@ -187,12 +188,12 @@ def build_score_table(
     for row, row_span_scores, row_branch_scores in zip(
         rows, span_scores, branch_scores, strict=True
     ):
-        scores_by_step: dict[int, dict[int, SegmentScore]] = {}
+        scores_by_turn: dict[int, dict[int, SegmentScore]] = {}
         for segment_score in (*row_span_scores, *row_branch_scores):
-            scores_by_step.setdefault(segment_score.step, {})[segment_score.label] = segment_score
+            scores_by_turn.setdefault(segment_score.step, {})[segment_score.label] = segment_score
         # No score was requested for an unparsed turn, so its dict is empty.
-        entries.extend(scores_by_step.get(step.step, {}) for step in row)
-    turns = [step for row in rows for step in row]
+        entries.extend(scores_by_turn.get(turn.number, {}) for turn in row)
+    turns = [turn for row in rows for turn in row]
     shape = (len(turns), len(LEVELS))
     table = ScoredTurns(
         row_indices=[row_index for row_index, row in enumerate(rows) for _ in row],
@@ -201,13 +202,13 @@ def build_score_table(
         # Float64, because advantages are differences of nearly equal scores.
         scores=torch.zeros(shape, dtype=torch.float64),
         is_valid=torch.zeros(shape, dtype=torch.bool),
-        costs=torch.zeros(shape, dtype=torch.float64),
-        chosen=torch.full((len(turns),), -1, dtype=torch.long),
+        thought_tokens=torch.zeros(shape, dtype=torch.float64),
+        chosen_columns=torch.full((len(turns),), -1, dtype=torch.long),
         action_log_probs=torch.zeros(shape, dtype=torch.float64),
         level_log_probs=torch.zeros(shape, dtype=torch.float64),
     )
-    for turn_index, (step, turn_scores) in enumerate(zip(turns, entries, strict=True)):
-        thoughts = step.thoughts_by_level()
+    for turn_index, (turn, turn_scores) in enumerate(zip(turns, entries, strict=True)):
+        thoughts = turn.thoughts_by_level()
         for digit_label in [
             digit_label for digit_label in turn_scores if digit_label > DIGIT_LABEL
         ]:
@@ -220,10 +221,10 @@ def build_score_table(
             _, tokens = thoughts[level]
             table.scores[turn_index, level - 1] = select_score(segment_score, score)
             table.is_valid[turn_index, level - 1] = True
-            table.costs[turn_index, level - 1] = tokens
-        if step.parsed.failure is None:
-            level, _ = step.parsed.level_and_score_span
-            table.chosen[turn_index] = level - 1
+            table.thought_tokens[turn_index, level - 1] = tokens
+        if turn.parsed.failure is None:
+            level, _ = turn.parsed.level_and_score_span
+            table.chosen_columns[turn_index] = level - 1
     return table
 
 
@@ -233,9 +234,9 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
     ``advantage`` [S]: thinking advantage of each turn. A turn counts in ``rlvcr/expanded_steps`` if
     alternative thoughts were requested, even if all were dropped.
     """
-    expanded_indices = [s for s, step in enumerate(table.turns) if step.alternatives is not None]
+    expanded_indices = [s for s, turn in enumerate(table.turns) if turn.alternatives is not None]
     requested_alternatives = [
-        step.alternatives for step in table.turns if step.alternatives is not None
+        turn.alternatives for turn in table.turns if turn.alternatives is not None
     ]
     dropped: Counter[str] = Counter()
     for alternatives in requested_alternatives:
@@ -268,8 +269,8 @@ def compute_scoring_metrics(table: ScoredTurns, advantage: torch.Tensor) -> dict
 def _list_sampled_thought_scores(table: ScoredTurns) -> list[SegmentScore]:
     """Return, for every parsed turn, the scores of its action after its own sampled thought."""
     scores = []
-    for step, entries in zip(table.turns, table.entries, strict=True):
+    for turn, entries in zip(table.turns, table.entries, strict=True):
         if entries:
-            level, _ = step.parsed.level_and_score_span
+            level, _ = turn.parsed.level_and_score_span
             scores.append(entries[level])
     return scores

@@ -103,15 +103,18 @@ def add_thinking_columns(data: DataProto, config: PPOConfig) -> DataProto:
     table = build_score_table(list(rows), list(branch_scores), list(span_scores), rlvcr.score)
     is_success = torch.as_tensor(data.non_tensor_batch["won"][table.row_indices].astype(bool))
     # With price_in=won only thoughts of successful trajectories have a token cost.
-    costs = table.costs * is_success.unsqueeze(-1) if rlvcr.price_in == "won" else table.costs
-    prices = compute_token_cost(costs, rlvcr.cost_coef, rlvcr.cost_max)
+    is_priced = is_success.unsqueeze(-1) if rlvcr.price_in == "won" else 1
+    priced_tokens = table.thought_tokens * is_priced
+    prices = compute_token_cost(priced_tokens, rlvcr.cost_coef, rlvcr.cost_max)
     metrics = data.meta_info.setdefault("metrics", {})
     if rlvcr.price_in == "group":
-        prices = multiplier * add_group_prices(data, list(rows), rlvcr).compute_prices(table.costs)
+        prices = multiplier * add_group_prices(data, list(rows), rlvcr).compute_prices(
+            table.thought_tokens
+        )
     if rlvcr.credit == "posterior":
         credit = _add_posterior_credit(data, table, prices, rlvcr)
     else:
-        credit = _compute_credit(table, costs, rlvcr)
+        credit = _compute_credit(table, priced_tokens, rlvcr)
     first_traj_uid = str(data.non_tensor_batch["traj_uid"][0])
     seed = derive_seed("permute", config.actor_rollout_ref.rollout.seed, first_traj_uid)
     if rlvcr.permute:
@@ -156,7 +159,7 @@ def _add_credit_columns(
         columns["thinking_reweight"] = credit.factor
     offsets = _compute_response_offsets(data, table.row_indices, table.turns)
     turns = list(zip(table.turns, offsets, strict=True))
-    spans = [step.credit_spans(offset, rlvcr.credit_end) for step, offset in turns]
+    spans = [turn.credit_spans(offset, rlvcr.credit_end) for turn, offset in turns]
     if credit.has_posterior is not None:
         # Omit level digits with a posterior: the column choice_credit holds their credit.
         spans = [
@@ -177,8 +180,8 @@ def _add_posterior_credit(
     [S, 4] are in units of the advantage. Level digits without alternative thoughts have no
     posterior; they get the trajectory advantage.
     """
-    has_posterior = torch.tensor([step.has_level_alternatives for step in table.turns])
-    has_posterior = has_posterior & (table.chosen >= 0)
+    has_posterior = torch.tensor([turn.has_level_alternatives for turn in table.turns])
+    has_posterior = has_posterior & (table.chosen_columns >= 0)
     posterior = compute_level_posterior(
         table.level_log_probs, table.action_log_probs, table.is_valid
     ) * has_posterior.unsqueeze(-1)
@@ -186,8 +189,8 @@ def _add_posterior_credit(
         prices = subtract_expected_price(prices, table.level_log_probs, table.is_valid)
     offsets = _compute_response_offsets(data, table.row_indices, table.turns)
     digit_spans = [
-        step.digit_spans(offset) if gets_posterior else []
-        for step, offset, gets_posterior in zip(
+        turn.digit_spans(offset) if gets_posterior else []
+        for turn, offset, gets_posterior in zip(
             table.turns, offsets, has_posterior.tolist(), strict=True
         )
     ]
@@ -203,7 +206,7 @@ def _add_posterior_credit(
         ]
         data.batch[key] = torch.stack(level_columns, dim=-1)
     data.meta_info["metrics"] |= _compute_posterior_metrics(table, posterior, has_posterior)
-    column = table.chosen.clamp(min=0).unsqueeze(-1)
+    column = table.chosen_columns.clamp(min=0).unsqueeze(-1)
     chosen_price = prices.gather(-1, column).squeeze(-1) * has_posterior
     if rlvcr.price_in == "group":
         chosen_price = torch.zeros_like(chosen_price)  # thinking_group_price holds these prices
@@ -223,7 +226,7 @@ def _compute_posterior_metrics(
     """
     if not has_posterior.any():
         return {}
-    chosen = posterior[has_posterior].gather(-1, table.chosen[has_posterior].unsqueeze(-1))
+    chosen = posterior[has_posterior].gather(-1, table.chosen_columns[has_posterior].unsqueeze(-1))
     policy = table.level_log_probs[has_posterior].softmax(-1)
     distance = (posterior[has_posterior] - policy).abs().sum(-1) / 2
     return {
@@ -245,16 +248,16 @@ def add_group_prices(
     ``rows`` are the turns of each row. Returns the comparison of all turns.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
-    turns = [step for row in rows for step in row]
+    turns = [turn for row in rows for turn in row]
     columns = data.non_tensor_batch
     # ``anchor_obs`` has one state per turn of a row, in the same order as ``turns``.
     anchors = [anchor for row in columns["anchor_obs"] for anchor in row]
     uids = [columns["uid"][row] for row in row_indices]
-    tokens = torch.tensor([step.parsed.thought_tokens for step in turns], dtype=torch.float64)
+    tokens = torch.tensor([turn.parsed.thought_tokens for turn in turns], dtype=torch.float64)
     is_compared = torch.tensor(
         [
-            bool(columns["won"][row]) and step.parsed.failure is None
-            for row, step in zip(row_indices, turns, strict=True)
+            bool(columns["won"][row]) and turn.parsed.failure is None
+            for row, turn in zip(row_indices, turns, strict=True)
         ],
         dtype=torch.bool,
     )
@@ -267,13 +270,13 @@ def add_group_prices(
     prices = data.meta_info.get(PRICE_MULTIPLIER, 1.0) * comparison.compute_prices(tokens)
     offsets = _compute_response_offsets(data, row_indices, turns)
     spans = []
-    for step, offset in zip(turns, offsets, strict=True):
-        has_posterior = rlvcr.credit == "posterior" and step.has_level_alternatives
-        spans.append(step.credit_spans(offset, rlvcr.credit_end)[1 if has_posterior else 0 :])
+    for turn, offset in zip(turns, offsets, strict=True):
+        has_posterior = rlvcr.credit == "posterior" and turn.has_level_alternatives
+        spans.append(turn.credit_spans(offset, rlvcr.credit_end)[1 if has_posterior else 0 :])
     data.batch[GROUP_PRICE_COLUMN] = _scatter_to_tokens(data, row_indices, spans, -prices.float())
     data.meta_info.setdefault("metrics", {}).update(
         {
-            "rlvcr/group_price_share": comparison.has_partner.double().mean().item(),
+            "rlvcr/group_price_share": comparison.has_other_success.double().mean().item(),
             "rlvcr/group_price_abs_mean": prices.abs().mean().item(),
         }
     )
@@ -289,9 +292,9 @@ def add_level_entropy_bonus(
     tokens of the digits and the weight of the bonus.
     """
     row_indices = [row_index for row_index, row in enumerate(rows) for _ in row]
-    turns = [step for row in rows for step in row]
+    turns = [turn for row in rows for turn in row]
     offsets = _compute_response_offsets(data, row_indices, turns)
-    digit_spans = [step.digit_spans(offset) for step, offset in zip(turns, offsets, strict=True)]
+    digit_spans = [turn.digit_spans(offset) for turn, offset in zip(turns, offsets, strict=True)]
     mask = _scatter_to_tokens(data, row_indices, digit_spans, torch.ones(len(turns)))
     data.batch[CHOICE_MASK] = mask.long()
     weight = rlvcr.thinking_diversity_w
@@ -325,13 +328,15 @@ class _TurnCredit(NamedTuple):
     has_posterior: torch.Tensor | None = None
 
 
-def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSettings) -> _TurnCredit:
-    """Return thinking advantages; ``costs`` [S, 4] are the thought tokens with a token cost."""
+def _compute_credit(
+    table: ScoredTurns, priced_tokens: torch.Tensor, rlvcr: RLVCRSettings
+) -> _TurnCredit:
+    """Return thinking advantages; ``priced_tokens`` [S, 4] are thought tokens with a token cost."""
     advantage, price_share = compute_thinking_advantage(
         table.scores,
         table.is_valid,
-        table.chosen,
-        costs,
+        table.chosen_columns,
+        priced_tokens,
         mode=rlvcr.mode,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
@@ -341,8 +346,8 @@ def _compute_credit(table: ScoredTurns, costs: torch.Tensor, rlvcr: RLVCRSetting
     factor = compute_reweight_factors(
         table.scores,
         table.is_valid,
-        table.chosen,
-        costs,
+        table.chosen_columns,
+        priced_tokens,
         cost_coef=rlvcr.cost_coef,
         cost_max=rlvcr.cost_max,
         spread_floor=rlvcr.spread_floor,
@@ -358,8 +363,8 @@ def _permute_credit(
     The result is for a control experiment: it has the same values, assigned to random turns.
     """
     generator = torch.Generator().manual_seed(seed)
-    is_compared = (table.chosen >= 0) & (table.is_valid.sum(-1) >= 2)
-    source_indices = torch.arange(len(table.chosen))
+    is_compared = (table.chosen_columns >= 0) & (table.is_valid.sum(-1) >= 2)
+    source_indices = torch.arange(len(table.chosen_columns))
     # Successful and other trajectories are shuffled separately: token costs and the formulas of
     # ``combine`` may depend on success.
     for outcome in (True, False):
@@ -376,14 +381,14 @@ def _compute_level_bonus(table: ScoredTurns, group_ids: np.ndarray) -> torch.Ten
 
     It is 0 where the level was forced.
     """
-    is_forced = torch.tensor([step.num_forced > 0 for step in table.turns], dtype=torch.bool)
+    is_forced = torch.tensor([turn.num_forced > 0 for turn in table.turns], dtype=torch.bool)
     # -1 stands for no level, so that forced levels are not counted.
-    chosen_levels = torch.where(is_forced, -1, table.chosen)
-    return compute_level_count_bonus(chosen_levels, [group_ids[row] for row in table.row_indices])
+    counted_columns = torch.where(is_forced, -1, table.chosen_columns)
+    return compute_level_count_bonus(counted_columns, [group_ids[row] for row in table.row_indices])
 
 
 def _compute_response_offsets(
-    data: DataProto, row_indices: Sequence[int], steps: Sequence[RowTurn]
+    data: DataProto, row_indices: Sequence[int], turns: Sequence[RowTurn]
 ) -> list[int]:
     """Return the index in ``responses`` at which each turn begins.
 
@@ -391,7 +396,7 @@ def _compute_response_offsets(
     """
     width = data.batch["responses"].shape[1]
     prompt_lengths = data.batch["attention_mask"][:, :-width].sum(-1).tolist()
-    return [step.start - prompt_lengths[row] for row, step in zip(row_indices, steps, strict=True)]
+    return [turn.start - prompt_lengths[row] for row, turn in zip(row_indices, turns, strict=True)]
 
 
 def _scatter_to_tokens(
@@ -426,8 +431,8 @@ def _add_credit_to_records(
     ``prices`` [S, 4] are the token costs of the thoughts.
     """
     index_by_turn: dict[tuple[int, int], int] = {}
-    for turn_index, (row, step) in enumerate(zip(table.row_indices, table.turns, strict=True)):
-        index_by_turn[row, step.step] = turn_index
+    for turn_index, (row, turn) in enumerate(zip(table.row_indices, table.turns, strict=True)):
+        index_by_turn[row, turn.number] = turn_index
     new_records: list[list[ThinkingTurnRecord]] = []
     for row, records in enumerate(data.non_tensor_batch["steps"]):
         new_records.append([])

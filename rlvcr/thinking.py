@@ -1,7 +1,7 @@
 """Advantage, posterior, reweight factor and count bonus of a level, and their placement on tokens.
 
-S is the number of turns; level k is column k - 1. "chosen" is the column of the chosen level, -1
-where the turn could not be parsed.
+S is the number of turns; level k is column k - 1. ``chosen_columns`` are the columns of the chosen
+levels, -1 for a turn that could not be parsed.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Utilities(NamedTuple):
     """Utilities of the thinking levels of every turn.
 
     ``utility`` (score minus token cost) and ``token_cost`` are float64, and 0 where ``valid`` is
-    false. ``chosen_column`` is the column of the chosen level, 0 for an unparsed turn.
+    false. ``chosen_index`` is the column of the chosen level, 0 for an unparsed turn.
     ``is_comparable`` is true for turns with valid contexts of the chosen level and of at least one
     other level.
     """
@@ -58,40 +58,42 @@ class Utilities(NamedTuple):
     utility: PerLevel
     token_cost: PerLevel
     valid: LevelMask
-    chosen_column: Tensor  # [S, 1], an index for ``Tensor.gather``
+    chosen_index: Tensor  # [S, 1], an index for ``Tensor.gather``
     is_comparable: TurnMask
 
 
 def _compute_utilities(
     scores: PerLevel,
     valid: LevelMask,
-    chosen: LevelColumn,
-    costs: PerLevel,
+    chosen_columns: LevelColumn,
+    thought_tokens: PerLevel,
     cost_coef: float,
     cost_max: float,
 ) -> Utilities:
-    if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == costs.shape:
+    if scores.shape[-1] != NUM_LEVELS or not scores.shape == valid.shape == thought_tokens.shape:
         raise ValueError(
-            "scores, valid and costs must be [S, 4], "
-            f"got {scores.shape}, {valid.shape}, {costs.shape}"
+            "scores, valid and thought_tokens must be [S, 4], "
+            f"got {scores.shape}, {valid.shape}, {thought_tokens.shape}"
         )
     is_usable = valid.bool() & scores.isfinite()
-    token_cost = torch.where(is_usable, compute_token_cost(costs, cost_coef, cost_max), 0.0)
+    token_cost = torch.where(
+        is_usable, compute_token_cost(thought_tokens, cost_coef, cost_max), 0.0
+    )
     utility = torch.where(is_usable, scores.double() - token_cost, 0.0)
-    is_known = (chosen >= 0) & (chosen < NUM_LEVELS)
-    chosen_column = torch.where(is_known, chosen, 0).long().unsqueeze(-1)
+    is_known = (chosen_columns >= 0) & (chosen_columns < NUM_LEVELS)
+    chosen_index = torch.where(is_known, chosen_columns, 0).long().unsqueeze(-1)
     # A comparison needs a score at the chosen level and at one other level or more.
     is_comparable = (
-        is_known & is_usable.gather(-1, chosen_column).squeeze(-1) & (is_usable.sum(-1) >= 2)
+        is_known & is_usable.gather(-1, chosen_index).squeeze(-1) & (is_usable.sum(-1) >= 2)
     )
-    return Utilities(utility, token_cost, is_usable, chosen_column, is_comparable)
+    return Utilities(utility, token_cost, is_usable, chosen_index, is_comparable)
 
 
 def compute_thinking_advantage(
     scores: PerLevel,
     valid: LevelMask,
-    chosen: LevelColumn,
-    costs: PerLevel,
+    chosen_columns: LevelColumn,
+    thought_tokens: PerLevel,
     mode: str = "mean_norm",
     cost_coef: float = 0.0,
     cost_max: float = 64,
@@ -101,8 +103,9 @@ def compute_thinking_advantage(
     """Return ``A_think [S]`` of the chosen level, and the part of it due to token cost ``[S]``.
 
     ``scores [S, 4]``: score of the action after a thought of each level. ``valid [S, 4]``: such a
-    thought exists. ``chosen [S]``: 0..3, or -1 if unparsed. ``costs [S, 4]``: thought tokens T_k.
-    The utility of level k is ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
+    thought exists. ``chosen_columns [S]``: 0..3, or -1 if unparsed. ``thought_tokens [S, 4]``:
+    number of tokens T_k of each thought. The utility of level k is
+    ``U_k = score_k - cost_coef min(T_k, cost_max) / cost_max``.
 
     With ``mean_norm``, A_think is ``U_l - mean U``: utility of the chosen level l minus the mean
     over the valid levels. ``mean_std_norm`` also divides by their (population) standard deviation,
@@ -111,19 +114,21 @@ def compute_thinking_advantage(
 
     Both results are 0 for unparsed turns, and unless the chosen level and another one are valid.
 
-        scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen 2: A_think = -0.3 - (-0.5) = 0.2
+        scores [-1.0, -0.5, -0.3, -0.2], no cost, chosen column 2: A_think = -0.3 - (-0.5) = 0.2
     """
     choose(mode, MODES, "mode (algorithm.rlvcr.mode)")
     choose(alternatives, ("all", "one"), "alternatives (algorithm.rlvcr.alternatives)")
-    utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    utilities = _compute_utilities(
+        scores, valid, chosen_columns, thought_tokens, cost_coef, cost_max
+    )
     num_valid = utilities.valid.sum(-1, keepdim=True).clamp(min=1)
     # Subtract the utility of the chosen level first, so that equal utilities cancel exactly.
-    chosen_utility = utilities.utility.gather(-1, utilities.chosen_column)
+    chosen_utility = utilities.utility.gather(-1, utilities.chosen_index)
     deviation = torch.where(utilities.valid, utilities.utility - chosen_utility, 0.0)
     mean = deviation.sum(-1, keepdim=True) / num_valid
     advantage = -mean.squeeze(-1)
     mean_cost = utilities.token_cost.sum(-1, keepdim=True) / num_valid
-    price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.chosen_column)).squeeze(-1)
+    price_share = (mean_cost - utilities.token_cost.gather(-1, utilities.chosen_index)).squeeze(-1)
     if alternatives == "one":
         # U_l minus the mean of l and j is half of U_l - U_j. The factor m / (m - 1) = 2 for m = 2
         # valid levels corrects that. The expectation of 3/4 (U_l - U_j) over j is U_l - mean U.
@@ -146,8 +151,8 @@ def compute_thinking_advantage(
 def compute_reweight_factors(
     scores: PerLevel,
     valid: LevelMask,
-    chosen: LevelColumn,
-    costs: PerLevel,
+    chosen_columns: LevelColumn,
+    thought_tokens: PerLevel,
     cost_coef: float = 0.0,
     cost_max: float = 64,
     spread_floor: float = 0.02,
@@ -161,11 +166,13 @@ def compute_reweight_factors(
     between nearly equal scores. The other arguments are those of ``compute_thinking_advantage``.
     Turns without thinking advantage, and turns with equal utilities, have g = 1.
 
-        U = [0, 1], two valid levels, chosen 1: g = e^2 / ((1 + e^2) / 2) = 1.76
+        U = [0, 1], two valid levels, chosen column 1: g = e^2 / ((1 + e^2) / 2) = 1.76
     """
     if not spread_floor > 0:
         raise ValueError(f"spread_floor must be positive, got {spread_floor}")
-    utilities = _compute_utilities(scores, valid, chosen, costs, cost_coef, cost_max)
+    utilities = _compute_utilities(
+        scores, valid, chosen_columns, thought_tokens, cost_coef, cost_max
+    )
     min_utility = torch.where(utilities.valid, utilities.utility, torch.inf).amin(-1, keepdim=True)
     max_utility = torch.where(utilities.valid, utilities.utility, -torch.inf).amax(-1, keepdim=True)
     # Without any valid score the difference is -inf, and clamp returns ``spread_floor``.
@@ -175,7 +182,7 @@ def compute_reweight_factors(
     weight = torch.where(utilities.valid, (2 * scaled_utility).exp(), 0.0)
     mean = weight.sum(-1, keepdim=True) / utilities.valid.sum(-1, keepdim=True).clamp(min=1)
     relative_weight = weight / torch.where(mean > 0, mean, 1.0)
-    factor = relative_weight.gather(-1, utilities.chosen_column).squeeze(-1)
+    factor = relative_weight.gather(-1, utilities.chosen_index).squeeze(-1)
     return torch.where(utilities.is_comparable, factor, 1.0).float()
 
 

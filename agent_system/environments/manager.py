@@ -71,9 +71,11 @@ class EnvironmentManagerBase:
         except ModuleNotFoundError as error:
             raise build_missing_extra_error(config.env.env_name, error) from error
         weights = self.package.part_weights(self.settings)
-        self.panel: list[tuple[Task, int]] = []
+        self.validation_set: list[tuple[Task, int]] = []
         if split == "val":
-            self.panel = select_validation_set(self.task_list, config.env.val_tasks, weights)
+            self.validation_set = select_validation_set(
+                self.task_list, config.env.val_tasks, weights
+            )
         if split == "train":
             self.task_list = self.task_list[: config.env.train_tasks]
         if not self.task_list:
@@ -122,7 +124,7 @@ class EnvironmentManagerBase:
         """
         # Environment seeds of validation depend on the tasks only, not on the seed of the run. All
         # runs therefore have the same start states.
-        groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.panel]
+        groups = [(task, seed, f"panel-{task['task_id']}") for task, seed in self.validation_set]
         return self._build_batch(groups, 1)
 
     @property
@@ -131,7 +133,7 @@ class EnvironmentManagerBase:
 
         Equal hashes mean equal tasks and environment seeds, and thus equal start states.
         """
-        return hash_validation_set(self.panel)
+        return hash_validation_set(self.validation_set)
 
     @property
     def task_schedule(self) -> TaskSchedule:
@@ -148,7 +150,7 @@ class EnvironmentManagerBase:
         self.task_list = tasks
         if self.split == "val":
             weights = self.package.part_weights(self.settings)
-            self.panel = select_validation_set(tasks, self.env_config.val_tasks, weights)
+            self.validation_set = select_validation_set(tasks, self.env_config.val_tasks, weights)
 
     def _build_batch(self, groups: list[TaskGroup], group_size: int) -> "DataProto":
         rows = [

@@ -147,6 +147,7 @@ def select_validation_set(
     ``max_tasks=None`` takes all tasks. ``weights`` are the weights of the parts of a mixture, else
     None. The result does not depend on the seed of the run: all runs have the same validation set.
     """
+    # The word ``panel`` is part of the seeds: another word would select another validation set.
     ordered_tasks = sorted(tasks, key=lambda task: derive_seed("panel", task["task_id"]))
     if weights:
         ordered_tasks = interleave_mixture_tasks(

@@ -280,7 +280,7 @@ def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
             f"turn {turn.step} has no parsed thinking level; generate it with env.levels=true"
         )
     return RowTurn(
-        step=turn.step,
+        number=turn.step,
         start=turn.start,
         token_ids=ledger.token_ids[turn.start : turn.end],
         parsed=turn.parsed,

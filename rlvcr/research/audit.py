@@ -92,7 +92,7 @@ class ScoreAudit:
 class AuditResult:
     """Result of an audit of ``points`` turns, with ``plays`` rollouts per option (level or action).
 
-    ``levels``: means of ``option_effects`` for levels 1 to 4; empty for actions. ``scores``:
+    ``level_effects``: means of ``option_effects`` for levels 1 to 4; empty for actions. ``scores``:
     correlations of each credit rule with the effects, sorted by the correlation at the chosen
     options. ``reliability``: expected correlation of the effects of all options in two audits.
     ``second_audit``: the same for each selection of options in ``ScoreAudit``.
@@ -100,7 +100,7 @@ class AuditResult:
 
     points: int
     plays: int
-    levels: tuple[Interval, ...]
+    level_effects: tuple[Interval, ...]
     reliability: float
     second_audit: ScoreAudit
     scores: tuple[ScoreAudit, ...]
@@ -132,14 +132,16 @@ def audit_scores(
             for name in points[0].scores
         }
         effects = np.array([point.option_effects for point in points])
-        levels = tuple(comparison.get_interval(partial(_compute_means, c)) for c in effects.T)
+        level_effects = tuple(
+            comparison.get_interval(partial(_compute_means, c)) for c in effects.T
+        )
         score_audits = [
             comparison.audit_levels(name, _correlate_ranks, table, effects)
             for name, table in {**tables, "random": np.array(random_scores)}.items()
         ]
     else:
         step_scores["random"] = _select_chosen(points, random_scores)
-        levels, score_audits = (), []
+        level_effects, score_audits = (), []
     effects_of_chosen = _select_chosen(points, [point.option_effects for point in points])
     score_audits += [
         comparison.audit_chosen(name, _correlate_ranks, values, effects_of_chosen)
@@ -148,7 +150,7 @@ def audit_scores(
     return AuditResult(
         points=len(points),
         plays=len(points[0].returns[0]),
-        levels=levels,
+        level_effects=level_effects,
         reliability=compute_reliability(points),
         second_audit=_estimate_second_audit(comparison, points),
         scores=tuple(sorted(score_audits, key=_sort_key)),

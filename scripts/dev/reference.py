@@ -59,8 +59,9 @@ def _format_sections(keys: Mapping[str, Key], rows: Mapping[str, str]) -> Iterat
     for path, row in rows.items():
         by_section.setdefault(path.rpartition(".")[0], []).append(row)
     for section, section_rows in by_section.items():
-        if section in keys and keys[section].help_text:
-            yield f"{_format_cell(keys[section].help_text).capitalize()}.\n"
+        if section in keys and (help_text := _format_cell(keys[section].help_text)):
+            # ``capitalize`` would also change names to small letters.
+            yield f"{help_text[0].upper()}{help_text[1:]}.\n"
         yield f"| `{section or 'top level'}` | allowed | default | meaning |\n|---|---|---|---|"
         yield "\n".join(section_rows) + "\n"
 

@@ -53,7 +53,7 @@ def collect_with_fault(tokenizer, monkeypatch):
                 return await step(session, fault)
             if step_counts[session] == SHORTEST:
                 await fault_sent.wait()
-            return await session._call("step", {"action": action}, PATIENCE_S)
+            return await session._call_worker("step", {"action": action}, PATIENCE_S)
 
         monkeypatch.setattr(PoolSession, "step", step_with_fault)
         sizes = {

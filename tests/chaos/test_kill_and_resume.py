@@ -61,7 +61,7 @@ def terminated(main_job, killed):
     status.
     """
     job = start(killed.overrides, main_job.root / "terminated.txt")
-    job.wait_for(lambda: "resumed from" in job.said(), TIMEOUT_S)
+    job.wait_for(lambda: "resumed from" in job.read_log_end(), TIMEOUT_S)
     job.process.send_signal(signal.SIGTERM)
     yield job, job.wait(GONE_S)
     job.end()
@@ -88,7 +88,7 @@ def test_sigterm_ends_all_processes_and_says_how_to_continue(killed, terminated)
     job, status = terminated
     assert status == 128 + signal.SIGTERM
     assert job.family() == [], "a process outlived the driver, for example one of Ray's agents"
-    last = job.said().strip().splitlines()[-1]
+    last = job.read_log_end().strip().splitlines()[-1]
     assert f"the same command continues from {killed.run}/checkpoints/global_step_" in last
     assert not list((killed.run / "checkpoints").glob(".partial-*"))
 
@@ -96,7 +96,10 @@ def test_sigterm_ends_all_processes_and_says_how_to_continue(killed, terminated)
 def test_command_continues_from_the_newest_checkpoint(killed, resumed):
     checkpoints, newest = killed.run / "checkpoints", killed.newest
     assert newest < TOTAL
-    assert f"resumed from {checkpoints}/global_step_{newest} at step {newest}" in resumed.said()
+    assert (
+        f"resumed from {checkpoints}/global_step_{newest} at step {newest}"
+        in resumed.read_log_end()
+    )
     steps = CheckpointManager(checkpoints).find_checkpoints()
     assert list(steps) == list(range(1, TOTAL + 1))
     for path in steps.values():

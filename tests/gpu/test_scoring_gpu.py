@@ -25,7 +25,7 @@ def make_arguments(device, dtype, rows=2):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_rule_09_shared_equals_naive_on_cuda(context, dtype):
+def test_shared_equals_naive_on_cuda(context, dtype):
     args = make_arguments("cuda", dtype)
     engine, data = scoring.make_engine(args), scoring.make_batch(context, args)
     limits = {"max_tokens": args.max_tokens}

@@ -4,7 +4,10 @@
 """
 
 from agent_system.environments.env import Task
-from agent_system.environments.env_package.exam.questions import load_entries, load_generators
+from agent_system.environments.env_package.exam.questions import (
+    load_entries,
+    load_questions_by_generator,
+)
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.relay.doors import Door
 from tests.helpers.solvability import Act, follow_script
@@ -77,7 +80,7 @@ def pass_the_doors(task: Task) -> Act:
 def answer_the_questions(task: Task) -> Act:
     """Say the library's own answer to each question."""
     return follow_script(
-        entry["answer"] for entry in load_entries(load_generators(ExamSettings()), task)
+        entry["answer"] for entry in load_entries(load_questions_by_generator(ExamSettings()), task)
     )
 
 

@@ -73,14 +73,14 @@ class Job:
             self._known |= new_processes
             unseen += new_processes
 
-    def said(self) -> str:
+    def read_log_end(self) -> str:
         """Return the end of the job's output."""
         return self.log.read_text(errors="replace")[-TAIL:]
 
     def finish(self, timeout_s: float) -> None:
         """Wait for exit status 0. Otherwise end all processes and fail with the end of the log."""
         status = self.wait(timeout_s)
-        assert status == 0, f"exit status {status}\n{self.said()}"
+        assert status == 0, f"exit status {status}\n{self.read_log_end()}"
 
     def wait(self, timeout_s: float) -> int:
         """Return the exit status. After the timeout, end all processes and fail with the end of the
@@ -90,7 +90,9 @@ class Job:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.end()
-            raise AssertionError(f"not ended after {timeout_s:g} s\n{self.said()}") from None
+            raise AssertionError(
+                f"not ended after {timeout_s:g} s\n{self.read_log_end()}"
+            ) from None
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float) -> None:
         """Wait until ``condition()`` holds. Fail if the job ends before."""
@@ -100,7 +102,7 @@ class Job:
                 status = self.process.poll()
                 self.end()
                 raise AssertionError(
-                    f"the condition did not hold, exit status {status}\n{self.said()}"
+                    f"the condition did not hold, exit status {status}\n{self.read_log_end()}"
                 )
             time.sleep(0.02)
 

@@ -1,6 +1,6 @@
 """Measure the size and the opening time of a report with many invented trajectories.
 
-``python -m tests.helpers.large_report RUN_DIR [--plays 10000]``
+``python -m tests.helpers.large_report RUN_DIR [--trajectories 10000]``
 
 The command writes the run and its report, and opens the report in a headless Chromium, each time in
 a new page. It prints the times that the page measured from the start of loading to the first
@@ -57,9 +57,9 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Size and opening time of a large report.")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--plays", type=int, default=10_000)
+    parser.add_argument("--trajectories", type=int, default=10_000)
     arguments = parser.parse_args()
-    run_dir = make_run(arguments.run_dir, arguments.plays)
+    run_dir = make_run(arguments.run_dir, arguments.trajectories)
     start = time.perf_counter()
     report = write_report(run_dir)
     written = time.perf_counter() - start
@@ -75,7 +75,8 @@ def main() -> None:
         print(browser.evaluate("document.getElementById('count').textContent"))
         shown = "document.querySelector('#list li:last-child button').ariaCurrent === 'true'"
         print(
-            f"list of all plays: {count:.0f} ms; one of them: {took(browser, LAST, shown):.0f} ms"
+            f"list of all trajectories: {count:.0f} ms; "
+            f"one of them: {took(browser, LAST, shown):.0f} ms"
         )
 
 

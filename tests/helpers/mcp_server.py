@@ -29,7 +29,7 @@ def sleep(seconds: float) -> str:
 
 
 @server.tool()
-def bound() -> int:
+def get_memory_limit() -> int:
     """Return the limit of the server's address space in bytes."""
     return resource.getrlimit(resource.RLIMIT_AS)[0]
 

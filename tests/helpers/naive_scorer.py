@@ -44,9 +44,11 @@ class NaiveScorer:
         for row in range(len(data)):
             real = data.batch["input_ids"][row][data.batch["attention_mask"][row].bool()].tolist()
             prompt = int(data.batch["attention_mask"][row][:-width].sum())
-            found, entropy = self.measure(real, prompt, len(real), data.meta_info["temperature"])
+            log_probs, entropy = self.measure(
+                real, prompt, len(real), data.meta_info["temperature"]
+            )
             mask = data.batch["response_mask"][row].bool()
-            old[row, : len(real) - prompt] = found
+            old[row, : len(real) - prompt] = log_probs
             entropys[row, : len(real) - prompt] = entropy
             old[row][~mask] = 0.0
             entropys[row][~mask] = 0.0

@@ -197,13 +197,13 @@ def misbehave(task, seed, base_url, api_key, model):
 async def play_asynchronously(task, seed, base_url, api_key, model):
     """Send two requests at once, then report the reward."""
     client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
-    asked = [
+    replies = [
         client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": f"question {number}"}]
         )
         for number in range(2)
     ]
-    await asyncio.gather(*asked)
+    await asyncio.gather(*replies)
     await client.close()
     return 0.5
 

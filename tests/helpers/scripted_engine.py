@@ -56,7 +56,7 @@ class ScriptedEngine:
         finally:
             self.polls -= 1
 
-    async def told(self) -> tuple[list[str], list[str]]:
+    async def list_requests_and_aborts(self) -> tuple[list[str], list[str]]:
         """Return the ids of all requests and ``forgotten``, for an engine that is a Ray actor."""
         return [request.request_id for request in self.requests], self.forgotten
 

@@ -109,10 +109,10 @@ def score_rows(data, steps, compute_log_prob, config, codec) -> DataProto:
     """
     add_level_entropy_bonus(data, steps, get_method_settings(config.algorithm), codec)
     add_score_requests(data, steps)
-    return answer_questions(data, compute_log_prob, config)
+    return answer_score_requests(data, compute_log_prob, config)
 
 
-def answer_questions(data, compute_log_prob, config) -> DataProto:
+def answer_score_requests(data, compute_log_prob, config) -> DataProto:
     """Return ``data`` with the columns computed from the scores that it requests."""
     return add_thinking_columns(data.union(compute_log_prob(data)), config)
 
@@ -131,10 +131,10 @@ def steps_of(data: DataProto) -> list[tuple[int, ThinkingTurnRecord]]:
 
 def list_trajectories(data: DataProto) -> dict[str, list[tuple[int, ThinkingTurnRecord]]]:
     """Return the turns of every trajectory in order, over all of its rows."""
-    plays: dict[str, list[tuple[int, ThinkingTurnRecord]]] = {}
+    trajectories: dict[str, list[tuple[int, ThinkingTurnRecord]]] = {}
     for row, step in steps_of(data):
-        plays.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
-    return plays
+        trajectories.setdefault(data.non_tensor_batch["traj_uid"][row], []).append((row, step))
+    return trajectories
 
 
 class Reference:
@@ -145,19 +145,19 @@ class Reference:
         self.prompts = NumberLinePrompts(LineSettings())
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
-    def said_before(self, play: list[ThinkingTurnRecord], step: int) -> str:
+    def render_conversation(self, records: list[ThinkingTurnRecord], step: int) -> str:
         """Return the conversation before the response of turn ``step``, as text."""
         messages = [{"role": "system", "content": self.prompts.system(True)}]
-        seen = [Observation(record.observation) for record in play]
+        seen = [Observation(record.observation) for record in records]
         if self.history == "window":
-            past = [(record.observation, record.action) for record in play[:step]]
+            past = [(record.observation, record.action) for record in records[:step]]
             messages.append(
                 {"role": "user", "content": self.prompts.window(seen[0], past, seen[step], True)}
             )
         else:
             for number in range(step + 1):
                 messages.append({"role": "user", "content": seen[number].text})
-                messages.append({"role": "assistant", "content": play[number].response})
+                messages.append({"role": "assistant", "content": records[number].response})
             messages.pop()
         return self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
@@ -201,7 +201,7 @@ class Reference:
         for trajectory in list_trajectories(data).values():
             records = [record for _, record in trajectory]
             for number, record in enumerate(records):
-                before = self.said_before(records, number)
+                before = self.render_conversation(records, number)
                 for context in record.contexts:
                     expected = self.measure(before + self.thinking(record, context), record.action)
                     distances = []

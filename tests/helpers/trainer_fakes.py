@@ -18,7 +18,7 @@ ROWS = 4
 WIDTH = 3
 
 
-def played_rows(meta_info: dict[str, Any] | None = None) -> DataProto:
+def make_trainer_rows(meta_info: dict[str, Any] | None = None) -> DataProto:
     """Return two trajectories of two rows each: the first is a success, the second is not."""
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]])
     tensors = {
@@ -186,7 +186,7 @@ class Collector:
         # Only the engines are passed: the trainer keeps the training workers.
         assert not hasattr(actor_rollout_wg, "compute_log_prob") and len(envs.task_list) == 10
         self.calls.append(("play" if is_train else "panel", step))
-        return played_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
+        return make_trainer_rows({"timing": {"env": 1.0}, "metrics": {"rollout/aborted": 0.0}})
 
     def greedy_loop(self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks) -> DataProto:
         raise NotImplementedError(gen_batch, actor_rollout_wg, envs)

@@ -35,7 +35,7 @@ from verl.utils.processes import die_with_parent
 die_with_parent()
 print(write_report(sys.argv[1]))
 """
-TRANSCRIPT_COLUMNS = ["task", "return", "play"]
+TRANSCRIPT_COLUMNS = ["task", "return", "trajectory"]
 
 
 class Journal:
@@ -125,7 +125,7 @@ class Journal:
         if validation and trainer.log_val_generations:
             lines = format_rollout_lines(batch, self.tokenizer)
             texts = format_transcripts(lines, trainer.log_val_generations)
-            self._open_tracking.log_texts("val/plays", TRANSCRIPT_COLUMNS, texts, step)
+            self._open_tracking.log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
 
 
 def _write_report(run_directory: Path) -> Path | None:

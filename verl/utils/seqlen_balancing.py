@@ -8,12 +8,11 @@ from verl.utils.lazy import make_lazy_exports
 
 # Scripts written for verl import these functions from this module. The workers of this framework
 # use verl.workers.rows instead.
-__getattr__, _lazy_names = make_lazy_exports(
+__getattr__, __all__ = make_lazy_exports(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
 )
-__all__ = ["get_seqlen_balanced_partitions", "partition_rows"]
-__all__ += _lazy_names
+__all__.extend(["get_seqlen_balanced_partitions", "partition_rows"])
 
 # Maximum of rows * parts for the differencing method, which then takes about 10 ms. For more rows
 # the largest-first method gives equally good parts. It takes 1 ms for a thousand rows.

@@ -109,15 +109,17 @@ class PoolSession:
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the episode of ``task`` and ``seed``. Raises ``EnvFailure``."""
         args = {"task": task, "seed": int(seed)}
-        return await self._call("reset", args, self._pool.reset_timeout_s)
+        return await self._call_worker("reset", args, self._pool.reset_timeout_s)
 
     async def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
         """Apply ``action``; return observation, reward, done, info. Raises ``EnvFailure``."""
         # A lone surrogate cannot be encoded as UTF-8, so replace it.
         encodable_action = SURROGATES.sub("\ufffd", action)
-        return await self._call("step", {"action": encodable_action}, self._pool.step_timeout_s)
+        return await self._call_worker(
+            "step", {"action": encodable_action}, self._pool.step_timeout_s
+        )
 
-    async def _call(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
+    async def _call_worker(self, method: str, args: dict[str, Any], timeout_s: float) -> Any:
         try:
             return await self._slot.call(method, args, timeout_s)
         except EnvFailure as failure:

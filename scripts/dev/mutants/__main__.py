@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the pending mutants and write the page.
 
     Return 1 if too few mutants were killed, if a mutant was not run, or if a survivor has no
-    reason.
+    reason. With ``--outdated``, return 1 if a reason names code that does not exist.
     """
     parser = argparse.ArgumentParser(
         description=outcomes.HEAD, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -40,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="mutants that run at once")
     parser.add_argument("--fresh", action="store_true", help="ignore earlier results")
     parser.add_argument("--report", action="store_true", help="run nothing, write the page")
+    parser.add_argument(
+        "--outdated", action="store_true", help="run nothing, list reasons of code that is gone"
+    )
     args = parser.parse_args(argv)
+    if args.outdated:
+        return _list_outdated_reasons()
     module_paths = [path.strip("/") for path in args.modules]
     _refuse_unknown_modules(module_paths)
     if not args.report:
@@ -50,6 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for target in TARGETS:
         rows += _run_target(target, module_paths, results, args)
     return _write_report(rows, has_all_modules=not module_paths)
+
+
+def _list_outdated_reasons() -> int:
+    """Print the changes in ``reasons.toml`` whose code does not exist. Return 1 if there is one."""
+    outdated_changes = outcomes.find_outdated_changes(outcomes.read_reasons())
+    for reason, change in outdated_changes:
+        sys.stdout.write(f"{reason.module}, {reason.function}: {change}\n")
+    return int(bool(outdated_changes))
 
 
 def _refuse_unknown_modules(chosen_modules: Sequence[str]) -> None:

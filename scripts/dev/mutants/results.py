@@ -1,10 +1,12 @@
 """Results of all mutants, kept in .mutants/ between runs and written to ``results.md``."""
 
+import ast
 import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 
 from scripts.dev.mutants.generate import Mutant
@@ -13,6 +15,7 @@ from scripts.dev.mutants.targets import ROOT, Target
 FOLDER = ROOT / ".mutants"
 REASONS_PATH = Path(__file__).with_name("reasons.toml")
 PAGE = Path(__file__).with_name("results.md")
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,49 @@ def read_reasons(path: Path = REASONS_PATH) -> list[Reason]:
     return [Reason(**entry) for entry in entries]
 
 
+def find_outdated_changes(reasons: Iterable[Reason], root: Path = ROOT) -> list[tuple[Reason, str]]:
+    """Return (reason, change) for each change of code that does not exist.
+
+    The code before the change is searched in the text of the reason's function.
+    """
+    return [
+        (reason, change)
+        for reason in reasons
+        for change in reason.changes
+        if not _contains_old_code(
+            _read_function_text(root / reason.module, reason.function), change
+        )
+    ]
+
+
+def _contains_old_code(text: str, change: str) -> bool:
+    # The code itself may contain an arrow, so try each one as the end of the old code.
+    parts = change.split(" -> ")
+    return any(" -> ".join(parts[:count]) in text for count in range(1, len(parts)))
+
+
+def _read_function_text(path: Path, qualified_name: str) -> str:
+    """Return the lines of a function (``module``: of the whole file), joined as in a change.
+
+    The result is empty if there is no such file or function.
+    """
+    if not path.exists():
+        return ""
+    source = path.read_text()
+    node: ast.AST | None = ast.parse(source)
+    first_line, last_line = 1, len(source.splitlines())
+    for name in [] if qualified_name == "module" else qualified_name.split("."):
+        inner_definitions = {
+            inner.name: inner for inner in ast.walk(node) if isinstance(inner, DEFINITIONS)
+        }
+        node = inner_definitions.get(name)
+        if node is None:
+            return ""
+        first_line, last_line = node.lineno, node.end_lineno or node.lineno
+    lines = source.splitlines()[first_line - 1 : last_line]
+    return " ".join(line.strip() for line in lines)
+
+
 def format_change(mutant: Mutant) -> str:
     """Return the change as ``before -> after``, with a few unchanged words around it."""
     before = mutant.before
@@ -175,7 +221,12 @@ mutants itself, in forks of a process that has imported torch and collected the 
 
 def format_page(rows: Sequence[ModuleRow], reasons: Sequence[Reason]) -> str:
     """Return the Markdown page of all modules, with the reasons why mutants survive."""
-    lines = [HEAD, "| module | mutants | killed | survivors | killed, % |", "|---|---|---|---|---|"]
+    lines = [
+        HEAD,
+        f"Measured on {date.today()}. Later changes of the code are not measured.\n",
+        "| module | mutants | killed | survivors | killed, % |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         lines.append(_format_table_line(f"`{row.module}`", [row]))
     lines.append(_format_table_line("**all**", rows))

@@ -58,8 +58,10 @@ def test_contexts_are_scored_after_the_prompt_of_their_turn(data, tokenizer, pol
         records = [record for _, record in trajectory]
         for step, (row, record) in enumerate(trajectory):
             prompt = tokenizer.decode(real_tokens(data, row)[: record.span[0]])
-            assert prompt == reference.said_before(records, step)
-            assert prompt.count("</think>") == reference.said_before(records, 0).count("</think>")
+            assert prompt == reference.render_conversation(records, step)
+            assert prompt.count("</think>") == reference.render_conversation(records, 0).count(
+                "</think>"
+            )
 
 
 def test_credit_is_on_level_digit_and_thought_of_the_row(data, tokenizer):

@@ -76,15 +76,15 @@ def test_std_floor_limits_the_advantage_of_a_near_tie():
 
 
 def test_cost_is_capped_and_its_share_is_returned():
-    costs = torch.tensor([[0.0, 10.0, 20.0, 1000.0]])
+    thought_tokens = torch.tensor([[0.0, 10.0, 20.0, 1000.0]])
     scores = torch.zeros(1, 4)
     advantage, share = compute_thinking_advantage(
-        scores, ALL, columns_chosen(3), costs, cost_coef=0.4, cost_max=40
+        scores, ALL, columns_chosen(3), thought_tokens, cost_coef=0.4, cost_max=40
     )
     assert advantage.item() == pytest.approx(-0.4 + (0.1 + 0.2 + 0.4) / 4)
     assert share.item() == pytest.approx(advantage.item())
     with_score, share = compute_thinking_advantage(
-        SCORES, ALL, columns_chosen(3), costs, cost_coef=0.4, cost_max=40
+        SCORES, ALL, columns_chosen(3), thought_tokens, cost_coef=0.4, cost_max=40
     )
     assert (with_score - share).item() == pytest.approx(-3.0)
 
@@ -302,8 +302,8 @@ def test_estimator_can_divide_by_the_std():
 
 
 def test_estimator_keeps_the_price_out_of_the_gate_by_default():
-    costs = torch.tensor([[0.0, 0.0, 0.0, 9.0], [0.0, -0.3, 0.0, 0.0]])
-    priced = make_batch(thinking_token_costs=costs)
+    price_shares = torch.tensor([[0.0, 0.0, 0.0, 9.0], [0.0, -0.3, 0.0, 0.0]])
+    priced = make_batch(thinking_token_costs=price_shares)
     outside, _ = compute_rlvcr_outcome_advantage(**priced, combine="gated")
     assert outside[1].tolist() == pytest.approx([-0.5, -0.7, -0.5, -0.5])
     assert outside[0].tolist() == pytest.approx([0.7, 0.5, 0.5, 0.0])
@@ -411,7 +411,7 @@ def test_credit_metrics_by_hand():
     returns = torch.tensor([[1.0, -1.0, 0.0, 2.0, 1.0, 7.0, 5.0]])
     advantages = torch.tensor([[3.0, -1.0, 0.5, -1.0, 0.0, 7.0, 9.0]])
     placed = torch.tensor([[2.0, 1.0, 0.0, -3.0, -1.0, 0.0, 7.0]])
-    costs = torch.tensor([[-0.5, -0.25, 0.0, -0.25, 0.0, 0.0, 9.0]])
+    price_shares = torch.tensor([[-0.5, -0.25, 0.0, -0.25, 0.0, 0.0, 9.0]])
     sampled = torch.tensor([[1, 1, 1, 1, 1, 1, 0]])
     expected = {
         "rlvcr/trajectory_advantage_abs_mean": 5 / 5,
@@ -421,7 +421,7 @@ def test_credit_metrics_by_hand():
     }
     factors = compute_credit_metrics(advantages, returns, sampled, thinking_reweight=placed)
     assert factors == pytest.approx(expected)
-    actual = compute_credit_metrics(advantages, returns, sampled, placed, costs)
+    actual = compute_credit_metrics(advantages, returns, sampled, placed, price_shares)
     assert actual == pytest.approx(
         expected | {"rlvcr/thinking_advantage_abs_mean": 7 / 5, "rlvcr/cost_share_mean": -1 / 5}
     )

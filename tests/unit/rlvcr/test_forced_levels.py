@@ -84,7 +84,7 @@ def prefix_range(data, row, record, tokenizer):
 
 
 @both
-def test_rule_13_forced_level_has_no_entropy_cost_or_loss(history, forced, tokenizer):
+def test_forced_level_has_no_entropy_cost_or_loss(history, forced, tokenizer):
     data, codec = forced[history], LevelCodec(tokenizer)
     num_forced = Counter(record.level_forced for _, record in steps_of(data))
     assert num_forced[True] >= 4 and num_forced[False] >= 4

@@ -21,7 +21,7 @@ def test_successes_in_the_same_state_are_compared():
     comparison = compare(
         tokens, [True, True, False, True], ["d", "d", "d", "e"], ["a", "b", "c", "f"]
     )
-    assert comparison.has_partner.tolist() == [True, True, False, False]
+    assert comparison.has_other_success.tolist() == [True, True, False, False]
     # The other success has 9 and 5 tokens; the population std of (5, 9) is 2.
     assert comparison.compute_prices(torch.tensor(tokens)).tolist() == pytest.approx(
         [-2.0, 2.0, 0.0, 0.0]
@@ -36,12 +36,12 @@ def test_trajectory_is_not_compared_with_itself():
         [4 / std, 8 / std, -6 / std]
     )
     alone = compare([5, 9], [True, True], ["d", "d"], ["a", "a"])
-    assert alone.has_partner.tolist() == [False, False]
+    assert alone.has_other_success.tolist() == [False, False]
 
 
 def test_different_tasks_are_not_compared():
     comparison = compare([5, 9], [True, True], [("t1", "d"), ("t2", "d")], ["a", "b"])
-    assert not comparison.has_partner.any()
+    assert not comparison.has_other_success.any()
 
 
 def test_differences_below_one_token_are_not_scaled_up():

@@ -1,4 +1,22 @@
-"""Rules for edge cases of RLVCR that need no model. ``test_rlvcr_rules_scored`` has most others."""
+"""Tests of the rules for edge cases of RLVCR that need no model.
+
+All rules. ``test_rlvcr_rules_scored`` tests those that need a model, ``test_scoring_equality`` rule
+9, and ``test_forced_levels`` rule 13 for forced levels:
+
+1. If all scores of a turn or all returns of a group are equal, the advantage is 0.
+2. A turn with fewer than two scored thoughts has the thinking advantage 0.
+3. A turn that cannot be parsed has the thinking advantage 0 and keeps its trajectory advantage.
+4. An empty thought is scored and compared like any other.
+5. A score is the mean over the tokens of the action, whether it has one token or many.
+6. A trajectory alone in its group has its return as advantage, as in GRPO, and never NaN.
+7. A turn is scored on its own action tokens, after its own history.
+8. Batch size and packing do not change scores.
+9. The pass with a shared prefix has the same scores as one forward pass per thought.
+10. If two alternative thoughts are exchanged, their scores change.
+11. All members of a group have the same task and start state.
+12. Padding, the order of rows and their division into batches do not change advantages.
+13. Forced tokens have no entropy, no token cost and no loss.
+"""
 
 import math
 
@@ -15,12 +33,12 @@ MODES = ("mean_norm", "mean_std_norm")
 COMBINE_RULES = ("additive", "gated", "success", "reweight")
 
 
-def turn_advantage(scores, chosen, valid=(True,) * 4, costs=(0.0,) * 4, **options):
+def turn_advantage(scores, chosen_column, valid=(True,) * 4, thought_tokens=(0.0,) * 4, **options):
     advantage, _ = compute_thinking_advantage(
         torch.tensor([scores]),
         torch.tensor([valid]),
-        torch.tensor([chosen]),
-        torch.tensor([costs]),
+        torch.tensor([chosen_column]),
+        torch.tensor([thought_tokens]),
         **options,
     )
     return advantage.item()
@@ -48,14 +66,14 @@ def estimate(scores, index, traj, thinking, mask=None, **options):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("value", [-0.1, 1 / 3, -1e4])
-def test_rule_01_equal_scores_give_zero(mode, value):
+def test_equal_scores_give_zero(mode, value):
     assert turn_advantage([value] * 4, 2, mode=mode, std_floor=0.0) == 0.0
     result = estimate([value] * 3, ["a"] * 3, ["t", "u", "v"], torch.zeros(3, 2), mode=mode)
     assert (result == 0).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rule_02_fewer_than_two_valid_contexts_give_zero(mode):
+def test_fewer_than_two_valid_contexts_give_zero(mode):
     assert (
         turn_advantage([-1.0, -2.0, -3.0, -4.0], 0, valid=(True, False, False, False), mode=mode)
         == 0.0
@@ -69,7 +87,7 @@ def test_rule_02_fewer_than_two_valid_contexts_give_zero(mode):
 
 
 @pytest.mark.parametrize("combine", COMBINE_RULES)
-def test_rule_03_unparsed_turn_gets_no_thinking_advantage(combine):
+def test_unparsed_turn_gets_no_thinking_advantage(combine):
     assert turn_advantage([-1.0, -2.0, -3.0, -4.0], -1) == 0.0
     assert (
         turn_advantage([-1.0, -2.0, -3.0, -4.0], 1, valid=(True, False, True, True)) == 0.0
@@ -78,18 +96,20 @@ def test_rule_03_unparsed_turn_gets_no_thinking_advantage(combine):
     assert result.tolist() == [[0.5] * 3, [-0.5] * 3]
 
 
-def test_rule_04_empty_thought_is_compared_like_any_other():
-    scores, costs = [-1.0, -2.0, -2.0, -3.0], (0.0, 5.0, 9.0, 0.0)
-    assert turn_advantage(scores, 0, costs=costs) == 1.0
-    assert turn_advantage(scores, 3, costs=costs) == -1.0  # level 4 with an empty thought
-    assert turn_advantage(scores, 0, costs=costs, cost_coef=1.0, cost_max=10) == pytest.approx(
-        1.0 + (0.5 + 0.9) / 4
-    )
+def test_empty_thought_is_compared_like_any_other():
+    scores, thought_tokens = [-1.0, -2.0, -2.0, -3.0], (0.0, 5.0, 9.0, 0.0)
+    assert turn_advantage(scores, 0, thought_tokens=thought_tokens) == 1.0
+    assert (
+        turn_advantage(scores, 3, thought_tokens=thought_tokens) == -1.0
+    )  # level 4 with an empty thought
+    assert turn_advantage(
+        scores, 0, thought_tokens=thought_tokens, cost_coef=1.0, cost_max=10
+    ) == pytest.approx(1.0 + (0.5 + 0.9) / 4)
 
 
 @pytest.mark.parametrize("combine", COMBINE_RULES)
 @pytest.mark.parametrize("mode", MODES)
-def test_rule_06_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
+def test_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
     result = estimate([3.0], ["a"], ["t"], torch.zeros(1, 2), mode=mode, combine=combine)
     assert result.tolist() == [[pytest.approx(3.0, rel=1e-5)] * 2]
     credited = estimate([0.0], ["a"], ["t"], torch.tensor([[0.5, 0.0]]), mode=mode, combine=combine)
@@ -98,7 +118,7 @@ def test_rule_06_trajectory_alone_in_its_group_keeps_its_return(mode, combine):
 
 @pytest.mark.parametrize("combine", COMBINE_RULES)
 @pytest.mark.parametrize("mode", MODES)
-def test_rule_12_padding_order_and_splits_keep_advantages(mode, combine):
+def test_padding_order_and_splits_keep_advantages(mode, combine):
     generator = torch.Generator().manual_seed(0)
     rows, width = 9, 5
     scores = torch.rand(rows, generator=generator).tolist()
@@ -139,21 +159,23 @@ def test_rule_12_padding_order_and_splits_keep_advantages(mode, combine):
     torch.testing.assert_close(torch.cat([part(range(0, 3)), part(range(3, 9))]), whole)
 
 
-def test_rule_12_turns_do_not_depend_on_their_batch():
+def test_turns_do_not_depend_on_their_batch():
     generator = torch.Generator().manual_seed(1)
-    scores, costs = (
+    scores, thought_tokens = (
         torch.randn(6, 4, generator=generator),
         torch.rand(6, 4, generator=generator) * 40,
     )
-    valid, chosen = torch.rand(6, 4, generator=generator) < 0.8, torch.tensor([0, 1, 2, 3, -1, 0])
+    valid = torch.rand(6, 4, generator=generator) < 0.8
+    chosen_columns = torch.tensor([0, 1, 2, 3, -1, 0])
     options = {"cost_coef": 0.3, "cost_max": 32}
     for function in (
         compute_reweight_factors,
         lambda *a, **k: compute_thinking_advantage(*a, mode="mean_std_norm", **k)[0],
     ):
-        whole = function(scores, valid, chosen, costs, **options)
+        whole = function(scores, valid, chosen_columns, thought_tokens, **options)
         alone = []
         for i in range(6):
             one = slice(i, i + 1)
-            alone.append(function(scores[one], valid[one], chosen[one], costs[one], **options))
+            arguments = (scores[one], valid[one], chosen_columns[one], thought_tokens[one])
+            alone.append(function(*arguments, **options))
         torch.testing.assert_close(torch.cat(alone), whole)

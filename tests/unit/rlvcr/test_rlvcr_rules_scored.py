@@ -1,9 +1,10 @@
-"""Rules for edge cases of RLVCR that need a model: trajectories of both history policies, scored
-by a tiny actor.
+"""Tests of the rules for edge cases of RLVCR that need a model.
 
-The expected values come from plain forward passes over the text of the conversation
-(``Reference``). Rules 7 and 10 are also tested in reverse: requests for the wrong tokens must make
-the same comparison fail.
+The docstring of ``test_rlvcr_rules`` lists the rules.
+
+The trajectories of both history policies are scored by a tiny actor. The expected values come from
+plain forward passes over the text of the conversation (``Reference``). Rules 7 and 10 are also
+tested in reverse: requests for the wrong tokens must make the same comparison fail.
 """
 
 import copy
@@ -23,7 +24,7 @@ from tests.helpers.thinking_trajectories import (
     ACTIONS,
     STEPS,
     Reference,
-    answer_questions,
+    answer_score_requests,
     collect,
     list_trajectories,
     real_tokens,
@@ -107,11 +108,11 @@ def traj_uids(data):
     return list(data.non_tensor_batch["traj_uid"])
 
 
-# ---------------------------------------------------------------- 3, 4, 5: scored turns
+# ------------------------------------------------------- rules 3, 4, 5: scored turns
 
 
 @both
-def test_rule_03_unparsed_turn_gets_no_thinking_advantage(history, tokenizer, scorer):
+def test_unparsed_turn_gets_no_thinking_advantage(history, tokenizer, scorer):
     plain_script = thinking_script()
 
     def script(request, prompt):
@@ -138,9 +139,7 @@ def test_rule_03_unparsed_turn_gets_no_thinking_advantage(history, tokenizer, sc
 
 
 @both
-def test_rule_04_empty_thought_is_scored_like_any_other(
-    history, scored_rows, references, tokenizer
-):
+def test_empty_thought_is_scored_like_any_other(history, scored_rows, references, tokenizer):
     data = scored_rows[history]
     empty = [
         (row, record, c)
@@ -167,7 +166,7 @@ def test_rule_04_empty_thought_is_scored_like_any_other(
 
 
 @both
-def test_rule_05_score_is_a_mean_for_any_action_length(history, scored_rows, scorer, tokenizer):
+def test_score_is_a_mean_for_any_action_length(history, scored_rows, scorer, tokenizer):
     lengths = {action: len(tokenizer(action)["input_ids"]) for action in ACTIONS}
     assert min(lengths.values()) == 1 and max(lengths.values()) > 6
     data = scored_rows[history]
@@ -192,11 +191,11 @@ def request_of(data, scorer, tokenizer, history):
     return scorer.request
 
 
-# ---------------------------------------------------------------- 7, 10: actions after thoughts
+# ------------------------------------------------------- rules 7, 10: actions after thoughts
 
 
 @both
-def test_rule_07_turn_is_scored_on_its_own_action_tokens(history, scored_rows, references):
+def test_turn_is_scored_on_its_own_action_tokens(history, scored_rows, references):
     data = scored_rows[history]
     for trajectory in list_trajectories(data).values():
         actions = [record.action for _, record in trajectory]
@@ -255,7 +254,7 @@ def score_without_the_closing_tag(data):
         score_without_the_closing_tag,
     ],
 )
-def test_rule_07_wrong_requests_give_other_scores(history, corrupt, references, tokenizer, scorer):
+def test_wrong_requests_give_other_scores(history, corrupt, references, tokenizer, scorer):
     corrupted = collect(tokenizer, Scorer(scorer.worker, corrupt), thinking_config(history))
     differences = references[history].differences(corrupted)
     affected = (
@@ -265,9 +264,7 @@ def test_rule_07_wrong_requests_give_other_scores(history, corrupt, references, 
 
 
 @both
-def test_rule_10_scores_change_with_the_thoughts(
-    history, scored_rows, references, tokenizer, scorer
-):
+def test_scores_change_with_the_thoughts(history, scored_rows, references, tokenizer, scorer):
     """Levels 2 and 4 exchange their thoughts, so only their scores change."""
     swap = {2: 4, 4: 2}
     script = thinking_script(
@@ -312,27 +309,27 @@ def score_rotated_thoughts(data):
 
 @both
 @pytest.mark.parametrize("corrupt", [score_without_thoughts, score_rotated_thoughts])
-def test_rule_10_ignoring_the_thought_gives_other_scores(
-    history, corrupt, references, tokenizer, scorer
-):
+def test_ignoring_the_thought_gives_other_scores(history, corrupt, references, tokenizer, scorer):
     corrupted = collect(tokenizer, Scorer(scorer.worker, corrupt), thinking_config(history))
     reference, differences = references[history], []
     for trajectory in list_trajectories(corrupted).values():
         records = [record for _, record in trajectory]
         for number, record in enumerate(records):
             for context in (c for c in record.contexts if not c.original and c.thought):
-                text = reference.said_before(records, number) + reference.thinking(record, context)
+                text = reference.render_conversation(records, number) + reference.thinking(
+                    record, context
+                )
                 expected = reference.measure(text, record.action)["score_logprob"]
                 differences.append(abs(expected - context.scores.logprob))
     is_different = [difference > 100 * EXACT for difference in differences]
     assert len(is_different) > STEPS and sum(is_different) >= 0.9 * len(is_different)
 
 
-# ---------------------------------------------------------------- 8, 11, 12: batches and groups
+# ------------------------------------------------------- rules 8, 11, 12: batches and groups
 
 
 @both
-def test_rule_08_row_scores_the_same_in_any_packing(
+def test_row_scores_the_same_in_any_packing(
     history, scored_rows, policy, scorer, tokenizer, monkeypatch
 ):
     request = request_of(scored_rows[history], scorer, tokenizer, history)
@@ -371,7 +368,7 @@ def list_numbers(answer):
 
 
 @both
-def test_rule_11_members_of_a_group_share_task_and_start(history, scored_rows):
+def test_members_of_a_group_share_task_and_start(history, scored_rows):
     data, columns = scored_rows[history], scored_rows[history].non_tensor_batch
     groups: dict[str, set] = {}
     for trajectory in list_trajectories(data).values():
@@ -384,7 +381,7 @@ def test_rule_11_members_of_a_group_share_task_and_start(history, scored_rows):
 
 
 @both
-def test_rule_11_different_start_is_refused(history, tokenizer, scorer, monkeypatch):
+def test_different_start_is_refused(history, tokenizer, scorer, monkeypatch):
     original, calls = PoolSession.reset, []
 
     async def reset(self, task, seed):
@@ -397,17 +394,17 @@ def test_rule_11_different_start_is_refused(history, tokenizer, scorer, monkeypa
 
 
 @both
-def test_rule_12_order_padding_and_splits_keep_the_credit(history, tokenizer, scorer):
+def test_order_padding_and_splits_keep_the_credit(history, tokenizer, scorer):
     config = thinking_config(
         history, combine="reweight", mode="mean_std_norm", score="logprob", cost_coef=0.2
     )
     unscored = collect(tokenizer, None, config)
     every = list(range(len(unscored)))
-    whole = advantages(answer_questions(unscored[every], scorer, config), config)
+    whole = advantages(answer_score_requests(unscored[every], scorer, config), config)
 
     def check(rows, left=0, right=0):
         part = pad(unscored[rows], left, right)
-        part = advantages(answer_questions(part, scorer, config), config)
+        part = advantages(answer_score_requests(part, scorer, config), config)
         for key in (*CREDIT, "advantages"):
             expected = torch.nn.functional.pad(whole.batch[key][rows], (0, right))
             torch.testing.assert_close(
@@ -456,11 +453,11 @@ def pad(data, left, right):
     return DataProto.from_dict(padded, columns, {})
 
 
-# ---------------------------------------------------------------- 13: forced tags
+# ------------------------------------------------------- rule 13: forced tags
 
 
 @both
-def test_rule_13_forced_tags_are_not_scored_or_counted(history, scored_rows, scorer, tokenizer):
+def test_forced_tags_are_not_scored_or_counted(history, scored_rows, scorer, tokenizer):
     data = scored_rows[history]
     request = request_of(data, scorer, tokenizer, history)
     for row, record in steps_of(data):

@@ -84,14 +84,16 @@ def test_table_has_a_line_per_turn_and_a_column_per_level():
     span_scores = [[score(0, 3, -0.25)], [], [score(0, 4, -3.0)]]
     branch_scores = [[score(0, 1, -1.0), score(0, 2, -2.0)], [], []]
     table = build_score_table(rows, branch_scores, span_scores, "logprob")
-    assert table.row_indices == [0, 0, 2] and table.chosen.tolist() == [2, -1, 3]
-    assert [turn.step for turn in table.turns] == [0, 1, 0]
+    assert table.row_indices == [0, 0, 2] and table.chosen_columns.tolist() == [2, -1, 3]
+    assert [turn.number for turn in table.turns] == [0, 1, 0]
     assert table.scores.tolist() == [[-1.0, -2.0, -0.25, 0], [0] * 4, [0, 0, 0, -3.0]]
     assert table.is_valid.tolist() == [[True, True, True, False], [False] * 4, [False] * 3 + [True]]
-    assert table.costs.tolist() == [[0, 3, 2, 0], [0] * 4, [0] * 4]
+    assert table.thought_tokens.tolist() == [[0, 3, 2, 0], [0] * 4, [0] * 4]
     assert [sorted(levels) for levels in table.entries] == [[1, 2, 3], [], [4]]
-    assert table.scores.dtype == table.costs.dtype == torch.float64, "differences may be tiny"
-    assert table.is_valid.dtype == torch.bool and table.chosen.dtype == torch.long
+    assert table.scores.dtype == table.thought_tokens.dtype == torch.float64, (
+        "differences may be tiny"
+    )
+    assert table.is_valid.dtype == torch.bool and table.chosen_columns.dtype == torch.long
     entropies = build_score_table([[rows[2][0]]], [[]], [[score(0, 4, -3.0, 0.75)]], "entropy")
     # A higher score is better, so entropy is negated.
     assert entropies.scores.abs().tolist() == [[0, 0, 0, 0.75]]

@@ -200,7 +200,7 @@ def test_scoring_metrics_of_a_batch(scored):
     assert "thinking_reweight" not in set(scored["append"].batch.keys())
 
 
-def test_rule_03_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
+def test_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
     data = collect(
         tokenizer,
         scorer,
@@ -215,7 +215,7 @@ def test_rule_03_unparsed_turn_gets_no_thinking_advantage(tokenizer, scorer):
     assert (data.batch["old_log_probs"] != 0).any()
 
 
-def test_rule_02_one_valid_context_gives_zero(tokenizer, scorer):
+def test_one_valid_context_gives_zero(tokenizer, scorer):
     data = collect(tokenizer, scorer, step_fraction=0.0)
     assert (data.batch["thinking_level_entropies"] == 0).all()
     assert all(
@@ -256,8 +256,8 @@ def test_permuted_credit_stays_among_equal_outcomes():
         entries=[],
         scores=torch.zeros(4, 4),
         is_valid=torch.ones(4, 4, dtype=torch.bool),
-        costs=torch.zeros(4, 4),
-        chosen=torch.zeros(4, dtype=torch.long),
+        thought_tokens=torch.zeros(4, 4),
+        chosen_columns=torch.zeros(4, dtype=torch.long),
         action_log_probs=torch.zeros(4, 4),
         level_log_probs=torch.zeros(4, 4),
     )
@@ -283,7 +283,7 @@ def test_permuted_credit_stays_among_equal_outcomes():
     table.is_valid[2, 2:] = False
     assert list_orders() == orders
     # A turn without a comparison keeps its place: first an unparsed one, then one context alone.
-    table.chosen[0] = -1
+    table.chosen_columns[0] = -1
     assert list_orders() == {(1, 2, 3, 4), (1, 2, 4, 3)}
     table.is_valid[2, 1:] = False
     assert list_orders() == {(1, 2, 3, 4)}
@@ -522,10 +522,10 @@ def test_score_table_has_a_column_per_level(tokenizer):
     table = build_score_table(
         [[], [turn]], [[], [entry(1, -2.0)]], [[], [entry(3, -1.0)]], "logprob"
     )
-    assert table.row_indices == [1] and table.chosen.tolist() == [2]
+    assert table.row_indices == [1] and table.chosen_columns.tolist() == [2]
     assert table.scores.tolist() == [[-2.0, 0.0, -1.0, 0.0]]
     assert table.is_valid.tolist() == [[True, False, True, False]]
-    assert table.costs.tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    assert table.thought_tokens.tolist() == [[0.0, 0.0, 1.0, 0.0]]
 
 
 def test_actor_scores_equal_plain_forward_passes(tokenizer, scorer):

@@ -49,8 +49,10 @@ def test_default_price_is_zero():
 
 def test_default_cost_max_is_64_tokens():
     flat = torch.zeros(1, 4)
-    costs = torch.tensor([[0.0, 0.0, 0.0, 1000.0]])
-    advantage, _ = compute_thinking_advantage(flat, ALL, columns_chosen(3), costs, cost_coef=64.0)
+    thought_tokens = torch.tensor([[0.0, 0.0, 0.0, 1000.0]])
+    advantage, _ = compute_thinking_advantage(
+        flat, ALL, columns_chosen(3), thought_tokens, cost_coef=64.0
+    )
     half = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
     halved, _ = compute_thinking_advantage(flat, ALL, columns_chosen(3), half, cost_coef=64.0)
     assert advantage.item() == -48.0  # -(64 - mean(0, 0, 0, 64))
@@ -64,10 +66,10 @@ def test_default_cost_max_is_64_tokens():
 
 
 def test_price_share_is_computed_per_turn():
-    costs = torch.tensor([[0.0, 8.0, 16.0, 24.0], [32.0, 32.0, 32.0, 32.0]])
+    thought_tokens = torch.tensor([[0.0, 8.0, 16.0, 24.0], [32.0, 32.0, 32.0, 32.0]])
     scores = SCORES.repeat(2, 1)
     _, share = compute_thinking_advantage(
-        scores, ALL.repeat(2, 1), columns_chosen(0, 0), costs, cost_coef=1.0, cost_max=32
+        scores, ALL.repeat(2, 1), columns_chosen(0, 0), thought_tokens, cost_coef=1.0, cost_max=32
     )
     assert share.tolist() == [0.375, 0.0]  # (0 + 8 + 16 + 24) / 4 / 32
 
@@ -114,12 +116,12 @@ def test_tables_without_four_columns_are_refused():
 
 def test_one_alternative_of_several_turns():
     valid = torch.cat([mask_of(0, 1), mask_of(2, 3)])
-    costs = torch.tensor([[0.0, 16.0, 0.0, 0.0], [0.0, 0.0, 0.0, 32.0]])
+    thought_tokens = torch.tensor([[0.0, 16.0, 0.0, 0.0], [0.0, 0.0, 0.0, 32.0]])
     advantage, share = compute_thinking_advantage(
         SCORES.repeat(2, 1),
         valid,
         columns_chosen(0, 3),
-        costs,
+        thought_tokens,
         cost_coef=1.0,
         cost_max=32,
         alternatives="one",
@@ -143,10 +145,10 @@ def test_std_is_that_of_the_valid_contexts():
 
 
 def test_price_share_is_divided_like_the_advantage():
-    costs = torch.tensor([[0.0, 0.0, 0.0, 64.0]])
+    thought_tokens = torch.tensor([[0.0, 0.0, 0.0, 64.0]])
     scores = torch.zeros(1, 4)
     advantage, share = compute_thinking_advantage(
-        scores, ALL, columns_chosen(3), costs, mode="mean_std_norm", cost_coef=4.0
+        scores, ALL, columns_chosen(3), thought_tokens, mode="mean_std_norm", cost_coef=4.0
     )
     assert advantage.item() == pytest.approx(-3 / math.sqrt(3))
     assert share.item() == pytest.approx(advantage.item())
@@ -162,9 +164,15 @@ def test_default_std_floor_is_a_tenth():
 
 def test_tie_without_a_floor_is_divided_by_one():
     scores = torch.tensor([[0.0, 0.0, 0.0, 0.5]])
-    costs = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
+    thought_tokens = torch.tensor([[0.0, 0.0, 0.0, 32.0]])
     advantage, share = compute_thinking_advantage(
-        scores, ALL, columns_chosen(3), costs, mode="mean_std_norm", cost_coef=1.0, std_floor=0.0
+        scores,
+        ALL,
+        columns_chosen(3),
+        thought_tokens,
+        mode="mean_std_norm",
+        cost_coef=1.0,
+        std_floor=0.0,
     )
     assert advantage.item() == 0.0
     assert share.item() == pytest.approx(-0.375)
@@ -207,10 +215,10 @@ def test_factor_shrinks_with_the_range_below_spread_floor():
 
 
 def test_factor_includes_the_price():
-    costs = torch.tensor([[0.0, 64.0, 64.0, 64.0]])
+    thought_tokens = torch.tensor([[0.0, 64.0, 64.0, 64.0]])
     equal = torch.full((1, 4), 0.5)
     factor = compute_reweight_factors(
-        equal, ALL, columns_chosen(0), costs, cost_coef=0.4, cost_max=64
+        equal, ALL, columns_chosen(0), thought_tokens, cost_coef=0.4, cost_max=64
     )
     assert factor.item() == pytest.approx(math.exp(2) / ((math.exp(2) + 3) / 4))
 

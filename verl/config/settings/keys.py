@@ -241,8 +241,12 @@ def keys_of(cls: type[Section], prefix: str = "") -> Mapping[str, Key]:
 
 
 def make_section_key(path: str, cls: type[Section]) -> Key:
-    """Return the ``Key`` of the section ``cls`` that a plugin added to the schema at ``path``."""
-    summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    """Return the ``Key`` of the section ``cls`` that a plugin added to the schema at ``path``.
+
+    Its help text is the summary of the docstring of ``cls``, without the final full stop.
+    """
+    # Help texts end without a full stop, because pages and messages add what follows.
+    summary = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split()).removesuffix(".")
     field = FieldInfo(annotation=cls, default_factory=cls, description=summary)
     return Key(path, cls, field, section=cls)
 

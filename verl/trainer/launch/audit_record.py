@@ -28,7 +28,7 @@ def compute_audit_metrics(result: AuditResult) -> dict[str, float]:
         "audit/plays": float(result.plays),
         "audit/reliability": result.reliability,
     }
-    for level, interval in enumerate(result.levels, start=1):
+    for level, interval in enumerate(result.level_effects, start=1):
         metrics |= _name_interval_metrics(
             f"{LEVEL_EFFECT_TABLE.prefix}/level_{level}/effect", interval
         )
@@ -53,8 +53,10 @@ def write_points(
     ``skip_reasons`` are, by name, the reasons why estimators were not compared.
     """
     path = directory / AUDIT_FILE
+    audit = dataclasses.asdict(result)
+    audit["levels"] = audit.pop("level_effects")  # the key in files of earlier versions
     content = {
-        "audit": dataclasses.asdict(result),
+        "audit": audit,
         "skipped": dict(skip_reasons or {}),
         "points": [dataclasses.asdict(point) for point in points],
     }

@@ -82,7 +82,7 @@ def _find_row_problems(
             fit_first_prompts(cfg, tokenizer, envs)
         task_counts |= {
             "train_tasks": len(train_envs.task_list),
-            "val_tasks": len(val_envs.panel),
+            "val_tasks": len(val_envs.validation_set),
         }
     except ConfigError as error:
         yield from error.problems
@@ -117,10 +117,10 @@ def open_environment(
 def _count_tasks(cfg: PPOConfig, envs: EnvironmentManagerBase) -> TaskCounts:
     """Return the numbers of tasks; create validation tasks only if their number is not declared."""
     if envs.split == "val":
-        return {"val_tasks": len(envs.panel)}
+        return {"val_tasks": len(envs.validation_set)}
     if uses_file_tasks(cfg):
         return {}  # tasks from files are counted after their prompts are measured
     if count_declared_tasks(cfg.env, "val") is not None:
         return {"train_tasks": len(envs.task_list)}
-    val_tasks = EnvironmentManagerBase(cfg, "val").panel
+    val_tasks = EnvironmentManagerBase(cfg, "val").validation_set
     return {"train_tasks": len(envs.task_list), "val_tasks": len(val_tasks)}

@@ -85,7 +85,7 @@ def _load_user_function(settings: AgentSettings, setting: str) -> Callable[..., 
     if not import_path:
         raise ValueError(
             f"{config_key}='': no function is given; allowed: FILE.py:NAME, MODULE:NAME; "
-            f"fix: {config_key}=my_agent.py:{'play' if setting == 'path' else setting}"
+            f"fix: {config_key}=my_agent.py:{'run_episode' if setting == 'path' else setting}"
         )
     return load_import_path(import_path, config_key)
 

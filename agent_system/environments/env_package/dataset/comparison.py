@@ -95,13 +95,13 @@ def is_right(answer: ExtractedAnswer, truth: str) -> bool:
     return any(_are_same_words(answer_text, truth_text) for answer_text in answer_texts)
 
 
-def answer_key(text: str) -> str | None:
+def canonicalize_answer(text: str) -> str | None:
     """Return a canonical text of the answer in ``text``, or None if there is no answer.
 
     Equal answers have equal canonical texts. Formulas are an exception, because they are not
     evaluated: ``1+x`` and ``x+1`` differ.
 
-    >>> answer_key("It is 0.5.") == answer_key("\\boxed{1/2}")
+    >>> canonicalize_answer("It is 0.5.") == canonicalize_answer("\\boxed{1/2}")
     True
     """
     answer = extract_answer(text)

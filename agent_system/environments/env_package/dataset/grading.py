@@ -13,7 +13,7 @@ from typing import Any
 from agent_system.environments.env import Observation, Step, Task
 from agent_system.environments.env_package.dataset.answer_text import normalize_answer
 from agent_system.environments.env_package.dataset.answers import extract_answer
-from agent_system.environments.env_package.dataset.comparison import answer_key, is_right
+from agent_system.environments.env_package.dataset.comparison import canonicalize_answer, is_right
 from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.experts.episode import await_if_needed
 from agent_system.reward_manager.custom import load_function
@@ -124,7 +124,7 @@ def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
     with time_limit(grade_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.is_right, "is_action_valid": bool(answer)}
-    info["answer"] = answer_key(answer)
+    info["answer"] = canonicalize_answer(answer)
     if grade.rewards:
         info["reward_parts"] = dict(grade.rewards)
     return Observation(""), grade.score, True, info

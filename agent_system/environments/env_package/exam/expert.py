@@ -8,7 +8,7 @@ that suffices depends on what the policy can compute without writing.
 from collections.abc import Sequence
 from typing import Any
 
-from agent_system.environments.env import Observation, Task
+from agent_system.environments.env import Observation
 from agent_system.environments.env_package.exam.questions import NAME, draw_tasks
 from agent_system.environments.env_package.exam.settings import ExamSettings
 from agent_system.environments.env_package.exam.solvers import solve_question
@@ -63,21 +63,18 @@ def make_demonstration_key(settings: ExamSettings) -> list[Any]:
     return [NAME, EXPERT.version, settings.model_dump(mode="json", include=included)]
 
 
-def list_demonstration_tasks(settings: ExamSettings, count: int) -> list[Task]:
-    """Return tasks for demonstrations, with training questions drawn with another seed."""
-    return draw_tasks(settings, "demonstrations", count, settings.demonstrated_questions)
-
-
-def list_token_symbols(settings: ExamSettings) -> list[str]:
-    """Return the step numbers, which a new tokenizer encodes as one token each."""
-    del settings  # equal for all generators
+def list_token_symbols(_settings: ExamSettings) -> list[str]:
+    """Return the step numbers of any question, which a new tokenizer encodes as one token each."""
     # A thought begins with a step number, so no space precedes this one.
     return [f"{space}#{step}" for step in range(1, MAX_NUMBERED_STEPS + 1) for space in (" ", "")]
 
 
 EXPERT = Expert(
     ExamExpert,
-    tasks=list_demonstration_tasks,
+    # Training questions, drawn with another seed than those of the training tasks.
+    tasks=lambda settings, count: draw_tasks(
+        settings, "demonstrations", count, settings.demonstrated_questions
+    ),
     key=make_demonstration_key,
     symbols=list_token_symbols,
 )

@@ -13,15 +13,12 @@ from agent_system.environments.env_package.exam.questions import (
     NAME,
     list_tasks,
     load_entries,
-    load_generators,
+    load_questions_by_generator,
 )
 from agent_system.environments.env_package.exam.settings import ExamSettings
-from agent_system.environments.env_package.exam.solvers import (
-    Solution,
-    shorten_observation,
-    solve_question,
-)
+from agent_system.environments.env_package.exam.solvers import shorten_observation, solve_question
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.question_series import QuestionSeries
 
 RULES = """\
 You answer {questions} questions. The first wrong answer ends the exam.
@@ -29,59 +26,39 @@ Answer with the result alone: a color, or a number in digits.
 A thought that helps writes the result of each step with its number: #1 7 #2 3"""
 
 
-class ExamEnv:
-    """Environment with reward 1.0 for the last of all right answers, else 0.0.
+class ExamEnv(QuestionSeries[dict[str, Any]]):
+    """Series of reasoning-gym questions, each with its answer and metadata in a dictionary.
 
-    An episode ends after the last question or with the first wrong answer. The generator's own
-    grader decides. An answer in a wrong form, such as a word for a number, changes nothing and is
-    not valid. ``info`` holds ``situation``, such as ``chain_sum 3`` (three steps).
+    The generator's own grader decides. An answer in a wrong form is, for example, a word instead of
+    a number. ``info`` holds ``situation``, such as ``chain_sum 3`` (three steps).
     """
 
-    placement = "inline"
+    invalid_text = "That is not the form of an answer. "
+    wrong_text = "{answer} is wrong: the exam is over."
+    wrong_state = "failed"
+    passed_text = "All answers are right."
+    passed_state = "passed"
 
     def __init__(self, settings: ExamSettings) -> None:
-        self.settings = settings
-        self._generators = load_generators(settings)
-        self._entries: list[dict[str, Any]] = []
-        self._solutions: list[Solution] = []
-        self._task_questions: list[tuple[str, int]] = []
-        self._answered = 0
+        super().__init__()
+        self._questions_by_generator = load_questions_by_generator(settings)
 
-    def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode at the first of ``task["questions"]``."""
-        del seed  # nothing is random
-        self._task_questions = task["questions"]
-        self._entries = load_entries(self._generators, task)
-        self._solutions = [solve_question(entry["question"]) for entry in self._entries]
-        self._answered = 0
-        return self._make_observation("")
+    def load_questions(self, task: Task) -> list[dict[str, Any]]:
+        return load_entries(self._questions_by_generator, task)
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer the current question with ``action``, and return the next one."""
-        answer = action.strip().lower()
-        if self._solutions[self._answered].answer_form.fullmatch(answer) is None:
-            observation = self._make_observation("That is not the form of an answer. ")
-            return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        name, _ = self._task_questions[self._answered]
-        grade = self._generators[name].score_answer(answer, self._entries[self._answered])
-        if grade < 1.0:
-            observation = Observation(f"{answer} is wrong: the exam is over.", anchor="failed")
-            return observation, 0.0, True, {"won": False, "is_action_valid": True}
-        self._answered += 1
-        if self._answered < len(self._entries):
-            return self._make_observation(""), 0.0, False, {"won": False, "is_action_valid": True}
-        observation = Observation("All answers are right.", anchor="passed")
-        return observation, 1.0, True, {"won": True, "is_action_valid": True}
+    def is_valid(self, question: dict[str, Any], answer: str) -> bool:
+        solution = solve_question(question["question"])
+        return solution.answer_form.fullmatch(answer) is not None
 
-    def close(self) -> None:
-        """Do nothing: no resources are in use."""
+    def is_right(self, question: dict[str, Any], answer: str) -> bool:
+        generator = solve_question(question["question"]).generator
+        return self._questions_by_generator[generator].score_answer(answer, question) >= 1.0
 
-    def _make_observation(self, prefix: str) -> Observation:
-        solution = self._solutions[self._answered]
-        question = self._entries[self._answered]["question"]
-        text = f"{prefix}Question {self._answered + 1} of {len(self._entries)}. {question}"
+    def show_question(self, question: dict[str, Any], number: int, count: int) -> Observation:
+        text = f"Question {number} of {count}. {question['question']}"
+        solution = solve_question(question["question"])
         info = {"admissible_actions": list(solution.choices), "situation": solution.situation}
-        return Observation(text, anchor=question, info=info)
+        return Observation(text, anchor=question["question"], info=info)
 
 
 def make_prompts(settings: ExamSettings) -> ChatPrompts | CompactPrompts:

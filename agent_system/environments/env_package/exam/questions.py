@@ -18,7 +18,7 @@ VAL_DIVISOR = 4  # one question in four belongs to the validation split
 QUESTION_NUMBERS = 2**24  # questions of a generator, many of which are equal if they are simple
 
 
-def load_generators(settings: ExamSettings) -> dict[str, Questions]:
+def load_questions_by_generator(settings: ExamSettings) -> dict[str, Questions]:
     """Return the questions of each generator of ``settings``.
 
     Raises ``ValueError`` if a generator does not accept its options.
@@ -46,21 +46,23 @@ def draw_questions(
     settings: ExamSettings, seed: int, is_validation: bool
 ) -> Iterator[tuple[str, int]]:
     """Yield an endless sequence of random questions of one split, as (generator, number)."""
-    generators = load_generators(settings)
+    questions_by_generator = load_questions_by_generator(settings)
     rng = random.Random(seed)
     while True:
         name = rng.choice(settings.generators)
         number = rng.randrange(QUESTION_NUMBERS)
         # Draw another number of the same generator, so that all have the same share.
-        while is_validation_question(generators[name][number]["question"]) != is_validation:
+        while (
+            is_validation_question(questions_by_generator[name][number]["question"])
+            != is_validation
+        ):
             number = rng.randrange(QUESTION_NUMBERS)
         yield name, number
 
 
 def list_tasks(settings: ExamSettings, split: str) -> list[Task]:
     """Return the tasks of ``split``. The splits share no question."""
-    count = settings.val_tasks if split == "val" else settings.train_tasks
-    return draw_tasks(settings, split, count, settings.questions)
+    return draw_tasks(settings, split, settings.known_tasks(split), settings.questions)
 
 
 def draw_tasks(
@@ -81,9 +83,6 @@ def draw_tasks(
     return tasks
 
 
-def load_entries(generators: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
-    """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them.
-
-    ``generators`` are those of ``load_generators``.
-    """
-    return [generators[name][number] for name, number in task["questions"]]
+def load_entries(questions: Mapping[str, Questions], task: Task) -> list[dict[str, Any]]:
+    """Return the questions of ``task`` with answers and metadata, as reasoning-gym makes them."""
+    return [questions[name][number] for name, number in task["questions"]]

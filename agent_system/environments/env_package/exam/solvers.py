@@ -110,14 +110,10 @@ def solve_count(text: str) -> Solution | None:
 
 
 def _build_integer_solution(generator: str, short_question: str, values: list[int]) -> Solution:
+    results = tuple(map(str, values))
     choices = range(values[-1] - CHOICE_RADIUS, values[-1] + CHOICE_RADIUS + 1)
     return Solution(
-        generator,
-        short_question,
-        tuple(map(str, values)),
-        str(values[-1]),
-        INTEGER_PATTERN,
-        tuple(map(str, choices)),
+        generator, short_question, results, results[-1], INTEGER_PATTERN, tuple(map(str, choices))
     )
 
 
@@ -140,8 +136,7 @@ def solve_question(text: str) -> Solution:
     Raises ``ValueError`` if it contains no question of a generator with a solver.
     """
     for solver in SOLVERS.values():
-        solution = solver(text)
-        if solution is not None:
+        if (solution := solver(text)) is not None:
             return solution
     raise ValueError(f"text {text!r}: expected a question of {', '.join(SOLVERS)}")
 

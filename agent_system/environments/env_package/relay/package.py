@@ -5,8 +5,6 @@ to 7 arrows. A policy with few layers follows about one arrow per written token.
 number of arrows determines the required thinking level of a turn.
 """
 
-from typing import Any
-
 from agent_system.environments.chat_prompts import ChatPrompts, CompactPrompts, project_action
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_package.relay.doors import (
@@ -20,6 +18,7 @@ from agent_system.environments.env_package.relay.doors import (
 from agent_system.environments.env_package.relay.expert import EXPERT
 from agent_system.environments.env_package.relay.settings import RelaySettings
 from agent_system.environments.package import EnvPackage
+from agent_system.environments.question_series import QuestionSeries
 
 RULES = """\
 You pass {doors} doors. At each one arrows lead from place to place: a>b leads from a to b.
@@ -28,60 +27,41 @@ the place where you arrive. Right opens the door. Wrong, and you are lost.
 A thought that helps follows the arrows step by step: 1=c 2=f"""
 
 
-class RelayEnv:
-    """Environment with reward 1.0 for passing the last door, else 0.0.
+class RelayEnv(QuestionSeries[Door]):
+    """Series of doors (puzzles). The answer to a door is the place at the end of its arrows.
 
-    An episode ends after the last door or with the first wrong answer. An unknown place changes
-    nothing and is not valid. ``info`` of an observation holds ``needed_level``, and ``situation``,
-    such as ``+3`` for a door that asks for 3 arrows.
+    An unknown place is an answer in a wrong form. ``info`` of an observation holds
+    ``needed_level``, and ``situation``, such as ``+3`` for a door that asks for 3 arrows.
     """
 
-    placement = "inline"
+    invalid_text = "There is no such place. "
+    wrong_text = "{answer} is wrong: you are lost."
+    wrong_state = "lost"
+    passed_text = "All doors are passed."
+    passed_state = "won"
 
     def __init__(self, settings: RelaySettings) -> None:
+        super().__init__()
         self.settings = settings
-        self._doors: list[Door] = []
-        self._passed_doors = 0
 
-    def reset(self, task: Task, seed: int) -> Observation:
-        """Start an episode at the first of ``task["doors"]``."""
-        del seed  # nothing is random
-        self._doors = [Door.parse(text) for text in task["doors"]]
-        self._passed_doors = 0
-        return self._make_observation("")
+    def load_questions(self, task: Task) -> list[Door]:
+        """Return the doors of ``task["doors"]`` in order."""
+        return [Door.parse(text) for text in task["doors"]]
 
-    def step(self, action: str) -> tuple[Observation, float, bool, dict[str, Any]]:
-        """Answer the current door (puzzle) with the place ``action``.
+    def is_valid(self, question: Door, answer: str) -> bool:
+        return answer in question.all_places
 
-        The reward is 1.0 for passing the last door, else 0.0. The episode is done after the last
-        door or with a wrong answer.
-        """
-        action = action.strip().lower()
-        door = self._doors[self._passed_doors]
-        if action not in door.all_places:
-            observation = self._make_observation("There is no such place. ")
-            return observation, 0.0, False, {"won": False, "is_action_valid": False}
-        if action != door.goal_place:
-            observation = Observation(f"{action} is wrong: you are lost.", anchor="lost")
-            return observation, 0.0, True, {"won": False, "is_action_valid": True}
-        self._passed_doors += 1
-        if self._passed_doors < len(self._doors):
-            return self._make_observation(""), 0.0, False, {"won": False, "is_action_valid": True}
-        observation = Observation("All doors are passed.", anchor="won")
-        return observation, 1.0, True, {"won": True, "is_action_valid": True}
+    def is_right(self, question: Door, answer: str) -> bool:
+        return answer == question.goal_place
 
-    def close(self) -> None:
-        """Do nothing: no resources are in use."""
-
-    def _make_observation(self, prefix: str) -> Observation:
-        door = self._doors[self._passed_doors]
-        text = describe_door(door, self._passed_doors + 1, len(self._doors))
+    def show_question(self, question: Door, number: int, count: int) -> Observation:
         info = {
-            "admissible_actions": door.all_places,
-            "situation": f"+{door.hops}",
-            "needed_level": compute_needed_level(door.hops, self.settings.hops),
+            "admissible_actions": question.all_places,
+            "situation": f"+{question.hops}",
+            "needed_level": compute_needed_level(question.hops, self.settings.hops),
         }
-        return Observation(f"{prefix}{text}", anchor=door.state, info=info)
+        text = describe_door(question, number, count)
+        return Observation(text, anchor=question.state, info=info)
 
 
 def make_prompts(settings: RelaySettings) -> ChatPrompts | CompactPrompts:

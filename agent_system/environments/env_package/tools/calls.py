@@ -69,8 +69,8 @@ def parse_call(text: str) -> Call:
     return Call(call["name"], arguments)
 
 
-def format_call(name: str, **arguments: Any) -> str:
-    """Return a call in the format that the model writes."""
+def format_call(name: str, arguments: dict[str, Any]) -> str:
+    """Return a call in the format that the model writes and ``parse_call`` reads."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 

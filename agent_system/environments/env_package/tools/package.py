@@ -196,8 +196,8 @@ class ToolPrompts(ChatPrompts):
         return SHORT_INSTRUCTIONS
 
     def format_call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return a call in the format of ``calls.parse_call``."""
-        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+        """Return a call in the format that ``calls.parse_call`` reads."""
+        return calls.format_call(name, arguments)
 
     def system(self, levels: bool) -> str | None:
         """Return a description of the tools and the answer format.
@@ -223,7 +223,7 @@ def make_system_instructions(settings: ToolsSettings, levels: bool) -> str:
     )
     if not levels:
         return text
-    example_call = f"<action>{calls.format_call('NAME')}</action>"
+    example_call = f"<action>{calls.format_call('NAME', {})}</action>"
     return (
         f"{text}\n\n{render_level_instructions()}\nCalls and the answer are actions: {example_call}"
     )

@@ -1,8 +1,9 @@
 """Expert for twenty questions. It asks about unknown attributes, and guesses the last candidate.
 
-Candidates are the words that fit all answers so far. Noise has two forms. ``useless_share`` is the
-share of questions about random attributes. ``invalid_share`` is the probability of a guess although
-several candidates are left.
+Candidates are the words that fit all answers so far. If they have the same attributes, the expert
+guesses one of them after it has asked about all attributes. Noise has two forms. ``useless_share``
+is the share of questions about random attributes. ``invalid_share`` is the probability of a guess
+although several candidates are left.
 """
 
 import random
@@ -60,15 +61,18 @@ class TwentyQuestionsExpert:
         )
         situation = f"{candidates_text} fit"
         facts_text = ", ".join(fact_texts) or "tried nothing"
-        is_last_candidate = len(self.candidates) == 1
-        if is_last_candidate or (
+        unused_attributes = [
+            name for name in self._knowledge.attributes if name not in self._used_attributes
+        ]
+        must_guess = len(self.candidates) == 1 or not unused_attributes
+        if must_guess or (
             self._used_attributes and self._rng.random() < self._early_guess_probability
         ):
             guess = f"[{self._rng.choice(self.candidates)}]"
             return Decision(
-                guess, situation, facts_text, f"guess {guess}", is_invalid=not is_last_candidate
+                guess, situation, facts_text, f"guess {guess}", is_invalid=not must_guess
             )
-        attribute, is_random = self._choose_attribute()
+        attribute, is_random = self._choose_attribute(unused_attributes)
         self._used_attributes.append(attribute)
         question = self._knowledge.attributes[attribute].question
         plan = f"ask {_to_phrase(attribute)}"
@@ -85,11 +89,8 @@ class TwentyQuestionsExpert:
         self._used_attributes.append(attribute)
         self._filter_candidates(attribute, Answer.YES)
 
-    def _choose_attribute(self) -> tuple[str, bool]:
+    def _choose_attribute(self, unused_attributes: Sequence[str]) -> tuple[str, bool]:
         """Return the attribute of the next question, and True if it was chosen at random."""
-        unused_attributes = [
-            name for name in self._knowledge.attributes if name not in self._used_attributes
-        ]
         if self._rng.random() < self._random_question_share:
             return self._rng.choice(unused_attributes), True
         return min(unused_attributes, key=self._count_after_common_answer), False

@@ -215,7 +215,7 @@ def test_config_of_the_same_name_makes_the_environment(name):
     config = load_config(name)
     assert config.env.env_name == name
     train, val = make_envs(config)
-    assert len(train.task_list) >= 100 and len(val.panel) == config.env.val_tasks
+    assert len(train.task_list) >= 100 and len(val.validation_set) == config.env.val_tasks
 
 
 def test_webshop_is_an_alias_of_shop():

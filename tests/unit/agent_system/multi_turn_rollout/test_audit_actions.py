@@ -35,10 +35,10 @@ def tokenizer():
 
 def script(request: Any, prompt: str) -> str:
     """Draw the first action by the seed. Then repeat "stay", or else walk to the target."""
-    said = re.findall(r"<action>(left|right|stay)</action>", prompt)
+    earlier_actions = re.findall(r"<action>(left|right|stay)</action>", prompt)
     if len(PLACE.findall(prompt)) == 1:
         return f"<action>{('stay', walk(prompt))[request.seed % 2]}</action>"
-    return f"<action>{'stay' if 'stay' in said else walk(prompt)}</action>"
+    return f"<action>{'stay' if 'stay' in earlier_actions else walk(prompt)}</action>"
 
 
 def compute_log_prob(data: DataProto) -> DataProto:
@@ -81,7 +81,7 @@ def test_different_actions_are_executed_and_the_original_is_the_first(tokenizer)
 
 def test_tables_of_an_audit_without_levels_have_the_chosen_action_only(tokenizer):
     result = audit_scores(audit(tokenizer).points, resamples=20)
-    assert result.levels == () and result.reliability == pytest.approx(1)
+    assert result.level_effects == () and result.reliability == pytest.approx(1)
     assert [score.name for score in result.scores] == ["random"]
     assert result.scores[0].all_levels is None and result.second_audit.all_levels is None
     assert result.second_audit.chosen[0] == pytest.approx(1)

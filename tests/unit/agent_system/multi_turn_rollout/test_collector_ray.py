@@ -98,7 +98,7 @@ def test_trajectories_of_a_lost_collector_are_generated_again(validating):
         )
         assert len(first) == len(second) == 6
         rows_by_engine.append(rows(first) + rows(second))
-    request_ids, aborted_clients = ray.get(remote.told.remote())
+    request_ids, aborted_clients = ray.get(remote.list_requests_and_aborts.remote())
     assert len(set(request_ids)) == len(request_ids), "a late result would answer another request"
     # A collector that closes with requests in flight aborts them under its own name.
     assert aborted_clients[0] == "collector-0"

@@ -248,10 +248,10 @@ def test_level_information_is_equal_in_training_and_validation(name):
     # Observations differ although the state is the same.
     trajectories = [make_appended(prompt=1 + member, member=member) for member in range(4)]
     for member, trajectory in enumerate(trajectories):
-        for played_turn in trajectory.turns:
-            played_turn.observation = f"obs {member} {played_turn.step}"
-            played_turn.situation = name or played_turn.anchor
-            played_turn.parsed = replace(parsed(), level=1 + 2 * played_turn.step + member % 2)
+        for turn in trajectory.turns:
+            turn.observation = f"obs {member} {turn.step}"
+            turn.situation = name or turn.anchor
+            turn.parsed = replace(parsed(), level=1 + 2 * turn.step + member % 2)
     trained = compute_episode_metrics(trajectories)["rlvcr/level_information"]
     validated = compute_level_shares(pack_rows(build_rows(trajectories), PAD), "val")[
         "val/level_information"
@@ -274,10 +274,10 @@ def test_turn_record_holds_the_parsed_level():
 def test_row_turns_for_scoring():
     trajectory = make_appended()
     alternatives = TurnAlternatives()
-    for number, played_turn in enumerate(trajectory.turns):
-        played_turn.parsed = parsed()
-        played_turn.alternatives = alternatives
-        played_turn.num_forced = number
+    for number, turn in enumerate(trajectory.turns):
+        turn.parsed = parsed()
+        turn.alternatives = alternatives
+        turn.num_forced = number
     assert build_row_turns(build_rows([trajectory])) == [
         [
             RowTurn(0, 3, [1, 2], parsed(), alternatives, 0),

@@ -58,7 +58,7 @@ def test_overlong_rows_are_dropped_and_counted(envs, tokenizer, caplog, split):
         fit_first_prompts(config, tokenizer, manager)
     assert [task["task_id"][-1] for task in manager.task_list] == ["0", "2"]
     assert "1 of 3" in caplog.text
-    assert len(manager.panel) == (2 if split == "val" else 0)
+    assert len(manager.validation_set) == (2 if split == "val" else 0)
     assert len(manager.gen_batch(1, 2)) == 2 * config.env.rollout.n
 
 

@@ -148,7 +148,7 @@ def assert_sampled_once(dialogues: EpisodeDialogues, turns) -> None:
 
 
 def test_rows_of_templates_that_keep_turns_are_those_of_append():
-    """Where no thought is removed, the tokens of the only row are those of ``append`` history."""
+    """The tokens of the only row are those of ``append`` history if no thought is removed."""
     equal = []
     for name in template_names():
         bridge = ChatBridge(trl_tokenizer(name))

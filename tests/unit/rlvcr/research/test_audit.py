@@ -106,7 +106,7 @@ def test_points_of_one_task_are_not_independent():
             widths.append(interval[2] - interval[1])
         assert widths[1] == pytest.approx(widths[0], rel=1e-9)
         assert widths[2] < widths[0] / 2
-    for one, expected in zip(together.levels, alone.levels, strict=True):
+    for one, expected in zip(together.level_effects, alone.level_effects, strict=True):
         assert one == pytest.approx(expected)
 
 
@@ -118,9 +118,9 @@ def test_level_effects_are_means_over_points():
             AuditPoint("b", 0, 4, True, ((0.0,), (0.0,), (1.0,), (1.0,)), scores),
         ]
     )
-    assert [level[0] for level in audit.levels] == [-0.5, 0.0, 0.5, 0.0]
-    assert audit.levels[0][1:] == (-0.5, -0.5)
-    assert (audit.levels[1][1], audit.levels[1][2]) == (-0.5, 0.5)
+    assert [level[0] for level in audit.level_effects] == [-0.5, 0.0, 0.5, 0.0]
+    assert audit.level_effects[0][1:] == (-0.5, -0.5)
+    assert (audit.level_effects[1][1], audit.level_effects[1][2]) == (-0.5, 0.5)
 
 
 def test_reliability_is_corrected_for_half_the_length():
@@ -194,7 +194,7 @@ def test_audit_is_repeatable_and_needs_points():
 
 
 def test_second_reliability_is_reported_by_column():
-    """Reliabilities of all options, of won and lost plays, and of the chosen options by hand."""
+    """Compare the reliabilities by hand: all options, both outcomes, and the chosen options."""
     points = [
         AuditPoint("a", 0, 1, True, ((1.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
         AuditPoint("b", 0, 2, True, ((0.0, 1.0), (0.0, 0.0)), {"s": (1.0, 0.0)}),
@@ -237,7 +237,7 @@ def test_points_without_an_external_score_are_dropped():
     ]
     audit = audit_scores(points, resamples=SAMPLES)
     assert find_score(audit, "external").chosen[0] == pytest.approx(1)
-    assert audit.levels == () and find_score(audit, "external").all_levels is None
+    assert audit.level_effects == () and find_score(audit, "external").all_levels is None
 
 
 def test_points_may_have_different_numbers_of_actions():

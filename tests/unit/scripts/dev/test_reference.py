@@ -12,6 +12,13 @@ def test_reference_page_is_up_to_date(name):
     assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name]()
 
 
+def test_section_descriptions_keep_their_spelling_and_end_with_one_full_stop():
+    text = PAGES["keys.md"]()
+    assert "\nAdvantage estimation and KL in the reward.\n" in text
+    assert "\nNumber and generators of the questions.\n" in text
+    assert ".." not in [line[-2:] for line in text.splitlines()]
+
+
 def test_every_registered_environment_is_listed():
     page = (REFERENCE / "environments.md").read_text(encoding="utf-8")
     assert [name for name in REGISTRY if f"\n| `{name}` |" not in page] == []

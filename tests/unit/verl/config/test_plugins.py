@@ -49,6 +49,13 @@ def test_plugin_key_exists_only_in_its_section():
         load_config(overrides=["data.levels=[1]"])
 
 
+def test_help_text_of_a_section_has_no_full_stop():
+    # Pages and messages add the full stop.
+    sections = [key for key in schema_keys(PPOConfig).values() if key.is_section]
+    assert any(key.path == "env.sokoban" for key in sections)
+    assert [key.path for key in sections if key.help_text.endswith(".")] == []
+
+
 def test_plugin_key_that_is_set_counts_as_having_effect():
     assert find_keys_without_effect(load_config(overrides=["env.levels=true"]), "cpu") == {}
 

@@ -35,7 +35,7 @@ CODE = {
     "env.kwargs.opponent.path": "evil.py",
     "env.tools.functions": ["evil.py:f"],
     "env.tools.mcp_servers": [{"command": "sh"}],
-    "env.agent.path": "evil.py:play",
+    "env.agent.path": "evil.py:run_episode",
     "env.agent.tasks": "evil.py:tasks",
     "env.dataset.reward.path": "evil.py",
     "ray_init.runtime_env": {"worker_process_setup_hook": "evil.f"},

@@ -71,7 +71,7 @@ def may_write(monkeypatch) -> threading.Event:
 def test_files_hold_the_reported_values_after_later_changes(
     tokenizer, batch, journal, may_write, tmp_path: Path
 ):
-    jsonl.write(tmp_path / "plays", format_rollout_lines(batch, tokenizer))
+    jsonl.write(tmp_path / "rows", format_rollout_lines(batch, tokenizer))
     jsonl.write(tmp_path / "tokens", format_token_lines(batch, tokenizer))
     table = batch.select()
     journal.log_rollouts(1, table)
@@ -83,7 +83,7 @@ def test_files_hold_the_reported_values_after_later_changes(
     may_write.set()
     journal.finish_run()
     run = journal.run
-    assert run.rollout_path(1).read_bytes() == (tmp_path / "plays").read_bytes()
+    assert run.rollout_path(1).read_bytes() == (tmp_path / "rows").read_bytes()
     assert run.token_path(1).read_bytes() == (tmp_path / "tokens").read_bytes()
     (line,) = jsonl.read(run.metrics_path)
     assert line["actor/loss"] == 1.0
@@ -164,7 +164,7 @@ def test_rollouts_have_a_second_copy_and_trackers_get_samples(tokenizer, history
             list(jsonl.read(first_copy))
         ) == len(batch)
     ((name, columns, rows, step),) = texts.sent
-    assert (name, columns, step) == ("val/plays", ["task", "return", "play"], 4)
+    assert (name, columns, step) == ("val/trajectories", ["task", "return", "trajectory"], 4)
     assert len(rows) == 2 and all(reward == "1" for _, reward, _ in rows)
     assert rows[0][2].count("> You are at") == rows[0][2].count("<action>") >= 3
 

@@ -137,10 +137,10 @@ def test_page_holds_the_trajectories_of_every_step(page, run_dir):
         1,
         0,
     ) and success // 8 == no_success // 8
-    play = list_trajectories(page, "train-12")[success]
+    trajectory = list_trajectories(page, "train-12")[success]
     recorded = rows[success]["steps"][0]
-    shown = play["steps"][0]
-    assert play["name"] == rows[success]["traj_uid"] and shown["action"] == recorded["action"]
+    shown = trajectory["steps"][0]
+    assert trajectory["name"] == rows[success]["traj_uid"] and shown["action"] == recorded["action"]
     texts, values = zip(*recorded["token_credit"], strict=True)
     # The first token of a turn was not sampled, so it has no advantage.
     assert shown["tokens"] == ["<|assistant|>", *texts]
@@ -276,8 +276,8 @@ def test_recorded_texts_are_no_markup(tmp_path):
     jsonl.write(path, rows)
     page = write_report(run_dir).read_text()
     assert "alert(1)" not in page
-    play = list_trajectories(page, "train-1")[0]
-    assert play["prompt"] == hostile and play["steps"][0]["tokens"] == [hostile]
+    trajectory = list_trajectories(page, "train-1")[0]
+    assert trajectory["prompt"] == hostile and trajectory["steps"][0]["tokens"] == [hostile]
     parse_page(page)
 
 

@@ -113,11 +113,11 @@ def test_tensorboard_receives_the_numbers(tmp_path):
 
     service = Service("tensorboard", "project", "experiment", tmp_path, {"a": {"b": 1}})
     service.log({"actor/pg_loss": 0.5}, 3)
-    service.log_texts("val/plays", ["task", "play"], [["t1", "> door\n\nopen"]], 3)
+    service.log_texts("val/trajectories", ["task", "trajectory"], [["t1", "> door\n\nopen"]], 3)
     service.finish()
     events = EventAccumulator(str(tmp_path / "experiment")).Reload()
     assert [(e.step, e.value) for e in events.Scalars("actor/pg_loss")] == [(3, 0.5)]
-    (text,) = events.Tensors("val/plays/0/text_summary")
+    (text,) = events.Tensors("val/trajectories/0/text_summary")
     assert text.tensor_proto.string_val[0] == b"t1\n\n> door\n\nopen"
 
 

@@ -108,8 +108,8 @@ def test_correlations_of_resamples_are_those_of_the_repeated_values():
     rng = np.random.default_rng(0)
     first, second = rng.normal(size=(2, 7))
     weights = np.stack([rng.multinomial(7, [1 / 7] * 7) for _ in range(5)])
-    found = compute_weighted_correlations(first, second, weights)
+    correlations = compute_weighted_correlations(first, second, weights)
     expected = [np.corrcoef(first.repeat(w), second.repeat(w))[0, 1] for w in weights]
-    assert found.tolist() == pytest.approx(expected)
+    assert correlations.tolist() == pytest.approx(expected)
     alone = np.array([[0, 0, 3, 0, 0, 0, 0]])
     assert math.isnan(compute_weighted_correlations(first, second, alone)[0])

@@ -15,7 +15,7 @@ from transformers import (
 
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
-from tests.helpers.trainer_fakes import Group, played_rows
+from tests.helpers.trainer_fakes import Group, make_trainer_rows
 from verl.config.schema.critic import RewardModelConfig
 from verl.protocol import DataProto, object_array
 from verl.trainer.ppo.credit import ModelRewards, broadcast_outcomes
@@ -180,7 +180,7 @@ class FirstTokenReward:
 
 
 def test_model_score_is_added_to_the_rule_reward():
-    batch = played_rows()
+    batch = make_trainer_rows()
     nan = float("nan")
     batch.non_tensor_batch["messages"] = object_array([[], CONVERSATIONS[0], [], CONVERSATIONS[1]])
     group = ScoreGroup([nan, 2.0, nan, -1.0])

@@ -1,5 +1,6 @@
-"""Rule 9 of the edge cases of RLVCR: the prefix-shared pass equals one forward per thought, and
-also returns the old log-probs.
+"""Tests that the pass with a shared prefix has the scores of one forward pass per thought.
+
+This is rule 9 of ``test_rlvcr_rules``. The pass also returns the old log-probs.
 
 The rows come from real trajectories in both history policies. They differ in length, and some turns
 have no alternatives. The cases are tied and untied embeddings, float32 and bfloat16, one rank and
@@ -53,13 +54,13 @@ def make_worker(path, dtype, **actor):
     return worker
 
 
-def run_rank(rank, directory, questions):
+def run_rank(rank, directory, score_requests):
     """Score the rows of one of two ranks for every case and history, and write them to a file."""
     registration = Registration(Dispatch.DP_COMPUTE_PROTO)
     scores = {}
     for embeddings, dtype in CASES:
         worker = make_worker(directory / embeddings, dtype, ppo_micro_batch_size_per_gpu=2)
-        for history, data in questions.items():
+        for history, data in score_requests.items():
             calls, _ = plan_calls(registration, 2, (data,), {})
             (own_rows,), _ = calls[rank]
             scores[f"{embeddings} {dtype} {history}"] = score_rows_of(worker, own_rows)
@@ -75,7 +76,7 @@ def policies(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def questions(policies):
+def score_requests(policies):
     """Return the input of ``compute_log_prob`` by history policy, with an odd number of rows."""
     inputs = {}
     scorer = NaiveScorer(AutoModelForCausalLM.from_pretrained(policies / "tied"))
@@ -93,7 +94,7 @@ def questions(policies):
 
 
 @pytest.fixture(scope="module")
-def naive(policies, questions):
+def naive(policies, score_requests):
     """Return a function (embeddings, dtype, history) -> scores from one forward per row and
     thought.
     """
@@ -104,16 +105,16 @@ def naive(policies, questions):
             model = AutoModelForCausalLM.from_pretrained(
                 policies / embeddings, dtype=getattr(torch, dtype)
             )
-            cache[embeddings, dtype, history] = NaiveScorer(model)(questions[history])
+            cache[embeddings, dtype, history] = NaiveScorer(model)(score_requests[history])
         return cache[embeddings, dtype, history]
 
     return score
 
 
 @pytest.fixture(scope="module")
-def two_ranks(policies, questions):
+def two_ranks(policies, score_requests):
     """Return the scores of two gloo ranks, with the rows in order."""
-    run_two_ranks(run_rank, policies, questions)
+    run_two_ranks(run_rank, policies, score_requests)
     ranks = [json.loads((policies / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     return {case: [*ranks[0][case], *ranks[1][case]] for case in ranks[0]}
 
@@ -141,10 +142,10 @@ def assert_equal_records(actual: list[dict], reference, tolerance: float):
 
 @both
 @every_case
-def test_rule_09_one_pass_equals_a_forward_per_thought(
-    policies, questions, naive, embeddings, dtype, history
+def test_one_pass_equals_a_forward_per_thought(
+    policies, score_requests, naive, embeddings, dtype, history
 ):
-    worker, data = make_worker(policies / embeddings, dtype), questions[history]
+    worker, data = make_worker(policies / embeddings, dtype), score_requests[history]
     actual = score_rows_of(worker, data)
     reference = naive(embeddings, dtype, history)
     assert_equal_records(actual, reference, TOLERANCE[dtype])
@@ -163,30 +164,28 @@ def test_rule_09_one_pass_equals_a_forward_per_thought(
 
 @both
 @every_case
-def test_rule_09_two_ranks_equal_a_forward_per_thought(
-    two_ranks, questions, naive, embeddings, dtype, history
+def test_two_ranks_equal_a_forward_per_thought(
+    two_ranks, score_requests, naive, embeddings, dtype, history
 ):
     actual, reference = (
         two_ranks[f"{embeddings} {dtype} {history}"],
         naive(embeddings, dtype, history),
     )
     assert (
-        len(questions[history]) % 2 == 1 and len(actual) == len(questions[history]) + 1
+        len(score_requests[history]) % 2 == 1 and len(actual) == len(score_requests[history]) + 1
     )  # a padding row, so that both ranks have the same number of rows
     assert_equal_records(actual[: len(reference)], reference, TOLERANCE[dtype])
     if dtype == "float32":
         for row in range(len(reference)):
-            sampled = questions[history].batch["response_mask"][row].bool()
+            sampled = score_requests[history].batch["response_mask"][row].bool()
             expected = reference.batch["old_log_probs"][row][sampled].tolist()
             assert actual[row]["old_log_probs"] == pytest.approx(expected, abs=TOLERANCE[dtype])
 
 
 @every_case
-def test_rule_09_comparison_detects_exchanged_thoughts(
-    policies, questions, naive, embeddings, dtype
-):
+def test_comparison_detects_exchanged_thoughts(policies, score_requests, naive, embeddings, dtype):
     """The difference is larger than either tolerance."""
-    worker, data = make_worker(policies / embeddings, dtype), questions["append"]
+    worker, data = make_worker(policies / embeddings, dtype), score_requests["append"]
     actual = score_rows_of(worker, data)
     for row in actual:
         row["records"] = row["records"][1:] + row["records"][:1]

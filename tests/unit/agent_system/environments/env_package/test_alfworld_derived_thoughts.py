@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from tests.helpers.expert_episodes import run_expert
 from tests.helpers.refusals import mentions
 
 pytest.importorskip("alfworld")
@@ -20,7 +21,7 @@ from agent_system.environments.env_package.alfworld.derived_thoughts import (
 from agent_system.environments.env_package.alfworld.package import EXPERT, PACKAGE
 from agent_system.environments.env_package.alfworld.settings import TASK_TYPES
 from agent_system.environments.env_package.alfworld.store import list_generated_tasks
-from agent_system.environments.expert_protocol import Decision, EpisodeStart, Noise
+from agent_system.environments.expert_protocol import Decision, Noise
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS
 
@@ -231,19 +232,12 @@ def test_expert_succeeds_and_observations_name_the_situation(store):
     env = PACKAGE.make(settings)
     situations, success_counts = Counter(), Counter()
     for task in list_generated_tasks(settings, "demo", 12):
-        observation = env.reset(task, 0)
-        start = EpisodeStart(settings, task, observation, random.Random(0))
-        expert = EXPERT.start(start)
-        for _ in range(60):
-            decision = expert.act()
-            assert observation.needed_level == decision.needed_level
-            situations[observation.situation] += 1
-            observation, _, done, info = env.step(decision.action)
-            assert info["is_action_valid"]
-            if done:
-                success_counts[task["kind"]] += 1
-                break
-            expert.observe(decision.action, observation)
+        turns = run_expert(PACKAGE, env, settings, task)
+        for turn in turns:
+            assert turn.observation.needed_level == turn.decision.needed_level
+            assert turn.info["is_action_valid"]
+            situations[turn.observation.situation] += 1
+        success_counts[task["kind"]] += turns[-1].done
     env.close()
     assert success_counts == {kind: 2 for kind in TASK_TYPES}
     assert set(situations) <= set(NEEDED_LEVELS) and situations["search"] > 10

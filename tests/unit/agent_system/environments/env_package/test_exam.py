@@ -1,7 +1,6 @@
 """Tests of the exam: solvers against the library, the rule of the levels, and the episodes."""
 
 import json
-import random
 
 import pytest
 
@@ -13,16 +12,16 @@ from agent_system.environments.env_package.exam.package import PACKAGE
 from agent_system.environments.env_package.exam.questions import (
     is_validation_question,
     load_entries,
-    load_generators,
+    load_questions_by_generator,
 )
 from agent_system.environments.env_package.exam.solvers import (
     SOLVERS,
     shorten_observation,
     solve_question,
 )
-from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS
+from tests.helpers.expert_episodes import run_expert
 from verl.models.new_policy import build_tokenizer
 
 CUBE = """\
@@ -52,7 +51,7 @@ def make_settings(**section):
 
 @pytest.mark.parametrize("name", sorted(SOLVERS))
 def test_solver_agrees_with_the_library(name):
-    questions = load_generators(make_settings())[name]
+    questions = load_questions_by_generator(make_settings())[name]
     entries = [questions[number] for number in range(400)]
     for entry in entries:
         solution = solve_question(f"Question 1 of 8. {entry['question']}")
@@ -126,7 +125,9 @@ def start_episode():
     settings = make_settings(questions=3)
     env = PACKAGE.make(settings)
     task = PACKAGE.tasks(settings, "train")[0]
-    answers = [entry["answer"] for entry in load_entries(load_generators(settings), task)]
+    answers = [
+        entry["answer"] for entry in load_entries(load_questions_by_generator(settings), task)
+    ]
     return env, env.reset(task, 0), answers
 
 
@@ -171,9 +172,13 @@ def test_splits_and_demonstrations_share_no_validation_question():
         "val": PACKAGE.tasks(settings, "val"),
         "demonstrations": expert.tasks(settings, 400),
     }
-    generators = load_generators(settings)
+    questions_by_generator = load_questions_by_generator(settings)
     texts = {
-        split: {entry["question"] for task in tasks for entry in load_entries(generators, task)}
+        split: {
+            entry["question"]
+            for task in tasks
+            for entry in load_entries(questions_by_generator, task)
+        }
         for split, tasks in task_lists.items()
     }
     assert not texts["val"] & (texts["train"] | texts["demonstrations"])
@@ -189,17 +194,9 @@ def test_splits_and_demonstrations_share_no_validation_question():
 def test_expert_answers_every_question_of_validation_tasks():
     settings = make_settings()
     env = PACKAGE.make(settings)
-    assert PACKAGE.expert is not None
     for task in PACKAGE.tasks(settings, "val"):
-        observation = env.reset(task, 0)
-        expert = PACKAGE.expert.start(EpisodeStart(settings, task, observation, random.Random(0)))
-        done, info = False, {}
-        while not done:
-            decision = expert.act()
-            observation, _, done, info = env.step(decision.action)
-            if not done:
-                expert.observe(decision.action, observation)
-        assert info["won"]
+        turns = run_expert(PACKAGE, env, settings, task)
+        assert len(turns) == settings.questions and turns[-1].info["won"]
 
 
 def test_demonstrations_have_thoughts_of_the_rule_at_uniform_levels(tmp_path):
@@ -211,7 +208,7 @@ def test_demonstrations_have_thoughts_of_the_rule_at_uniform_levels(tmp_path):
     tasks = {task["task_id"]: task for task in expert.tasks(settings, 600)}
     levels = []
     for row in rows:
-        (entry,) = load_entries(load_generators(settings), tasks[row["task_id"]])
+        (entry,) = load_entries(load_questions_by_generator(settings), tasks[row["task_id"]])
         solution = solve_question(entry["question"])
         (level,) = row["levels"]
         question, reply = (message["content"] for message in row["messages"])
@@ -251,7 +248,7 @@ def test_generators_without_a_solver_are_refused(generators):
 
 def test_options_set_the_difficulty():
     settings = make_settings(options={"chain_sum": {"min_terms": 3, "max_terms": 3}})
-    entry = load_generators(settings)["chain_sum"][5]
+    entry = load_questions_by_generator(settings)["chain_sum"][5]
     assert len(solve_question(entry["question"]).results) == 2
     with pytest.raises(ValueError, match="max_termz"):
-        load_generators(make_settings(options={"chain_sum": {"max_termz": 3}}))
+        load_questions_by_generator(make_settings(options={"chain_sum": {"max_termz": 3}}))

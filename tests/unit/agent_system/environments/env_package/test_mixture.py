@@ -82,13 +82,17 @@ def test_batch_does_not_depend_on_earlier_batches():
 
 def test_validation_set_is_divided_by_weight():
     _, val = make_managers(val_tasks=12)
-    counts = Counter(task["part"] for task, _ in val.panel)
-    assert counts == {"frozen_lake": 4, "number_line": 5, "tools": 3} or counts == {
-        "frozen_lake": 6,
-        "number_line": 3,
-        "tools": 3,
-    }
+    # Every part has enough tasks for its share, so the weights 2, 1 and 1 give 6, 3 and 3 tasks.
+    parts = [task["part"] for task, _ in val.validation_set]
+    assert parts == ["frozen_lake", "number_line", "tools", "frozen_lake"] * 3
     assert make_managers(val_tasks=12, seed=3)[1].panel_hash == val.panel_hash
+
+
+def test_validation_set_continues_with_larger_parts_after_smaller_ones_are_exhausted():
+    _, val = make_managers(val_tasks=20)
+    # 3x3 lakes have 6 validation tasks here and the tools 5. The number line has 12.
+    counts = Counter(task["part"] for task, _ in val.validation_set)
+    assert counts == {"frozen_lake": 6, "number_line": 9, "tools": 5}
 
 
 def test_interleaving_continues_without_exhausted_parts():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent_system.environments.env import Observation
-from agent_system.environments.env_package.dataset.comparison import answer_key
+from agent_system.environments.env_package.dataset.comparison import canonicalize_answer
 from agent_system.environments.env_package.dataset.grading import NoGrade, read_grade
 from agent_system.environments.env_package.search.package import is_exact_match
 from agent_system.environments.env_package.twenty_questions.game import read_move
@@ -86,6 +86,6 @@ def test_equal_answers_share_one_key():
         ("Answer: Paris", "paris", "The answer is Paris, because it is."),
         ("(A)", "A. Rome", "\\boxed{A}"),
     ):
-        assert len({answer_key(text) for text in texts}) == 1
-    assert answer_key("<think>5") is None is answer_key("")
-    assert answer_key("5 km") != answer_key("5 m")
+        assert len({canonicalize_answer(text) for text in texts}) == 1
+    assert canonicalize_answer("<think>5") is None is canonicalize_answer("")
+    assert canonicalize_answer("5 km") != canonicalize_answer("5 m")

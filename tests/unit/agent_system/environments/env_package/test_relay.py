@@ -1,7 +1,6 @@
 """Tests of relay: the doors, their required levels, and the thoughts of demonstrations."""
 
 import json
-import random
 
 import pytest
 
@@ -14,9 +13,9 @@ from agent_system.environments.env_package.relay.doors import (
 )
 from agent_system.environments.env_package.relay.expert import list_token_symbols
 from agent_system.environments.env_package.relay.package import PACKAGE
-from agent_system.environments.expert_protocol import EpisodeStart
 from agent_system.environments.experts.demonstrations import write_demonstrations
 from rlvcr.levels import LEVELS, TAGS
+from tests.helpers.expert_episodes import run_expert
 from verl.models.new_policy import build_tokenizer
 
 HOPS = (0, 2, 4, 7)
@@ -199,18 +198,10 @@ def test_demonstrations_do_not_depend_on_the_number_of_doors(tmp_path):
 def test_expert_passes_every_door_of_validation_tasks():
     settings = PACKAGE.read_settings({"val_tasks": 20})
     env = PACKAGE.make(settings)
-    assert PACKAGE.expert is not None
     for task in PACKAGE.tasks(settings, "val"):
-        observation = env.reset(task, 0)
-        expert = PACKAGE.expert.start(EpisodeStart(settings, task, observation, random.Random(0)))
-        done, info = False, {}
-        while not done:
-            decision = expert.act()
-            assert decision.needed_level == observation.needed_level
-            observation, _, done, info = env.step(decision.action)
-            if not done:
-                expert.observe(decision.action, observation)
-        assert info["won"]
+        turns = run_expert(PACKAGE, env, settings, task)
+        assert len(turns) == settings.doors and turns[-1].info["won"]
+        assert all(turn.decision.needed_level == turn.observation.needed_level for turn in turns)
 
 
 def test_turn_has_eight_tokens_plus_one_per_hop(tmp_path):

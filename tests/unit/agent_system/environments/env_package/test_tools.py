@@ -14,11 +14,12 @@ from agent_system.environments.env_package.tools import example
 from agent_system.environments.env_package.tools.calls import (
     Call,
     MalformedCall,
+    find_call_texts,
     format_call,
     parse_call,
     project_calls,
 )
-from agent_system.environments.env_package.tools.package import PACKAGE, ToolsEnv
+from agent_system.environments.env_package.tools.package import PACKAGE, ToolPrompts, ToolsEnv
 from agent_system.environments.env_package.tools.toolbox import PythonTool
 from agent_system.environments.env_registry import env_settings
 from agent_system.environments.manager import make_envs
@@ -39,8 +40,8 @@ SMALL = {"train_tasks": 24, "val_tasks": 6, "placement": "inline"}
 def make_policy(task):
     """Return a policy with one turn of lookups, one of calculation and one with the answer."""
     extra = task["extra_info"]
-    lookups = [format_call("lookup", item=i, field=f) for i, f in extra["lookups"]]
-    compute = format_call("calculator", expression=extra["sum"])
+    lookups = [format_call("lookup", {"item": i, "field": f}) for i, f in extra["lookups"]]
+    compute = format_call("calculator", {"expression": extra["sum"]})
     return follow_script(["".join(lookups), compute, f"<answer>{task['ground_truth']}</answer>"])
 
 
@@ -78,12 +79,12 @@ def test_parallel_calls_keep_order_and_errors_are_observations():
     env, _, _ = start_episode({})
     action = "".join(
         [
-            format_call("lookup", item="lamp", field="price"),
-            format_call("lookup", item="dragon", field="price"),
-            format_call("lookup", item="lamp", field="colour"),
-            format_call("fly", to="the moon"),
+            format_call("lookup", {"item": "lamp", "field": "price"}),
+            format_call("lookup", {"item": "dragon", "field": "price"}),
+            format_call("lookup", {"item": "lamp", "field": "colour"}),
+            format_call("fly", {"to": "the moon"}),
             "<tool_call>{broken</tool_call>",
-            format_call("calculator", expression="2 * 3"),
+            format_call("calculator", {"expression": "2 * 3"}),
         ]
     )
     observation, reward, done, info = env.step(action)
@@ -100,7 +101,7 @@ def test_parallel_calls_keep_order_and_errors_are_observations():
 
 def test_function_error_is_a_valid_action():
     env, start, task = start_episode({})
-    observation, *_, info = env.step(format_call("calculator", expression="1 / 0"))
+    observation, *_, info = env.step(format_call("calculator", {"expression": "1 / 0"}))
     assert "ZeroDivisionError" in observation.text and info["is_action_valid"]
     assert start.text in observation.state
     _, reward, done, info = env.step("I believe it is <answer>-1</answer>")
@@ -124,7 +125,7 @@ def test_function_error_is_a_valid_action():
 )
 def test_calculator_refuses_other_expressions(expression):
     env, _, _ = start_episode({})
-    results = read_results(env.step(format_call("calculator", expression=expression))[0])
+    results = read_results(env.step(format_call("calculator", {"expression": expression}))[0])
     assert set(results[0]) == {"name", "error"}
 
 
@@ -170,6 +171,13 @@ def test_arguments_may_be_a_json_string():
 def sample(count: int, names: list[str] | None = None, loud: bool = False) -> str:
     """Says it."""
     return f"{count} {names} {loud}"
+
+
+def test_written_call_is_read_with_any_argument_names():
+    arguments = {"name": "lamp", "arguments": [1, {"a": None}]}
+    call = f"text {format_call('lookup', arguments)}"
+    assert ToolPrompts(read(SMALL)).format_call("lookup", arguments) in call
+    assert parse_call(find_call_texts(call)[0]) == Call("lookup", arguments)
 
 
 def test_schema_follows_the_signature():
@@ -218,7 +226,7 @@ def test_user_provided_functions_have_time_and_length_limits(tmp_path):
         "schemas": {"shout": {"type": "object"}},
     }
     env, _, _ = start_episode(section)
-    calls = [format_call("wait", seconds=30), format_call("shout", word="ab")]
+    calls = [format_call("wait", {"seconds": 30}), format_call("shout", {"word": "ab"})]
     results = read_results(env.step("".join([*calls, calls[1]]))[0])
     assert results[0]["error"] == "no answer within 0.2 s"
     assert results[1]["result"] == f"{'AB' * 15} ... (170 characters cut)"
@@ -304,19 +312,19 @@ def make_mcp_section(**server):
 def test_mcp_tools_are_called_and_the_server_process_ends():
     pytest.importorskip("mcp")
     env, _, _ = start_episode({**make_mcp_section(), "call_timeout_s": 60.0})
-    assert sorted(env.toolbox.tools) == ["add", "bound", "fail", "sleep"]
+    assert sorted(env.toolbox.tools) == ["add", "fail", "get_memory_limit", "sleep"]
     function = env.toolbox.tool_schemas[0]["function"]
     assert function["name"] == "add" and set(function["parameters"]["required"]) == {"a", "b"}
     calls = [
-        format_call("add", a=1, b=2),
-        format_call("fail", reason="too late"),
-        format_call("add", a="x"),
+        format_call("add", {"a": 1, "b": 2}),
+        format_call("fail", {"reason": "too late"}),
+        format_call("add", {"a": "x"}),
     ]
     results = read_results(env.step("".join(calls))[0])
     assert results[0] == {"name": "add", "result": 3}
     assert "too late" in results[1]["error"] and "error" in results[2]
     env.settings = env.settings.model_copy(update={"call_timeout_s": 0.5})
-    late = read_results(env.step(format_call("sleep", seconds=60))[0])
+    late = read_results(env.step(format_call("sleep", {"seconds": 60}))[0])
     assert late == [{"name": "sleep", "error": "no answer within 0.5 s"}]
     env.close()
     listed = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True, timeout=20)
@@ -333,7 +341,7 @@ def test_mcp_server_does_not_inherit_the_memory_limit():
         "settings = PACKAGE.read_settings(json.loads(sys.argv[1]))\n"
         "limit_memory(4)\n"
         "env = ToolsEnv(settings)\n"
-        "print(env.toolbox.tools['bound'].run({}))\n"
+        "print(env.toolbox.tools['get_memory_limit'].run({}))\n"
         "env.close()"
     )
     args = [sys.executable, "-c", code, json.dumps(make_mcp_section())]
@@ -347,7 +355,7 @@ def test_mcp_server_does_not_inherit_the_memory_limit():
     [
         ({"command": "/no/such/program"}, "/no/such/program"),
         ({"args": ["-c", "pass"]}, "python"),
-        ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, bound"),
+        ({"tools": ["add", "fly"]}, "fly.*add, fail, sleep, get_memory_limit"),
     ],
 )
 def test_mcp_server_without_the_required_tools_is_refused(server, pattern):

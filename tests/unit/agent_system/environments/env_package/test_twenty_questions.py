@@ -408,6 +408,28 @@ def make_policy(task):
     return act
 
 
+@pytest.mark.parametrize("random_question_share", [0.0, 1.0])
+def test_expert_guesses_a_candidate_after_it_has_asked_about_every_attribute(random_question_share):
+    knowledge, words = load_knowledge(), ["blanket", "pillow"]
+    expert = TwentyQuestionsExpert(words, random.Random(0), random_question_share)
+    attributes = {attribute.question: name for name, attribute in knowledge.attributes.items()}
+    assert any(
+        knowledge.get_answer("blanket", name) != knowledge.get_answer("pillow", name)
+        for name in attributes.values()
+    )
+    for _ in range(len(attributes)):
+        question = expert.act().action
+        attribute = attributes.pop(question)  # no question occurs twice
+        answers_of_words = {knowledge.get_answer(word, attribute) for word in words}
+        # A server may give an answer that fits neither word.
+        wrong_answer = next(answer for answer in Answer if answer not in answers_of_words)
+        expert.observe(question, Observation(f"{wrong_answer}. 9 left."))
+    decision = expert.act()
+    assert game.read_move(decision.action).guess in words
+    assert decision.plan == f"guess {decision.action}"
+    assert not decision.is_invalid and not decision.is_useless
+
+
 @pytest.mark.parametrize("levels", [False, True], ids=["plain", "levels"])
 @pytest.mark.parametrize("history", ["append", "window"])
 def test_scripted_policy_succeeds_through_the_collector(history, levels):

@@ -16,13 +16,14 @@ from itertools import pairwise
 import pytest
 
 from agent_system.environments.env_registry import get_package
-from agent_system.environments.expert_protocol import Decision, EpisodeStart, Noise, Thought
+from agent_system.environments.expert_protocol import Decision, Noise, Thought
 from agent_system.environments.experts import demonstrations
 from agent_system.environments.experts import episode as expert_episode
 from agent_system.environments.experts.demonstrations import NoExpert, write_demonstrations
 from agent_system.environments.experts.episode import LevelSampler
 from agent_system.environments.experts.interface import add_noise, find_shortest_path
 from rlvcr.levels import LEVELS, LevelCodec
+from tests.helpers.expert_episodes import run_expert
 from tests.helpers.refusals import mentions
 from tests.helpers.tiny_model import make_tiny_tokenizer
 
@@ -42,27 +43,15 @@ def skip_without_gymnasium(request):
         pytest.importorskip("gymnasium")
 
 
-def run_episodes(name: str, split: str, noise: Noise, limit: int = 60):
+def run_episodes(name: str, split: str, noise: Noise, limit: int = 60, **section):
     """Yield (success, decisions, validity of each action) of one episode per task."""
     package = get_package(name)
-    settings = package.read_settings(SECTIONS[name])
+    settings = package.read_settings({**SECTIONS[name], **section})
     env = package.make(settings)
-    assert package.expert is not None
     for number, task in enumerate(package.tasks(settings, split)[:limit]):
-        observation = env.reset(task, 0)
-        policy = package.expert.start(
-            EpisodeStart(settings, task, observation, random.Random(number), noise)
-        )
-        decisions: list[Decision] = []
-        valid: list[bool] = []
-        done, info = False, {"won": False}
-        while not done and len(decisions) < settings.max_steps:
-            decisions.append(policy.act())
-            observation, _, done, info = env.step(decisions[-1].action)
-            valid.append(info["is_action_valid"])
-            if not done:
-                policy.observe(decisions[-1].action, observation)
-        yield info["won"], decisions, valid
+        turns = run_expert(package, env, settings, task, noise, number, settings.max_steps)
+        decisions = [turn.decision for turn in turns]
+        yield turns[-1].info["won"], decisions, [turn.info["is_action_valid"] for turn in turns]
 
 
 @cache
@@ -113,6 +102,13 @@ def test_noise_costs_success_or_turns_and_is_marked(name):
             assert [decision.is_invalid for decision in decisions] == [
                 not is_valid for is_valid in valid
             ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("noise", [Noise(0.9, 0.0), Noise(0.0, 0.9), Noise(0.5, 0.4)])
+def test_expert_acts_until_the_environment_ends_the_episode(name, noise):
+    for _, decisions, _ in run_episodes(name, "train", noise, limit=8, max_steps=300):
+        assert all(decision.action for decision in decisions)
 
 
 @pytest.mark.parametrize("name", NAMES)

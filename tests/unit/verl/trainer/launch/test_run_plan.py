@@ -80,12 +80,12 @@ def test_agent_file_becomes_absolute_and_task_module_stays(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     overrides = [
         "env.env_name=agent",
-        "env.agent.path=my/agent.py:play",
+        "env.agent.path=my/agent.py:run_episode",
         "env.agent.tasks=my.agent:all",
     ]
     cfg = config(*overrides)
     cfg = cfg.with_values(collect_absolute_paths(cfg))
-    assert value_at_path(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:play"
+    assert value_at_path(cfg, "env.agent.path") == f"{tmp_path}/my/agent.py:run_episode"
     assert value_at_path(cfg, "env.agent.tasks") == "my.agent:all"
 
 

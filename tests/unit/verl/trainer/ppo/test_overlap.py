@@ -12,7 +12,7 @@ from tests.helpers.trainer_fakes import (
     Collector,
     Tasks,
     make_fake_run,
-    played_rows,
+    make_trainer_rows,
 )
 from verl.protocol import DataProto
 
@@ -39,7 +39,7 @@ class MeetingCollector(Collector):
         self.calls.append(("generated", step))
         version = max(0.0, step - 2.0)
         names = ("rollout/policy_version", "rollout/policy_version_min")
-        return played_rows({"metrics": dict.fromkeys(names, version)})
+        return make_trainer_rows({"metrics": dict.fromkeys(names, version)})
 
 
 def overlapping_run(steps: int = 3) -> tuple[Any, list[Any], Any]:
@@ -105,7 +105,7 @@ def test_error_in_a_prefetched_rollout_ends_the_run():
     def fail_later(gen_batch: DataProto, *_: Any, **__: Any) -> DataProto:
         if gen_batch.meta_info["global_step"] > 1:
             raise RuntimeError("no environment is left")
-        return played_rows()
+        return make_trainer_rows()
 
     collector.multi_turn_loop = fail_later
     with pytest.raises(RuntimeError, match="no environment is left"):
@@ -127,7 +127,7 @@ class LeavingCollector(Collector):
         self, gen_batch: DataProto, actor_rollout_wg: Any, envs: Tasks, is_train: bool = True
     ) -> DataProto:
         self.groups_under_way = [f"left by {gen_batch.meta_info['global_step']}"]
-        return played_rows()
+        return make_trainer_rows()
 
 
 class RecordingCheckpoints(Checkpoints):

@@ -22,7 +22,7 @@ from tests.helpers.trainer_fakes import (
     Journal,
     Workers,
     make_fake_run,
-    played_rows,
+    make_trainer_rows,
 )
 from verl.algos import (
     AdaptiveKLController,
@@ -221,7 +221,7 @@ def test_estimator_receives_what_it_declares(monkeypatch):
     received = replace_estimators(
         monkeypatch, mask="response_mask?", group="uid", other="values?", index="traj_uid"
     )
-    data = compute_advantage(played_rows({"metrics": {"before": 1.0}}), config)
+    data = compute_advantage(make_trainer_rows({"metrics": {"before": 1.0}}), config)
     assert [sorted(arguments) for arguments in received] == [
         ["discount", "group", "index", "mask"],
         ["group", "index", "mask"],
@@ -231,14 +231,14 @@ def test_estimator_receives_what_it_declares(monkeypatch):
     assert received[0]["mask"] is data.batch["response_mask"]
     assert data.batch["advantages"].sum() == 12 and data.batch["returns"].sum() == 24
     assert data.meta_info["metrics"] == {"before": 1.0, "advantage": 1.0, "return": 2.0}
-    fresh = compute_advantage(played_rows(), config)
+    fresh = compute_advantage(make_trainer_rows(), config)
     assert fresh.meta_info["metrics"] == {"advantage": 1.0, "return": 2.0}
 
 
 def test_estimator_metrics_are_added_to_the_step(monkeypatch):
     trainer, *_ = make_fake_run()
     replace_estimators(monkeypatch, mask="response_mask")
-    batch = trainer.compute_advantages(trainer.compute_rewards(trainer.score(played_rows())))
+    batch = trainer.compute_advantages(trainer.compute_rewards(trainer.score(make_trainer_rows())))
     assert trainer.metrics["advantage"] == 1.0 and trainer.metrics["return"] == 2.0
     assert "metrics" not in batch.meta_info
 
@@ -248,7 +248,7 @@ def test_estimator_without_its_columns_is_refused(monkeypatch):
     received = replace_estimators(monkeypatch, mask="response_mask", value="values")
     with pytest.raises(KeyError, check=mentions("'gigpo'", "['values']")):
         config.algorithm.adv_estimator = "gigpo"
-        compute_advantage(played_rows(), config)
+        compute_advantage(make_trainer_rows(), config)
     assert received == []
 
 
@@ -453,7 +453,7 @@ def test_both_updates_receive_the_share_of_each_row(row_weight, shares):
     trainer, *_ = make_fake_run(with_critic=True)
     trainer.config.algorithm.row_weight = row_weight
     trainer.global_step = 1
-    batch = played_rows()
+    batch = make_trainer_rows()
     trainer.add_row_shares(batch)
     trainer.update_critic(batch)
     trainer.update_actor(batch)
@@ -604,7 +604,7 @@ def test_rows_are_ordered_to_balance_tokens_over_ranks():
     lengths = [5, 5, 3, 4]
 
     def row_lengths() -> list[int]:
-        batch = trainer.score(played_rows()[np.array([0, 3, 1, 2])])
+        batch = trainer.score(make_trainer_rows()[np.array([0, 3, 1, 2])])
         return batch.batch["attention_mask"].sum(-1).tolist()
 
     for ranks, balance in ((1, True), (2, False), (5, True)):
@@ -635,14 +635,14 @@ def test_ranks_get_equal_row_counts_if_possible(monkeypatch, ranks, equal):
     workers: Any = trainer.workers
     workers.data_parallel_size = ranks
     trainer.config.trainer.balance_batch = True
-    batch = trainer.score(played_rows())
+    batch = trainer.score(make_trainer_rows())
     assert partition_calls == [([5, 3, 4, 5], ranks, equal)]
     assert batch.batch["attention_mask"].sum(-1).tolist() == [4, 3, 5, 5]
 
 
 def group_tasks() -> dict[str, list]:
-    """Return two groups of two, as in ``played_rows``."""
-    uids = list(played_rows().non_tensor_batch["uid"])
+    """Return two groups of two, as in ``make_trainer_rows``."""
+    uids = list(make_trainer_rows().non_tensor_batch["uid"])
     return {"member": [0, 1, 0, 1], "task": ["a", "b", "c", "d"], "uid": uids}
 
 
@@ -653,10 +653,10 @@ def test_baseline_is_the_greedy_return_of_the_first_group_member(monkeypatch):
 
     def generate(first: DataProto, *others: object) -> DataProto:
         received.append((first.non_tensor_batch["task"].tolist(), others))
-        return played_rows()[np.array([0, 2])]
+        return make_trainer_rows()[np.array([0, 2])]
 
     monkeypatch.setattr(trainer.collector, "greedy_loop", generate)
-    batch = played_rows()
+    batch = make_trainer_rows()
     batch = trainer.add_baselines(tasks, batch)
     assert received == [(["a", "c"], (trainer.engines, trainer.envs))]
     assert batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0]
@@ -674,7 +674,7 @@ def test_failed_greedy_trajectory_is_no_baseline(monkeypatch, failures):
 
     def generate(tasks: DataProto, *_: object) -> DataProto:
         requested_tasks.append(tasks.non_tensor_batch["task"].tolist())
-        greedy = played_rows()[np.array([0, 2])]
+        greedy = make_trainer_rows()[np.array([0, 2])]
         if len(requested_tasks) > 1:
             greedy = greedy[np.array([1])]
         greedy.non_tensor_batch["aborted"][-1] = len(requested_tasks) <= failures
@@ -682,7 +682,7 @@ def test_failed_greedy_trajectory_is_no_baseline(monkeypatch, failures):
 
     monkeypatch.setattr(trainer.collector, "greedy_loop", generate)
     tasks = DataProto.from_dict({}, group_tasks())
-    batch = trainer.add_baselines(tasks, played_rows())
+    batch = trainer.add_baselines(tasks, make_trainer_rows())
     assert requested_tasks == [["a", "c"], ["c"]]
     assert (
         batch.batch["reward_baselines"].tolist() == [1.0, 1.0, 0.0, 0.0][: 4 if failures < 2 else 2]
@@ -692,12 +692,12 @@ def test_failed_greedy_trajectory_is_no_baseline(monkeypatch, failures):
 
 def test_without_any_greedy_trajectory_an_error_is_raised(monkeypatch):
     trainer, *_ = make_fake_run()
-    failed = played_rows()[np.array([0, 2])]
+    failed = make_trainer_rows()[np.array([0, 2])]
     failed.non_tensor_batch["aborted"][:] = True
     monkeypatch.setattr(trainer.collector, "greedy_loop", lambda *_: failed)
     with pytest.raises(RuntimeError):
         tasks = DataProto.from_dict({}, group_tasks())
-        trainer.add_baselines(tasks, played_rows())
+        trainer.add_baselines(tasks, make_trainer_rows())
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -712,7 +712,9 @@ def test_collect_removes_metrics_timing_and_tasks_from_the_batch(monkeypatch, re
         requests.append(tasks)
         assert is_train and args == (RolloutGroup(trainer.workers.rollout_workers), trainer.envs)
         extra: dict[str, Any] = {"tasks": others} if replaced else {}
-        return played_rows({"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra)
+        return make_trainer_rows(
+            {"timing": {"env": 2.0}, "metrics": {"rollout/aborted": 0.0}} | extra
+        )
 
     compared = []
 
@@ -737,7 +739,7 @@ def test_validation_set_is_generated_with_validation_settings(monkeypatch):
 
     def generate(*args: object, is_train: bool) -> DataProto:
         received.append((args[1:], is_train))
-        return played_rows()
+        return make_trainer_rows()
 
     monkeypatch.setattr(trainer.collector, "multi_turn_loop", generate)
     trainer.validate()
@@ -843,7 +845,7 @@ def test_score_answers_the_requests_of_the_rows(bypass):
     workers: Any = AnsweringWorkers()
     trainer.workers = workers
     trainer.config.algorithm.rollout_correction.bypass_mode = bypass
-    batch = played_rows()
+    batch = make_trainer_rows()
     batch.non_tensor_batch["branches"] = object_array([[1], [2, 3], [], []])
     batch.non_tensor_batch["spans"] = object_array([[1], [], [], [2]])
     batch = trainer.score(batch)
@@ -860,7 +862,7 @@ def test_bypass_mode_uses_the_engine_log_probs_as_old_ones():
     trainer.config.algorithm.rollout_correction.bypass_mode = True
     workers: Any = ScoringWorkers()
     trainer.workers = workers
-    batch = played_rows()
+    batch = make_trainer_rows()
     batch.batch["rollout_log_probs"] -= 0.75
     batch = trainer.score(batch)
     assert (batch.batch["old_log_probs"] == -0.75).all()
@@ -873,12 +875,12 @@ def test_rows_are_weighted_by_trainer_over_engine_probability():
     trainer, *_ = make_fake_run()
     workers: Any = ScoringWorkers()
     trainer.workers = workers
-    batch = trainer.score(played_rows())
+    batch = trainer.score(make_trainer_rows())
     mask = batch.batch["response_mask"]
     assert torch.allclose(batch.batch[CORRECTION_WEIGHTS], np.exp(-0.5) * mask.float())
     assert trainer.metrics["rollout_corr/kl"] == pytest.approx(0.5)
     trainer.config.algorithm.rollout_correction.rollout_is = None
-    assert CORRECTION_WEIGHTS not in trainer.score(played_rows()).tensor_keys()
+    assert CORRECTION_WEIGHTS not in trainer.score(make_trainer_rows()).tensor_keys()
 
 
 def test_run_without_a_step_limit_counts_epochs():
@@ -932,7 +934,7 @@ def test_price_multiplier_of_a_batch_follows_earlier_batches(monkeypatch):
 
     def generate(tasks: DataProto, *args: object, is_train: bool) -> DataProto:
         multipliers.append(tasks.meta_info[PRICE_MULTIPLIER])
-        rows = played_rows({"metrics": {"episode/success_rate": 0.5}})
+        rows = make_trainer_rows({"metrics": {"episode/success_rate": 0.5}})
         rows.meta_info[PRICE_MULTIPLIER] = tasks.meta_info[PRICE_MULTIPLIER]
         return rows
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.helpers.number_line_world import make_config
-from tests.helpers.trainer_fakes import played_rows
+from tests.helpers.trainer_fakes import make_trainer_rows
 from verl.trainer.ppo.metrics import StepWarnings, compute_signal_metrics
 
 NO_SIGNAL = {"critic/rows_without_advantage": 1.0, "critic/groups_of_equal_returns": 1.0}
 
 
 def batch(advantages, rewards, uids=("g", "g", "h", "h"), trajectories="abcd"):
-    data = played_rows()
+    data = make_trainer_rows()
     mask = data.batch["response_mask"]
     data.batch["advantages"] = torch.tensor(advantages)[:, None] * torch.ones(4, 3)
     data.batch["token_level_rewards"] = torch.tensor(rewards)[:, None] * torch.eye(3)[0]

@@ -4,13 +4,13 @@ from typing import Any
 
 import torch
 
-from tests.helpers.trainer_fakes import ROWS, make_fake_run, played_rows
+from tests.helpers.trainer_fakes import ROWS, make_fake_run, make_trainer_rows
 from verl.protocol import DataProto
 from verl.trainer.ppo import ray_trainer
 
 
 def rows_with_shares() -> DataProto:
-    batch = played_rows()
+    batch = make_trainer_rows()
     batch.batch["row_shares"] = torch.ones(ROWS)
     return batch
 
@@ -33,7 +33,7 @@ def test_changed_weights_are_requested_only_after_an_update():
     actor.update_actor = lambda _: DataProto(meta_info={"metrics": metrics})
     trainer.sync_weights()
     trainer.global_step = 1
-    trainer.update_actor(played_rows())
+    trainer.update_actor(make_trainer_rows())
     trainer.sync_weights()
     trainer.sync_weights()
     assert calls == [("sync", 0), ("sync", 1, "updated"), ("sync", 1)]

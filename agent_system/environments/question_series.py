@@ -1,0 +1,81 @@
+"""Environment whose episode is a series of questions, one per turn."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
+
+from agent_system.environments.env import Observation, Step, Task
+
+QuestionT = TypeVar("QuestionT")
+
+
+class QuestionSeries(ABC, Generic[QuestionT]):
+    """Environment with reward 1.0 for the last of all right answers, else 0.0.
+
+    An episode ends after the last question or with the first wrong answer. An answer in a wrong
+    form changes nothing and is not valid. Subclasses define the questions and these texts:
+
+    - ``invalid_text``: put before the question again after an answer in a wrong form.
+    - ``wrong_text``: the last observation after a wrong ``{answer}``; its state is ``wrong_state``.
+    - ``passed_text``: the last observation after all right answers; its state is ``passed_state``.
+    """
+
+    placement = "inline"
+    invalid_text: ClassVar[str]
+    wrong_text: ClassVar[str]
+    wrong_state: ClassVar[str]
+    passed_text: ClassVar[str]
+    passed_state: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._questions: Sequence[QuestionT] = ()
+        self._num_answered = 0
+
+    @abstractmethod
+    def load_questions(self, task: Task) -> Sequence[QuestionT]:
+        """Return the questions of ``task`` in order."""
+
+    @abstractmethod
+    def is_valid(self, question: QuestionT, answer: str) -> bool:
+        """Return True if ``answer``, in small letters, has the form of an answer."""
+
+    @abstractmethod
+    def is_right(self, question: QuestionT, answer: str) -> bool:
+        """Return True if the valid ``answer``, in small letters, is right."""
+
+    @abstractmethod
+    def show_question(self, question: QuestionT, number: int, count: int) -> Observation:
+        """Return the observation of a question, with its ``number`` among the ``count`` ones."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        """Start an episode at the first question of ``task``."""
+        del seed  # nothing is random
+        self._questions = self.load_questions(task)
+        self._num_answered = 0
+        return self._show_current_question()
+
+    def step(self, action: str) -> Step:
+        """Answer the current question with ``action``, and return the next one."""
+        answer = action.strip().lower()
+        question = self._questions[self._num_answered]
+        info: dict[str, Any] = {"won": False, "is_action_valid": True}
+        if not self.is_valid(question, answer):
+            observation = self._show_current_question()
+            observation = replace(observation, text=f"{self.invalid_text}{observation.text}")
+            return observation, 0.0, False, {**info, "is_action_valid": False}
+        if not self.is_right(question, answer):
+            text = self.wrong_text.format(answer=answer)
+            return Observation(text, anchor=self.wrong_state), 0.0, True, info
+        self._num_answered += 1
+        if self._num_answered < len(self._questions):
+            return self._show_current_question(), 0.0, False, info
+        observation = Observation(self.passed_text, anchor=self.passed_state)
+        return observation, 1.0, True, {**info, "won": True}
+
+    def close(self) -> None:
+        """Do nothing: no resources are in use."""
+
+    def _show_current_question(self) -> Observation:
+        question = self._questions[self._num_answered]
+        return self.show_question(question, self._num_answered + 1, len(self._questions))
