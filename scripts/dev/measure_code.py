@@ -109,9 +109,10 @@ def measure_file(path: Path, tally: Tally) -> None:
 
 
 def get_package_at_depth(module: str, depth: int) -> str:
-    """Return the package of ``module`` at ``depth``, or the composition root.
+    """Return the first ``depth`` parts of the name of ``module``.
 
-    ``verl.utils.files`` at depth 2 gives ``verl.utils``.
+    ``verl.utils.files`` at depth 2 gives ``verl.utils``. All modules that build a run from its
+    config (``COMPOSITION_ROOT``) count as one package.
     """
     if module.startswith(COMPOSITION_ROOT):
         return "(composition root)"

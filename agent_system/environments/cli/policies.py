@@ -168,10 +168,10 @@ class InjectionSequence:
 
 
 def _format_injection(package: EnvPackage[Any], action: str) -> str:
-    """Return the model text for ``action`` in the format of ``package``.
+    """Return a model text from which the parser of ``package`` reads the hostile ``action``.
 
-    If the package has an unknown format, the environment gets ``action`` without a parser
-    (``project``) in between.
+    If the format of the package is unknown, return a ``TextWithAction``: its action skips
+    the parser.
     """
     if package.format_action is not None:
         return package.format_action(action)

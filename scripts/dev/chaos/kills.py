@@ -172,7 +172,8 @@ def run_and_kill(kill: Kill, run_dir: Path) -> bool:
 def _completes_before(kill: Kill, job: Job, run_dir: Path) -> bool:
     """Wait for the moment of ``kill``. Return True if the run completed successfully before it.
 
-    Also store the last step and the seconds from readiness to the next step in ``kill``.
+    Also store in ``kill`` the last training step before this moment, and the seconds from the
+    log line "ready" to the first step after it.
     """
     start_time = time.time()
     countdown_start = start_time if kill.early else None
