@@ -12,10 +12,9 @@ the return.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 
-GenerateBranches = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
+GenerateBranches = Callable[[Sequence[RolloutSpec]], list[Trajectory]]
 
 
 def make_branch_spec(

@@ -12,7 +12,7 @@ workers answer the requests when the trainer calls ``score``.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -27,12 +27,8 @@ from agent_system.multi_turn_rollout.metrics import (
     split_rollout_time,
 )
 from agent_system.multi_turn_rollout.packing import (
-    TrajectoryRow,
-    build_row_turns,
     build_rows,
     collect_conversations,
-    list_trajectories,
-    pack_rows,
     select_differing_groups,
     select_trajectories,
 )
@@ -42,6 +38,12 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     check_prompts,
     refuse_images,
     should_request_levels,
+)
+from agent_system.multi_turn_rollout.stored_rows import (
+    RowEncoder,
+    collect_row_turns,
+    join_trajectories,
+    load_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
@@ -243,26 +245,26 @@ class TrajectoryCollector:
         rlvcr = get_method_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
-            data, rows = self._replay_recorded(recorded, actor_rollout_wg)
+            data, summaries = self._replay_recorded(recorded, actor_rollout_wg)
         else:
-            data, rows = self._generate_training_rows(
+            data, summaries = self._generate_training_rows(
                 gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
             )
         if self.codec is not None:
             # Replace the score requests: credit=posterior also needs log-probs of the four level
             # digits.
-            add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
+            add_score_requests(data, collect_row_turns(summaries), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
         data = self.convert_scores_to_columns(scored.select()) if has_levels else scored
         settings = self._build_settings(is_train=True, samples_alternatives=False)
-        trajectories = list_trajectories(rows)
         points = select_decision_points(
-            trajectories, data, rlvcr.audit_points, settings.seed, has_levels
+            load_trajectories(summaries), data, rlvcr.audit_points, settings.seed, has_levels
         )
 
-        def generate(specs: Sequence[RolloutSpec]) -> CollectedTrajectories:
-            return self._generate_specs(specs, actor_rollout_wg, settings)
+        def generate(specs: Sequence[RolloutSpec]) -> list[Trajectory]:
+            collected = self._generate_specs(specs, actor_rollout_wg, settings)
+            return load_trajectories(collected.trajectories)
 
         options = points if has_levels else sample_actions(points, generate, rlvcr.audit_actions)
         audit_points = continue_from_points(options, generate, rlvcr.audit_plays)
@@ -308,13 +310,13 @@ class TrajectoryCollector:
             line = "%d batches gave %d of %d groups with returns that differ"
             logger.warning(line, max_batches, num_kept, num_groups_wanted)
         trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
-        data, rows = self.gather_rollout_data(
+        data, packed_trajectories = self.gather_rollout_data(
             all_collected, packed_trajectories=trained_trajectories or last_usable_trajectories
         )
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
-        self._add_level_columns(data, rows, samples_alternatives)
+        self._add_level_columns(data, packed_trajectories, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
@@ -353,6 +355,12 @@ class TrajectoryCollector:
                 template_kwargs=self.config.data.apply_chat_template_kwargs,
             )
         return self._collector_group
+
+    def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterable[memoryview]:
+        """Return a JSON line for each row of ``data``, encoded by the collectors if they run."""
+        if self._collector_group is None:
+            return encode(data, self.tokenizer)
+        return self._collector_group.encode_rows(data, encode)
 
     def close(self) -> None:
         """Stop the collector workers and their environments."""
@@ -409,7 +417,7 @@ class TrajectoryCollector:
         self,
         recorded: "Sequence[RecordedTrajectory]",
         engines: RolloutEngines,
-    ) -> tuple[DataProto, list[TrajectoryRow]]:
+    ) -> tuple[DataProto, Sequence[Trajectory]]:
         """Replay trajectories of a file and pack them. Raises ``UsageError`` for a failed one."""
         from agent_system.multi_turn_rollout.recorded_trajectories import (
             build_recorded_specs,
@@ -422,9 +430,9 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
-        data, rows = self.gather_rollout_data(collected)
-        self._add_level_columns(data, rows, samples_alternatives)
-        return data, rows
+        data, trajectories = self.gather_rollout_data(collected)
+        self._add_level_columns(data, trajectories, samples_alternatives)
+        return data, trajectories
 
     # ---- rows ----
 
@@ -434,7 +442,7 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,
         samples_alternatives: bool,
-    ) -> tuple[DataProto, list[TrajectoryRow]]:
+    ) -> tuple[DataProto, Sequence[Trajectory]]:
         """Generate and pack trajectories. If failures leave none to train on, generate other tasks.
 
         A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
@@ -458,21 +466,22 @@ class TrajectoryCollector:
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, rows = self.gather_rollout_data(all_collected)
+        data, trajectories = self.gather_rollout_data(all_collected)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
-        self._add_level_columns(data, rows, samples_alternatives)
-        return data, rows
+        self._add_level_columns(data, trajectories, samples_alternatives)
+        return data, trajectories
 
     def gather_rollout_data(
         self,
         collected: CollectedTrajectories,
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
-    ) -> tuple[DataProto, list[TrajectoryRow]]:
-        """Pack ``packed_trajectories``, by default all that can be trained on.
+    ) -> tuple[DataProto, Sequence[Trajectory]]:
+        """Join the rows of ``packed_trajectories``, by default of all that can be trained on.
 
-        Metrics are computed from all ``collected`` trajectories.
+        Return the rows and their trajectories. Metrics are computed from all ``collected``
+        trajectories.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -486,13 +495,13 @@ class TrajectoryCollector:
         )
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
-        rows = build_rows(packed_trajectories)
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
-        data = pack_rows(
-            rows, find_padding_token_id(self.tokenizer), allow_retokenized=allows_retokenized
+        data = join_trajectories(
+            packed_trajectories, find_padding_token_id(self.tokenizer), allows_retokenized
         )
         if self.config.reward_model.enable and is_train:
+            rows = build_rows(load_trajectories(packed_trajectories))
             data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(rows))
         data.meta_info["metrics"] = {
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
@@ -502,19 +511,19 @@ class TrajectoryCollector:
         }
         if is_train and self.codec is not None:
             unseen_levels = self.collapse_detector.update(
-                [turn.chosen_level for row in rows for turn in row.turns]
+                [turn.chosen_level for t in packed_trajectories for turn in t.turns]
             )
             data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen_levels))
         data.meta_info["timing"] = {
             **split_rollout_time(collected.trajectories, collected.rollout_s, collected.thoughts_s),
             "pack": time.perf_counter() - start_s,
         }
-        return data, rows
+        return data, packed_trajectories
 
     def _add_level_columns(
         self,
         data: DataProto,
-        rows: Sequence[TrajectoryRow],
+        trajectories: Sequence[Trajectory],
         samples_alternatives: bool,
     ) -> None:
         """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
@@ -524,7 +533,7 @@ class TrajectoryCollector:
         rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
             return
-        row_turns = build_row_turns(rows)
+        row_turns = collect_row_turns(trajectories)
         if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
         if samples_alternatives:

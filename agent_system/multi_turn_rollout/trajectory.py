@@ -5,9 +5,11 @@ with ``window`` history. Every turn has the index of its ledger and its token ra
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import MAX_FLOAT32, is_number
@@ -17,6 +19,9 @@ from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
 from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
+
+if TYPE_CHECKING:
+    from agent_system.multi_turn_rollout.stored_rows import StoredTrajectory
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
@@ -97,6 +102,19 @@ class Turn:
         """Level that the policy chose; None if it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
+    def without_texts(self) -> "Turn":
+        """Return a copy with empty texts and without image, which still has all metrics."""
+        texts = {"observation": "", "anchor": "", "response": "", "action": "", "image": None}
+        return replace(self, **texts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Half of the time to send a trajectory is that of its turns. The method that dataclasses
+        # generate takes three times as long as a call of the constructor.
+        return Turn, _GET_TURN_VALUES(self)
+
+
+_GET_TURN_VALUES = attrgetter(*(turn_field.name for turn_field in fields(Turn)))
+
 
 @dataclass(slots=True)
 class Trajectory:
@@ -108,6 +126,9 @@ class Trajectory:
 
     ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
+
+    ``version_counts``: number of sampled tokens by version of the weights, see ``summarize``.
+    ``stored``: packed rows of the trajectory, and where its texts and tokens are stored.
     """
 
     spec: RolloutSpec
@@ -130,6 +151,8 @@ class Trajectory:
     end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
+    version_counts: Counter[int] | None = None
+    stored: "StoredTrajectory | None" = field(default=None, repr=False, compare=False)
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as failed; its finished turns stay."""
@@ -140,6 +163,28 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled in all turns."""
         return sum(turn.num_tokens for turn in self.turns)
+
+    def count_tokens_by_version(self) -> Counter[int]:
+        """Return the number of sampled tokens by version of the weights, if it is known."""
+        if self.version_counts is not None:
+            return self.version_counts
+        counts = Counter[int]()
+        for ledger in self.ledgers:
+            counts.update(ledger.to_arrays().tokens_by_version())
+        return counts
+
+    def summarize(self) -> "Trajectory":
+        """Return a copy without tokens and texts, from which metrics are computed."""
+        task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
+        spec = replace(self.spec, task=task, replayed_turns=(), expected_observations=())
+        return replace(
+            self,
+            spec=spec,
+            ledgers=[],
+            turns=[turn.without_texts() for turn in self.turns],
+            shown_messages=[],
+            version_counts=self.count_tokens_by_version(),
+        )
 
 
 def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:

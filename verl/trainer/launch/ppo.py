@@ -167,7 +167,7 @@ def start_run(
         run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
     stack.callback(checkpoints.close)
-    journal = Journal(run, cfg, tasks.tokenizer)
+    journal = Journal(run, cfg, tasks.tokenizer, collector.encode_rows)
     stack.callback(journal.finish_run)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:
