@@ -2,20 +2,26 @@
 worker.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_group
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.stored_rows import StoredSteps
 from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.columns import is_deeply_equal
+from verl.record.journal import Journal
+from verl.record.run_dir import RunDirectory
 from verl.single_controller.base import WorkerDiedError
 from verl.single_controller.ray import init_ray
 
@@ -36,7 +42,24 @@ def rows(data) -> list:
     ]
 
 
-def test_ray_collectors_give_the_rows_of_a_local_collector():
+def add_computed_columns(data) -> None:
+    """Add the columns that a training step adds, and that the rollout log has."""
+    generator = torch.Generator().manual_seed(0)
+    for key in ("advantages", "entropys", "old_log_probs"):
+        data.batch[key] = torch.randn(data.batch["responses"].shape, generator=generator)
+    data.reorder(list(range(len(data)))[::-1])
+
+
+def write_log(data, config, tokenizer, path: Path, encode_rows=None) -> list[bytes]:
+    """Return the rollout and the token file that a journal writes for ``data``."""
+    with RunDirectory(path).open({}) as run:
+        journal = Journal(run, config, tokenizer, encode_rows)
+        journal.log_rollouts(1, data)
+        journal.flush()
+        return [run.rollout_path(1).read_bytes(), run.token_path(1).read_bytes()]
+
+
+def test_ray_collectors_give_the_rows_and_the_log_of_a_local_collector(tmp_path, caplog):
     tokenizer = make_tiny_tokenizer()
     config = make_config(levels=True, n=2, num_collectors=2)
     group, envs, _ = make_world(tokenizer, config)
@@ -55,10 +78,27 @@ def test_ray_collectors_give_the_rows_of_a_local_collector():
         )
         workers = remote.start_collectors([engine])
         assert workers._count_finished_episodes() == len(expected) + 4
+        assert all(isinstance(row, StoredSteps) for row in actual.non_tensor_batch["steps"])
+        for data in (expected, actual):
+            add_computed_columns(data)
+        log = write_log(expected, config, tokenizer, tmp_path / "local")
+        path = tmp_path / "remote"
+        assert write_log(actual, config, tokenizer, path, remote.encode_rows) == log
+        assert "died" not in caplog.text
+        # The texts outlive the collector, whose lines the driver writes.
+        ray.kill(workers._remote_workers[0])
+        path = tmp_path / "after a death"
+        assert write_log(actual, config, tokenizer, path, remote.encode_rows) == log
+        assert "a collector died" in caplog.text
     finally:
         local.close()
         remote.close()
     assert rows(actual) == rows(expected)
+    assert set(actual.keys()) == set(expected.keys())
+    for key, tensor in expected.batch.items():
+        assert actual.batch[key].equal(tensor), key
+    for key in set(expected.non_tensor_batch) - {"steps"}:
+        assert is_deeply_equal(actual.non_tensor_batch[key], expected.non_tensor_batch[key]), key
     assert len(validation) == 4 and validation.non_tensor_batch["won"].all()
 
 

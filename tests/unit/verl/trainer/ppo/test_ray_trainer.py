@@ -416,11 +416,11 @@ def test_one_step_makes_all_calls_in_order():
         "metrics",
         "sleep",
         "values",
+        ("rollouts", 1),
         "update_critic",
         "update_actor",
         "wake",
         ("sync", 1),
-        ("rollouts", 1),
         ("log", 1),
         "finish",
     ]
@@ -580,6 +580,9 @@ def test_step_is_recorded_before_its_checkpoint():
     tail = calls[calls.index(("rollouts", 1)) :]
     assert tail == [
         ("rollouts", 1),
+        "update_actor",
+        "wake",
+        ("sync", 1),
         ("panel", 1),
         ("panel rollouts", 1),
         ("log", 1),
