@@ -224,18 +224,17 @@ def _pad_rows(
         position_ids[b, row_end:] = max(length - 1, 0)
         step_ids[b, : length - prompt_length] = turn_ids
         log_probs[b, : length - prompt_length] = token_log_probs
-    ids = torch.from_numpy(input_ids)
-    steps = torch.from_numpy(step_ids)
-    return {
-        "prompts": ids[:, :prompt_width].clone(),
-        "responses": ids[:, prompt_width:].clone(),
-        "input_ids": ids,
-        "attention_mask": torch.from_numpy(attention_mask),
-        "position_ids": torch.from_numpy(position_ids),
-        "response_mask": (steps >= 0).long(),
-        "step_ids": steps,
-        "rollout_log_probs": torch.from_numpy(log_probs),
+    arrays = {
+        "prompts": input_ids[:, :prompt_width].copy(),
+        "responses": input_ids[:, prompt_width:].copy(),
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "position_ids": position_ids,
+        "response_mask": (step_ids >= 0).astype(np.int64),
+        "step_ids": step_ids,
+        "rollout_log_probs": log_probs,
     }
+    return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
 
 def _split_rows(table: PackedRows) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:

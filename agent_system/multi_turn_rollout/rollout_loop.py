@@ -60,7 +60,7 @@ from rlvcr.scoring import (
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
+from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
 
 if TYPE_CHECKING:  # used by main_audit only
     from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
@@ -311,7 +311,9 @@ class TrajectoryCollector:
             logger.warning(line, max_batches, num_kept, num_groups_wanted)
         trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
         data, packed_trajectories = self.gather_rollout_data(
-            all_collected, packed_trajectories=trained_trajectories or last_usable_trajectories
+            all_collected,
+            packed_trajectories=trained_trajectories or last_usable_trajectories,
+            num_ranks=gen_batch.meta_info.get(NUM_RANKS, 1),
         )
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
@@ -449,6 +451,7 @@ class TrajectoryCollector:
         groups.
         """
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
+        num_ranks = gen_batch.meta_info.get(NUM_RANKS, 1)
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, MAX_REPLACEMENT_BATCHES + 1):
             usable_trajectories, dropped_counts = select_trajectories(
@@ -466,7 +469,7 @@ class TrajectoryCollector:
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, trajectories = self.gather_rollout_data(all_collected)
+        data, trajectories = self.gather_rollout_data(all_collected, num_ranks=num_ranks)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         self._add_level_columns(data, trajectories, samples_alternatives)
@@ -477,11 +480,12 @@ class TrajectoryCollector:
         collected: CollectedTrajectories,
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
+        num_ranks: int = 1,
     ) -> tuple[DataProto, Sequence[Trajectory]]:
         """Join the rows of ``packed_trajectories``, by default of all that can be trained on.
 
         Return the rows and their trajectories. Metrics are computed from all ``collected``
-        trajectories.
+        trajectories. Rows without further columns are put into the order for ``num_ranks`` ranks.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -497,9 +501,13 @@ class TrajectoryCollector:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
-        data = join_trajectories(
-            packed_trajectories, find_padding_token_id(self.tokenizer), allows_retokenized
-        )
+        # To order rows while they are joined saves a copy of all columns. The columns of levels and
+        # conversations are added later, in the order of the trajectories.
+        if self.codec is not None or self.config.reward_model.enable:
+            num_ranks = 1
+        padding_id = find_padding_token_id(self.tokenizer)
+        data = join_trajectories(packed_trajectories, padding_id, allows_retokenized, num_ranks)
+        data.meta_info[NUM_RANKS] = num_ranks
         if self.config.reward_model.enable and is_train:
             rows = build_rows(load_trajectories(packed_trajectories))
             data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(rows))

@@ -30,6 +30,7 @@ from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import ray_get
+from verl.utils.seqlen_balancing import order_for_ranks
 
 logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 600.0  # to transfer the trajectories of one collector between nodes
@@ -170,11 +171,19 @@ def list_stored(trajectories: Sequence[Trajectory]) -> list[StoredTrajectory]:
 
 
 def join_trajectories(
-    trajectories: Sequence[Trajectory], pad_token_id: int, allow_retokenized: bool = False
+    trajectories: Sequence[Trajectory],
+    pad_token_id: int,
+    allow_retokenized: bool = False,
+    num_ranks: int = 1,
 ) -> DataProto:
-    """Return the rows of ``trajectories`` in order. Raises the errors of ``join_rows``."""
+    """Return the rows of ``trajectories``, in the order of ``order_for_ranks``.
+
+    For one rank this is the order of the trajectories. Raises the errors of ``join_rows``.
+    """
     stored = list_stored(trajectories)
     rows = [(trajectory.source, row) for trajectory in stored for row in trajectory.rows]
+    lengths = [int(source.rows.packed.lengths[row]) for source, row in rows]
+    rows = [rows[index] for index in order_for_ranks(lengths, num_ranks)]
     tables = {source: source.rows.packed for source, _ in rows}
     starts = accumulate((len(table.lengths) for table in tables.values()), initial=0)
     start_by_source = dict(zip(tables, starts, strict=False))

@@ -59,6 +59,7 @@ from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.protocol import DataProto
 from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS
+from verl.records import NUM_RANKS
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
 from verl.single_controller.ray import init_ray
 from verl.trainer.launch.extensions import load_config
@@ -70,6 +71,7 @@ from verl.utils.sampling import StopReason
 ROWS = (4096, 16384, 65536)
 RANKS = 8
 GROUP_SIZE = 8
+STORE_GB = 8.0  # size of Ray's object store
 CHUNK_SIZE = 64  # trajectories per collector result; results differ only in their ids
 VOCABULARY_SIZE = 150_000
 SHARDED_CALL = Registration(Dispatch.DP_COMPUTE_PROTO)
@@ -327,13 +329,15 @@ def receive_chunks(
     return collected
 
 
-def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:
-    """Compute the metrics of the rollout, and return its rows."""
+def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
+    """Compute the metrics of the rollout, and return its rows in the order for ``ranks`` ranks."""
     trajectories, _ = select_trajectories(rollout.trajectories, "drop_group")
     compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
     compute_episode_metrics(rollout.trajectories)
     split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
-    return join_trajectories(trajectories, 0)
+    batch = join_trajectories(trajectories, 0, num_ranks=ranks)
+    batch.meta_info[NUM_RANKS] = ranks
+    return batch
 
 
 def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
@@ -351,13 +355,13 @@ def measure_driver_cost(
     rows: int, ranks: int = RANKS, shape: TrajectoryShape | None = None
 ) -> DriverCost:
     """Run one step with ``rows`` trajectories of ``shape``. Return the cost for the driver."""
-    init_ray(num_cpus=1)
+    init_ray(num_cpus=1, object_store_gb=STORE_GB)
     clock = CpuClock()
     store = MeasuredStore(clock)
     trainer = make_trainer(SimulatedWorkers(ranks, clock, store))
     rollout = receive_chunks(rows, shape or TrajectoryShape(), clock, store)
     with clock.measure_part("pack"):
-        batch = pack_trajectories(rollout)
+        batch = pack_trajectories(rollout, ranks)
     del rollout
     with clock.measure_part("score"):
         batch = trainer.compute_log_probs_and_values(trainer.score(batch))

@@ -18,7 +18,7 @@ from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.journal import Journal
-from verl.records import BRANCHES, PRICE_MULTIPLIER, WrittenFiles
+from verl.records import BRANCHES, NUM_RANKS, PRICE_MULTIPLIER, WrittenFiles
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.credit import (
     add_reward_baselines,
@@ -235,6 +235,9 @@ class RayPPOTrainer(Generic[TasksT]):
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         if self.price_controller.tolerance is not None:
             tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
+        # ReMax drops rows before they are ordered.
+        if self.config.trainer.balance_batch and not uses_greedy_baseline(self.config):
+            tasks.meta_info[NUM_RANKS] = self.workers.data_parallel_size
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
         # If all tasks of the step failed, the collector used other tasks and returns them.
