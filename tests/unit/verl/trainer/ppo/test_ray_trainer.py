@@ -36,10 +36,11 @@ from verl.config.registered_names import UNCONDITIONAL_COLUMNS, explain_batch_co
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
-from verl.trainer.ppo import credit, minibatch_sharding, ray_trainer, resources
+from verl.trainer.ppo import credit, ray_trainer, resources
 from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.resources import WeightSyncError
+from verl.utils import seqlen_balancing
 from verl.utils.torch_functional import find_last_selected
 from verl.workers.rollout import engine_calls
 
@@ -633,7 +634,7 @@ def test_ranks_get_equal_row_counts_if_possible(monkeypatch, ranks, equal):
         partition_calls.append((lengths, k_partitions, equal_size))
         return [[2, 1], [3, 0]]
 
-    monkeypatch.setattr(minibatch_sharding, "get_seqlen_balanced_partitions", partition)
+    monkeypatch.setattr(seqlen_balancing, "get_seqlen_balanced_partitions", partition)
     trainer, *_ = make_fake_run()
     workers: Any = trainer.workers
     workers.data_parallel_size = ranks
