@@ -59,7 +59,7 @@ def test_costs_are_printed_as_a_table(capsys, tmp_path):
 
 def test_load_is_computed_from_the_costs():
     model = scale.DriverModel(
-        1e-3, 1e-6, 1e-2, 1e-9, received_bytes_per_token=10.0, moved_bytes_per_token=100.0
+        1e-3, 1e-6, 1e-2, 1e-9, 4e-9, received_bytes_per_token=10.0, moved_bytes_per_token=100.0
     )
     load = scale.simulate_step(16, 800, model)
     rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.OPTIMIZER_STEPS))
@@ -75,6 +75,17 @@ def test_load_is_computed_from_the_costs():
     slow_journal = replace(model, journal_seconds_per_token=1.0)
     assert scale.simulate_step(16, 800, slow_journal).slowest_part == "journal"
     assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
+    assert load.collector_s == pytest.approx(4e-9 * sum(rows.sizes) / (2 * scale.COLLECTORS_PER_NODE))
+    slow_collectors = replace(model, collector_seconds_per_token=1.0)
+    assert scale.simulate_step(16, 800, slow_collectors).slowest_part == "collectors"
+    assert load.idle_share == 0
+
+
+def test_ranks_without_a_row_are_counted():
+    case = balance.BalanceCase(64, 80, scale.OPTIMIZER_STEPS)
+    _, _, idle_share = scale.measure_sharding(balance.sample_rows(case), 64, 0)
+    # Each of four mini-batches has 20 rows, so 44 of 64 ranks have none.
+    assert idle_share == pytest.approx(44 / 64)
 
 
 def test_weight_shards_are_sent_once_per_micro_batch():
@@ -90,7 +101,7 @@ def test_weight_shards_are_sent_once_per_micro_batch():
 
 
 def test_table_has_a_line_for_every_case(monkeypatch, capsys):
-    model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 10.0, 100.0)
+    model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 8e-6, 10.0, 100.0)
     monkeypatch.setattr(scale, "fit_driver_model", lambda rows: model)
     scale.main(["--ranks", "8", "16", "--plays", "80"])
     lines = capsys.readouterr().out.strip().splitlines()
