@@ -51,6 +51,7 @@ from verl.records import ANSWER, CORRECTION_WEIGHTS, INFO_NUMBERS, REWARD_PARTS,
 from verl.single_controller.base import WorkerDiedError
 from verl.utils import jsonl
 from verl.utils.sampling import StopReason
+from verl.utils.seqlen_balancing import order_for_ranks
 
 PAD = 7
 HISTORIES = ("append", "window", "chat")
@@ -262,6 +263,22 @@ def test_joined_rows_are_those_of_one_process(store, history, options, seed):
     assert [[x.token_ids for x in t.ledgers] for t in loaded] == [
         [x.token_ids for x in t.ledgers] for t in whole
     ]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 5, 99])
+def test_rows_are_joined_in_the_order_for_the_ranks(store, num_ranks):
+    draw = random.Random(num_ranks)
+    whole = [make_trajectory(draw, "chat", index, set()) for index in range(20)]
+    apart = collect_apart(whole, store, draw)
+    plain, joined = (
+        join_trajectories(whole, PAD),
+        join_trajectories(apart, PAD, num_ranks=num_ranks),
+    )
+    plain.reorder(order_for_ranks(plain.batch["attention_mask"].sum(-1).tolist(), num_ranks))
+    for key, tensor in plain.batch.items():
+        assert joined.batch[key].equal(tensor), key
+    for key, column in plain.non_tensor_batch.items():
+        assert joined.non_tensor_batch[key].tolist() == column.tolist(), key
 
 
 @pytest.mark.parametrize("options", ["", "levels"])

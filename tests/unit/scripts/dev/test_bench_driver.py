@@ -75,7 +75,9 @@ def test_load_is_computed_from_the_costs():
     slow_journal = replace(model, journal_seconds_per_token=1.0)
     assert scale.simulate_step(16, 800, slow_journal).slowest_part == "journal"
     assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
-    assert load.collector_s == pytest.approx(4e-9 * sum(rows.sizes) / (2 * scale.COLLECTORS_PER_NODE))
+    assert load.collector_s == pytest.approx(
+        4e-9 * sum(rows.sizes) / (2 * scale.COLLECTORS_PER_NODE)
+    )
     slow_collectors = replace(model, collector_seconds_per_token=1.0)
     assert scale.simulate_step(16, 800, slow_collectors).slowest_part == "collectors"
     assert load.idle_share == 0
