@@ -24,11 +24,11 @@ from agent_system.multi_turn_rollout.collector_worker import (
 )
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
-from agent_system.multi_turn_rollout.stored_rows import (
+from agent_system.multi_turn_rollout.stored_trajectories import (
     RowEncoder,
-    StoredRows,
-    attach_rows,
+    StoredTrajectories,
     encode_on_collectors,
+    link_stored,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from verl.config.schema.env import EnvConfig
@@ -178,20 +178,20 @@ class CollectorGroup:
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
 
     def _request(self, number: int, method: str, *args: Any) -> Any:
-        """Return the reference of the summaries and rows that collector ``number`` generates."""
+        """Return the reference of the summaries of what collector ``number`` generates."""
         call = self._remote_workers[number].call_for_driver.options(num_returns=2)
         summary_ref, self._stored_refs[number] = call.remote(method, *args)
         return summary_ref
 
-    def _attach_rows(self, results: Mapping[int, CollectedTrajectories]) -> None:
-        """Attach their rows to the trajectories of ``results``, by collector number.
+    def _link_stored(self, results: Mapping[int, CollectedTrajectories]) -> None:
+        """Link the summaries in ``results``, by collector number, with the whole trajectories.
 
-        Copies of the texts are then on the node of this process: they outlive the collectors.
+        These are then on the node of this process, so that they outlive collectors and nodes.
         """
         refs = [self._stored_refs.pop(number) for number in results]
         ray.wait(refs, num_returns=len(refs), timeout=REQUEST_TIMEOUT_S)
         for (number, result), ref in zip(results.items(), refs, strict=True):
-            attach_rows(result.trajectories, StoredRows(result.rows, ref=ref, collector=number))
+            link_stored(result.trajectories, StoredTrajectories(ref, number))
 
     def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
         """Yield a JSON line for each row of ``data``, encoded by the collector of the row."""
@@ -216,7 +216,7 @@ class CollectorGroup:
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
             results = self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
-        self._attach_rows(dict(zip(collector_numbers, results, strict=True)))
+        self._link_stored(dict(zip(collector_numbers, results, strict=True)))
         return results
 
     def _wait_for_results(

@@ -29,12 +29,7 @@ from agent_system.multi_turn_rollout.engine_client import (
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
-from agent_system.multi_turn_rollout.stored_rows import (
-    CollectedRows,
-    RowEncoder,
-    collect_rows,
-    encode_stored_rows,
-)
+from agent_system.multi_turn_rollout.stored_trajectories import RowEncoder, encode_stored_rows
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
@@ -63,8 +58,6 @@ class CollectedTrajectories:
     - ``thoughts_s``: time from the end of the last episode to the last alternative thought.
     - ``env_restarts``: number of environment workers that died or hung and were replaced.
     - ``lost_collectors``: number of collector workers that died and were replaced.
-    - ``rows``: packed rows of summarized trajectories, as a collector in another process sends
-      them.
     """
 
     trajectories: list[Trajectory]
@@ -72,13 +65,11 @@ class CollectedTrajectories:
     thoughts_s: float
     env_restarts: int = 0
     lost_collectors: int = 0
-    rows: CollectedRows | None = None
 
     def summarize(self) -> "CollectedTrajectories":
-        """Return a copy with packed rows, and trajectories without texts and tokens."""
-        rows = collect_rows(self.trajectories)
+        """Return a copy with summaries of the trajectories."""
         summaries = [trajectory.summarize() for trajectory in self.trajectories]
-        return replace(self, trajectories=summaries, rows=rows)
+        return replace(self, trajectories=summaries)
 
     def add(self, other: "CollectedTrajectories") -> None:
         """Append the trajectories of a later call, and add its times and counts."""
@@ -217,10 +208,9 @@ class CollectorWorker:
     async def call_for_driver(
         self, method: str, *args: Any
     ) -> tuple[CollectedTrajectories, list[Trajectory]]:
-        """Call ``collect`` or ``collect_ready``. Return summaries with rows, and all trajectories.
+        """Call ``collect`` or ``collect_ready``. Return summaries, and the whole trajectories.
 
-        They are two Ray objects: the driver reads the first one and leaves the second one in the
-        object store.
+        They are two Ray objects: the driver leaves the second one in the object store.
         """
         collected: CollectedTrajectories = await getattr(self, method)(*args)
         return collected.summarize(), collected.trajectories

@@ -10,10 +10,9 @@ are the longest prompt and response of the batch. If observations are images,
 ``multi_modal_data`` contains ``{"image": [...]}`` for every row: the images of its turns in order.
 """
 
-import copy
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.bridge import remove_escape_characters
-from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
@@ -30,22 +29,16 @@ from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
-# Columns that a batch has only if one of its rows has another value than this.
-OPTIONAL_COLUMNS: dict[str, Any] = {
-    "multi_modal_data": {"image": []},
-    REWARD_PARTS: {},
-    INFO_NUMBERS: {},
-    ANSWER: None,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One row of the batch: the tokens of one conversation (ledger) and the turns in it."""
+    """Row ``number`` of a trajectory: the tokens of one conversation and the turns in it."""
 
     trajectory: Trajectory
-    ledger: TokenLedger
+    tokens: PackedTokens
     turns: list[Turn]
+    number: int = 0
 
     @property
     def response_start(self) -> int:
@@ -110,99 +103,44 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
         turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             turns_by_ledger.setdefault(turn.ledger, []).append(turn)
-        for ledger, turns in turns_by_ledger.items():
-            rows.append(TrajectoryRow(trajectory, trajectory.ledgers[ledger], turns))
+        ledgers = trajectory.pack_ledgers()
+        for number, (ledger, turns) in enumerate(turns_by_ledger.items()):
+            rows.append(TrajectoryRow(trajectory, ledgers[ledger], turns, number))
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
-            rows.append(TrajectoryRow(trajectory, TokenLedger(), []))
+            rows.append(TrajectoryRow(trajectory, TokenLedger().pack(), []))
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """B rows without padding, as a collector sends them to the driver.
-
-    ``token_ids`` [N] are the tokens of all rows, one row after another. ``turn_ids`` (-1 where not
-    sampled) and ``log_probs`` [M] belong to the tokens after the prompts. ``prompt_lengths`` and
-    ``lengths`` [B] count tokens. ``columns`` are those of ``DataProto.non_tensor_batch``, without
-    ``steps`` and without the optional columns in which no row has a value.
-    """
-
-    token_ids: np.ndarray
-    turn_ids: np.ndarray
-    log_probs: np.ndarray
-    prompt_lengths: np.ndarray
-    lengths: np.ndarray
-    has_retokenized_tokens: np.ndarray
-    columns: dict[str, np.ndarray]
+def list_trajectories(rows: Sequence[TrajectoryRow]) -> list[Trajectory]:
+    """Return the trajectories of ``rows``, each once, in order."""
+    return list({id(row.trajectory): row.trajectory for row in rows}.values())
 
 
 def pack_rows(
     rows: Sequence[TrajectoryRow], pad_token_id: int, allow_retokenized: bool = False
 ) -> DataProto:
-    """Return ``rows`` as a ``DataProto`` of B rows. Raises the errors of ``join_rows``."""
-    order = range(len(rows))
-    data = join_rows([compress_rows(rows)], order, pad_token_id, allow_retokenized)
-    data.non_tensor_batch["steps"] = object_array([make_turn_records(row) for row in rows])
-    return data
-
-
-def compress_rows(rows: Sequence[TrajectoryRow]) -> PackedRows:
-    """Return ``rows`` without padding."""
-    spans = [(row.response_start, row.response_end) for row in rows]
-    arrays = [row.ledger.to_arrays() for row in rows]
-    parts = list(zip(arrays, spans, strict=True))
-    return PackedRows(
-        token_ids=_concat([a.ids[:end] for a, (_, end) in parts], np.int32),
-        turn_ids=_concat([a.turn_ids()[start:end] for a, (start, end) in parts], np.int32),
-        log_probs=_concat([a.token_logprobs()[start:end] for a, (start, end) in parts], np.float32),
-        prompt_lengths=np.array([start for start, _ in spans], dtype=np.int64),
-        lengths=np.array([end for _, end in spans], dtype=np.int64),
-        has_retokenized_tokens=np.array([a.has_retokenized_tokens for a in arrays], dtype=bool),
-        columns=_build_columns(rows),
-    )
-
-
-def _concat(arrays: Sequence[np.ndarray], dtype: type) -> np.ndarray:
-    return np.concatenate([np.empty(0, dtype), *(array.astype(dtype) for array in arrays)])
-
-
-def join_rows(
-    tables: Sequence[PackedRows],
-    order: Sequence[int],
-    pad_token_id: int,
-    allow_retokenized: bool = False,
-) -> DataProto:
-    """Return rows of ``tables`` as a ``DataProto`` of B rows, without the column ``steps``.
-
-    ``order`` [B] are the indices of the rows, counted over all tables.
+    """Return ``rows`` as a ``DataProto`` of B rows.
 
     Raises ``ValueError`` if there is no row. Raises it also if a row contains tokens that were
     encoded from text instead of sampled, unless ``allow_retokenized`` is true.
     """
-    if not len(order):
+    if not rows:
         raise ValueError("no rows to pack: every trajectory was dropped")
-    indices = np.asarray(order)
-    retokenized = np.concatenate([table.has_retokenized_tokens for table in tables])[indices]
-    if not allow_retokenized and retokenized.any():
+    if not allow_retokenized and any(row.tokens.has_retokenized_tokens for row in rows):
         raise ValueError(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
             "false; set env.allow_retokenized=true to train on tokens encoded from text"
         )
-    return DataProto.from_dict(
-        tensors=_pad_rows(tables, indices, pad_token_id), non_tensors=_join_columns(tables, indices)
-    )
+    tensors = _build_tensors(rows, pad_token_id)
+    return DataProto.from_dict(tensors=tensors, non_tensors=_build_columns(rows))
 
 
-def _pad_rows(
-    tables: Sequence[PackedRows], order: np.ndarray, pad_token_id: int
-) -> dict[str, torch.Tensor]:
+def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str, torch.Tensor]:
     """Return the padded tensors of B rows, with P prompt and R response columns."""
-    all_rows = [row for table in tables for row in _split_rows(table)]
-    rows = [all_rows[index] for index in order.tolist()]
     # At least one column, also for empty rows: code that uses a batch expects a width above 0.
-    prompt_width = max(1, *(prompt_length for _, _, _, prompt_length in rows))
-    response_width = max(1, *(len(turn_ids) for _, turn_ids, _, _ in rows))
+    prompt_width = max(1, *(row.response_start for row in rows))
+    response_width = max(1, *(row.response_end - row.response_start for row in rows))
     full_shape = (len(rows), prompt_width + response_width)
     response_shape = (len(rows), response_width)
     input_ids = np.full(full_shape, pad_token_id, dtype=np.int64)
@@ -212,81 +150,48 @@ def _pad_rows(
     # -1 marks tokens outside of agent turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
-    for b, (token_ids, turn_ids, token_log_probs, prompt_length) in enumerate(rows):
-        length = len(token_ids)
+    for b, row in enumerate(rows):
+        tokens = row.tokens
+        prompt_length = row.response_start
+        row_end = row.response_end
         # Prompts are padded on the left, so that all responses start in the same column.
         prompt_start = prompt_width - prompt_length
-        row_end = prompt_start + length
-        input_ids[b, prompt_start:row_end] = token_ids
-        attention_mask[b, prompt_start:row_end] = 1
+        input_ids[b, prompt_start : prompt_start + row_end] = tokens.ids[:row_end]
+        attention_mask[b, prompt_start : prompt_start + row_end] = 1
         # Right padding repeats the position of the last token.
-        position_ids[b, prompt_start:row_end] = position_range[:length]
-        position_ids[b, row_end:] = max(length - 1, 0)
-        step_ids[b, : length - prompt_length] = turn_ids
-        log_probs[b, : length - prompt_length] = token_log_probs
-    arrays = {
-        "prompts": input_ids[:, :prompt_width].copy(),
-        "responses": input_ids[:, prompt_width:].copy(),
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "position_ids": position_ids,
-        "response_mask": (step_ids >= 0).astype(np.int64),
-        "step_ids": step_ids,
-        "rollout_log_probs": log_probs,
+        position_ids[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
+        position_ids[b, prompt_start + row_end :] = max(row_end - 1, 0)
+        step_ids[b, : row_end - prompt_length] = tokens.turn_ids[prompt_length:row_end]
+        log_probs[b, : row_end - prompt_length] = tokens.log_probs[prompt_length:row_end]
+    ids = torch.from_numpy(input_ids)
+    return {
+        "prompts": ids[:, :prompt_width].clone(),
+        "responses": ids[:, prompt_width:].clone(),
+        "input_ids": ids,
+        "attention_mask": torch.from_numpy(attention_mask),
+        "position_ids": torch.from_numpy(position_ids),
+        "response_mask": torch.from_numpy((step_ids >= 0).astype(np.int64)),
+        "step_ids": torch.from_numpy(step_ids),
+        "rollout_log_probs": torch.from_numpy(log_probs),
     }
-    return {key: torch.from_numpy(array) for key, array in arrays.items()}
 
 
-def _split_rows(table: PackedRows) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, int]]:
-    """Yield tokens, turn ids and log-probs of the response, and prompt length of each row."""
-    start = response_start = 0
-    for length, prompt_length in zip(
-        table.lengths.tolist(), table.prompt_lengths.tolist(), strict=True
-    ):
-        end, response_end = start + length, response_start + length - prompt_length
-        response = slice(response_start, response_end)
-        yield (
-            table.token_ids[start:end],
-            table.turn_ids[response],
-            table.log_probs[response],
-            prompt_length,
-        )
-        start, response_start = end, response_end
-
-
-def _join_columns(tables: Sequence[PackedRows], order: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the columns [B] of the rows ``order`` of ``tables``."""
-    columns: dict[str, np.ndarray] = {}
-    for key in dict.fromkeys(key for table in tables for key in table.columns):
-        parts = [
-            table.columns[key]
-            if key in table.columns
-            else object_array(copy.deepcopy(OPTIONAL_COLUMNS[key]) for _ in table.lengths)
-            for table in tables
-        ]
-        column = np.concatenate(parts)[order]
-        if key not in OPTIONAL_COLUMNS or any(value != OPTIONAL_COLUMNS[key] for value in column):
-            columns[key] = column
-    return columns
-
-
-def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, np.ndarray]:
-    trajectories = [row.trajectory for row in rows]
-    specs = [trajectory.spec for trajectory in trajectories]
-    columns = {
-        "multi_modal_data": object_array(
-            {"image": [turn.image for turn in row.turns if turn.image is not None]} for row in rows
-        ),
-        REWARD_PARTS: object_array(trajectory.reward_parts for trajectory in trajectories),
-        INFO_NUMBERS: object_array(trajectory.info_numbers for trajectory in trajectories),
-        ANSWER: object_array(trajectory.answer for trajectory in trajectories),
-    }
-    columns = {
-        key: column
-        for key, column in columns.items()
-        if any(value != OPTIONAL_COLUMNS[key] for value in column)
-    }
-    lists = {
+def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
+    specs = [row.trajectory.spec for row in rows]
+    columns: dict[str, Any] = {}
+    row_images = [[turn.image for turn in row.turns if turn.image is not None] for row in rows]
+    if any(row_images):
+        columns["multi_modal_data"] = [{"image": images} for images in row_images]
+    reward_parts = [row.trajectory.reward_parts for row in rows]
+    if any(reward_parts):
+        columns[REWARD_PARTS] = object_array(reward_parts)
+    info_numbers = [row.trajectory.info_numbers for row in rows]
+    if any(info_numbers):
+        columns[INFO_NUMBERS] = object_array(info_numbers)
+    answers = [row.trajectory.answer for row in rows]
+    if any(answer is not None for answer in answers):
+        columns[ANSWER] = object_array(answers)
+    return columns | {
         "uid": [spec.uid for spec in specs],
         "traj_uid": [spec.traj_uid for spec in specs],
         "data_source": [spec.data_source for spec in specs],
@@ -295,16 +200,13 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, np.ndarray]:
         "is_action_valid": [[turn.is_action_valid for turn in row.turns] for row in rows],
         "step_rewards": [[turn.reward for turn in row.turns] for row in rows],
         "step_index": [[turn.step for turn in row.turns] for row in rows],
+        "episode_rewards": np.array([row.trajectory.reward for row in rows], dtype=np.float64),
+        "episode_lengths": np.array([len(row.trajectory.turns) for row in rows], dtype=np.int64),
+        "won": np.array([row.trajectory.won for row in rows], dtype=bool),
+        "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
         # The column contains strings only; "" if the environment was done.
-        "truncated": [trajectory.truncated or "" for trajectory in trajectories],
-    }
-    return {
-        **columns,
-        **{key: object_array(values) for key, values in lists.items()},
-        "episode_rewards": np.array([t.reward for t in trajectories], dtype=np.float64),
-        "episode_lengths": np.array([len(t.turns) for t in trajectories], dtype=np.int64),
-        "won": np.array([t.won for t in trajectories], dtype=bool),
-        "aborted": np.array([t.aborted is not None for t in trajectories], dtype=bool),
+        "truncated": [row.trajectory.truncated or "" for row in rows],
+        "steps": [make_turn_records(row) for row in rows],
     }
 
 
@@ -336,8 +238,10 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
     return messages
 
 
-def make_turn_records(row: TrajectoryRow) -> list[ThinkingTurnRecord]:
-    """Return the records of the turns of ``row``, the value of the column ``steps``."""
+def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
+    """Return the records of the turns of ``row``. Those of a summary are loaded on access."""
+    if row.trajectory.stored is not None:
+        return row.trajectory.stored.get_steps(row.number)
     return [make_turn_record(turn) for turn in row.turns]
 
 
@@ -374,10 +278,10 @@ def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
 
     Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
-    return [[_build_row_turn(row.ledger, turn) for turn in row.turns] for row in rows]
+    return [[_build_row_turn(row.tokens.ids, turn) for turn in row.turns] for row in rows]
 
 
-def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
+def _build_row_turn(token_ids: np.ndarray, turn: Turn) -> RowTurn:
     if turn.parsed is None:
         raise ValueError(
             f"turn {turn.step} has no parsed thinking level; generate it with env.levels=true"
@@ -385,7 +289,7 @@ def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
     return RowTurn(
         step=turn.step,
         start=turn.start,
-        token_ids=ledger.token_ids[turn.start : turn.end],
+        token_ids=token_ids[turn.start : turn.end].tolist(),
         parsed=turn.parsed,
         alternatives=turn.alternatives,
         num_forced=turn.num_forced,

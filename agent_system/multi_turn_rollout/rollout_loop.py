@@ -27,8 +27,12 @@ from agent_system.multi_turn_rollout.metrics import (
     split_rollout_time,
 )
 from agent_system.multi_turn_rollout.packing import (
+    TrajectoryRow,
+    build_row_turns,
     build_rows,
     collect_conversations,
+    list_trajectories,
+    pack_rows,
     select_differing_groups,
     select_trajectories,
 )
@@ -39,12 +43,7 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     refuse_images,
     should_request_levels,
 )
-from agent_system.multi_turn_rollout.stored_rows import (
-    RowEncoder,
-    collect_row_turns,
-    join_trajectories,
-    load_trajectories,
-)
+from agent_system.multi_turn_rollout.stored_trajectories import RowEncoder, load_trajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
 from agent_system.tokens.probe import probe_template
@@ -61,6 +60,7 @@ from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
+from verl.utils.seqlen_balancing import order_for_ranks
 
 if TYPE_CHECKING:  # used by main_audit only
     from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
@@ -245,21 +245,22 @@ class TrajectoryCollector:
         rlvcr = get_method_settings(self.config.algorithm)
         has_levels = self.codec is not None
         if recorded:
-            data, summaries = self._replay_recorded(recorded, actor_rollout_wg)
+            data, rows = self._replay_recorded(recorded, actor_rollout_wg)
         else:
-            data, summaries = self._generate_training_rows(
+            data, rows = self._generate_training_rows(
                 gen_batch, actor_rollout_wg, envs, samples_alternatives=has_levels
             )
         if self.codec is not None:
             # Replace the score requests: credit=posterior also needs log-probs of the four level
             # digits.
-            add_score_requests(data, collect_row_turns(summaries), self.codec.digit_ids)
+            add_score_requests(data, build_row_turns(rows), self.codec.digit_ids)
         data.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
         data = self.convert_scores_to_columns(scored.select()) if has_levels else scored
         settings = self._build_settings(is_train=True, samples_alternatives=False)
+        trajectories = load_trajectories(list_trajectories(rows))
         points = select_decision_points(
-            load_trajectories(summaries), data, rlvcr.audit_points, settings.seed, has_levels
+            trajectories, data, rlvcr.audit_points, settings.seed, has_levels
         )
 
         def generate(specs: Sequence[RolloutSpec]) -> list[Trajectory]:
@@ -310,7 +311,7 @@ class TrajectoryCollector:
             line = "%d batches gave %d of %d groups with returns that differ"
             logger.warning(line, max_batches, num_kept, num_groups_wanted)
         trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
-        data, packed_trajectories = self.gather_rollout_data(
+        data, rows = self.gather_rollout_data(
             all_collected,
             packed_trajectories=trained_trajectories or last_usable_trajectories,
             num_ranks=gen_batch.meta_info.get(NUM_RANKS, 1),
@@ -318,7 +319,7 @@ class TrajectoryCollector:
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         data.meta_info["metrics"]["rollout/groups_with_spread"] = float(num_kept)
-        self._add_level_columns(data, packed_trajectories, samples_alternatives)
+        self._add_level_columns(data, rows, samples_alternatives)
         return self._score_if_possible(data, actor_rollout_wg) if samples_alternatives else data
 
     def convert_scores_to_columns(self, data: DataProto) -> DataProto:
@@ -419,7 +420,7 @@ class TrajectoryCollector:
         self,
         recorded: "Sequence[RecordedTrajectory]",
         engines: RolloutEngines,
-    ) -> tuple[DataProto, Sequence[Trajectory]]:
+    ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Replay trajectories of a file and pack them. Raises ``UsageError`` for a failed one."""
         from agent_system.multi_turn_rollout.recorded_trajectories import (
             build_recorded_specs,
@@ -432,9 +433,9 @@ class TrajectoryCollector:
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
         collected = self._generate_specs(specs, engines, settings)
         check_replays(recorded, collected.trajectories)
-        data, trajectories = self.gather_rollout_data(collected)
-        self._add_level_columns(data, trajectories, samples_alternatives)
-        return data, trajectories
+        data, rows = self.gather_rollout_data(collected)
+        self._add_level_columns(data, rows, samples_alternatives)
+        return data, rows
 
     # ---- rows ----
 
@@ -444,7 +445,7 @@ class TrajectoryCollector:
         actor_rollout_wg: RolloutEngines,
         envs: EnvironmentManagerBase,
         samples_alternatives: bool,
-    ) -> tuple[DataProto, Sequence[Trajectory]]:
+    ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Generate and pack trajectories. If failures leave none to train on, generate other tasks.
 
         A dead environment worker aborts all its trajectories, and ``drop_group`` then drops their
@@ -469,11 +470,11 @@ class TrajectoryCollector:
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, trajectories = self.gather_rollout_data(all_collected, num_ranks=num_ranks)
+        data, rows = self.gather_rollout_data(all_collected, num_ranks=num_ranks)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
-        self._add_level_columns(data, trajectories, samples_alternatives)
-        return data, trajectories
+        self._add_level_columns(data, rows, samples_alternatives)
+        return data, rows
 
     def gather_rollout_data(
         self,
@@ -481,11 +482,11 @@ class TrajectoryCollector:
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
         num_ranks: int = 1,
-    ) -> tuple[DataProto, Sequence[Trajectory]]:
-        """Join the rows of ``packed_trajectories``, by default of all that can be trained on.
+    ) -> tuple[DataProto, list[TrajectoryRow]]:
+        """Pack ``packed_trajectories``, by default all that can be trained on.
 
-        Return the rows and their trajectories. Metrics are computed from all ``collected``
-        trajectories. Rows without further columns are put into the order for ``num_ranks`` ranks.
+        Metrics are computed from all ``collected`` trajectories. Rows without score requests are in
+        the order for ``num_ranks``.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -499,18 +500,22 @@ class TrajectoryCollector:
         )
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
+        rows = build_rows(packed_trajectories)
+        if self.codec is None and not self.config.reward_model.enable:
+            # To order the padded rows later would copy all of their columns.
+            order = order_for_ranks([row.response_end for row in rows], num_ranks)
+            rows = [rows[index] for index in order]
+        else:
+            num_ranks = 1
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
-        # To order rows while they are joined saves a copy of all columns. The columns of levels and
-        # conversations are added later, in the order of the trajectories.
-        if self.codec is not None or self.config.reward_model.enable:
-            num_ranks = 1
-        padding_id = find_padding_token_id(self.tokenizer)
-        data = join_trajectories(packed_trajectories, padding_id, allows_retokenized, num_ranks)
+        data = pack_rows(
+            rows, find_padding_token_id(self.tokenizer), allow_retokenized=allows_retokenized
+        )
         data.meta_info[NUM_RANKS] = num_ranks
         if self.config.reward_model.enable and is_train:
-            rows = build_rows(load_trajectories(packed_trajectories))
-            data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(rows))
+            whole_rows = build_rows(load_trajectories(packed_trajectories))
+            data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(whole_rows))
         data.meta_info["metrics"] = {
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),
@@ -519,19 +524,19 @@ class TrajectoryCollector:
         }
         if is_train and self.codec is not None:
             unseen_levels = self.collapse_detector.update(
-                [turn.chosen_level for t in packed_trajectories for turn in t.turns]
+                [turn.chosen_level for row in rows for turn in row.turns]
             )
             data.meta_info["metrics"]["rlvcr/levels_unseen"] = float(len(unseen_levels))
         data.meta_info["timing"] = {
             **split_rollout_time(collected.trajectories, collected.rollout_s, collected.thoughts_s),
             "pack": time.perf_counter() - start_s,
         }
-        return data, packed_trajectories
+        return data, rows
 
     def _add_level_columns(
         self,
         data: DataProto,
-        trajectories: Sequence[Trajectory],
+        rows: Sequence[TrajectoryRow],
         samples_alternatives: bool,
     ) -> None:
         """Add the columns of the level entropy bonus, a loss term that keeps all levels in use.
@@ -541,7 +546,7 @@ class TrajectoryCollector:
         rlvcr = get_method_settings(self.config.algorithm)
         if self.codec is None:
             return
-        row_turns = collect_row_turns(trajectories)
+        row_turns = build_row_turns(rows)
         if samples_alternatives or rlvcr.thinking_diversity_w:
             add_level_entropy_bonus(data, row_turns, rlvcr, self.codec)
         if samples_alternatives:

@@ -5,7 +5,6 @@ with ``window`` history. Every turn has the index of its ledger and its token ra
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import MAX_FLOAT32, is_number
-from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
@@ -21,7 +20,7 @@ from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
 
 if TYPE_CHECKING:
-    from agent_system.multi_turn_rollout.stored_rows import StoredTrajectory
+    from agent_system.multi_turn_rollout.stored_trajectories import StoredTrajectory
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
@@ -102,14 +101,8 @@ class Turn:
         """Level that the policy chose; None if it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
-    def without_texts(self) -> "Turn":
-        """Return a copy with empty texts and without image, which still has all metrics."""
-        texts = {"observation": "", "anchor": "", "response": "", "action": "", "image": None}
-        return replace(self, **texts)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        # Half of the time to send a trajectory is that of its turns. The method that dataclasses
-        # generate takes three times as long as a call of the constructor.
+        # The method that dataclasses generate takes three times as long as the constructor.
         return Turn, _GET_TURN_VALUES(self)
 
 
@@ -127,8 +120,8 @@ class Trajectory:
     ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
 
-    ``version_counts``: number of sampled tokens by version of the weights, see ``summarize``.
-    ``stored``: packed rows of the trajectory, and where its texts and tokens are stored.
+    A summary (``summarize``) has ``packed_ledgers`` instead of ledgers, and no texts. ``stored``
+    loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -151,8 +144,8 @@ class Trajectory:
     end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
-    version_counts: Counter[int] | None = None
-    stored: "StoredTrajectory | None" = field(default=None, repr=False, compare=False)
+    packed_ledgers: list[PackedTokens] | None = field(default=None, compare=False, repr=False)
+    stored: "StoredTrajectory | None" = field(default=None, compare=False, repr=False)
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as failed; its finished turns stay."""
@@ -164,26 +157,23 @@ class Trajectory:
         """Number of tokens that the policy sampled in all turns."""
         return sum(turn.num_tokens for turn in self.turns)
 
-    def count_tokens_by_version(self) -> Counter[int]:
-        """Return the number of sampled tokens by version of the weights, if it is known."""
-        if self.version_counts is not None:
-            return self.version_counts
-        counts = Counter[int]()
-        for ledger in self.ledgers:
-            counts.update(ledger.to_arrays().tokens_by_version())
-        return counts
+    def pack_ledgers(self) -> list[PackedTokens]:
+        """Return the tokens of all ledgers, one value per token."""
+        if self.packed_ledgers is not None:
+            return self.packed_ledgers
+        return [ledger.pack() for ledger in self.ledgers]
 
     def summarize(self) -> "Trajectory":
-        """Return a copy without tokens and texts, from which metrics are computed."""
+        """Return a copy with all that rows and metrics need, without texts and prompts."""
         task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
-        spec = replace(self.spec, task=task, replayed_turns=(), expected_observations=())
+        texts = {"observation": "", "response": "", "action": ""}
         return replace(
             self,
-            spec=spec,
+            spec=replace(self.spec, task=task, replayed_turns=(), expected_observations=()),
             ledgers=[],
-            turns=[turn.without_texts() for turn in self.turns],
+            packed_ledgers=self.pack_ledgers(),
+            turns=[replace(turn, **texts) for turn in self.turns],
             shown_messages=[],
-            version_counts=self.count_tokens_by_version(),
         )
 
 

@@ -45,14 +45,13 @@ from agent_system.multi_turn_rollout.metrics import (
     compute_rollout_metrics,
     split_rollout_time,
 )
-from agent_system.multi_turn_rollout.packing import select_trajectories
-from agent_system.multi_turn_rollout.stored_rows import (
+from agent_system.multi_turn_rollout.packing import build_rows, pack_rows, select_trajectories
+from agent_system.multi_turn_rollout.stored_trajectories import (
     RowEncoder,
-    StoredRows,
-    attach_rows,
+    StoredTrajectories,
     encode_on_collectors,
     encode_stored_rows,
-    join_trajectories,
+    link_stored,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.reward_manager import load_reward_manager
@@ -67,6 +66,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils import jsonl
 from verl.utils.sampling import StopReason
+from verl.utils.seqlen_balancing import order_for_ranks
 
 ROWS = (4096, 16384, 65536)
 RANKS = 8
@@ -311,10 +311,8 @@ def receive_chunks(
         stored_chunk = store.put(summaries, "receive")
         with clock.measure_part("receive"):
             chunk: CollectedTrajectories = ray.get(stored_chunk)
-            assert chunk.rows is not None
-            attach_rows(chunk.trajectories, StoredRows(chunk.rows, ref=stored_trajectories))
+            link_stored(chunk.trajectories, StoredTrajectories(stored_trajectories, 0))
             collected.add(chunk)
-        uid_columns = chunk.rows.packed.columns
         for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):
             uid = f"train-1-0-{traj_index // GROUP_SIZE}"
             names = {
@@ -323,8 +321,6 @@ def receive_chunks(
                 "traj_uid": f"{uid}/{traj_index % GROUP_SIZE}",
             }
             trajectory.spec = replace(trajectory.spec, **names)
-            for key in ("uid", "traj_uid"):
-                uid_columns[key][traj_index - first_index] = names[key]
     del collected.trajectories[rows:]
     return collected
 
@@ -335,7 +331,9 @@ def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
     compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
     compute_episode_metrics(rollout.trajectories)
     split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
-    batch = join_trajectories(trajectories, 0, num_ranks=ranks)
+    rows = build_rows(trajectories)
+    order = order_for_ranks([row.response_end for row in rows], ranks)
+    batch = pack_rows([rows[index] for index in order], 0)
     batch.meta_info[NUM_RANKS] = ranks
     return batch
 

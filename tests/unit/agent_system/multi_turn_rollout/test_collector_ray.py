@@ -15,7 +15,7 @@ from agent_system.multi_turn_rollout import collector_group
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
-from agent_system.multi_turn_rollout.stored_rows import StoredSteps
+from agent_system.multi_turn_rollout.stored_trajectories import StoredSteps
 from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.thinking_trajectories import thinking_config, thinking_script

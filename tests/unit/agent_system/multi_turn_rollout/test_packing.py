@@ -14,6 +14,7 @@ from agent_system.multi_turn_rollout.packing import (
     _rebuild_conversation,
     build_row_turns,
     build_rows,
+    list_trajectories,
     make_turn_record,
     pack_rows,
     select_trajectories,
@@ -283,6 +284,12 @@ def test_row_turns_for_scoring():
     trajectory.turns[1].parsed = None
     with pytest.raises(ValueError, check=mentions(1)):
         build_row_turns(build_rows([trajectory]))
+
+
+def test_trajectories_of_the_rows_are_listed_once():
+    first, second = make_windowed(), make_appended()
+    assert list_trajectories(build_rows([first, second])) == [first, second]
+    assert list_trajectories([]) == []
 
 
 def test_conversation_is_rebuilt_without_cut_marks():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from agent_system.multi_turn_rollout import stored_rows
+from agent_system.multi_turn_rollout import stored_trajectories
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.metrics import (
     compute_episode_metrics,
@@ -23,16 +23,16 @@ from agent_system.multi_turn_rollout.packing import (
     build_row_turns,
     build_rows,
     make_turn_record,
+    pack_rows,
     select_trajectories,
 )
-from agent_system.multi_turn_rollout.stored_rows import (
-    StoredRows,
+from agent_system.multi_turn_rollout.stored_trajectories import (
     StoredSteps,
-    attach_rows,
-    collect_row_turns,
+    StoredTrajectories,
+    StoredTrajectory,
     encode_on_collectors,
     encode_stored_rows,
-    join_trajectories,
+    link_stored,
     load_trajectories,
 )
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
@@ -51,7 +51,6 @@ from verl.records import ANSWER, CORRECTION_WEIGHTS, INFO_NUMBERS, REWARD_PARTS,
 from verl.single_controller.base import WorkerDiedError
 from verl.utils import jsonl
 from verl.utils.sampling import StopReason
-from verl.utils.seqlen_balancing import order_for_ranks
 
 PAD = 7
 HISTORIES = ("append", "window", "chat")
@@ -153,7 +152,7 @@ class Store(dict):
 @pytest.fixture
 def store(monkeypatch) -> Store:
     store = Store()
-    monkeypatch.setattr(stored_rows, "ray_get", store.get)
+    monkeypatch.setattr(stored_trajectories, "ray_get", store.get)
     return store
 
 
@@ -170,11 +169,13 @@ def collect_apart(
     summaries: dict[int, Trajectory] = {}
     for number, shard in enumerate(shards):
         result = send(CollectedTrajectories(shard, 1.0, 0.0).summarize())
-        attach_rows(
-            result.trajectories, StoredRows(result.rows, ref=store.put(shard), collector=number)
-        )
+        link_stored(result.trajectories, StoredTrajectories(store.put(shard), number))
         summaries |= {t.spec.index: t for t in result.trajectories}
     return [summaries[trajectory.spec.index] for trajectory in trajectories]
+
+
+def pack(trajectories: Sequence[Trajectory], **options: Any) -> DataProto:
+    return pack_rows(build_rows(trajectories), PAD, **options)
 
 
 def pack_at_once(trajectories: Sequence[Trajectory]) -> tuple[dict[str, torch.Tensor], dict]:
@@ -193,8 +194,9 @@ def pack_at_once(trajectories: Sequence[Trajectory]) -> tuple[dict[str, torch.Te
         "rollout_log_probs": torch.zeros(len(rows), responses),
     }
     for b, row in enumerate(rows):
-        turns, log_probs = row.ledger.turn_ids(), row.ledger.token_logprobs()
-        for position, token in enumerate(row.ledger.token_ids[: row.response_end]):
+        ledger = row.trajectory.ledgers[row.turns[0].ledger] if row.turns else TokenLedger()
+        turns, log_probs = ledger.turn_ids(), ledger.token_logprobs()
+        for position, token in enumerate(ledger.token_ids[: row.response_end]):
             column = prompts - row.response_start + position
             tensors["input_ids"][b, column] = token
             tensors["attention_mask"][b, column] = 1
@@ -249,7 +251,7 @@ def test_joined_rows_are_those_of_one_process(store, history, options, seed):
             kept_apart, counts_apart = select_trajectories(apart, on_abort)
             assert counts_apart == counts
         tensors, columns = pack_at_once(kept)
-        for data in (join_trajectories(kept_apart, PAD), join_trajectories(kept, PAD)):
+        for data in (pack(kept_apart), pack(kept)):
             assert set(data.tensor_keys()) == set(tensors)
             for key, tensor in tensors.items():
                 assert data.batch[key].dtype == tensor.dtype and data.batch[key].equal(tensor), key
@@ -257,28 +259,12 @@ def test_joined_rows_are_those_of_one_process(store, history, options, seed):
             for key, values in columns.items():
                 assert data.non_tensor_batch[key].tolist() == values, key
         if "levels" in options:
-            assert collect_row_turns(kept_apart) == build_row_turns(build_rows(kept))
+            assert build_row_turns(build_rows(kept_apart)) == build_row_turns(build_rows(kept))
     loaded = load_trajectories(apart)
     assert [(t.spec, t.turns) for t in loaded] == [(t.spec, t.turns) for t in whole]
     assert [[x.token_ids for x in t.ledgers] for t in loaded] == [
         [x.token_ids for x in t.ledgers] for t in whole
     ]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 2, 5, 99])
-def test_rows_are_joined_in_the_order_for_the_ranks(store, num_ranks):
-    draw = random.Random(num_ranks)
-    whole = [make_trajectory(draw, "chat", index, set()) for index in range(20)]
-    apart = collect_apart(whole, store, draw)
-    plain, joined = (
-        join_trajectories(whole, PAD),
-        join_trajectories(apart, PAD, num_ranks=num_ranks),
-    )
-    plain.reorder(order_for_ranks(plain.batch["attention_mask"].sum(-1).tolist(), num_ranks))
-    for key, tensor in plain.batch.items():
-        assert joined.batch[key].equal(tensor), key
-    for key, column in plain.non_tensor_batch.items():
-        assert joined.non_tensor_batch[key].tolist() == column.tolist(), key
 
 
 @pytest.mark.parametrize("options", ["", "levels"])
@@ -297,8 +283,8 @@ def test_texts_are_not_read_before_they_are_needed(store, monkeypatch):
     draw = random.Random(0)
     whole = [make_trajectory(draw, "append", index, {"levels"}) for index in range(9)]
     apart = collect_apart(whole, store, draw)
-    monkeypatch.setattr(stored_rows, "ray_get", None)
-    data = join_trajectories(apart, PAD)
+    monkeypatch.setattr(stored_trajectories, "ray_get", None)
+    data = pack(apart)
     records = data.non_tensor_batch["steps"]
     # Shard, send and select them, and add credit.
     credited = object_array(
@@ -306,7 +292,9 @@ def test_texts_are_not_read_before_they_are_needed(store, monkeypatch):
     )
     assert all(isinstance(row, StoredSteps) for row in records)
     assert [row.records.row for row in credited] == [records[2].row, records[1].row]
-    monkeypatch.setattr(stored_rows, "ray_get", store.get)
+    indices = [row.records.trajectory.index for row in credited]
+    assert indices == [records[2].trajectory.index, records[1].trajectory.index]
+    monkeypatch.setattr(stored_trajectories, "ray_get", store.get)
     assert credited[0].records == records[2]
 
 
@@ -353,7 +341,7 @@ def add_credit(data: DataProto) -> None:
 @pytest.mark.parametrize("options", ["", "levels"])
 @pytest.mark.parametrize("dying", [(), (1,), (0, 1, 2)])
 def test_collectors_write_the_lines_of_the_driver(store, history, options, dying, monkeypatch):
-    monkeypatch.setattr(stored_rows, "MAX_ENCODED_ROWS", 7)
+    monkeypatch.setattr(stored_trajectories, "MAX_ENCODED_ROWS", 7)
     draw = random.Random(f"{history}{options}")
     whole = [make_trajectory(draw, history, index, {options}) for index in range(24)]
     apart = collect_apart(whole, store, draw)
@@ -361,7 +349,7 @@ def test_collectors_write_the_lines_of_the_driver(store, history, options, dying
     longest = max(whole, key=lambda t: max((len(ledger) for ledger in t.ledgers), default=0))
     apart = [t for t in apart if t.spec.index != longest.spec.index]
     whole = [t for t in whole if t is not longest]
-    local, data = join_trajectories(whole, PAD), join_trajectories(apart, PAD)
+    local, data = pack(whole), pack(apart)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(1))
     for table in (local, data):
         add_computed_columns(table, random.Random(1))
@@ -389,19 +377,19 @@ def test_retokenized_rows_are_refused_unless_allowed(store):
     bad.ledgers[0].append([5], SegmentKind.AGENT, turn=9, retokenized=True)
     apart = collect_apart(whole, store, draw)
     with pytest.raises(ValueError):
-        join_trajectories(apart, PAD)
-    assert len(join_trajectories(apart, PAD, allow_retokenized=True)) == 6
+        pack(apart)
+    assert len(pack(apart, allow_retokenized=True)) == 6
     others = [t for t in apart if t.spec.index != bad.spec.index]
-    assert len(join_trajectories(others, PAD)) == 5
+    assert len(pack(others)) == 5
 
 
-def test_steps_equal_their_records():
+def test_steps_equal_their_records(store):
     turn = Turn(0, "o", "o", 0, 1, 2, "r", StopReason.STOP)
     ledger = TokenLedger()
     ledger.append([1], SegmentKind.PROMPT)
     ledger.append([2], SegmentKind.AGENT, logprobs=[-1.0])
     spec = RolloutSpec(0, {"task_id": "t", "data_source": "d"}, "g", "g/0", 0, 0)
-    source = StoredRows(None, [Trajectory(spec, [ledger], [turn])])
-    steps = StoredSteps(source, 0)
+    source = StoredTrajectories(store.put([Trajectory(spec, [ledger], [turn])]), 0)
+    steps = StoredSteps(StoredTrajectory(source, 0), 0)
     assert steps == [make_turn_record(turn)] and steps != [] and len(steps) == 1
     assert steps[0] == make_turn_record(turn) and steps[:0] == []
