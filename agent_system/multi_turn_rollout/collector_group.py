@@ -25,7 +25,6 @@ from agent_system.multi_turn_rollout.collector_worker import (
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
 from agent_system.multi_turn_rollout.stored_trajectories import (
-    RowEncoder,
     StoredTrajectories,
     encode_on_collectors,
     link_stored,
@@ -35,6 +34,7 @@ from verl.config.schema.env import EnvConfig
 from verl.protocol import DataProto
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import gather_results, ray_get
+from verl.utils.jsonl import RowEncoder
 from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 

@@ -29,7 +29,7 @@ from agent_system.multi_turn_rollout.engine_client import (
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
-from agent_system.multi_turn_rollout.stored_trajectories import RowEncoder, encode_stored_rows
+from agent_system.multi_turn_rollout.stored_trajectories import encode_stored_rows
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
@@ -43,6 +43,7 @@ from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer
 from verl.config.schema.env import EnvConfig
 from verl.protocol import DataProto
+from verl.utils.jsonl import EncodedLines, RowEncoder
 from verl.utils.stacks import answer_with_stacks
 
 
@@ -215,8 +216,8 @@ class CollectorWorker:
         collected: CollectedTrajectories = await getattr(self, method)(*args)
         return collected.summarize(), collected.trajectories
 
-    async def encode_rows(self, values: DataProto, encode: RowEncoder) -> Any:
-        """Return ``encode`` of stored rows and their ``values``; see ``encode_stored_rows``."""
+    async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
+        """Return the lines of stored rows and their ``values``; see ``encode_stored_rows``."""
         # In a thread: the trajectories in flight go on.
         return await asyncio.to_thread(encode_stored_rows, values, encode, self._tokenizer)
 

@@ -43,7 +43,7 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     refuse_images,
     should_request_levels,
 )
-from agent_system.multi_turn_rollout.stored_trajectories import RowEncoder, load_trajectories
+from agent_system.multi_turn_rollout.stored_trajectories import load_trajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
 from agent_system.tokens.probe import probe_template
@@ -60,6 +60,7 @@ from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
 from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
+from verl.utils.jsonl import RowEncoder
 from verl.utils.seqlen_balancing import order_for_ranks
 
 if TYPE_CHECKING:  # used by main_audit only

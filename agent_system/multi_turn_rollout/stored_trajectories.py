@@ -5,10 +5,10 @@ collector   trajectories ─┬─ tokens of the rows, summaries ──▶ drive
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from torch.nn.functional import pad
 
@@ -23,25 +23,12 @@ from rlvcr.records import CreditedTurns, ThinkingTurnRecord, TurnRecords
 from verl.protocol import DataProto
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import ray_get
+from verl.utils.jsonl import EncodedLines, RowEncoder
 
 logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 600.0  # to transfer the trajectories of one collector between nodes
 ENCODING_TIMEOUT_S = 1800.0
 MAX_ENCODED_ROWS = 1024  # rows of the rollout log whose lines are in memory at a time
-
-
-class RowEncoder(Protocol):
-    """Function that encodes rows for the rollout log.
-
-    ``tensor_names`` and ``column_names`` are the columns that it reads and that the driver computes
-    or changes. Others are made from the stored trajectories.
-    """
-
-    @property
-    def tensor_names(self) -> Collection[str]: ...
-    @property
-    def column_names(self) -> Collection[str]: ...
-    def __call__(self, data: DataProto, tokenizer: Any, /) -> Iterable[memoryview]: ...
 
 
 @dataclass(eq=False)
@@ -140,7 +127,7 @@ def encode_on_collectors(
         yield from (lines[row] for row in range(len(window)))
 
 
-def _get_lines(ref: Any) -> Iterable[memoryview] | None:
+def _get_lines(ref: Any) -> EncodedLines | None:
     """Return the lines that a collector encodes, or None if it died or there is no ``ref``."""
     try:
         return ref and ray_get(ref, ENCODING_TIMEOUT_S, "lines of the rollout log")
@@ -149,7 +136,7 @@ def _get_lines(ref: Any) -> Iterable[memoryview] | None:
         return None
 
 
-def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object) -> Any:
+def encode_stored_rows(values: DataProto, encode: RowEncoder, tokenizer: object) -> EncodedLines:
     """Return ``encode`` of rows of stored trajectories.
 
     The column ``steps`` of ``values`` names the rows. The other columns of ``values`` were computed

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS, Decoder, LineEncoder
+from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS, Decoder
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
 from verl.utils import jsonl
@@ -38,7 +38,7 @@ print(write_report(sys.argv[1]))
 """
 TRANSCRIPT_COLUMNS = ["task", "return", "play"]
 # Function that returns one encoded line for each row of a batch.
-EncodeRows: TypeAlias = Callable[[DataProto, LineEncoder], Iterable[memoryview]]
+EncodeRows: TypeAlias = Callable[[DataProto, jsonl.RowEncoder], Iterable[memoryview]]
 
 
 class Journal:

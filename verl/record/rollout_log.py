@@ -12,8 +12,7 @@ Each line is the object of one row of the batch. With ``append`` history a row i
 Entropies and other values per token are in a separate file (``format_token_lines``).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -184,25 +183,10 @@ def round_significant(values: np.ndarray, digits: int) -> np.ndarray:
     return np.rint(values_64 * scale_up / scale_down) / scale_up * scale_down
 
 
-@dataclass(frozen=True, slots=True)
-class LineEncoder:
-    """Function that encodes the lines of rows, which processes can pass to each other.
-
-    ``tensor_names`` are the columns that are computed after the rollout. ``column_names`` are
-    scalars of a row and its turns. The other columns that it reads do not change after the rollout.
-    """
-
-    format_lines: Callable[["DataProto", Decoder], Iterator[dict[str, Any]]]
-    tensor_names: tuple[str, ...]
-    column_names: tuple[str, ...]
-
-    def __call__(self, data: "DataProto", tokenizer: Decoder, /) -> jsonl.EncodedLines:
-        """Return the lines of ``data``."""
-        return jsonl.encode(self.format_lines(data, tokenizer))
-
-
-ENCODE_ROLLOUTS = LineEncoder(format_rollout_lines, ("advantages",), (*ROW_KEYS.values(), "steps"))
-ENCODE_TOKENS = LineEncoder(
+ENCODE_ROLLOUTS = jsonl.RowEncoder(
+    format_rollout_lines, ("advantages",), (*ROW_KEYS.values(), "steps")
+)
+ENCODE_TOKENS = jsonl.RowEncoder(
     format_token_lines, ("entropys", "old_log_probs", CORRECTION_WEIGHTS), ("traj_uid", "steps")
 )
 

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -73,6 +73,24 @@ def encode(records: Iterable[Mapping[str, Any]]) -> EncodedLines:
     lines = [dumps(record).encode() + b"\n" for record in records]
     positions = np.array(list(accumulate(map(len, lines), initial=0)))
     return EncodedLines(np.frombuffer(b"".join(lines), dtype=np.uint8), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoder:
+    """Function that encodes the lines of rows, which processes can pass to each other.
+
+    ``format_lines(data, tokenizer)`` yields an object for each row of a ``DataProto``. The columns
+    ``tensor_names`` and ``column_names`` are computed or changed after the rollout. Others that it
+    reads are not.
+    """
+
+    format_lines: Callable[[Any, Any], Iterable[Mapping[str, Any]]]
+    tensor_names: tuple[str, ...]
+    column_names: tuple[str, ...]
+
+    def __call__(self, data: object, tokenizer: object, /) -> EncodedLines:
+        """Return the lines of ``data``."""
+        return encode(self.format_lines(data, tokenizer))
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:

@@ -48,7 +48,6 @@ from agent_system.multi_turn_rollout.metrics import (
 )
 from agent_system.multi_turn_rollout.packing import build_rows, pack_rows, select_trajectories
 from agent_system.multi_turn_rollout.stored_trajectories import (
-    RowEncoder,
     StoredTrajectories,
     encode_on_collectors,
     encode_stored_rows,
@@ -66,6 +65,7 @@ from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils import jsonl
+from verl.utils.jsonl import RowEncoder
 from verl.utils.sampling import StopReason
 from verl.utils.seqlen_balancing import order_for_ranks
 
