@@ -355,7 +355,7 @@ def measure_driver_cost(
 ) -> DriverCost:
     """Run one step with ``rows`` trajectories of ``shape``. Return the cost for the driver."""
     init_ray(num_cpus=1, object_store_gb=STORE_GB)
-    gc.freeze()  # as ``fit`` does
+    gc.freeze()  # as a run does
     clock = CpuClock()
     store = MeasuredStore(clock)
     trainer = make_trainer(SimulatedWorkers(ranks, clock, store))

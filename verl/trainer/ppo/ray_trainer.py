@@ -5,7 +5,6 @@ score requests: texts whose log-probs a method needs in addition to those of the
 collector converts the scores into columns. The advantage estimator comes from a registry.
 """
 
-import gc
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -125,8 +124,6 @@ class RayPPOTrainer(Generic[TasksT]):
     def fit(self) -> None:
         """Train until ``total_steps``; each step trains on one batch of tasks."""
         self.prepare_and_validate()
-        # The garbage collector need not search the objects of the imported packages at each step.
-        gc.freeze()
         while self.global_step < self.total_steps:
             self.global_step += 1
             with self.clock.measure_part("step"):
