@@ -99,7 +99,7 @@ TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
 class TurnRecords(Sequence[ThinkingTurnRecord]):
     """Turn records of a row that are made or loaded at each access by ``make``."""
 
-    def make(self) -> list[ThinkingTurnRecord]:
+    def make(self) -> Sequence[ThinkingTurnRecord]:
         """Return the records of all turns."""
         raise NotImplementedError
 
@@ -113,7 +113,7 @@ class TurnRecords(Sequence[ThinkingTurnRecord]):
         return len(self.make())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self.make() == list(other)
+        return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 

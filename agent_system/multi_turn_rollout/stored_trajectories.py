@@ -115,7 +115,7 @@ def encode_on_collectors(
             steps = find_stored_steps(records) if collectors else None
             source = None if steps is None else steps.trajectory.source
             rows_by_source.setdefault(source, []).append(row)
-        refs = {
+        refs: dict[StoredTrajectories | None, Any] = {
             source: collectors[source.collector].encode_rows.remote(values[rows], encode)
             for source, rows in rows_by_source.items()
             if source is not None

@@ -64,7 +64,7 @@ class EncodedLines:
     positions: np.ndarray
 
     def __iter__(self) -> Iterator[memoryview]:
-        view = memoryview(self.data)
+        view = self.data.data
         return (view[start:end] for start, end in pairwise(self.positions.tolist()))
 
 
@@ -139,9 +139,10 @@ def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> int:
     """
     count = 0
     with atomic_write(path) as file:
+        buffer: Any = file.buffer
         for record in records:
             is_encoded = isinstance(record, memoryview)
-            file.buffer.write(record if is_encoded else f"{dumps(record)}\n".encode())
+            buffer.write(record if is_encoded else f"{dumps(record)}\n".encode())
             count += 1
     return count
 

@@ -135,14 +135,14 @@ def send(value: Any) -> Any:
 
 
 class Store(dict):
-    """Object store: references are numbers. ``get`` has the signature of ``ray_get``."""
+    """Object store: references are numbers. ``fetch`` has the signature of ``ray_get``."""
 
     def put(self, value: object) -> str:
         ref = f"object {len(self)}"
         self[ref] = send(value)
         return ref
 
-    def get(self, ref: str, timeout_s: float, label: str) -> Any:
+    def fetch(self, ref: str, timeout_s: float, label: str) -> Any:
         assert timeout_s > 0 and label
         if isinstance(self[ref], Exception):
             raise self[ref]
@@ -152,7 +152,7 @@ class Store(dict):
 @pytest.fixture
 def store(monkeypatch) -> Store:
     store = Store()
-    monkeypatch.setattr(stored_trajectories, "ray_get", store.get)
+    monkeypatch.setattr(stored_trajectories, "ray_get", store.fetch)
     return store
 
 
@@ -294,7 +294,7 @@ def test_texts_are_not_read_before_they_are_needed(store, monkeypatch):
     assert [row.records.row for row in credited] == [records[2].row, records[1].row]
     indices = [row.records.trajectory.index for row in credited]
     assert indices == [records[2].trajectory.index, records[1].trajectory.index]
-    monkeypatch.setattr(stored_trajectories, "ray_get", store.get)
+    monkeypatch.setattr(stored_trajectories, "ray_get", store.fetch)
     assert credited[0].records == records[2]
 
 
