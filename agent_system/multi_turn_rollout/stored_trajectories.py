@@ -7,7 +7,7 @@ collector   trajectories ─┬─ tokens of the rows, summaries ──▶ drive
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch.nn.functional import pad
@@ -44,9 +44,14 @@ class StoredTrajectories:
     @cached_property
     def rows(self) -> list[list[TrajectoryRow]]:
         """Rows of each trajectory, loaded at the first access."""
-        label = f"trajectories of collector-{self.collector}"
-        trajectories = ray_get(self.ref, LOAD_TIMEOUT_S, label)
-        return [build_rows([trajectory]) for trajectory in trajectories]
+        return load_rows(self.ref, f"trajectories of collector-{self.collector}")
+
+
+# A collector gets several requests for rows of one result, one after another.
+@lru_cache(maxsize=1)
+def load_rows(ref: Any, label: str) -> list[list[TrajectoryRow]]:
+    """Return the rows of each of the trajectories behind ``ref``, which errors call ``label``."""
+    return [build_rows([trajectory]) for trajectory in ray_get(ref, LOAD_TIMEOUT_S, label)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -306,10 +306,10 @@ def receive_chunks(
         summaries = CollectedTrajectories(trajectories, 1.0, 0.0).summarize()
     # All chunks are equal, so multiply the time for one of them.
     clock.seconds[COLLECTOR_PART] *= rows / CHUNK_SIZE
-    stored_trajectories = ray.put(trajectories)
     collected = CollectedTrajectories([], 0.0, 0.0)
     for first_index in range(0, rows, CHUNK_SIZE):
         stored_chunk = store.put(summaries, "receive")
+        stored_trajectories = ray.put(trajectories)
         with clock.measure_part("receive"):
             chunk: CollectedTrajectories = ray.get(stored_chunk)
             link_stored(chunk.trajectories, StoredTrajectories(stored_trajectories, 0))

@@ -152,6 +152,7 @@ class Store(dict):
 @pytest.fixture
 def store(monkeypatch) -> Store:
     store = Store()
+    stored_trajectories.load_rows.cache_clear()
     monkeypatch.setattr(stored_trajectories, "ray_get", store.fetch)
     return store
 
