@@ -3,7 +3,9 @@
 packing ──record without contexts──▶ scoring ──record with credit──▶ rewards, rollout log, report
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from verl.records import SegmentScore, StepRecord
 
@@ -86,3 +88,42 @@ class ThinkingTurnRecord(StepRecord):
             if not line[name]:
                 del line[name]
         return line
+
+
+# Arguments of ``ThinkingTurnRecord.with_credit``: contexts, thinking advantage, cost share of it.
+TurnCredit = tuple[tuple[ThoughtContext, ...], float, float]
+
+
+class TurnRecords(Sequence[ThinkingTurnRecord]):
+    """Turn records of a row that are made or loaded at each access by ``make``."""
+
+    def make(self) -> Sequence[ThinkingTurnRecord]:
+        """Return the records of all turns."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[ThinkingTurnRecord]:
+        return iter(self.make())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.make()[index]
+
+    def __len__(self) -> int:
+        return len(self.make())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+@dataclass(frozen=True, eq=False)
+class CreditedTurns(TurnRecords):
+    """Turn records with credit. ``records``, which may be stored elsewhere, are read on access."""
+
+    records: Sequence[ThinkingTurnRecord]
+    credit: Sequence[TurnCredit]
+
+    def make(self) -> list[ThinkingTurnRecord]:
+        """Return the records with their credit."""
+        pairs = zip(self.records, self.credit, strict=True)
+        return [record.with_credit(*credit) for record, credit in pairs]

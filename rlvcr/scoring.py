@@ -29,7 +29,7 @@ from rlvcr.core_rlvcr import (
 )
 from rlvcr.level_groups import TokenComparison, compare_with_successes
 from rlvcr.levels import LevelCodec
-from rlvcr.records import ThinkingTurnRecord, ThoughtContext
+from rlvcr.records import CreditedTurns, ThoughtContext, TurnCredit
 from rlvcr.score_table import (
     RowTurn,
     ScoredTurns,
@@ -430,21 +430,24 @@ def _add_credit_to_records(
 
     ``prices`` [S, 4] are the token costs of the thoughts.
     """
-    index_by_turn: dict[tuple[int, int], int] = {}
-    for turn_index, (row, turn) in enumerate(zip(table.row_indices, table.turns, strict=True)):
-        index_by_turn[row, turn.number] = turn_index
-    new_records: list[list[ThinkingTurnRecord]] = []
-    for row, records in enumerate(data.non_tensor_batch["steps"]):
-        new_records.append([])
-        for record in records:
-            turn_index = index_by_turn[row, record.step]
-            contexts = _build_contexts(
-                table.turns[turn_index], table.entries[turn_index], prices[turn_index]
-            )
-            advantage = float(credit.advantage[turn_index])
-            price_share = float(credit.price_share[turn_index])
-            new_records[row].append(record.with_credit(contexts, advantage, price_share))
-    data.non_tensor_batch["steps"] = object_array(new_records)
+    credit_by_row: list[list[TurnCredit]] = [[] for _ in range(len(data))]
+    # The turns of a row have the order of its records.
+    turn_credit = zip(
+        table.row_indices,
+        table.turns,
+        table.entries,
+        prices,
+        credit.advantage.tolist(),
+        credit.price_share.tolist(),
+        strict=True,
+    )
+    for row, turn, entries, turn_prices, advantage, price_share in turn_credit:
+        contexts = _build_contexts(turn, entries, turn_prices)
+        credit_by_row[row].append((contexts, advantage, price_share))
+    records_by_row = data.non_tensor_batch["steps"]
+    data.non_tensor_batch["steps"] = object_array(
+        [CreditedTurns(*row) for row in zip(records_by_row, credit_by_row, strict=True)]
+    )
 
 
 def _build_contexts(

@@ -19,6 +19,7 @@ Without tensors, ``batch`` is an empty TensorDict whose batch size follows the o
 
 Ray pickles a table to send it. Pickling moves tensors to the CPU and passes contiguous numpy
 buffers to the pickler. A slice thus sends only its rows, and Ray transfers buffers out of band.
+``narrow`` makes the tensors smaller on their way.
 """
 
 import importlib
@@ -32,6 +33,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from verl.columns import (
+    RESTORED_DTYPES,
     as_column,
     as_keys,
     as_writable,
@@ -427,6 +429,20 @@ class DataProto:
 
     # ---- serialisation -------------------------------------------------------------------------
 
+    def narrow(self, dtypes: Mapping[str, torch.dtype]) -> "DataProto":
+        """Return a table whose columns have smaller ``dtypes`` until another process receives it.
+
+        That process restores the dtypes. Columns that this table lacks are ignored. The caller
+        ensures that the values fit.
+        """
+        keys = [key for key in dtypes if key in self.tensor_keys()]
+        narrowed = self.select()
+        restored = {key: self.batch[key].dtype for key in keys}
+        for key in keys:
+            narrowed.batch[key] = self.batch[key].to(dtypes[key])
+        narrowed.meta_info[RESTORED_DTYPES] = restored
+        return narrowed
+
     def __getstate__(self) -> dict[str, Any]:
         self.check_consistency()
         return {
@@ -438,6 +454,8 @@ class DataProto:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = {key: tensor_from_buffer(*buffer) for key, buffer in state["tensors"].items()}
+        for key, dtype in state["meta_info"].pop(RESTORED_DTYPES, {}).items():
+            tensors[key] = tensors[key].to(dtype)
         self.batch = TensorDict(tensors, batch_size=[state["size"]])
         self.non_tensor_batch = {key: as_writable(col) for key, col in state["non_tensors"].items()}
         self.meta_info = state["meta_info"]

@@ -26,6 +26,7 @@ CHOICE_OLD_LOG_PROBS = "choice_old_log_probs"  # column [B, R, K]: old log-probs
 PRICE_MULTIPLIER = "price_multiplier"  # key of meta_info: factor of all token prices of the batch
 BRANCHES = "branches"  # column [B]: list of ``Branch``, alternative continuations to score
 SPANS = "spans"  # column [B]: list of ``Span``, token ranges of the row to score
+NUM_RANKS = "num_ranks"  # key of meta_info: ranks for which the rows are to be, or are, in order
 PROFILE = "profile"  # key of meta_info: ``ProfileRequest``, present if the call is to be profiled
 
 

@@ -182,7 +182,7 @@ def _generate_with_indices(
     """Set the ``index`` of ``specs`` in order, and return their trajectories."""
     if not specs:
         return []
-    return generate([replace(spec, index=index) for index, spec in enumerate(specs)]).trajectories
+    return generate([replace(spec, index=index) for index, spec in enumerate(specs)])
 
 
 def _get_action(trajectory: Trajectory, turn: Turn) -> SampledAction:

@@ -11,10 +11,9 @@ on; only their returns are used. ``audit_rollouts`` uses them to measure the eff
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 
-GenerateBranches = Callable[[Sequence[RolloutSpec]], CollectedTrajectories]
+GenerateBranches = Callable[[Sequence[RolloutSpec]], list[Trajectory]]
 
 
 def make_branch_spec(

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import ray
@@ -24,10 +24,17 @@ from agent_system.multi_turn_rollout.collector_worker import (
 )
 from agent_system.multi_turn_rollout.engine_client import REQUEST_TIMEOUT_S, RolloutWorkerHandle
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.stored_trajectories import (
+    StoredTrajectories,
+    encode_on_collectors,
+    link_stored,
+)
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from verl.config.schema.env import EnvConfig
+from verl.protocol import DataProto
 from verl.single_controller.base.worker_group import WorkerDiedError
 from verl.single_controller.ray.calls import gather_results, ray_get
+from verl.utils.jsonl import RowEncoder
 from verl.utils.progress import Progress
 from verl.utils.waits import waiting_for
 
@@ -67,6 +74,7 @@ class CollectorGroup:
         # For every collector, by traj_uid: specs that were started and not returned.
         self._in_flight = [dict[str, RolloutSpec]() for _ in range(env_config.num_collectors)]
         self._num_replacements = Counter[int]()  # replacements of each collector
+        self._stored_refs: dict[int, Any] = {}  # trajectories that each collector generates
         # Replaced collectors, which get all unfinished specs in the next call.
         self._needs_all_specs: set[int] = set()
         self._num_finished_episodes = 0  # finished episodes at the last check
@@ -138,9 +146,7 @@ class CollectorGroup:
                 shard = list(self._in_flight[number].values())
                 self._needs_all_specs.remove(number)
             num_unfinished_here = len(range(number, num_unfinished, num_workers))
-            return self._remote_workers[number].collect_ready.remote(
-                shard, settings, num_unfinished_here
-            )
+            return self._request(number, "collect_ready", shard, settings, num_unfinished_here)
 
         results = self._generate_with_timeout(
             request_shard, range(num_workers), len(specs), settings
@@ -163,13 +169,35 @@ class CollectorGroup:
         shards = shard_by_group(specs, len(self._remote_workers))
 
         def request_shard(number: int) -> Any:
-            return self._remote_workers[number].collect.remote(shards[number], settings)
+            return self._request(number, "collect", shards[number], settings)
 
         busy_numbers = [number for number, shard in enumerate(shards) if shard]
         results = self._generate_with_timeout(request_shard, busy_numbers, len(specs), settings)
         # Results are in the order of shards; return them in the order of the specs.
         trajectory_by_index = {t.spec.index: t for result in results for t in result.trajectories}
         return _merge_results(results, [trajectory_by_index[spec.index] for spec in specs])
+
+    def _request(self, number: int, method: str, *args: Any) -> Any:
+        """Return the reference of the summaries of what collector ``number`` generates."""
+        call = self._remote_workers[number].call_for_driver.options(num_returns=2)
+        summary_ref, self._stored_refs[number] = call.remote(method, *args)
+        return summary_ref
+
+    def _link_stored(self, results: Mapping[int, CollectedTrajectories]) -> None:
+        """Link the summaries in ``results``, by collector number, with the whole trajectories.
+
+        These are then on the node of this process, so that they outlive collectors and nodes.
+        """
+        refs = [self._stored_refs.pop(number) for number in results]
+        ray.wait(refs, num_returns=len(refs), timeout=REQUEST_TIMEOUT_S)
+        for (number, result), ref in zip(results.items(), refs, strict=True):
+            link_stored(result.trajectories, StoredTrajectories(ref, number))
+
+    def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterator[memoryview]:
+        """Yield a JSON line for each row of ``data``, encoded by the collector of the row."""
+        return encode_on_collectors(
+            data, encode, list(self._remote_workers), self._worker_arguments[1]
+        )
 
     def _generate_with_timeout(
         self,
@@ -187,7 +215,9 @@ class CollectorGroup:
         # together.
         timeout_s = START_TIMEOUT_S + num_rounds * episode_timeout_s + REQUEST_TIMEOUT_S
         with Progress("generating", num_specs, "trajectories") as progress:
-            return self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
+            results = self._wait_for_results(request_shard, collector_numbers, timeout_s, progress)
+        self._link_stored(dict(zip(collector_numbers, results, strict=True)))
+        return results
 
     def _wait_for_results(
         self,

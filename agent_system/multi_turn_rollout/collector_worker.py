@@ -13,7 +13,7 @@ import importlib
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from agent_system.endpoint.server import EndpointServer
@@ -29,6 +29,7 @@ from agent_system.multi_turn_rollout.engine_client import (
 from agent_system.multi_turn_rollout.packing import select_trajectories
 from agent_system.multi_turn_rollout.partial_rollouts import GroupsInFlight
 from agent_system.multi_turn_rollout.rollout_settings import RolloutSettings
+from agent_system.multi_turn_rollout.stored_trajectories import encode_stored_rows
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory
 from agent_system.multi_turn_rollout.trajectory_generator import (
     RolloutContext,
@@ -41,6 +42,8 @@ from rlvcr.alternatives import AlternativeSampler
 from rlvcr.levels import LevelCodec
 from rlvcr.token_bytes import Tokenizer
 from verl.config.schema.env import EnvConfig
+from verl.protocol import DataProto
+from verl.utils.jsonl import EncodedLines, RowEncoder
 from verl.utils.stacks import answer_with_stacks
 
 
@@ -63,6 +66,11 @@ class CollectedTrajectories:
     thoughts_s: float
     env_restarts: int = 0
     lost_collectors: int = 0
+
+    def summarize(self) -> "CollectedTrajectories":
+        """Return a copy with summaries of the trajectories."""
+        summaries = [trajectory.summarize() for trajectory in self.trajectories]
+        return replace(self, trajectories=summaries)
 
     def add(self, other: "CollectedTrajectories") -> None:
         """Append the trajectories of a later call, and add its times and counts."""
@@ -197,6 +205,21 @@ class CollectorWorker:
             thoughts_s=time.perf_counter() - end_s,
             env_restarts=self._pool.counts["restarts"] - num_restarts_before,
         )
+
+    async def call_for_driver(
+        self, method: str, *args: Any
+    ) -> tuple[CollectedTrajectories, list[Trajectory]]:
+        """Call ``collect`` or ``collect_ready``. Return summaries, and the whole trajectories.
+
+        They are two Ray objects: the driver leaves the second one in the object store.
+        """
+        collected: CollectedTrajectories = await getattr(self, method)(*args)
+        return collected.summarize(), collected.trajectories
+
+    async def encode_rows(self, values: DataProto, encode: RowEncoder) -> EncodedLines:
+        """Return the lines of stored rows and their ``values``; see ``encode_stored_rows``."""
+        # In a thread: the trajectories in flight go on.
+        return await asyncio.to_thread(encode_stored_rows, values, encode, self._tokenizer)
 
     async def close(self) -> None:
         """Stop the environments, the engine connection and the endpoint."""

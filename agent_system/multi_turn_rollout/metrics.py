@@ -51,8 +51,8 @@ def compute_policy_versions(trajectories: Sequence[Trajectory]) -> dict[str, flo
     """
     token_counts: Counter[int] = Counter()
     for trajectory in trajectories:
-        for ledger in trajectory.ledgers:
-            token_counts.update(ledger.to_arrays().tokens_by_version())
+        for tokens in trajectory.pack_ledgers():
+            token_counts.update(tokens.version_counts)
     if not token_counts.total():
         return {}
     mean_version = (

@@ -21,7 +21,7 @@ import torch
 
 from agent_system.multi_turn_rollout.trajectory import Trajectory, Turn
 from agent_system.tokens.bridge import remove_escape_characters
-from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.records import ThinkingTurnRecord
 from rlvcr.scoring import RowTurn
 from verl.protocol import DataProto, object_array
@@ -33,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryRow:
-    """One row of the batch: the tokens of one conversation (ledger) and the turns in it."""
+    """Row ``number`` of a trajectory: the tokens of one conversation and the turns in it."""
 
     trajectory: Trajectory
-    ledger: TokenLedger
+    tokens: PackedTokens
     turns: list[Turn]
+    number: int = 0
 
     @property
     def response_start(self) -> int:
@@ -102,11 +103,12 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[TrajectoryRow]:
         turns_by_ledger: dict[int, list[Turn]] = {}
         for turn in trajectory.turns:
             turns_by_ledger.setdefault(turn.ledger, []).append(turn)
-        for ledger, turns in turns_by_ledger.items():
-            rows.append(TrajectoryRow(trajectory, trajectory.ledgers[ledger], turns))
+        ledgers = trajectory.pack_ledgers()
+        for number, (ledger, turns) in enumerate(turns_by_ledger.items()):
+            rows.append(TrajectoryRow(trajectory, ledgers[ledger], turns, number))
         # Validation counts trajectories without turns, so they need a row.
         if not turns_by_ledger:
-            rows.append(TrajectoryRow(trajectory, TokenLedger(), []))
+            rows.append(TrajectoryRow(trajectory, TokenLedger().pack(), []))
     return rows
 
 
@@ -125,7 +127,7 @@ def pack_rows(
     """
     if not rows:
         raise ValueError("no rows to pack: every trajectory was dropped")
-    if not allow_retokenized and any(row.ledger.has_retokenized_tokens for row in rows):
+    if not allow_retokenized and any(row.tokens.has_retokenized_tokens for row in rows):
         raise ValueError(
             "an agent returned text without the sampled tokens, and env.allow_retokenized is "
             "false; set env.allow_retokenized=true to train on tokens encoded from text"
@@ -145,24 +147,22 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
     attention_mask = np.zeros(full_shape, dtype=np.int64)
     position_ids = np.zeros(full_shape, dtype=np.int64)
     position_range = np.arange(full_shape[1])
-    response_mask = np.zeros(response_shape, dtype=np.int64)
     # -1 marks tokens outside of agent turns, because 0 is the first turn.
     step_ids = np.full(response_shape, -1, dtype=np.int64)
     log_probs = np.zeros(response_shape, dtype=np.float32)
     for b, row in enumerate(rows):
-        arrays = row.ledger.to_arrays()
+        tokens = row.tokens
         prompt_length = row.response_start
         row_end = row.response_end
         # Prompts are padded on the left, so that all responses start in the same column.
         prompt_start = prompt_width - prompt_length
-        input_ids[b, prompt_start : prompt_start + row_end] = arrays.ids[:row_end]
+        input_ids[b, prompt_start : prompt_start + row_end] = tokens.ids[:row_end]
         attention_mask[b, prompt_start : prompt_start + row_end] = 1
         # Right padding repeats the position of the last token.
         position_ids[b, prompt_start : prompt_start + row_end] = position_range[:row_end]
         position_ids[b, prompt_start + row_end :] = max(row_end - 1, 0)
-        response_mask[b, : row_end - prompt_length] = arrays.agent_mask()[prompt_length:row_end]
-        step_ids[b, : row_end - prompt_length] = arrays.turn_ids()[prompt_length:row_end]
-        log_probs[b, : row_end - prompt_length] = arrays.token_logprobs()[prompt_length:row_end]
+        step_ids[b, : row_end - prompt_length] = tokens.turn_ids[prompt_length:row_end]
+        log_probs[b, : row_end - prompt_length] = tokens.log_probs[prompt_length:row_end]
     ids = torch.from_numpy(input_ids)
     return {
         "prompts": ids[:, :prompt_width].clone(),
@@ -170,7 +170,7 @@ def _build_tensors(rows: Sequence[TrajectoryRow], pad_token_id: int) -> dict[str
         "input_ids": ids,
         "attention_mask": torch.from_numpy(attention_mask),
         "position_ids": torch.from_numpy(position_ids),
-        "response_mask": torch.from_numpy(response_mask),
+        "response_mask": torch.from_numpy((step_ids >= 0).astype(np.int64)),
         "step_ids": torch.from_numpy(step_ids),
         "rollout_log_probs": torch.from_numpy(log_probs),
     }
@@ -206,7 +206,7 @@ def _build_columns(rows: Sequence[TrajectoryRow]) -> dict[str, Any]:
         "aborted": np.array([row.trajectory.aborted is not None for row in rows], dtype=bool),
         # The column contains strings only; "" if the environment was done.
         "truncated": [row.trajectory.truncated or "" for row in rows],
-        "steps": [[make_turn_record(turn) for turn in row.turns] for row in rows],
+        "steps": [make_turn_records(row) for row in rows],
     }
 
 
@@ -236,6 +236,13 @@ def _rebuild_conversation(row: TrajectoryRow) -> list[Message]:
             messages.append(shown_messages[num_opening_messages + turn_index - 1])
         messages.append({"role": "assistant", "content": turn.response})
     return messages
+
+
+def make_turn_records(row: TrajectoryRow) -> Sequence[ThinkingTurnRecord]:
+    """Return the records of the turns of ``row``. Those of a summary are loaded on access."""
+    if row.trajectory.stored is not None:
+        return row.trajectory.stored.get_steps(row.number)
+    return [make_turn_record(turn) for turn in row.turns]
 
 
 def make_turn_record(turn: Turn) -> ThinkingTurnRecord:
@@ -271,10 +278,10 @@ def build_row_turns(rows: Sequence[TrajectoryRow]) -> list[list[RowTurn]]:
 
     Raises ``ValueError`` if a turn was not parsed into level, thought and action.
     """
-    return [[_build_row_turn(row.ledger, turn) for turn in row.turns] for row in rows]
+    return [[_build_row_turn(row.tokens.ids, turn) for turn in row.turns] for row in rows]
 
 
-def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
+def _build_row_turn(token_ids: np.ndarray, turn: Turn) -> RowTurn:
     if turn.parsed is None:
         raise ValueError(
             f"turn {turn.step} has no parsed thinking level; generate it with env.levels=true"
@@ -282,7 +289,7 @@ def _build_row_turn(ledger: TokenLedger, turn: Turn) -> RowTurn:
     return RowTurn(
         number=turn.step,
         start=turn.start,
-        token_ids=ledger.token_ids[turn.start : turn.end],
+        token_ids=token_ids[turn.start : turn.end].tolist(),
         parsed=turn.parsed,
         alternatives=turn.alternatives,
         num_forced=turn.num_forced,

@@ -12,7 +12,7 @@ workers answer the requests when the trainer calls ``score``.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -43,6 +43,7 @@ from agent_system.multi_turn_rollout.rollout_settings import (
     refuse_images,
     should_request_levels,
 )
+from agent_system.multi_turn_rollout.stored_trajectories import load_trajectories
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, make_rollout_specs
 from agent_system.tokens.bridge import ChatBridge, find_padding_token_id
 from agent_system.tokens.probe import probe_template
@@ -58,7 +59,9 @@ from rlvcr.scoring import (
 from rlvcr.settings import get_method_settings
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto, object_array
-from verl.records import BRANCHES, MESSAGES, PRICE_MULTIPLIER, SPANS
+from verl.records import BRANCHES, MESSAGES, NUM_RANKS, PRICE_MULTIPLIER, SPANS
+from verl.utils.jsonl import RowEncoder
+from verl.utils.seqlen_balancing import order_for_ranks
 
 if TYPE_CHECKING:  # used by main_audit only
     from agent_system.multi_turn_rollout.audit_rollouts import AuditRollouts
@@ -256,13 +259,14 @@ class TrajectoryCollector:
         scored = data.union(actor_rollout_wg.compute_log_prob(data))
         data = self.convert_scores_to_columns(scored.select()) if has_levels else scored
         settings = self._build_settings(is_train=True, samples_alternatives=False)
-        trajectories = list_trajectories(rows)
+        trajectories = load_trajectories(list_trajectories(rows))
         points = select_decision_points(
             trajectories, data, rlvcr.audit_points, settings.seed, has_levels
         )
 
-        def generate(specs: Sequence[RolloutSpec]) -> CollectedTrajectories:
-            return self._generate_specs(specs, actor_rollout_wg, settings)
+        def generate(specs: Sequence[RolloutSpec]) -> list[Trajectory]:
+            collected = self._generate_specs(specs, actor_rollout_wg, settings)
+            return load_trajectories(collected.trajectories)
 
         options = points if has_levels else sample_actions(points, generate, rlvcr.audit_actions)
         audit_points = continue_from_points(options, generate, rlvcr.audit_plays)
@@ -309,7 +313,9 @@ class TrajectoryCollector:
             logger.warning(line, max_batches, num_kept, num_groups_wanted)
         trained_trajectories = [trajectory for group in kept_groups for trajectory in group]
         data, rows = self.gather_rollout_data(
-            all_collected, packed_trajectories=trained_trajectories or last_usable_trajectories
+            all_collected,
+            packed_trajectories=trained_trajectories or last_usable_trajectories,
+            num_ranks=gen_batch.meta_info.get(NUM_RANKS, 1),
         )
         data.meta_info["metrics"]["rollout/gen_batches"] = float(num_batches)
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
@@ -353,6 +359,12 @@ class TrajectoryCollector:
                 template_kwargs=self.config.data.apply_chat_template_kwargs,
             )
         return self._collector_group
+
+    def encode_rows(self, data: DataProto, encode: RowEncoder) -> Iterable[memoryview]:
+        """Return a JSON line for each row of ``data``, encoded by the collectors if they run."""
+        if self._collector_group is None:
+            return encode(data, self.tokenizer)
+        return self._collector_group.encode_rows(data, encode)
 
     def close(self) -> None:
         """Stop the collector workers and their environments."""
@@ -441,6 +453,7 @@ class TrajectoryCollector:
         groups.
         """
         settings = self._build_settings(is_train=True, samples_alternatives=samples_alternatives)
+        num_ranks = gen_batch.meta_info.get(NUM_RANKS, 1)
         all_collected = self._generate_groups(gen_batch, actor_rollout_wg, envs, settings)
         for draw in range(1, MAX_REPLACEMENT_BATCHES + 1):
             usable_trajectories, dropped_counts = select_trajectories(
@@ -458,7 +471,7 @@ class TrajectoryCollector:
             # Replace ``gen_batch``, so that the result contains the tasks that were generated last.
             gen_batch = envs.gen_batch(gen_batch.meta_info["global_step"], groups, draw)
             all_collected.add(self._generate_batch(gen_batch, actor_rollout_wg, settings))
-        data, rows = self.gather_rollout_data(all_collected)
+        data, rows = self.gather_rollout_data(all_collected, num_ranks=num_ranks)
         data.meta_info["tasks"] = gen_batch
         data.meta_info[PRICE_MULTIPLIER] = gen_batch.meta_info.get(PRICE_MULTIPLIER, 1.0)
         self._add_level_columns(data, rows, samples_alternatives)
@@ -469,10 +482,12 @@ class TrajectoryCollector:
         collected: CollectedTrajectories,
         is_train: bool = True,
         packed_trajectories: Sequence[Trajectory] | None = None,
+        num_ranks: int = 1,
     ) -> tuple[DataProto, list[TrajectoryRow]]:
         """Pack ``packed_trajectories``, by default all that can be trained on.
 
-        Metrics are computed from all ``collected`` trajectories.
+        Metrics are computed from all ``collected`` trajectories. Rows without score requests are in
+        the order for ``num_ranks``.
         """
         start_s = time.perf_counter()
         usable_trajectories = collected.trajectories
@@ -487,13 +502,21 @@ class TrajectoryCollector:
         if not packed_trajectories:
             raise RuntimeError(f"no trajectory can be trained on; dropped: {dropped_counts}")
         rows = build_rows(packed_trajectories)
+        if self.codec is None and not self.config.reward_model.enable:
+            # To order the padded rows later would copy all of their columns.
+            order = order_for_ranks([row.response_end for row in rows], num_ranks)
+            rows = [rows[index] for index in order]
+        else:
+            num_ranks = 1
         # Validation rows are measured and never trained on.
         allows_retokenized = self.config.env.allow_retokenized or not is_train
         data = pack_rows(
             rows, find_padding_token_id(self.tokenizer), allow_retokenized=allows_retokenized
         )
+        data.meta_info[NUM_RANKS] = num_ranks
         if self.config.reward_model.enable and is_train:
-            data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(rows))
+            whole_rows = build_rows(load_trajectories(packed_trajectories))
+            data.non_tensor_batch[MESSAGES] = object_array(collect_conversations(whole_rows))
         data.meta_info["metrics"] = {
             **compute_rollout_metrics(collected.trajectories, collected.rollout_s),
             **compute_episode_metrics(collected.trajectories),

@@ -6,17 +6,21 @@ with ``window`` history. Every turn has the index of its ledger and its token ra
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from agent_system.environments.env import Task
 from agent_system.reward_manager.scores import MAX_FLOAT32, is_number
-from agent_system.tokens.ledger import TokenLedger
+from agent_system.tokens.ledger import PackedTokens, TokenLedger
 from rlvcr.alternatives import TurnAlternatives
 from rlvcr.levels import ParsedTurn
 from verl.protocol import DataProto
 from verl.utils.chat_template import Message
 from verl.utils.sampling import StopReason
+
+if TYPE_CHECKING:
+    from agent_system.multi_turn_rollout.stored_trajectories import StoredTrajectory
 
 # Keys of an environment's ``info`` that ``info_numbers`` omits: they have their own columns.
 RESERVED_INFO_KEYS = {"won", "is_action_valid", "needed_level"}
@@ -97,6 +101,13 @@ class Turn:
         """Level that the policy chose; None if it could not be read or was forced."""
         return self.parsed.level if self.parsed is not None and not self.num_forced else None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The method that dataclasses generate takes three times as long as the constructor.
+        return Turn, _GET_TURN_VALUES(self)
+
+
+_GET_TURN_VALUES = attrgetter(*(turn_field.name for turn_field in fields(Turn)))
+
 
 @dataclass(slots=True)
 class Trajectory:
@@ -108,6 +119,9 @@ class Trajectory:
 
     ``truncated``: reason for an end before the environment was done: ``steps``, ``length`` (a turn
     was cut) or ``budget`` (no tokens left for another turn). ``aborted``: reason of a failure.
+
+    A summary (``summarize``) has ``packed_ledgers`` instead of ledgers, and no texts. ``stored``
+    loads the whole trajectory.
     """
 
     spec: RolloutSpec
@@ -130,6 +144,8 @@ class Trajectory:
     end_time_s: float = 0.0
     env_wait_s: float = 0.0
     engine_wait_s: float = 0.0
+    packed_ledgers: list[PackedTokens] | None = field(default=None, compare=False, repr=False)
+    stored: "StoredTrajectory | None" = field(default=None, compare=False, repr=False)
 
     def abort(self, reason: str, detail: str) -> None:
         """Mark the trajectory as failed; its finished turns stay."""
@@ -140,6 +156,25 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         """Number of tokens that the policy sampled in all turns."""
         return sum(turn.num_tokens for turn in self.turns)
+
+    def pack_ledgers(self) -> list[PackedTokens]:
+        """Return the tokens of all ledgers, one value per token."""
+        if self.packed_ledgers is not None:
+            return self.packed_ledgers
+        return [ledger.pack() for ledger in self.ledgers]
+
+    def summarize(self) -> "Trajectory":
+        """Return a copy with all that rows and metrics need, without texts and prompts."""
+        task = {key: self.spec.task[key] for key in ("task_id", "data_source")}
+        texts = {"observation": "", "response": "", "action": ""}
+        return replace(
+            self,
+            spec=replace(self.spec, task=task, replayed_turns=(), expected_observations=()),
+            ledgers=[],
+            packed_ledgers=self.pack_ledgers(),
+            turns=[replace(turn, **texts) for turn in self.turns],
+            shown_messages=[],
+        )
 
 
 def make_rollout_specs(gen_batch: DataProto, trajectories_per_row: int = 1) -> list[RolloutSpec]:

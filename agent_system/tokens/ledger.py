@@ -167,6 +167,21 @@ class SegmentArrays:
         return token_counts
 
 
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """Tokens of a ledger with one value per token [N], from which rows are made.
+
+    ``turn_ids`` is -1 and ``log_probs`` 0.0 for tokens that were not sampled. ``version_counts``
+    has the number of sampled tokens by policy version.
+    """
+
+    ids: np.ndarray
+    turn_ids: np.ndarray
+    log_probs: np.ndarray
+    version_counts: Counter[int]
+    has_retokenized_tokens: bool
+
+
 class TokenLedger:
     """Append-only list of the tokens of one conversation.
 
@@ -194,6 +209,17 @@ class TokenLedger:
         if self._cached_arrays is None:
             self._cached_arrays = SegmentArrays.from_segments(self._segments)
         return self._cached_arrays
+
+    def pack(self) -> PackedTokens:
+        """Return all tokens with one value per token."""
+        arrays = self.to_arrays()
+        return PackedTokens(
+            arrays.ids,
+            arrays.turn_ids().astype(np.int32),
+            arrays.token_logprobs().astype(np.float32),
+            arrays.tokens_by_version(),
+            arrays.has_retokenized_tokens,
+        )
 
     def _restore_lists(self) -> None:
         if self._cached_arrays is not None and not self._segments:

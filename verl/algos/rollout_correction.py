@@ -14,7 +14,7 @@ import torch
 from verl.algos.algorithm_registry import choose
 from verl.algos.shapes import PerRow, PerToken, PerTrajectory, RowIndex, TokenMask
 from verl.names import ROLLOUT_IS, ROLLOUT_RS
-from verl.utils.torch_functional import masked_sum
+from verl.utils.torch_functional import select_where
 
 _MAX_LOG_RATIO = 20.0  # exp(20) is finite in float32
 
@@ -63,7 +63,11 @@ def compute_correction_weights(
         )
         ratio = ratios.compute_ratios(correction.weight_level)
         weights = ratio.clamp(max=correction.largest_weight)
-        metrics |= _compute_weight_metrics(weights[mask], ratio[mask] > correction.largest_weight)
+        sampled_ratios = select_where(ratio, mask)
+        metrics |= _compute_weight_metrics(
+            sampled_ratios.clamp(max=correction.largest_weight),
+            sampled_ratios > correction.largest_weight,
+        )
     if correction.reject_level is not None:
         setting = "rollout_rs (algorithm.rollout_correction.rollout_rs)"
         choose(correction.reject_level, ROLLOUT_RS, setting)
@@ -71,7 +75,7 @@ def compute_correction_weights(
         is_accepted = (ratio >= correction.accept_from) & (ratio <= correction.accept_to)
         weights = torch.where(is_accepted, weights, 0.0)
         metrics["rollout_corr/rollout_rs_masked_fraction"] = _mean_or_zero(~is_accepted[mask])
-    return torch.where(mask, weights, 0.0), metrics
+    return weights.masked_fill_(~mask, 0.0), metrics
 
 
 def compute_mismatch_metrics(
@@ -91,7 +95,7 @@ def compute_mismatch_metrics(
     if not mask.any():
         return {}
     ratios = _ProbRatios(old_log_prob, rollout_log_prob, mask, sequence)
-    log_ratios = ratios.log_ratios[mask]
+    log_ratios = select_where(ratios.log_ratios, mask)
     has_tokens = ratios.token_counts > 0
     perplexity_ratios = (-ratios.log_ratio_sums[has_tokens] / ratios.token_counts[has_tokens]).exp()
     return {
@@ -111,12 +115,12 @@ class _ProbRatios:
         mask: TokenMask,
         sequence: RowIndex,
     ) -> None:
-        # where() instead of a product, because unsampled positions may hold NaN.
-        log_ratios = torch.where(mask, old_log_prob.double() - rollout_log_prob.double(), 0.0)
-        self.log_ratios = log_ratios.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        self.log_ratio_sums = _sum_per_sequence(
-            masked_sum(self.log_ratios, mask, axis=-1), sequence
-        )
+        # Work in place: each [B, R] float64 tensor takes longer to allocate than to compute.
+        log_ratios = old_log_prob.to(torch.float64, copy=True).sub_(rollout_log_prob)
+        # Fill instead of a product, because unsampled positions may hold NaN.
+        log_ratios.masked_fill_(~mask, 0.0)
+        self.log_ratios = log_ratios.clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        self.log_ratio_sums = _sum_per_sequence(self.log_ratios.sum(-1), sequence)
         self.token_counts = _sum_per_sequence(mask.sum(-1).double(), sequence)
         self._sequence = sequence
 

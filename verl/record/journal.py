@@ -9,16 +9,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.record.rollout_log import Decoder, format_rollout_lines, format_token_lines
+from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS, Decoder
 from verl.record.run_dir import RunDirectory
 from verl.record.tracking import Tracking
+from verl.utils import jsonl
 from verl.utils.background import BackgroundCalls
 
 logger = logging.getLogger(__name__)
@@ -36,19 +37,28 @@ die_with_parent()
 print(write_report(sys.argv[1]))
 """
 TRANSCRIPT_COLUMNS = ["task", "return", "trajectory"]
+# Function that returns one encoded line for each row of a batch.
+EncodeRows: TypeAlias = Callable[[DataProto, jsonl.RowEncoder], Iterable[memoryview]]
 
 
 class Journal:
     """Writer of metrics and trajectories to the run directory and the trackers, in order.
 
     ``log_step`` and ``log_rollouts`` return before the data is written. If a write fails, the next
-    call of a method raises its error.
+    call of a method raises its error. ``encode_rows`` encodes rows where their texts are, by
+    default in this process.
     """
 
-    def __init__(self, run: RunDirectory, config: PPOConfig, tokenizer: Decoder) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: PPOConfig,
+        tokenizer: Decoder,
+        encode_rows: EncodeRows | None = None,
+    ) -> None:
         self.run = run
         self.config = config
-        self.tokenizer = tokenizer
+        self._encode_rows = encode_rows or (lambda batch, encode: encode(batch, tokenizer))
         self.tracking: Tracking | None = None
         self._write_queue = BackgroundCalls("journal", MAX_WAITING_WRITES, WRITE_TIMEOUT_S)
 
@@ -114,17 +124,15 @@ class Journal:
         trainer = self.config.trainer
         # Write token values first: a reader that sees a rollout file can rely on its token file.
         if not validation:
-            self.run.write_tokens(step, format_token_lines(batch, self.tokenizer))
-        # Pass an iterator: a list of all lines would need far more memory than the batch.
-        lines = format_rollout_lines(batch, self.tokenizer)
+            self.run.write_tokens(step, self._encode_rows(batch, ENCODE_TOKENS))
+        lines = self._encode_rows(batch, ENCODE_ROLLOUTS)
         rollout_file = self.run.write_rollouts(step, lines, validation)
         copy_folder = trainer.validation_data_dir if validation else trainer.rollout_data_dir
         if copy_folder is not None:
             Path(copy_folder).mkdir(parents=True, exist_ok=True)
             shutil.copyfile(rollout_file, Path(copy_folder) / f"{step}.jsonl")
         if validation and trainer.log_val_generations:
-            lines = format_rollout_lines(batch, self.tokenizer)
-            texts = format_transcripts(lines, trainer.log_val_generations)
+            texts = format_transcripts(jsonl.read(rollout_file), trainer.log_val_generations)
             self._open_tracking.log_texts("val/trajectories", TRANSCRIPT_COLUMNS, texts, step)
 
 
@@ -154,7 +162,9 @@ def format_transcripts(lines: Iterable[Mapping[str, Any]], count: int) -> list[l
     texts: dict[str, list[str]] = {}
     for line in lines:
         # Rows of one trajectory are adjacent and in order, so their texts can be joined.
+        if line["traj_uid"] not in texts and len(texts) == count:
+            break
         row = texts.setdefault(line["traj_uid"], [str(line["task_id"]), f"{line['return']:g}", ""])
         for step in line["steps"]:
             row[2] += f"> {step['observation']}\n\n{step['response']}\n\n"
-    return list(texts.values())[:count]
+    return list(texts.values())

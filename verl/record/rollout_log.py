@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from verl.records import CORRECTION_WEIGHTS
+from verl.utils import jsonl
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -180,6 +181,14 @@ def round_significant(values: np.ndarray, digits: int) -> np.ndarray:
         10.0 ** np.maximum(-decimal_places, 0),
     )
     return np.rint(values_64 * scale_up / scale_down) / scale_up * scale_down
+
+
+ENCODE_ROLLOUTS = jsonl.RowEncoder(
+    format_rollout_lines, ("advantages",), (*ROW_KEYS.values(), "steps")
+)
+ENCODE_TOKENS = jsonl.RowEncoder(
+    format_token_lines, ("entropys", "old_log_probs", CORRECTION_WEIGHTS), ("traj_uid", "steps")
+)
 
 
 class TokenTextCache(dict[int, str]):

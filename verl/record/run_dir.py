@@ -183,11 +183,11 @@ class RunDirectory:
         return sorted(int(step) for step in steps if step.isdigit())
 
     def write_rollouts(
-        self, step: int, lines: Iterable[dict[str, Any]], validation: bool = False
+        self, step: int, lines: Iterable[dict[str, Any] | memoryview], validation: bool = False
     ) -> Path:
         """Write ``lines`` as the rollout file of ``step``, and replace an earlier one.
 
-        ``verl.record.rollout_log`` describes the lines.
+        ``verl.record.rollout_log`` describes the lines. They may be encoded (``jsonl.encode``).
         """
         path = self.rollout_path(step, validation)
         jsonl.write(path, lines)
@@ -197,7 +197,7 @@ class RunDirectory:
         """Return the path of the token file of a training step."""
         return self.tokens / f"{step}.jsonl"
 
-    def write_tokens(self, step: int, lines: Iterable[dict[str, Any]]) -> Path:
+    def write_tokens(self, step: int, lines: Iterable[dict[str, Any] | memoryview]) -> Path:
         """Write ``lines`` as the token file of a step (see ``rollout_log.format_token_lines``)."""
         path = self.token_path(step)
         jsonl.write(path, lines)

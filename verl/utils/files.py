@@ -11,8 +11,8 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
 
 from verl.config.settings.errors import ConfigError
 
@@ -50,7 +50,7 @@ def rename_with_number(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path) -> Iterator[IO[str]]:
+def atomic_write(path: str | Path) -> Iterator[TextIOWrapper]:
     """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
     If the block raises, ``path`` is unchanged. Parent directories are created.

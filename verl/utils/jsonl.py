@@ -3,7 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,46 @@ def dumps(record: Mapping[str, Any]) -> str:
         return json.dumps(to_json_types(record), separators=(",", ":"))
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedLines:
+    """JSON lines with newlines: their bytes, and the position [N + 1] of each line and of the end.
+
+    Ray sends the arrays to another process without a copy.
+    """
+
+    data: np.ndarray
+    positions: np.ndarray
+
+    def __iter__(self) -> Iterator[memoryview]:
+        view = self.data.data
+        return (view[start:end] for start, end in pairwise(self.positions.tolist()))
+
+
+def encode(records: Iterable[Mapping[str, Any]]) -> EncodedLines:
+    """Encode ``records`` as JSON lines."""
+    lines = [dumps(record).encode() + b"\n" for record in records]
+    positions = np.array(list(accumulate(map(len, lines), initial=0)))
+    return EncodedLines(np.frombuffer(b"".join(lines), dtype=np.uint8), positions)
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoder:
+    """Function that encodes the lines of rows, which processes can pass to each other.
+
+    ``format_lines(data, tokenizer)`` yields an object for each row of a ``DataProto``. The columns
+    ``tensor_names`` and ``column_names`` are computed or changed after the rollout. Others that it
+    reads are not.
+    """
+
+    format_lines: Callable[[Any, Any], Iterable[Mapping[str, Any]]]
+    tensor_names: tuple[str, ...]
+    column_names: tuple[str, ...]
+
+    def __call__(self, data: object, tokenizer: object, /) -> EncodedLines:
+        """Return the lines of ``data``."""
+        return encode(self.format_lines(data, tokenizer))
+
+
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Append ``record`` to ``path`` as one line and flush it to the disk."""
     with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
@@ -90,12 +132,17 @@ def _parse(line: str) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def write(path: Path, records: Iterable[Mapping[str, Any]]) -> int:
-    """Write ``records`` to ``path`` atomically, one per line. Return the number of records."""
+def write(path: Path, records: Iterable[Mapping[str, Any] | memoryview]) -> int:
+    """Write ``records`` to ``path`` atomically, one per line. Return the number of records.
+
+    A record that is a ``memoryview`` is a line of ``encode``.
+    """
     count = 0
     with atomic_write(path) as file:
+        buffer: Any = file.buffer
         for record in records:
-            file.write(dumps(record) + "\n")
+            is_encoded = isinstance(record, memoryview)
+            buffer.write(record if is_encoded else f"{dumps(record)}\n".encode())
             count += 1
     return count
 

@@ -12,7 +12,7 @@ __getattr__, __all__ = make_lazy_exports(
     "verl.compat",
     {"get_reverse_idx": "micro_batches", "rearrange_micro_batches": "micro_batches"},
 )
-__all__.extend(["get_seqlen_balanced_partitions", "partition_rows"])
+__all__.extend(["get_seqlen_balanced_partitions", "order_for_ranks", "partition_rows"])
 
 # Maximum of rows * parts for the differencing method, which then takes about 10 ms. For more rows
 # the largest-first method gives equally good parts. It takes 1 ms for a thousand rows.
@@ -64,6 +64,19 @@ def get_seqlen_balanced_partitions(
         ]
         _push_partition(heap, merged_parts, tie_breaker)
     return _fill_empty_parts([sorted(indices) for _, indices in heap[0][2]], seqlen_list)
+
+
+def order_for_ranks(lengths: Sequence[int], num_ranks: int) -> list[int]:
+    """Return an order of rows in which all ranks get about equal numbers of tokens.
+
+    Rank ``r`` of ``num_ranks`` gets the ``r``-th part of consecutive rows. For one rank, or for
+    fewer rows than ranks, the order is 0, 1, 2, ...
+    """
+    if num_ranks == 1 or len(lengths) < num_ranks:
+        return list(range(len(lengths)))
+    has_equal_parts = len(lengths) % num_ranks == 0
+    partition = get_seqlen_balanced_partitions(lengths, num_ranks, equal_size=has_equal_parts)
+    return [row for part in partition for row in part]
 
 
 def partition_rows(lengths: Sequence[int], parts: int) -> list[list[int]]:

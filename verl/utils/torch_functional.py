@@ -41,6 +41,17 @@ def _get_work_dtype(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
+def select_where(values: Values, mask: Mask) -> Tensor:
+    """Return the values [N] where ``mask`` is non-zero, in order, as ``values[mask.bool()]``.
+
+    On a CPU this takes half the time of torch's indexing, which makes int64 indices.
+    """
+    mask = mask.bool()
+    if values.device.type != "cpu" or values.requires_grad or values.dtype == torch.bfloat16:
+        return values[mask]
+    return torch.from_numpy(values.numpy()[mask.numpy()])
+
+
 def masked_sum(values: Values, mask: Mask, axis: Axis = None) -> Tensor:
     """Return the sum of ``values`` [...] where ``mask`` [...] is non-zero.
 

@@ -2,12 +2,12 @@
 
     python -m scripts.dev.bench.driver
 
-Nothing is generated, trained or written. Simulated trajectories of one row each pass through the
-methods that the trainer calls in a step. The ranks are simulated: their inputs and outputs are
-pickled as Ray does, and copied into a store.
+Nothing is generated or trained. Simulated trajectories of one row each pass through the methods
+that the trainer calls in a step. Collectors and ranks are simulated: what they receive and return
+passes through Ray's object store.
 
-    receive   read the trajectories of the collectors from the store
-    pack      compute the metrics of the trajectories, and pack the rows
+    receive   read summaries and rows of the trajectories of the collectors from the store
+    pack      compute the metrics of the trajectories, and join the rows
     send      send rows for the two forward passes, of the policy and of the reference
     answers   read log-probs from the store and join them
     score     ``score`` without send and answers: order of rows by rank, train-inference mismatch,
@@ -15,24 +15,29 @@ pickled as Ray does, and copied into a store.
     reward    ``compute_rewards``
     credit    ``compute_advantages``
     update    shard the rows of the update by mini-batch, and send them
-    journal   write trajectories and tokens as JSON lines (in a run, a background thread does this)
+    journal   send advantages and other values to the collectors, and write the JSON lines that
+              they return (in a run, a background thread does this)
+    collector pack and summarize trajectories, and encode their JSON lines (in a run, the collectors
+              do this, each for its own trajectories)
 
 Seconds are CPU seconds of this process on one thread, so other work on the machine matters little.
 """
 
 import argparse
+import gc
 import json
 import pickle
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
@@ -42,21 +47,32 @@ from agent_system.multi_turn_rollout.metrics import (
     split_rollout_time,
 )
 from agent_system.multi_turn_rollout.packing import build_rows, pack_rows, select_trajectories
+from agent_system.multi_turn_rollout.stored_trajectories import (
+    StoredTrajectories,
+    encode_on_collectors,
+    encode_stored_rows,
+    link_stored,
+)
 from agent_system.multi_turn_rollout.trajectory import RolloutSpec, Trajectory, Turn
 from agent_system.reward_manager import load_reward_manager
 from agent_system.tokens.ledger import SegmentKind, TokenLedger
 from verl.protocol import DataProto
-from verl.record.rollout_log import format_rollout_lines, format_token_lines
+from verl.record.rollout_log import ENCODE_ROLLOUTS, ENCODE_TOKENS
+from verl.records import NUM_RANKS
 from verl.single_controller.base.decorator import Dispatch, Registration, plan_calls
+from verl.single_controller.ray import init_ray
 from verl.trainer.launch.extensions import load_config
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.resources import TrainingWorkers
 from verl.utils import jsonl
+from verl.utils.jsonl import RowEncoder
 from verl.utils.sampling import StopReason
+from verl.utils.seqlen_balancing import order_for_ranks
 
 ROWS = (4096, 16384, 65536)
 RANKS = 8
 GROUP_SIZE = 8
+STORE_GB = 8.0  # size of Ray's object store
 CHUNK_SIZE = 64  # trajectories per collector result; results differ only in their ids
 VOCABULARY_SIZE = 150_000
 SHARDED_CALL = Registration(Dispatch.DP_COMPUTE_PROTO)
@@ -71,6 +87,8 @@ PARTS = (
     "update",
 )
 JOURNAL_PART = "journal"
+COLLECTOR_PART = "collector"
+OTHER_PROCESSES = "other processes"  # their work is not that of the driver
 
 
 @dataclass(frozen=True)
@@ -121,49 +139,43 @@ class CpuClock:
         self._measured_until = cpu_seconds
 
 
-class SimulatedStore:
-    """Simulation of Ray's object store: pickles and copies values, counts bytes in ``sent``."""
+class MeasuredStore:
+    """Ray's object store. ``sent`` counts the bytes of the values by the part of the step."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: CpuClock) -> None:
         self.sent = Counter[str]()
-        self._buffer = np.empty(0, dtype=np.uint8)
+        self._clock = clock
 
-    def put(self, value: object, name: str) -> None:
-        """Pickle ``value``, copy its buffers, and add its bytes to ``sent[name]``."""
-        buffers: list[pickle.PickleBuffer] = []
-        message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        self.sent[name] += len(message)
-        for buffer in buffers:
-            raw_bytes = np.frombuffer(buffer.raw(), dtype=np.uint8)
-            if len(self._buffer) < len(raw_bytes):
-                self._buffer = np.empty(len(raw_bytes), dtype=np.uint8)
-            self._buffer[: len(raw_bytes)] = raw_bytes
-            self.sent[name] += len(raw_bytes)
+    def put(self, value: object, name: str) -> ray.ObjectRef:
+        """Put ``value`` into the store, and add its bytes to ``sent[name]``."""
+        with self._clock.measure_part(OTHER_PROCESSES):
+            buffers: list[pickle.PickleBuffer] = []
+            message = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+            self.sent[name] += len(message) + sum(len(buffer.raw()) for buffer in buffers)
+        return ray.put(value)
 
 
-class StoredValue:
-    """Pickled value, as in the object store. It can be read many times."""
+class SimulatedCollector:
+    """Collector in this process that encodes rows. It imitates the handle of a Ray actor."""
 
-    def __init__(self, value: object) -> None:
-        self._buffers: list[pickle.PickleBuffer] = []
-        self._pickled_bytes = pickle.dumps(value, protocol=5, buffer_callback=self._buffers.append)
+    def __init__(self, clock: CpuClock, store: MeasuredStore) -> None:
+        self._clock = clock
+        self._store = store
+        self.encode_rows = self  # an attribute with the method ``remote``
 
-    def read(self) -> Any:
-        """Return the value. Its buffers are read-only, as in the store."""
-        return pickle.loads(
-            self._pickled_bytes, buffers=[b.raw().toreadonly() for b in self._buffers]
-        )
-
-    @property
-    def size(self) -> int:
-        """Size of the pickled value in bytes."""
-        return len(self._pickled_bytes) + sum(len(buffer.raw()) for buffer in self._buffers)
+    def remote(self, values: DataProto, encode: RowEncoder) -> ray.ObjectRef:
+        """Return the reference of the encoded lines of the rows ``values``."""
+        sent_values = self._store.put(values, JOURNAL_PART)
+        with self._clock.measure_part(COLLECTOR_PART):
+            lines = encode_stored_rows(ray.get(sent_values), encode, WordTokenizer())
+        with self._clock.measure_part(OTHER_PROCESSES):
+            return ray.put(lines)
 
 
 class SimulatedRanks:
     """Simulated worker group: it shards and sends data, and returns zeros."""
 
-    def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
+    def __init__(self, ranks: int, clock: CpuClock, store: MeasuredStore) -> None:
         self.world_size = ranks
         self._clock = clock
         self._store = store
@@ -181,7 +193,7 @@ class SimulatedRanks:
         calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "update")
-        with self._clock.measure_part("of the ranks"):
+        with self._clock.measure_part(OTHER_PROCESSES):
             metrics = {"actor/pg_loss": [0.0], "actor/optimizer_steps": 1.0}
             answers = [DataProto(meta_info={"metrics": dict(metrics)}) for _ in calls]
         return collect(answers)
@@ -190,13 +202,12 @@ class SimulatedRanks:
         calls, collect = plan_calls(SHARDED_CALL, self.world_size, (data,), {})
         for call in calls:
             self._store.put(call, "send")
-        with self._clock.measure_part("of the ranks"):
+        with self._clock.measure_part(OTHER_PROCESSES):
             shapes = [args[0].batch["responses"].shape for args, _ in calls]
             tables = [{name: torch.zeros(shape) for name in names} for shape in shapes]
-            answers = [StoredValue(DataProto.from_dict(table)) for table in tables]
+            answers = [self._store.put(DataProto.from_dict(table), "answers") for table in tables]
         with self._clock.measure_part("answers"):
-            self._store.sent["answers"] += sum(answer.size for answer in answers)
-            return collect([answer.read() for answer in answers])
+            return collect(ray.get(answers))
 
 
 class SimulatedWorkers(TrainingWorkers):
@@ -205,7 +216,7 @@ class SimulatedWorkers(TrainingWorkers):
     The time of these calls is counted as ``send``, the time for sending data to the ranks.
     """
 
-    def __init__(self, ranks: int, clock: CpuClock, store: SimulatedStore) -> None:
+    def __init__(self, ranks: int, clock: CpuClock, store: MeasuredStore) -> None:
         group: Any = SimulatedRanks(ranks, clock, store)
         super().__init__(group, [], reference_group=group)
         self._clock = clock
@@ -286,21 +297,23 @@ def make_trajectory(number: int, shape: TrajectoryShape, draw: np.random.Generat
 
 
 def receive_chunks(
-    rows: int, shape: TrajectoryShape, clock: CpuClock, store: SimulatedStore
+    rows: int, shape: TrajectoryShape, clock: CpuClock, store: MeasuredStore
 ) -> CollectedTrajectories:
     """Read ``rows`` trajectories in chunks, as collectors return them."""
     draw = np.random.default_rng(0)
-    stored_chunk = StoredValue(
-        CollectedTrajectories(
-            [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)], 1.0, 0.0
-        )
-    )
+    trajectories = [make_trajectory(n, shape, draw) for n in range(CHUNK_SIZE)]
+    with clock.measure_part(COLLECTOR_PART):
+        summaries = CollectedTrajectories(trajectories, 1.0, 0.0).summarize()
+    # All chunks are equal, so multiply the time for one of them.
+    clock.seconds[COLLECTOR_PART] *= rows / CHUNK_SIZE
     collected = CollectedTrajectories([], 0.0, 0.0)
     for first_index in range(0, rows, CHUNK_SIZE):
+        stored_chunk = store.put(summaries, "receive")
+        stored_trajectories = ray.put(trajectories)
         with clock.measure_part("receive"):
-            chunk = stored_chunk.read()
+            chunk: CollectedTrajectories = ray.get(stored_chunk)
+            link_stored(chunk.trajectories, StoredTrajectories(stored_trajectories, 0))
             collected.add(chunk)
-        store.sent["receive"] += stored_chunk.size
         for traj_index, trajectory in enumerate(chunk.trajectories, start=first_index):
             uid = f"train-1-0-{traj_index // GROUP_SIZE}"
             names = {
@@ -313,13 +326,17 @@ def receive_chunks(
     return collected
 
 
-def pack_trajectories(rollout: CollectedTrajectories) -> DataProto:
-    """Compute the metrics of the rollout, and return its packed rows."""
+def pack_trajectories(rollout: CollectedTrajectories, ranks: int) -> DataProto:
+    """Compute the metrics of the rollout, and return its rows in the order for ``ranks`` ranks."""
     trajectories, _ = select_trajectories(rollout.trajectories, "drop_group")
     compute_rollout_metrics(rollout.trajectories, rollout.rollout_s)
     compute_episode_metrics(rollout.trajectories)
     split_rollout_time(rollout.trajectories, rollout.rollout_s, rollout.thoughts_s)
-    return pack_rows(build_rows(trajectories), 0)
+    rows = build_rows(trajectories)
+    order = order_for_ranks([row.response_end for row in rows], ranks)
+    batch = pack_rows([rows[index] for index in order], 0)
+    batch.meta_info[NUM_RANKS] = ranks
+    return batch
 
 
 def make_trainer(workers: TrainingWorkers) -> RayPPOTrainer[Any]:
@@ -337,12 +354,14 @@ def measure_driver_cost(
     rows: int, ranks: int = RANKS, shape: TrajectoryShape | None = None
 ) -> DriverCost:
     """Run one step with ``rows`` trajectories of ``shape``. Return the cost for the driver."""
+    init_ray(num_cpus=1, object_store_gb=STORE_GB)
+    gc.freeze()  # as a run does
     clock = CpuClock()
-    store = SimulatedStore()
+    store = MeasuredStore(clock)
     trainer = make_trainer(SimulatedWorkers(ranks, clock, store))
     rollout = receive_chunks(rows, shape or TrajectoryShape(), clock, store)
     with clock.measure_part("pack"):
-        batch = pack_trajectories(rollout)
+        batch = pack_trajectories(rollout, ranks)
     del rollout
     with clock.measure_part("score"):
         batch = trainer.compute_log_probs_and_values(trainer.score(batch))
@@ -352,12 +371,11 @@ def measure_driver_cost(
         batch = trainer.compute_advantages(batch)
     with clock.measure_part("update"):
         trainer.update_actor(batch)
-    with clock.measure_part(JOURNAL_PART):
-        tokenizer = WordTokenizer()
-        for line in chain(
-            format_token_lines(batch, tokenizer), format_rollout_lines(batch, tokenizer)
-        ):
-            store.sent[JOURNAL_PART] += len(jsonl.dumps(line))
+    collector = SimulatedCollector(clock, store)
+    with tempfile.TemporaryDirectory() as folder, clock.measure_part(JOURNAL_PART):
+        for encode in (ENCODE_TOKENS, ENCODE_ROLLOUTS):
+            lines = encode_on_collectors(batch, encode, [collector], WordTokenizer())
+            jsonl.write(Path(folder) / "lines.jsonl", lines)
     return DriverCost(rows, ranks, dict(clock.seconds), dict(store.sent))
 
 
@@ -371,6 +389,8 @@ def format_table(costs: Sequence[DriverCost]) -> Iterator[str]:
     yield f"| **for which the run waits** | {' | '.join(blocking)} |"
     behind = (f"{cost.per_row(JOURNAL_PART):.2f}" for cost in costs)
     yield f"| {JOURNAL_PART}, behind the step | {' | '.join(behind)} |"
+    elsewhere = (f"{cost.per_row(COLLECTOR_PART):.2f}" for cost in costs)
+    yield f"| {COLLECTOR_PART}, in other processes | {' | '.join(elsewhere)} |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -4,7 +4,10 @@
 
     driver    CPU seconds per row, per token and per rank, which ``scripts.dev.bench.driver``
               measures on small batches; sharding is measured at full size with the code of a run
-    journal   CPU seconds of the background thread that writes trajectories
+    journal   CPU seconds of the driver's thread that sends values to the collectors and writes
+              the lines of the rollout log
+    collector CPU seconds of a collector that packs its trajectories and encodes their lines; a
+              node has COLLECTORS_PER_NODE
     store     bytes through the object store of the driver's node: trajectories, rows, answers
     links     bytes of the driver's link to other nodes; bytes of every device's link for gathered
               weights and reduced gradients in each micro-batch
@@ -42,6 +45,7 @@ RANKS = (8, 64, 1024)
 TRAJECTORIES = (1_000, 10_000, 100_000)
 RECIPE_NAME = "alfworld_qwen2.5_1.5b_8gpu"
 DEVICES_PER_NODE = 8
+COLLECTORS_PER_NODE = 2
 DRIVER_LINK_GB_PER_S = 25.0  # a network link of 200 Gb/s
 DEVICE_LINK_GB_PER_S = 50.0  # a network link of 400 Gb/s for each device
 OPTIMIZER_STEPS = 4  # optimizer steps of a training step
@@ -62,6 +66,7 @@ class DriverModel:
     seconds_per_token: float  # per token of padded rows
     seconds_per_rank: float
     journal_seconds_per_token: float  # per token of a trajectory
+    collector_seconds_per_token: float  # per token of a trajectory
     received_bytes_per_token: float  # from the collectors, per token of a trajectory
     moved_bytes_per_token: float  # to the ranks and back, per token of padded rows
 
@@ -75,12 +80,14 @@ class StepLoad:
     driver_s: float
     shard_s: float
     journal_s: float
+    collector_s: float
     store_gb: float
     driver_link_s: float
     device_link_gb: float
     device_link_s: float
     device_s: float
     efficiency: float
+    idle_share: float  # share of pairs of rank and mini-batch without a row
 
     @property
     def slowest_part(self) -> str:
@@ -88,6 +95,7 @@ class StepLoad:
         part_seconds = {
             "driver": self.driver_s + self.shard_s,
             "journal": self.journal_s,
+            "collectors": self.collector_s,
             "driver's link": self.driver_link_s,
             "devices' links": self.device_link_s,
             "devices": self.device_s,
@@ -112,12 +120,14 @@ def fit_driver_model(rows: int) -> DriverModel:
         (many_ranks_cost.blocking_ms - short_cost.blocking_ms) * rows / (MANY_RANKS - driver.RANKS)
     )
     num_tokens = rows * LONG_TRAJECTORY.row_tokens
-    moved_bytes = sum(long_cost.sent[part] for part in ("send", "answers", "update"))
+    parts = ("send", "answers", "update", driver.JOURNAL_PART)
+    moved_bytes = sum(long_cost.sent[part] for part in parts)
     return DriverModel(
         row_ms / 1e3,
         token_ms / 1e3,
         max(0.0, rank_ms) / 1e3,
         long_cost.seconds[driver.JOURNAL_PART] / num_tokens,
+        long_cost.seconds[driver.COLLECTOR_PART] / num_tokens,
         long_cost.sent["receive"] / num_tokens,
         moved_bytes / num_tokens,
     )
@@ -135,10 +145,11 @@ def make_config(ranks: int, num_trajectories: int) -> PPOConfig:
     return cfg
 
 
-def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float]:
+def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[float, float, float]:
     """Shard ``rows`` for two forward passes and an update.
 
-    Return the CPU seconds of all three, and the efficiency of the update.
+    Return the CPU seconds of all three, the efficiency of the update, and the share of pairs of
+    rank and mini-batch without a row.
     """
     began = time.process_time()
     for _ in range(2):
@@ -146,7 +157,10 @@ def measure_sharding(rows: balance.RowSizes, ranks: int, seed: int) -> tuple[flo
     batches = mini_batches(rows.table, seed, num_steps=OPTIMIZER_STEPS)
     rows_by_rank = split_mini_batches(batches, rows.sizes, ranks)
     cpu_seconds = time.process_time() - began
-    return cpu_seconds, balance.compute_efficiency(batches, rows_by_rank, rows.sizes)
+    batch_by_row = {row: number for number, batch in enumerate(batches) for row in batch}
+    num_busy = sum(len({batch_by_row[row] for row in rank_rows}) for rank_rows in rows_by_rank)
+    idle_share = 1 - num_busy / (len(batches) * ranks)
+    return cpu_seconds, balance.compute_efficiency(batches, rows_by_rank, rows.sizes), idle_share
 
 
 def compute_link_bytes(cfg: PPOConfig, ranks: int, tokens: float) -> float:
@@ -167,7 +181,7 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
     """Estimate the load of a step with ``num_trajectories`` on ``ranks`` devices."""
     cfg = make_config(ranks, num_trajectories)
     rows = balance.sample_rows(balance.BalanceCase(ranks, num_trajectories, OPTIMIZER_STEPS), seed)
-    shard_s, efficiency = measure_sharding(rows, ranks, seed)
+    shard_s, efficiency, idle_share = measure_sharding(rows, ranks, seed)
     tokens = sum(rows.sizes)
     padded_tokens = num_trajectories * max(rows.sizes)
     nodes = max(1, ranks // DEVICES_PER_NODE)
@@ -185,23 +199,25 @@ def simulate_step(ranks: int, num_trajectories: int, model: DriverModel, seed: i
         + ranks * model.seconds_per_rank,
         shard_s=shard_s,
         journal_s=tokens * model.journal_seconds_per_token,
+        collector_s=tokens * model.collector_seconds_per_token / (nodes * COLLECTORS_PER_NODE),
         store_gb=stored_bytes / GIGA,
         driver_link_s=stored_bytes * (nodes - 1) / nodes / GIGA / DRIVER_LINK_GB_PER_S,
         device_link_gb=link_bytes / GIGA,
         device_link_s=link_bytes / GIGA / DEVICE_LINK_GB_PER_S,
         device_s=non_update_s + part_seconds["update"] / efficiency,
         efficiency=efficiency,
+        idle_share=idle_share,
     )
 
 
 def format_table(loads: Sequence[StepLoad]) -> Iterator[str]:
     """Yield the lines of the Markdown table."""
     yield (
-        "| ranks | trajectories | driver, s | sharding, s | journal, s | store, GB "
+        "| ranks | trajectories | driver, s | sharding, s | journal, s | collector, s | store, GB "
         "| driver's link, s "
-        "| device's link, GB | the same, s | devices, s | efficiency | longest |"
+        "| device's link, GB | the same, s | devices, s | efficiency | idle | longest |"
     )
-    yield f"|{'---|' * 12}"
+    yield f"|{'---|' * 14}"
     for load in loads:
         figures = (
             f"{load.ranks:,}",
@@ -209,12 +225,14 @@ def format_table(loads: Sequence[StepLoad]) -> Iterator[str]:
             f"{load.driver_s:.1f}",
             f"{load.shard_s:.2f}",
             f"{load.journal_s:.1f}",
+            f"{load.collector_s:.1f}",
             f"{load.store_gb:.1f}",
             f"{load.driver_link_s:.2f}",
             f"{load.device_link_gb:.0f}",
             f"{load.device_link_s:.1f}",
             f"{load.device_s:.1f}",
             f"{load.efficiency:.2f}",
+            f"{load.idle_share:.0%}",
             load.slowest_part,
         )
         yield f"| {' | '.join(figures)} |"
@@ -234,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"{1e9 * model.seconds_per_token:.0f} ns a token of it, "
         f"{1e3 * model.seconds_per_rank:.2f} ms a rank; "
         f"journal: {1e9 * model.journal_seconds_per_token:.0f} ns a token; "
+        f"collectors: {1e9 * model.collector_seconds_per_token:.0f} ns a token; "
         f"{model.received_bytes_per_token:.0f} bytes a token from collectors, "
         f"{model.moved_bytes_per_token:.0f} to ranks and back\n"
     )

@@ -7,6 +7,7 @@ All checks that do not need the cluster run before Ray starts.
 """
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -88,6 +89,9 @@ class TasksAndTokenizer:
 def run_ppo(cfg: PPOConfig) -> None:
     """Train a missing policy supervised, run the training of ``cfg``, and write the report."""
     with open_run(cfg) as run:
+        # Python's garbage collector then does not search the objects of packages at each step.
+        gc.collect()
+        gc.freeze()
         run.trainer.fit()
 
 
@@ -167,7 +171,7 @@ def start_run(
         run.checkpoints, cfg.trainer.max_actor_ckpt_to_keep, background=cfg.trainer.async_save
     )
     stack.callback(checkpoints.close)
-    journal = Journal(run, cfg, tasks.tokenizer)
+    journal = Journal(run, cfg, tasks.tokenizer, collector.encode_rows)
     stack.callback(journal.finish_run)
     reward_fn: RewardFunction = load_reward_manager(cfg)
     if workers.reward_group is not None:

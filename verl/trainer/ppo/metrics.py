@@ -14,6 +14,7 @@ from verl.protocol import DataProto
 from verl.records import ANSWER, INFO_NUMBERS, REWARD_PARTS
 from verl.report_sections import compute_contributed_metrics
 from verl.utils.statistics import best_at_k, list_powers_up_to, maj_at_k, pass_at_k, rate_interval
+from verl.utils.torch_functional import select_where
 
 logger = logging.getLogger(__name__)
 WARNING_SHARE = 0.95
@@ -44,13 +45,13 @@ def compute_data_metrics(batch: DataProto) -> dict[str, float]:
     result = {
         **summarize_values("critic/score", batch.batch["token_level_scores"].sum(-1)),
         **summarize_values("critic/rewards", batch.batch["token_level_rewards"].sum(-1)),
-        **summarize_values("critic/advantages", batch.batch["advantages"][mask]),
-        **summarize_values("critic/returns", batch.batch["returns"][mask]),
+        **summarize_values("critic/advantages", select_where(batch.batch["advantages"], mask)),
+        **summarize_values("critic/returns", select_where(batch.batch["returns"], mask)),
         **summarize_values("response_length", attention[:, prompt_width:].sum(-1)),
         **summarize_values("prompt_length", attention[:, :prompt_width].sum(-1)),
     }
     if "values" in batch.tensor_keys():
-        result |= summarize_values("critic/values", batch.batch["values"][mask])
+        result |= summarize_values("critic/values", select_where(batch.batch["values"], mask))
     return result | compute_named_rewards(batch) | compute_info_metrics(batch)
 
 
@@ -98,8 +99,8 @@ def compute_probability_drift(batch: DataProto) -> dict[str, float]:
     ``rollout_log_probs_diff_max`` is the largest difference of the log-probs, in nats.
     """
     mask = batch.batch["response_mask"].bool()
-    rollout_log_probs = batch.batch["rollout_log_probs"][mask].float()
-    trainer_log_probs = batch.batch["old_log_probs"][mask].float()
+    rollout_log_probs = select_where(batch.batch["rollout_log_probs"], mask).float()
+    trainer_log_probs = select_where(batch.batch["old_log_probs"], mask).float()
     if rollout_log_probs.numel() == 0:
         return {}
     probability_difference = (rollout_log_probs.exp() - trainer_log_probs.exp()).abs()

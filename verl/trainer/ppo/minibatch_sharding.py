@@ -15,9 +15,9 @@ import torch
 
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
-from verl.records import BRANCHES, PROFILE, SPANS, ProfileRequest
+from verl.records import BRANCHES, CHOICE_MASK, NUM_RANKS, PROFILE, SPANS, ProfileRequest
 from verl.single_controller.base.decorator import ROWS_PER_RANK
-from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions, partition_rows
+from verl.utils.seqlen_balancing import order_for_ranks, partition_rows
 from verl.workers.policy_loss import rows_trained_on
 from verl.workers.update import epoch_mini_batches
 
@@ -33,6 +33,12 @@ UNREAD_COLUMNS = (
     *("prompts", "position_ids", "step_ids"),
     *("rollout_log_probs", "entropys", "token_level_scores", "token_level_rewards"),
 )
+UNREAD_BY_ACTOR = ("returns", "values")
+# Token ids and masks are sent with fewer bytes. The ranks get them as int64.
+SENT_DTYPES = {
+    **dict.fromkeys(("input_ids", "responses"), torch.int32),
+    **dict.fromkeys(("attention_mask", "response_mask", CHOICE_MASK), torch.int8),
+}
 
 
 def select_columns(
@@ -65,7 +71,7 @@ def compute_balanced_on_ranks(
         return compute_on_ranks(data)
     rows_per_rank = partition_rows(count_row_tokens(data), num_ranks)
     row_order = np.concatenate([np.asarray(rows, dtype=np.int64) for rows in rows_per_rank])
-    results = compute_on_ranks(reorder_by_rank(data, rows_per_rank))
+    results = compute_on_ranks(reorder_by_rank(data.narrow(SENT_DTYPES), rows_per_rank))
     return results.select_idxs(np.argsort(row_order))
 
 
@@ -73,16 +79,11 @@ def balance_rows(batch: DataProto, num_ranks: int) -> None:
     """Reorder rows in place, so that all ranks get about equal numbers of tokens.
 
     Rank ``r`` of ``num_ranks`` processes the ``r``-th part of consecutive rows. Do nothing for one
-    rank, or for fewer rows than ranks.
+    rank, for fewer rows than ranks, or if the collector has joined the rows in this order.
     """
-    if num_ranks == 1 or len(batch) < num_ranks:
+    if num_ranks == 1 or len(batch) < num_ranks or batch.meta_info.get(NUM_RANKS) == num_ranks:
         return
-    lengths = batch.batch["attention_mask"].sum(-1).tolist()
-    has_equal_parts = len(batch) % num_ranks == 0
-    partitions = get_seqlen_balanced_partitions(
-        lengths, k_partitions=num_ranks, equal_size=has_equal_parts
-    )
-    batch.reorder(torch.tensor([row for partition in partitions for row in partition]))
+    batch.reorder(order_for_ranks(batch.batch["attention_mask"].sum(-1).tolist(), num_ranks))
 
 
 def shard_minibatches(
@@ -93,7 +94,8 @@ def shard_minibatches(
     The rows of each mini-batch are split among the ``num_ranks`` by their numbers of tokens. With
     ``shuffle`` this holds for the first epoch only, because later epochs have other mini-batches.
     """
-    tensor_names = [key for key in batch.tensor_keys() if key not in UNREAD_COLUMNS]
+    unread_names = UNREAD_COLUMNS + (UNREAD_BY_ACTOR if role == "actor" else ())
+    tensor_names = [key for key in batch.tensor_keys() if key not in unread_names]
     update_columns = select_columns(batch, tensor_names, NON_TENSOR_COLUMNS)
     if step in config.trainer.profile_steps:
         directory = Path(config.trainer.default_local_dir) / "profile"
@@ -110,7 +112,8 @@ def shard_minibatches(
         trained_rows = set(rows_trained_on(config.actor_rollout_ref.actor, update_columns))
         # The update skips a row without trained tokens, so the row counts as 0 tokens.
         row_tokens = [size if row in trained_rows else 0 for row, size in enumerate(row_tokens)]
-    return reorder_by_rank(update_columns, split_mini_batches(mini_batches, row_tokens, num_ranks))
+    rows_per_rank = split_mini_batches(mini_batches, row_tokens, num_ranks)
+    return reorder_by_rank(update_columns.narrow(SENT_DTYPES), rows_per_rank)
 
 
 def reorder_by_rank(data: DataProto, rows_per_rank: Sequence[Sequence[int]]) -> DataProto:

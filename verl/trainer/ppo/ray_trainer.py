@@ -18,7 +18,7 @@ from verl.config.derive import count_training_steps
 from verl.config.schema import PPOConfig
 from verl.protocol import DataProto
 from verl.record.journal import Journal
-from verl.records import BRANCHES, PRICE_MULTIPLIER, WrittenFiles
+from verl.records import BRANCHES, NUM_RANKS, PRICE_MULTIPLIER, WrittenFiles
 from verl.trainer.ppo import metrics as M
 from verl.trainer.ppo.credit import (
     add_reward_baselines,
@@ -58,9 +58,10 @@ class RayPPOTrainer(Generic[TasksT]):
         collect            tasks, weights k-1      engines and environments
         sleep_engines      -                       engines
         score ... update   rows k                  training workers
+        (journal)          rows k                  collectors, concurrent with the update
         wake_engines       -                       engines
         sync_weights       weights k               engines
-        log_validate_save  rows and metrics k      engines (validation); the last checkpoint write
+        log_validate_save  metrics k               engines (validation); the last checkpoint write
 
     With ``trainer.rollout_overlap=one_step`` engines never sleep, and ``prefetch_next_batch``
     starts a thread:
@@ -133,6 +134,8 @@ class RayPPOTrainer(Generic[TasksT]):
                 batch = self.compute_log_probs_and_values(batch)
                 batch = self.compute_rewards(batch)
                 batch = self.compute_advantages(batch)
+                # The collectors, which encode the log, are idle during the update.
+                self.journal.log_rollouts(self.global_step, batch)
                 self.update_critic(batch)
                 self.update_actor(batch)
                 self.wake_engines()
@@ -229,6 +232,9 @@ class RayPPOTrainer(Generic[TasksT]):
         tasks = self.envs.gen_batch(step, self.config.data.train_batch_size)
         if self.price_controller.tolerance is not None:
             tasks.meta_info[PRICE_MULTIPLIER] = self.price_controller.multiplier
+        # ReMax drops rows before they are ordered.
+        if self.config.trainer.balance_batch and not uses_greedy_baseline(self.config):
+            tasks.meta_info[NUM_RANKS] = self.workers.data_parallel_size
         batch = self.collector.multi_turn_loop(tasks, self.engines, self.envs, is_train=True)
         batch.meta_info["global_step"] = step
         # If all tasks of the step failed, the collector used other tasks and returns them.
@@ -393,7 +399,6 @@ class RayPPOTrainer(Generic[TasksT]):
             batch, self.clock.seconds["step"], self.workers.data_parallel_size
         )
         self.step_warnings.count_step(self.global_step, self.metrics)
-        self.journal.log_rollouts(self.global_step, batch)
         if trainer.test_freq > 0 and (is_last_step or self.global_step % trainer.test_freq == 0):
             self.validate()
         tasks_used = (self.global_step - 1) * self.config.data.train_batch_size

@@ -26,6 +26,8 @@ from tests.helpers.number_line_world import Group, make_config, make_world, walk
 from tests.helpers.refusals import mentions
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.records import NUM_RANKS
+from verl.trainer.ppo.minibatch_sharding import balance_rows
 from verl.utils.chat_template import TemplateUnsupported
 from verl.utils.sampling import StopReason
 
@@ -49,6 +51,31 @@ def generate(tokenizer):
     yield run
     for collector in collectors:
         collector.close()
+
+
+@pytest.mark.parametrize("levels", [False, True])
+@pytest.mark.parametrize(("history", "ranks"), [("append", 2), ("window", 3)])
+def test_rows_are_packed_in_the_order_for_the_ranks(tokenizer, history, ranks, levels):
+    """The order is that of ``balance_rows`` after packing. Rows of levels get it later."""
+    config = make_config(history=history, levels=levels)
+    collector = TrajectoryCollector(config, tokenizer)
+    batches = []
+    for num_ranks in (1, ranks):
+        group, envs, _ = make_world(tokenizer, config, walking_policy(levels))
+        tasks = envs.gen_batch(1, 4)
+        tasks.meta_info[NUM_RANKS] = num_ranks
+        batches.append(collector.multi_turn_loop(tasks, group, envs))
+    collector.close()
+    plain, packed = batches
+    assert packed.meta_info[NUM_RANKS] == (1 if levels else ranks)
+    traj_uids = list(plain.non_tensor_batch["traj_uid"])
+    for data in batches:
+        balance_rows(data, ranks)
+    assert list(plain.non_tensor_batch["traj_uid"]) != traj_uids
+    for key, tensor in plain.batch.items():
+        assert packed.batch[key].equal(tensor), key
+    for key, column in plain.non_tensor_batch.items():
+        assert packed.non_tensor_batch[key].tolist() == column.tolist(), key
 
 
 def sampled_tokens(data, row: int) -> list[int]:

@@ -2,20 +2,29 @@
 worker.
 """
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from agent_system.environments.manager import make_envs
 from agent_system.multi_turn_rollout import collector_group
 from agent_system.multi_turn_rollout.collector_group import CollectorGroup, choose_node
 from agent_system.multi_turn_rollout.collector_worker import CollectedTrajectories
 from agent_system.multi_turn_rollout.rollout_loop import TrajectoryCollector
+from agent_system.multi_turn_rollout.stored_trajectories import StoredSteps
 from tests.helpers.number_line_world import Group, make_config, make_world, walking_policy
 from tests.helpers.scripted_engine import ScriptedEngine
+from tests.helpers.thinking_trajectories import thinking_config, thinking_script
 from tests.helpers.tiny_model import make_tiny_tokenizer
+from verl.columns import is_deeply_equal
+from verl.protocol import DataProto, object_array
+from verl.record.journal import Journal
+from verl.record.run_dir import RunDirectory
+from verl.records import SegmentScore
 from verl.single_controller.base import WorkerDiedError
 from verl.single_controller.ray import init_ray
 
@@ -36,7 +45,24 @@ def rows(data) -> list:
     ]
 
 
-def test_ray_collectors_give_the_rows_of_a_local_collector():
+def add_computed_columns(data) -> None:
+    """Add the columns that a training step adds, and that the rollout log has."""
+    generator = torch.Generator().manual_seed(0)
+    for key in ("advantages", "entropys", "old_log_probs"):
+        data.batch[key] = torch.randn(data.batch["responses"].shape, generator=generator)
+    data.reorder(list(range(len(data)))[::-1])
+
+
+def write_log(data, config, tokenizer, path: Path, encode_rows=None) -> list[bytes]:
+    """Return the rollout and the token file that a journal writes for ``data``."""
+    with RunDirectory(path).open({}) as run:
+        journal = Journal(run, config, tokenizer, encode_rows)
+        journal.log_rollouts(1, data)
+        journal.flush()
+        return [run.rollout_path(1).read_bytes(), run.token_path(1).read_bytes()]
+
+
+def test_ray_collectors_give_the_rows_and_the_log_of_a_local_collector(tmp_path, caplog):
     tokenizer = make_tiny_tokenizer()
     config = make_config(levels=True, n=2, num_collectors=2)
     group, envs, _ = make_world(tokenizer, config)
@@ -55,11 +81,82 @@ def test_ray_collectors_give_the_rows_of_a_local_collector():
         )
         workers = remote.start_collectors([engine])
         assert workers._count_finished_episodes() == len(expected) + 4
+        assert all(isinstance(row, StoredSteps) for row in actual.non_tensor_batch["steps"])
+        for data in (expected, actual):
+            add_computed_columns(data)
+        log = write_log(expected, config, tokenizer, tmp_path / "local")
+        path = tmp_path / "remote"
+        assert write_log(actual, config, tokenizer, path, remote.encode_rows) == log
+        assert "died" not in caplog.text
+        # The texts outlive the collector, whose lines the driver writes.
+        ray.kill(workers._remote_workers[0])
+        path = tmp_path / "after a death"
+        assert write_log(actual, config, tokenizer, path, remote.encode_rows) == log
+        assert "a collector died" in caplog.text
     finally:
         local.close()
         remote.close()
     assert rows(actual) == rows(expected)
+    assert set(actual.keys()) == set(expected.keys())
+    for key, tensor in expected.batch.items():
+        assert actual.batch[key].equal(tensor), key
+    for key in set(expected.non_tensor_batch) - {"steps"}:
+        assert is_deeply_equal(actual.non_tensor_batch[key], expected.non_tensor_batch[key]), key
     assert len(validation) == 4 and validation.non_tensor_batch["won"].all()
+
+
+def score_requests(data) -> Any:
+    """Return scores that depend on turn and level, as training workers do for score requests."""
+    columns = {
+        f"{name}_scores": object_array(
+            [
+                [
+                    SegmentScore(r.step, r.label, -r.label, 0.2 * r.label + r.step, 0.4, 0.3, 2)
+                    for r in row
+                ]
+                for row in data.non_tensor_batch[f"{name if name == 'span' else 'branche'}s"]
+            ]
+        )
+        for name in ("span", "branch")
+    }
+    zeros = torch.zeros(data.batch["responses"].shape)
+    return DataProto.from_dict({"old_log_probs": zeros, "entropys": zeros.clone()}, columns)
+
+
+@pytest.mark.parametrize("history", ["append", "window"])
+def test_thinking_advantages_of_ray_collectors(history, tmp_path):
+    tokenizer = make_tiny_tokenizer()
+    config = thinking_config(history)
+    config.env.num_collectors = 2
+    _, envs, _ = make_world(tokenizer, config)
+    local = ScriptedEngine(tokenizer, thinking_script())
+    remote: Any = ray.remote(ScriptedEngine).options(num_cpus=0)
+    remote = remote.remote(tokenizer, thinking_script())
+    batches, logs = [], []
+    for name, engine in (("local", local), ("remote", remote)):
+        collector = TrajectoryCollector(config, tokenizer)
+        try:
+            group = Group([engine], score_requests)
+            data = collector.multi_turn_loop(envs.gen_batch(1, 3), group, envs)
+            data.batch["advantages"] = data.batch["thinking_level_entropies"]
+            path = tmp_path / name
+            logs.append(write_log(data, config, tokenizer, path, collector.encode_rows))
+        finally:
+            collector.close()
+        batches.append(data)
+    expected, actual = batches
+    assert expected.batch["thinking_level_entropies"].abs().sum() > 0
+    assert set(actual.keys()) == set(expected.keys())
+    for key, tensor in expected.batch.items():
+        assert actual.batch[key].equal(tensor), key
+    assert rows(actual) == rows(expected) and logs[0] == logs[1]
+    assert b'"contexts":[{"level":1' in logs[0][0]
+    times = ("rollout/active_ratio", "rollout/env_wait_s", "rollout/engine_wait_s")
+    metrics = [
+        {key: value for key, value in data.meta_info["metrics"].items() if key not in times}
+        for data in batches
+    ]
+    assert metrics[0] == metrics[1]
 
 
 @pytest.mark.parametrize("validating", [False, True])

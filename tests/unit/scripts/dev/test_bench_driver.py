@@ -28,7 +28,8 @@ def test_nested_part_is_not_counted_twice(monkeypatch):
 
 
 def test_every_part_of_a_step_is_measured(cost):
-    assert set(cost.seconds) == {*driver.PARTS, driver.JOURNAL_PART, "of the ranks"}
+    others = {driver.JOURNAL_PART, driver.COLLECTOR_PART, driver.OTHER_PROCESSES}
+    assert set(cost.seconds) == {*driver.PARTS, *others}
     assert min(cost.seconds.values()) >= 0
     blocking_s = sum(cost.seconds[part] for part in driver.PARTS)
     assert cost.blocking_ms == pytest.approx(1e3 * blocking_s / 96)
@@ -39,9 +40,12 @@ def test_sent_bytes_equal_those_of_the_rows(cost):
     responses = 96 * (SHAPE.row_tokens - SHAPE.prompt)
     # Log-probs and entropies of the policy, log-probs of the reference.
     assert 3 * 4 * responses < cost.sent["answers"] < 3 * 4 * responses + 20_000
-    # Sent twice: ids and attention mask of the rows, and responses with their mask.
-    assert cost.sent["send"] > 2 * 8 * 2 * (tokens + responses)
+    # Sent twice: ids (4 bytes) and mask (1 byte) of the rows, and of their responses.
+    sent_tokens = 2 * (4 + 1) * (tokens + responses)
+    assert sent_tokens < cost.sent["send"] < sent_tokens + 60_000
     assert cost.sent["update"] > cost.sent["send"] / 2
+    # Advantages, entropies and old log-probs.
+    assert cost.sent[driver.JOURNAL_PART] > 3 * 4 * responses
     assert cost.sent[driver.JOURNAL_PART] > 96 * 100
 
 
@@ -49,13 +53,13 @@ def test_costs_are_printed_as_a_table(capsys, tmp_path):
     driver.main(["--rows", "64", "128", "--turns", "2", "--json", str(tmp_path / "costs.json")])
     lines = capsys.readouterr().out.strip().splitlines()
     assert lines[2] == "| ms of CPU per row | 64 rows | 128 rows |"
-    assert len(lines) == 4 + len(driver.PARTS) + 2
+    assert len(lines) == 4 + len(driver.PARTS) + 3
     assert '"rows": 128' in (tmp_path / "costs.json").read_text()
 
 
 def test_load_is_computed_from_the_costs():
     model = scale.DriverModel(
-        1e-3, 1e-6, 1e-2, 1e-9, received_bytes_per_token=10.0, moved_bytes_per_token=100.0
+        1e-3, 1e-6, 1e-2, 1e-9, 4e-9, received_bytes_per_token=10.0, moved_bytes_per_token=100.0
     )
     load = scale.simulate_step(16, 800, model)
     rows = balance.sample_rows(balance.BalanceCase(16, 800, scale.OPTIMIZER_STEPS))
@@ -71,6 +75,19 @@ def test_load_is_computed_from_the_costs():
     slow_journal = replace(model, journal_seconds_per_token=1.0)
     assert scale.simulate_step(16, 800, slow_journal).slowest_part == "journal"
     assert load.journal_s == pytest.approx(1e-9 * sum(rows.sizes))
+    assert load.collector_s == pytest.approx(
+        4e-9 * sum(rows.sizes) / (2 * scale.COLLECTORS_PER_NODE)
+    )
+    slow_collectors = replace(model, collector_seconds_per_token=1.0)
+    assert scale.simulate_step(16, 800, slow_collectors).slowest_part == "collectors"
+    assert load.idle_share == 0
+
+
+def test_ranks_without_a_row_are_counted():
+    case = balance.BalanceCase(64, 80, scale.OPTIMIZER_STEPS)
+    _, _, idle_share = scale.measure_sharding(balance.sample_rows(case), 64, 0)
+    # Each of four mini-batches has 20 rows, so 44 of 64 ranks have none.
+    assert idle_share == pytest.approx(44 / 64)
 
 
 def test_weight_shards_are_sent_once_per_micro_batch():
@@ -86,7 +103,7 @@ def test_weight_shards_are_sent_once_per_micro_batch():
 
 
 def test_table_has_a_line_for_every_case(monkeypatch, capsys):
-    model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 10.0, 100.0)
+    model = scale.DriverModel(1e-3, 1e-7, 1e-2, 2e-6, 8e-6, 10.0, 100.0)
     monkeypatch.setattr(scale, "fit_driver_model", lambda rows: model)
     scale.main(["--ranks", "8", "16", "--plays", "80"])
     lines = capsys.readouterr().out.strip().splitlines()

@@ -15,6 +15,7 @@ from verl.utils.torch_functional import (
     masked_var,
     masked_whiten,
     pad_sequence_to_length,
+    select_where,
 )
 
 VALUES = torch.tensor([[1.0, 2.0, math.nan], [6.0, 100.0, math.inf]])
@@ -27,6 +28,17 @@ def test_masked_statistics_never_read_masked_values():
     assert masked_mean(VALUES, MASK, axis=-1).tolist() == [1.5, 6.0]
     assert masked_var(VALUES, MASK).item() == pytest.approx(7.0)  # (4 + 1 + 9) / 2
     assert masked_var(VALUES, MASK, unbiased=False).item() == pytest.approx(14 / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_selected_values_are_those_of_torch(dtype):
+    values = torch.randn(5, 7).to(dtype)
+    mask = torch.randint(0, 2, (5, 7))
+    for source in (values, values.t().contiguous().t(), values[:, :1].expand(5, 7)):
+        assert select_where(source, mask).equal(source[mask.bool()])
+    gradient = torch.ones(5, 7, requires_grad=True)
+    select_where(gradient, mask).sum().backward()
+    assert gradient.grad is not None and gradient.grad.equal(mask.float())
 
 
 def test_masked_statistics_of_no_or_one_value_are_finite():

@@ -1,5 +1,7 @@
 """Rows are assigned to ranks so that ranks finish together. The results do not depend on it."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from tests.helpers.policy_rows import add_branches, random_rows
 from tests.helpers.refusals import mentions
 from tests.helpers.trainer_fakes import make_fake_run
 from verl.protocol import DataProto, object_array
-from verl.records import PROFILE, ProfileRequest
+from verl.records import NUM_RANKS, PROFILE, ProfileRequest
 from verl.single_controller.base.decorator import (
     ROWS_PER_RANK,
     Dispatch,
@@ -18,13 +20,14 @@ from verl.single_controller.base.decorator import (
 )
 from verl.trainer.ppo.minibatch_sharding import (
     UNREAD_COLUMNS,
+    balance_rows,
     compute_balanced_on_ranks,
     count_row_tokens,
     reorder_by_rank,
     shard_minibatches,
     split_mini_batches,
 )
-from verl.utils.seqlen_balancing import partition_rows
+from verl.utils.seqlen_balancing import order_for_ranks, partition_rows
 from verl.workers.update import epoch_mini_batches
 
 TO_RANKS = Registration(Dispatch.DP_COMPUTE_PROTO)
@@ -185,6 +188,41 @@ def test_rows_without_a_gradient_have_no_cost():
     counts = sent.meta_info[ROWS_PER_RANK]
     trained = (sent.batch["advantages"] != 0).any(-1)
     assert [int(part.sum()) for part in trained.split(counts)] == [1, 1]
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_ranks_get_the_values_and_dtypes_of_the_batch(role):
+    trainer, *_ = make_fake_run()
+    data = update_rows()
+    data.batch["returns"] = torch.randn(data.batch["responses"].shape)
+    data.batch["input_ids"][0, 0] = 2**31 - 1
+    sent = shard_minibatches(data, trainer.config, role, 5, 4)
+    assert ("returns" in sent.tensor_keys()) == (role == "critic"), "the actor does not read them"
+    assert sent.batch["input_ids"].dtype == torch.int32
+    assert sent.batch["response_mask"].dtype == torch.int8
+    # A shard is a slice, which is pickled.
+    received = pickle.loads(pickle.dumps(sent[:7]))
+    row_by_id = {id(uid): row for row, uid in enumerate(data.non_tensor_batch["traj_uid"])}
+    rows = [row_by_id[id(uid)] for uid in sent[:7].non_tensor_batch["traj_uid"]]
+    for key, tensor in received.batch.items():
+        assert tensor.dtype == data.batch[key].dtype and tensor.equal(data.batch[key][rows]), key
+    assert "restored_dtypes" not in received.meta_info
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(24, 4), (23, 4), (3, 4), (8, 1)])
+def test_rows_joined_in_order_are_not_ordered_again(rows, ranks):
+    data = random_rows(rows=rows)
+    data.batch["number"] = torch.arange(rows)
+    order = order_for_ranks(data.batch["attention_mask"].sum(-1).tolist(), ranks)
+    joined = data[order]
+    joined.meta_info[NUM_RANKS] = ranks
+    for table in (data, joined):
+        balance_rows(table, ranks)
+        assert table.batch["number"].tolist() == order
+    joined.meta_info[NUM_RANKS] = ranks + 1
+    balance_rows(joined, ranks)
+    again = order_for_ranks(data.batch["attention_mask"].sum(-1).tolist(), ranks)
+    assert joined.batch["number"].tolist() == [order[row] for row in again]
 
 
 def test_unread_columns_are_not_sent_and_single_rank_keeps_order():

@@ -36,10 +36,11 @@ from verl.config.registered_names import UNCONDITIONAL_COLUMNS, explain_batch_co
 from verl.protocol import DataProto, object_array
 from verl.records import CORRECTION_WEIGHTS, PRICE_MULTIPLIER, WeightFingerprints
 from verl.single_controller.ray import RayClassWithInitArgs
-from verl.trainer.ppo import credit, minibatch_sharding, ray_trainer, resources
+from verl.trainer.ppo import credit, ray_trainer, resources
 from verl.trainer.ppo.interfaces import RolloutGroup
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, apply_kl_penalty, compute_advantage
 from verl.trainer.ppo.resources import WeightSyncError
+from verl.utils import seqlen_balancing
 from verl.utils.torch_functional import find_last_selected
 from verl.workers.rollout import engine_calls
 
@@ -416,11 +417,11 @@ def test_one_step_makes_all_calls_in_order():
         "metrics",
         "sleep",
         "values",
+        ("rollouts", 1),
         "update_critic",
         "update_actor",
         "wake",
         ("sync", 1),
-        ("rollouts", 1),
         ("log", 1),
         "finish",
     ]
@@ -580,6 +581,9 @@ def test_step_is_recorded_before_its_checkpoint():
     tail = calls[calls.index(("rollouts", 1)) :]
     assert tail == [
         ("rollouts", 1),
+        "update_actor",
+        "wake",
+        ("sync", 1),
         ("panel", 1),
         ("panel rollouts", 1),
         ("log", 1),
@@ -630,7 +634,7 @@ def test_ranks_get_equal_row_counts_if_possible(monkeypatch, ranks, equal):
         partition_calls.append((lengths, k_partitions, equal_size))
         return [[2, 1], [3, 0]]
 
-    monkeypatch.setattr(minibatch_sharding, "get_seqlen_balanced_partitions", partition)
+    monkeypatch.setattr(seqlen_balancing, "get_seqlen_balanced_partitions", partition)
     trainer, *_ = make_fake_run()
     workers: Any = trainer.workers
     workers.data_parallel_size = ranks
