@@ -130,8 +130,8 @@ class ExtractedAnswer:
 
     ``readings`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
     The answer is right if one of them is right. ``is_marked`` is True if the answer was in a mark
-    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts that are compared only with
-    a ground truth that is a number.
+    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short, that are
+    compared only with a ground truth that is a number.
     """
 
     readings: tuple[str, ...]

@@ -126,7 +126,7 @@ def answer_key(text: str) -> str | None:
     answer = extract_answer(text)
     if answer is None or len(answer.readings[-1]) > EXTRA_CHARACTERS:
         return None
-    for reading in (*answer.readings, *answer.numbers):
+    for reading in (*answer.readings, *reversed(answer.numbers)):
         number = read_number(normalize_answer(reading))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
