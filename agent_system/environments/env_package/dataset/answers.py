@@ -121,6 +121,11 @@ _IS_THE_ANSWER = re.compile(
     r"(?<=\S)\s+is\s+(?:the\s+)?(?:(?:correct|right|final|best)(?:\s+(?:answer|choice|one))?|answer)\b.*",
     re.DOTALL,
 )
+_LEADING_ADVERBS = re.compile(
+    r"^(?:(?:most\s+)?(?:likely|probably|definitely|certainly|clearly|obviously|therefore|thus|hence|"
+    r"then|just|only|simply|actually|indeed|still|equal\s+to|given\s+by|in\s+fact),?\s+)+",
+    re.IGNORECASE,
+)
 _TABLE_ROW = re.compile(r"\|\s.*\s\|\s+(\S.*?)\s*\|")
 
 
@@ -130,8 +135,8 @@ class ExtractedAnswer:
 
     ``readings`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
     The answer is right if one of them is right. ``is_marked`` is True if the answer was in a mark
-    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short, that are
-    compared only with a ground truth that is a number.
+    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short. They
+    are compared only with a ground truth that is a number.
     """
 
     readings: tuple[str, ...]
@@ -251,6 +256,8 @@ def _find_last_announcement(text: str) -> str | None:
     last_candidate = None
     for member in _JSON_ANSWER.finditer(text):
         last_candidate = (member.start(1), _unquote(member[1]))
+    if last_candidate and _CODE_FENCE.sub("", text).lstrip().startswith(("{", "[")):
+        return last_candidate[1]  # the whole text is JSON, so other texts in it are no answers
     for announcement in (*_ANNOUNCEMENT.finditer(text), *_HASH_MARK.finditer(text)):
         line_start = (
             announcement.end() if announcement.re is _ANNOUNCEMENT else announcement.start(1)
@@ -288,7 +295,7 @@ def _read_sentence(line: str) -> ExtractedAnswer:
 def _shorten_sentence(sentence: str) -> str:
     """Return ``sentence`` without negated alternatives, reasons and "is the answer"."""
     sentence = _TRAILING_CLAUSE.sub("", _NEGATED_ALTERNATIVE.sub("", sentence))
-    return _IS_THE_ANSWER.sub("", sentence)
+    return _IS_THE_ANSWER.sub("", _LEADING_ADVERBS.sub("", sentence))
 
 
 def _read_last_sentence(text: str) -> ExtractedAnswer | None:

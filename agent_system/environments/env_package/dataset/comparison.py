@@ -34,13 +34,13 @@ _OPTION_LETTER = re.compile(
     r"(?:(?:(?:the\s+)?(?:option|choice|answer|letter|antwort|opci[oó]n|letra|la|el|вариант)\s+)"
     r"|选项\s*|故?选择?\s*)?"
     r"(?:\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Za-z])\s*[).:]|([A-Za-z]))"
-    r"(?:(?<=[).:])\s*(?!\(?[A-Za-z]\)|[A-Za-z]$)(?P<text>\S.*)|\s+-\s+(?P<after>\S.*)"
+    r"(?:(?<=[).:])\s*(?!(?:or|and)\b|[/&]|\(?[A-Za-z]\)|[A-Za-z]$)(?P<text>\S.*)|\s+-\s+(?P<after>\S.*)"
     r"|\s+\((?P<remark>[^()]*)\)|;\s(?P<clause>.*))?",
     re.IGNORECASE | re.DOTALL,
 )
 _LABELLED_OPTION = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+(\S.*)", re.DOTALL)
 _OPTION_STATEMENT = re.compile(
-    r"(?:(?i:option|choice)\s+)?\(?([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b.*",
+    r"(?:[^,]{0,80},\s+)?(?:(?i:option|choice)\s+)?\(?([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b.*",
     re.DOTALL,
 )
 _VERDICT_WITH_REMARK = re.compile(

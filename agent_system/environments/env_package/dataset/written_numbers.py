@@ -58,6 +58,7 @@ _UNIT_SPELLINGS = (
     (re.compile(r"\s*\bper\s+", re.IGNORECASE), "/"),
     (re.compile(r"(?:degrees?\s+|°\s*)(c|f)(?:elsius|ahrenheit)?\b", re.IGNORECASE), "°\\1"),
     (re.compile(r"\b(?:square|sq\.?)\s+([^\W\d_]+)", re.IGNORECASE), r"\1^2"),
+    (re.compile(r"\s*\^\s*"), "^"),
     (re.compile(r"\bcubic\s+([^\W\d_]+)", re.IGNORECASE), r"\1^3"),
 )
 _NON_UNIT_WORDS = frozenset(
@@ -229,12 +230,13 @@ def _normalize_unit(text: str, is_after_space: bool) -> str | None:
     is_variable = bool(re.match(r"[a-z\u03b1-\u03c9]$", "".join(letter_words[:1])))
     # A symbol of a unit before further words or signs: "2.5 m long", "2.5 m^2".
     is_symbol = is_after_space and len(text) > 1 and "".join(letter_words[:1]) in UNIT_NAMES
-    if letter_words == ["times"]:
+    if text.casefold() == "times":
         return "times"
     if (
         not letter_words
         or (is_variable and not text.startswith("°") and not is_symbol)
         or _NON_UNIT_WORDS.intersection(letter_words)
+        or re.search(r"\s\d", text)  # another number: 42% of 100
     ):
         return None
     if len(_UNIT_PART.sub("", text)) or re.match(r"[\d^/-]", text):
