@@ -27,6 +27,7 @@ CORE = [
     "pydantic>=2.12",
     "pyyaml",
     "ray>=2.50",
+    "regex",
     "rich>=14.1",
     "safetensors",
     "tensorboard",

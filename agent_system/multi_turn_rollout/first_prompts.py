@@ -8,10 +8,12 @@ tasks ──▶ chat template ──▶ tokens ──▶ at most data.max_prompt
 
 import logging
 import sys
-import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+
+import regex
 
 from agent_system.environments.env import Observation, Task
 from agent_system.environments.env_registry import get_package
@@ -28,7 +30,6 @@ from verl.utils.chat_template import Message
 
 logger = logging.getLogger(__name__)
 LIMIT_KEY = "data.max_prompt_length"
-ZERO_WIDTH_JOINER = "\u200d"  # zero-width joiner: combines its neighbours into one character
 MAX_CUT_ATTEMPTS = (
     8  # attempts per text: a shortened text may be encoded to more tokens than expected
 )
@@ -188,7 +189,8 @@ def cut_ids(ids: Sequence[int], num_removed: int, side: str) -> list[int]:
 def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str) -> str:
     """Return ``text`` without the characters of ``num_removed`` tokens, cut at ``side``.
 
-    A character that is partly in a removed token is removed as a whole, with its accents.
+    A character that is partly in a removed token is removed as a whole. Characters are extended
+    grapheme clusters (Unicode annex 29): letters with accents, joined emoji, flags, line ends.
     """
     token_spans = _compute_token_spans(tokenizer, text)
     kept_tokens = cut_ids(range(len(token_spans)), num_removed, side)
@@ -203,20 +205,10 @@ def cut_text(tokenizer: PolicyTokenizer, text: str, num_removed: int, side: str)
         else 0
     )
     cut_end = token_spans[last_dropped][1] if last_dropped < len(token_spans) - 1 else len(text)
-    while _continues_character(text, cut_start):
-        cut_start -= 1
-    while _continues_character(text, cut_end):
-        cut_end += 1
+    boundaries = [0, *(match.end() for match in regex.finditer(r"\X", text))]
+    cut_start = boundaries[bisect_right(boundaries, cut_start) - 1]
+    cut_end = boundaries[bisect_left(boundaries, cut_end)]
     return text[:cut_start] + text[cut_end:]
-
-
-def _continues_character(text: str, index: int) -> bool:
-    """Return True if the character at ``index`` is part of the character before it."""
-    if not 0 < index < len(text):
-        return False
-    return ZERO_WIDTH_JOINER in text[index - 1 : index + 1] or unicodedata.category(
-        text[index]
-    ).startswith("M")
 
 
 def _compute_token_spans(tokenizer: PolicyTokenizer, text: str) -> list[tuple[int, int]]:

@@ -5,6 +5,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -83,7 +84,7 @@ def _import_file(path: str, setting: str, fix: str) -> ModuleType:
 
     The module is added to ``sys.modules``, where dataclasses and pickle search for it.
     """
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     if not file.is_file():
         raise FileNotFoundError(f"{setting}: no such file; {fix}")
     # Hash the whole path: files with equal names need separate entries of ``sys.modules``.

@@ -10,6 +10,7 @@ configuration key, file, row, column and value, what is allowed, and the fix.
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ Message = dict[str, Any]
 ROLES = ("system", "user", "assistant")
 MAX_DEPTH = 64  # maximum nesting of lists and objects in a cell
 MAX_CHARACTERS = 1_000_000  # maximum number of characters in the messages of a row
+MAX_INTEGER_BITS = 10_000  # maximum size of an integer in a cell; Python prints 4,300 digits
+MAX_DECIMAL_POWER = 1000  # maximum power of ten of a decimal; larger ones take minutes to convert
 SHOWN_CHARACTERS = 80  # maximum number of characters of a value in an error message
 SURROGATES = re.compile("[\ud800-\udfff]")
 # Start of a list of messages. It also matches invalid JSON, for example with Python's quotes.
@@ -36,14 +39,25 @@ _MESSAGES_START = re.compile(r"""\s*\[\s*\{\s*['"](role|content)['"]\s*:""")
 
 # Field names of published data sets, by content.
 MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio", "multi_modal_data")
-TOOL_CALL_FIELDS = ("tool_calls", "function_call", "tool_call_id", "tool_responses")
+TOOL_CALL_FIELDS = (
+    *("tool_calls", "function_call", "tool_call_id", "tool_responses", "tools", "functions"),
+)
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "trainable", "loss")
+WEIGHT_FIELDS = ("weight", "loss_mask", "loss_weight", "train", "training", "trainable", "loss")
 ONLY_TEXT = "the policy is shown only text"
 _NO_TOOLS = "tools come from the environment (env.env_name=tools), not from rows"
 _TOKEN_MASK = "the messages are tokenized here, and the mask belongs to other tokens"
 # Columns and message fields that are refused -> reason why they are not read.
-UNREAD_COLUMNS = {**dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT), "tools": _NO_TOOLS}
+UNREAD_COLUMNS = {
+    **dict.fromkeys(MEDIA_FIELDS, ONLY_TEXT),
+    **dict.fromkeys(("tools", "functions"), _NO_TOOLS),
+    "documents": "documents belong into the content of a message",
+    "chat_template_kwargs": "data.apply_chat_template_kwargs sets them for all rows",
+}
+# Columns with a system text. They are refused if the messages have none.
+SYSTEM_COLUMNS = dict.fromkeys(
+    ("system", "system_prompt"), "the system text belongs into the messages"
+)
 UNREAD_EPISODE_COLUMNS = UNREAD_COLUMNS | dict.fromkeys(
     ("loss_mask", "labels", "completion_mask", "assistant_masks"), _TOKEN_MASK
 )
@@ -53,6 +67,11 @@ UNREAD_FIELDS = {
     **dict.fromkeys(
         THOUGHT_FIELDS, "thoughts are read from the content, where the policy writes them"
     ),
+    **dict.fromkeys(
+        ("train_detail", "training_detail"), "a message is trained on as a whole, or not at all"
+    ),
+    "refusal": "a refusal is read from the content",
+    "prefix": "the policy answers with new messages and does not continue one",
     "name": "the policy is not shown names",
 }
 
@@ -164,7 +183,7 @@ def read_table(key: str, files: Sequence[str]) -> Iterator[DataRow]:
     """
     for name in files:
         source = f"{key}={str(name)!r}"
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))  # unchanged for ~USER of an unknown user
         row_index = -1
         try:
             for row_index, cells in enumerate(read_rows(path)):
@@ -257,6 +276,8 @@ def _read_messages(row: DataRow, column: str, column_key: str) -> list[Message]:
         why = f"holds {num_characters:,} characters"
         allowed = f"at most {MAX_CHARACTERS:,} in a row"
         raise row.make_error(column, why, allowed, "remove the row, or shorten it")
+    if messages[0]["role"] != "system":
+        row.refuse_unread(SYSTEM_COLUMNS)
     return messages
 
 
@@ -325,13 +346,19 @@ def _to_json_types(value: Any, depth: int) -> Any:
     """
     if depth > MAX_DEPTH:
         raise _NotJsonValue(f"is nested deeper than {MAX_DEPTH} levels")
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        if value.bit_length() > MAX_INTEGER_BITS:
+            raise _NotJsonValue(f"holds an integer of {value.bit_length():,} bits")
         return value
     if isinstance(value, str):
         if SURROGATES.search(value):
             raise _NotJsonValue(f"holds a lone surrogate: {_shorten_repr(value)}")
-        return value
+        return str.__str__(value)  # without the class of numpy or of an enumeration
     if isinstance(value, float):
+        if math.isinf(value):
+            raise _NotJsonValue(f"holds {value}")
         return None if math.isnan(value) else value
     if isinstance(value, Mapping):
         return {
@@ -352,11 +379,15 @@ def _scalar_to_json_types(value: Any, depth: int) -> Any:
             raise _NotJsonValue(
                 f"holds bytes that are not UTF-8 text: {_shorten_repr(value)}"
             ) from error
-    if str(value) in ("NaT", "<NA>", "NaN"):  # missing values of pandas, numpy and decimal
-        return None
     if isinstance(value, Decimal):
+        if value.is_nan():
+            return None
+        if abs(value.adjusted()) > MAX_DECIMAL_POWER:
+            raise _NotJsonValue(f"holds {value}")
         is_whole = value.is_finite() and value == value.to_integral_value()
-        return int(value) if is_whole else float(value)
+        return int(value) if is_whole else _to_json_types(float(value), depth)
+    if str(value) in ("NaT", "<NA>"):  # missing values of numpy and pandas
+        return None
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, (datetime, date, time)):
@@ -366,21 +397,32 @@ def _scalar_to_json_types(value: Any, depth: int) -> Any:
     to_list = getattr(value, "tolist", None)  # arrays, tensors and their scalars
     if to_list is None:
         raise _NotJsonValue(f"holds a {type(value).__name__}: {_shorten_repr(value)}")
-    return _to_json_types(to_list(), depth + 1)
+    try:
+        items = to_list()
+    except Exception as error:  # for example a sparse tensor
+        raise _NotJsonValue(f"holds a {type(value).__name__} without values: {error}") from error
+    return _to_json_types(items, depth + 1)
 
 
-def _is_empty(value: Any) -> bool:
-    """Return True if ``value`` is None, NaN, False, an empty text, or contains only such values."""
+def _is_empty(value: Any, depth: int = 0) -> bool:
+    """Return True if ``value`` is False, None, NaN, an empty text, or a container of the last 3."""
+    if depth > MAX_DEPTH:
+        return False
     if isinstance(value, Mapping):
-        return all(map(_is_empty, value.values()))
-    value = value.tolist() if hasattr(value, "tolist") else value
+        return all(_is_empty(item, depth + 1) for item in value.values())
+    with contextlib.suppress(Exception):  # a sparse tensor has no list
+        value = value.tolist()
     if isinstance(value, (list, tuple)):
-        return all(map(_is_empty, value))
+        return all(_is_empty(item, depth + 1) for item in value)
     if isinstance(value, float) and math.isnan(value):
         return True
-    return value is None or value is False or (isinstance(value, (str, bytes)) and not value)
+    is_switched_off = value is False and depth == 0  # not in {"enable_thinking": False}
+    return value is None or is_switched_off or (isinstance(value, (str, bytes)) and not value)
 
 
 def _shorten_repr(value: Any) -> str:
     """Return the first ``SHOWN_CHARACTERS`` of ``repr(value)``."""
-    return repr(value)[:SHOWN_CHARACTERS]
+    try:
+        return repr(value)[:SHOWN_CHARACTERS]
+    except Exception:  # an integer of more than 4,300 digits, or a class of the user's
+        return f"a {type(value).__name__}"

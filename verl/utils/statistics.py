@@ -35,14 +35,22 @@ def rate_interval(
 ) -> tuple[float, float]:
     """Compute the interval of a success rate from ``values``, one rate (0 to 1) per task.
 
-    The result is the ``bootstrap_interval``. If all values are 0 or all are 1, this would have
-    length 0, so the result is the interval of Clopper and Pearson (1934). For example, 0 successes
-    in 4 tasks give the interval from 0 to ``1 - 0.025 ** (1 / 4)`` = 0.60.
+    The result is the ``bootstrap_interval``. If all values are equal, this would have length 0.
+    The result is then the interval of Clopper and Pearson (1934) for values of 0 or 1, and that of
+    Wilson (1927) for values between. For example, 0 successes in 4 tasks give the interval from 0
+    to ``1 - 0.025 ** (1 / 4)`` = 0.60.
     """
     outcomes = np.asarray(values, dtype=np.float64)
     if len(outcomes) and (np.all(outcomes == 0) or np.all(outcomes == 1)):
         bound = ((1 - confidence_level) / 2) ** (1 / len(outcomes))
         return (bound, 1.0) if outcomes[0] == 1 else (0.0, 1 - bound)
+    if len(outcomes) and np.ptp(outcomes) == 0:
+        z = NormalDist().inv_cdf((1 + confidence_level) / 2)
+        count, rate = len(outcomes), outcomes[0]
+        center = (rate + z**2 / (2 * count)) / (1 + z**2 / count)
+        variance = rate * (1 - rate) / count + z**2 / (4 * count**2)
+        half_length = z * math.sqrt(variance) / (1 + z**2 / count)
+        return float(center - half_length), float(center + half_length)
     return bootstrap_interval(outcomes, confidence_level)
 
 

@@ -52,9 +52,9 @@ def _read_parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
             )
         for batch in file.iter_batches():
             yield from batch.to_pylist()
-    # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8, and
-    # OverflowError for a date before year 1.
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+    # pyarrow raises OSError for a damaged page, ValueError for text that is not UTF-8,
+    # OverflowError for a date before year 1, and KeyError for an unknown time zone.
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{path}: not a Parquet file: {reason}; fix: write the file again"

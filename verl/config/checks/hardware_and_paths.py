@@ -167,7 +167,7 @@ def check_run(cfg: PPOConfig | SFTConfig, ctx: CheckContext) -> Problems:
     if isinstance(cfg, PPOConfig) and ctx.check_files:
         key = "custom_reward_function.path"
         path = value_at_path(cfg, key)
-        if path is not None and not Path(path).expanduser().is_file():
+        if path is not None and not os.path.isfile(os.path.expanduser(path)):
             fix = "correct the path, or set it to null"
             yield build_problem(cfg, key, "no such file", "a Python file", fix, "missing_file")
 

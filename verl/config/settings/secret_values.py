@@ -7,7 +7,8 @@ from typing import Any
 MASK = "***"
 _NAME_WORD_PATTERN = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS = {"secret", "secrets", "password", "passwd", "passphrase", "credential"}
-_SECRET_WORDS |= {"credentials", "apikey"}
+_SECRET_WORDS |= {"credentials", "apikey", "passwords", "authorization", "bearer", "pwd", "dsn"}
+_SECRET_WORDS |= {"cookie", "cookies", "webhook", "jwt", "oauth"}
 _SECRET_KEY_PREFIXES = {
     "api",
     "access",
@@ -17,16 +18,34 @@ _SECRET_KEY_PREFIXES = {
     "account",
     "service",
     "encryption",
+    "signing",
+    "ssh",
+    "pem",
+    "license",
+    "storage",
+    "kaggle",
+    "master",
 }
 _SPECIAL_TOKEN_NAMES = {"pad", "eos", "bos", "unk", "sep", "cls", "mask", "image", "end", "start"}
 _URL_PASSWORD_PATTERN = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+# A value in quotes may contain spaces. The value of "https:" is not a value.
 _KEY_VALUE_PATTERN = re.compile(
-    r"""(['"]?([A-Za-z_]\w*)['"]?\s*[:=]\s*)(['"]?)([^\s,{}\[\]'"]+)\3"""
+    r"""(['"]?([A-Za-z_][\w-]*)['"]?\s*[:=]\s*)(?!//)('[^']+'|"[^"]+"|[^\s,{}\[\]'"]+)"""
+)
+# Options of commands: --token VALUE.
+_OPTION_PATTERN = re.compile(r"((?<!\S)--?([A-Za-z][\w-]*)\s+)(['\"]?)(?!-)[^\s'\"]+\3")
+# Values that are secret by their form: headers, and keys of well-known services.
+_SECRET_FORM_PATTERN = re.compile(
+    r"(?<=\bBearer )[\w.~+/=-]{8,}|(?<=\bBasic )[\w.~+/=-]{8,}|\bsk-[\w-]{20,}|\bhf_\w{20,}"
+    r"|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}"
+    r"|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"
 )
 _MIN_MASKED_LENGTH = (
     8  # minimum characters of a masked value: a shorter one may be an ordinary word
 )
 _registered_secrets: set[str] = set()
+# Keys of tool servers whose texts may contain options and headers.
+_KEYS_WITH_COMMANDS = ("args", "command", "env", "environment", "headers", "url")
 _KEYS_WITH_ENVIRONMENT_VARIABLES = ("runtime_env", "env_vars", "mcp_servers")
 
 
@@ -39,32 +58,52 @@ def is_secret_name(name: str) -> bool:
     if not name_words or _SECRET_WORDS & set(name_words):
         return bool(name_words)
     preceding_word = name_words[-2] if len(name_words) > 1 else ""
+    if name_words[-1] in ("keys", "tokens"):
+        return preceding_word in _SECRET_KEY_PREFIXES
     if name_words[-1] == "token":
         return preceding_word not in _SPECIAL_TOKEN_NAMES
+    if name_words[-1] == "auth" or name_words[-2:] == ["connection", "string"]:
+        return True
     # Names of environment variables are upper-case, names of data columns are not.
+    if name_words[-1] in ("pass", "pat"):
+        return name.isupper()
     return "key" in name_words and (preceding_word in _SECRET_KEY_PREFIXES or name.isupper())
 
 
-def mask_secrets(value: Any, is_secret: bool = False) -> Any:
+def mask_secrets(value: Any, is_secret: bool = False, is_command: bool = False) -> Any:
     """Return ``value`` with its secrets masked.
 
-    Masked are texts under secret names, environment variables of processes, and passwords in URLs.
-    Interpolations (``${...}``) are not changed.
+    Masked are texts under secret names, environment variables of processes, passwords in URLs, and
+    keys of well-known services. With ``is_command`` the texts are parts of a command line, so the
+    values of its secret options are masked too. Interpolations (``${...}``) are not changed.
     """
     if isinstance(value, Mapping):
         return {
             name: mask_secrets(
                 item,
                 is_secret or is_secret_name(str(name)) or _holds_environment_variables(name, value),
+                is_command or name in _KEYS_WITH_COMMANDS,
             )
             for name, item in value.items()
         }
     if isinstance(value, (list, tuple)):
-        return [mask_secrets(item, is_secret) for item in value]
+        options = ["", *(str(item).removeprefix("-") for item in value)]
+        return [
+            mask_secrets(
+                item,
+                is_secret or (option.startswith("-") and is_secret_name(option)),
+                is_command,
+            )
+            for item, option in zip(value, options, strict=False)
+        ]
+    if isinstance(value, bytes):
+        return MASK if is_secret else value
     if isinstance(value, str):
         if is_secret and value and not value.startswith("${"):
             return MASK
-        return _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", value)
+        if is_command or "://" in value:
+            return _mask_patterns(value)
+        return _SECRET_FORM_PATTERN.sub(MASK, value)
     return value
 
 
@@ -113,11 +152,16 @@ def _iterate_secrets(value: Any, is_secret: bool = False) -> Iterator[str]:
 def mask_text(text: str) -> str:
     """Return ``text`` without secrets: ``API_KEY=...``, passwords in URLs, registered values."""
 
-    def mask_pair(match: re.Match[str]) -> str:
-        is_unmasked = not is_secret_name(match[2]) or match[4].startswith("$")
-        return match[0] if is_unmasked else f"{match[1]}{MASK}"
-
-    text = _KEY_VALUE_PATTERN.sub(mask_pair, _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", text))
+    text = _mask_patterns(text)
     for value in sorted(_registered_secrets, key=len, reverse=True):
         text = text.replace(value, MASK)
     return text
+
+
+def _mask_patterns(text: str) -> str:
+    def mask_pair(match: re.Match[str]) -> str:
+        is_unmasked = not is_secret_name(match[2]) or match[0][len(match[1]) :].startswith("$")
+        return match[0] if is_unmasked else f"{match[1]}{MASK}"
+
+    text = _SECRET_FORM_PATTERN.sub(MASK, _URL_PASSWORD_PATTERN.sub(rf"\1:{MASK}@", text))
+    return _OPTION_PATTERN.sub(mask_pair, _KEY_VALUE_PATTERN.sub(mask_pair, text))

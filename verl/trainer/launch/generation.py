@@ -6,6 +6,7 @@ rows ─▶ checks ─▶ chat template ─▶ engine in this process
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
@@ -148,11 +149,11 @@ def _watch_for_stalls(cfg: GenerationConfig, target: Path) -> Iterator[None]:
 
 def choose_output_path(cfg: GenerationConfig) -> Path:
     """Return the path of the output file; raise ``ConfigError`` if it must not be written."""
-    source = Path(cfg.data.path).expanduser()
+    source = Path(os.path.expanduser(cfg.data.path))
     configured_path = cfg.data.output_path
     suffix = source.suffix if source.suffix in OUTPUT_SUFFIXES else ".jsonl"
     output_file = (
-        Path(configured_path).expanduser()
+        Path(os.path.expanduser(configured_path))
         if configured_path
         else source.with_name(f"{source.stem}.generated{suffix}")
     )

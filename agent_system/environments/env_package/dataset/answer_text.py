@@ -23,6 +23,8 @@ _CHARACTER_REPLACEMENTS = str.maketrans(
         "\u222a": r"\cup ",
         "\u2264": r"\le ",
         "\u2265": r"\ge ",
+        "\u2208": r"\in ",
+        "\u2205": r"\emptyset ",
     }
 )
 _LATEX_TEXT_COMMAND = re.compile(
@@ -30,15 +32,32 @@ _LATEX_TEXT_COMMAND = re.compile(
 )
 _DIGIT_SEPARATOR = re.compile(r"\{,\}|,?\\!")
 _ONE_CHARACTER_POWER = re.compile(r"\^\{(\w)\}")
-_BULLET = re.compile(r"^(?:[-\u2022]\s+(?=[^\W\d_]{2})|>\s+)")
-_SPACE_VARIANTS = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
+_BULLET = re.compile(r"^(?:(?:[-\u2022]|>)\s+(?=[^\W\d_]{2})|[=-]>\s*)")
+_ANSWER_PREFIX = re.compile(
+    r"^(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:)\s*(?=\S)", re.IGNORECASE
+)
+_PYTHON_POWER = re.compile(r"(?<=[\w)}])\s*\*\*\s*(?=[\w({-])")
+# Bold text inside a sentence. A power, such as 2**3**2, is not bold: it has a digit or a letter in
+# front of the asterisks.
+BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)([^*]+)(?<=\S)\*\*(?!\w)")
+_COLOR = re.compile(r"\\color\s*\{\w+\}|\\(?:textcolor\s*\{\w+\}|underline)\s*\{([^{}]*)\}")
+_LATEX_GROUP = re.compile(r"\{([^{},]*)\}")
+_EMOJI = r"[\u2190-\u21ff\u2600-\u27bf\u2b00-\u2bff\ufe0f\U0001f000-\U0001faff]"
+_EMOJI_AT_THE_ENDS = re.compile(rf"^(?:{_EMOJI}\s*)+(?=[\w(*$])|(?<=[\w)*.$])(?:\s*{_EMOJI})+$")
+_ROOT_SIGN = re.compile(r"\u221a\s*(\d+)")
+_RATIO_SIGN = re.compile(r"(?<=\d)\s+:\s+(?=\d)")
+# Japanese and Korean forms of "is", which follow the answer.
+_FINAL_COPULA = re.compile(r"(?:\u3067\u3059|\u3067\u3042\u308b|\uc785\ub2c8\ub2e4|\uc774\ub2e4)$")
+_SPACE_VARIANTS = re.compile(r"(?<!\\)\\[,;:! ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _LATEX_LAYOUT_COMMAND = re.compile(
     r"\\(?:left|right|displaystyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])"
 )
 _LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _LATEX_DEGREE_SIGN = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
 _LATEX_ESCAPE = re.compile(r"\\([$%#&_])")
-_HTML_TAG = re.compile(r"</?(?:b|i|u|em|strong|code|p|br|span)\s*/?>", re.IGNORECASE)
+_HTML_TAG = re.compile(
+    r"</?(?:b|i|u|em|strong|code|p|br|span|ans|result|solution)\s*/?>", re.IGNORECASE
+)
 _MATH_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
 # Exclamation marks after a word. After a number, as in 5!, they are factorial signs.
 _FINAL_EXCLAMATION_MARKS = re.compile(r"(?<=[^\W\d_]{2})!+$")
@@ -58,10 +77,11 @@ def normalize_answer(text: str) -> str:
     """
     text = _BEFORE_UNICODE_FRACTION.sub(" ", text)
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{_to_ascii(match[0])}}}", text)
+    text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text)
     text = _to_ascii(text).translate(_CHARACTER_REPLACEMENTS)
-    text = _HTML_TAG.sub(" ", text)
+    text = BOLD.sub(r"\1", _HTML_TAG.sub(" ", text))
     for _ in range(MAX_MARKUP_LAYERS):
-        unwrapped_text = _LATEX_TEXT_COMMAND.sub(r" \1 ", text)
+        unwrapped_text = _COLOR.sub(r"\1", _LATEX_TEXT_COMMAND.sub(r" \1 ", text))
         if unwrapped_text == text:
             break
         text = unwrapped_text
@@ -69,7 +89,9 @@ def normalize_answer(text: str) -> str:
     text = _ONE_CHARACTER_POWER.sub(r"^\1", text)
     text = _LATEX_FRACTION.sub(r"\\frac", _LATEX_LAYOUT_COMMAND.sub("", text))
     text = _SPACE_VARIANTS.sub(" ", _LATEX_DEGREE_SIGN.sub("\u00b0", text))
-    return _LATEX_ESCAPE.sub(r"\1", _strip_markup(_BULLET.sub("", _strip_markup(text))))
+    text = _RATIO_SIGN.sub(":", text.replace("\\varnothing", "\\emptyset"))
+    text = _strip_markup(_BULLET.sub("", _strip_markup(_PYTHON_POWER.sub("^", text))))
+    return _LATEX_ESCAPE.sub(r"\1", _ANSWER_PREFIX.sub("", text))
 
 
 def normalize_words(text: str) -> str:
@@ -102,9 +124,11 @@ def _to_ascii_character(character: str) -> str:
 def _strip_markup(text: str) -> str:
     """Return ``text`` without surrounding mark-up, quotes and punctuation."""
     for _ in range(MAX_MARKUP_LAYERS):
-        stripped_text = _FINAL_EXCLAMATION_MARKS.sub(
-            "", text.strip().strip("*_`").rstrip(".,;:?").lstrip(":,;").strip()
-        )
+        stripped_text = _EMOJI_AT_THE_ENDS.sub("", text.strip()).strip("*_`")
+        stripped_text = stripped_text.rstrip(".,;:?").lstrip(":,;").strip()
+        stripped_text = _FINAL_COPULA.sub("", _FINAL_EXCLAMATION_MARKS.sub("", stripped_text))
+        if group := _LATEX_GROUP.fullmatch(stripped_text):
+            stripped_text = group[1]
         for opener, closer in _MATH_DELIMITERS:
             content = stripped_text[len(opener) : -len(closer)]
             is_delimited = (

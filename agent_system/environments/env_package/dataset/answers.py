@@ -9,9 +9,14 @@ Thoughts are removed first. Then the answer is read from the first of these that
 A mark that is not closed was cut at the token limit. The text after its start is no answer.
 """
 
+import contextlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from agent_system.environments.env_package.dataset.answer_text import BOLD
+from agent_system.environments.env_package.dataset.written_numbers import CURRENCY_SIGNS
 
 MAX_TEXT_LENGTH = 2000  # characters; only the end of a longer text without a mark is read
 MAX_LINE_LENGTH = 500  # maximum number of characters that are read of a line
@@ -20,7 +25,7 @@ MAX_MARK_DEPTH = 4  # maximum nesting of marks, such as 2 for <answer>\boxed{6}<
 _THOUGHT_TAG = re.compile(
     r"<(/?)(?:think|thinking|thought|reasoning)>|\[(/?)THINK\]", re.IGNORECASE
 )
-_ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<(/?)(?:final[_ ])?answer>", re.IGNORECASE)
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[{}\\]|[{}]")
 _BOXED_WORD = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$]+)")
 _HASH_MARK = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
@@ -31,16 +36,26 @@ _FINAL_REMARK = re.compile(
 )
 _ANSWER_WORDS = (
     r"answer|result|antwort|ergebnis|r[ée]ponse|respuesta|resultado|resposta|risposta|ответ"
+    r"|الجواب|الإجابة"
 )
-_LINKING_VERBS = r"is|are|was|equals|will be|would be|should be|must be|ist|lautet|est|es|è|é"
+_LINKING_VERBS = r"is|are|was|equals|will be|would be|should be|must be|ist|lautet|est|es|è|é|هو|هي"
 _ANNOUNCEMENT = re.compile(
     rf"\b(?:{_ANSWER_WORDS})\b[*_`\"']*"
-    rf"(?:[ \t]*[:\uff1a=]|[ \t]+-[ \t]|[^.:\uff1a=?\n]{{0,60}}?"
+    rf"(?:[ \t]*(?:[:\uff1a=\u2192\u27a1]|->)|[ \t]+-[ \t]"
+    rf"|(?:(?!\b(?:because|since)\b)[^.:\uff1a=?\n]){{0,60}}?"
     rf"\b(?:{_LINKING_VERBS})\b(?!')[ \t]*:?)"
     r"|(?:答案|答え|正解|정답|답)(?:应该)?(?:[是为為は]|은|는)?[ \t]*[:\uff1a]?"
     r"|^[ \t]*(?:#+|\*\*)[ \t]*(?:final[ \t]+)?answer[*_]*[ \t]*$",
     re.IGNORECASE | re.MULTILINE,
 )
+# Member of a JSON object, or of a Python dictionary: "answer": 5.
+_JSON_ANSWER = re.compile(
+    r"""(?<=[{,\s])["'](?:final[_ ])?(?:answer|result)["']\s*:\s*"""
+    r"""("(?:[^"\\]|\\.){0,500}"|'(?:[^'\\]|\\.){0,500}'|\[[^\[\]]{0,500}\]|[^\s,{}\[\]"']{1,100})""",
+    re.IGNORECASE,
+)
+# Mark-up between an announcement and its answer.
+_MARKUP_BEFORE_ANSWER = re.compile(r"(?:[ \t*_`:\uff1a\n]|(?:\$\$|\\\[)[ \t]*\n)+")
 _RETRACTION_WORDS = r"(?:no|wait|actually|hmm|sorry|oops)\b"
 # A full stop after an initial, an option letter or an abbreviation does not end a sentence.
 _SENTENCE_END = re.compile(
@@ -48,7 +63,11 @@ _SENTENCE_END = re.compile(
     rf"[.!?]*[*_\"')]*(?=\s|$)|\.(?=\s+{_RETRACTION_WORDS})|\u3002",
     re.IGNORECASE,
 )
-_RETRACTION = re.compile(rf"(?:{_RETRACTION_WORDS}[\s,]+)+(?=\S)", re.IGNORECASE)
+# "No" alone begins a retraction only before a comma: "no solution" is no retraction.
+_RETRACTION = re.compile(
+    rf"^(?:no(?:,\s*|\s+(?={_RETRACTION_WORDS}))|(?!no\b){_RETRACTION_WORDS}[\s,]+)+(?=\S)",
+    re.IGNORECASE,
+)
 _NEGATED_ALTERNATIVE = re.compile(r"not\b.*\bbut\s+(?:rather\s+)?", re.IGNORECASE | re.DOTALL)
 _TRAILING_CLAUSE = re.compile(
     r"(?<=\S)[,;]?\s+(?:because|since|not|rather than|instead of|as opposed to)\b.*"
@@ -56,18 +75,58 @@ _TRAILING_CLAUSE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _SENTENCE_LEAD = re.compile(
-    r".*(?:\b(?:is|are|was|were|be|equals?|think|believe|guess|say|choose|pick|select|with|i[ts]'s)"
-    r"\b|'s\b|[:=\uff1a])(?!\s*$)\s*",
+    r".*(?:\b(?:is|are|was|were|be|equals?|think|believe|guess|say|choose|pick|select|with|i[ts]'s"
+    r"|probably|likely|option|choice|(?:hence|thus|therefore|so),?)\b,?|'s\b|[=\uff1a]|:(?!\d)"
+    r"|\s\u2014\s)(?!\s*$)\s*",
     re.IGNORECASE | re.DOTALL,
 )
-_NEGATION = re.compile(r"\b(?:not|never|neither|nor|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
+_NEGATION = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|doubt|false\s+that|nicht|keine?|pas|n[ãa]o|non|не|no(?=\s+(?:es|son|is)\b))\b"
+    r"|n['\u2019]t\b|[不没非]|아니",
+    re.IGNORECASE,
+)
+_OR = re.compile(r"\b(?:or|oder|ou|o|u|или)\b|或|または")
 _QUOTED_TEXT = re.compile(r'"([^"]*)"[\s,}\]]*')  # a JSON string and the punctuation after it
 _CLAUSE_SEPARATOR = re.compile(r"[;,]\s|\b(?:but|so|hence|thus|therefore)\b", re.IGNORECASE)
 _INLINE_FORMULA = re.compile(r"\$([^$]+)\$|\\\(([^()]+)\\\)")
-_NUMBER_START = re.compile(r"(?:[$€£¥]\s?)?(?<![\w.,^])[-+\u2212]?(?:[$€£¥]\s?)?\d")
-_BEFORE_OPERAND = re.compile(
-    r"(?:[-+*/^\u00d7\u00b7(\[{\u2212]|\bor|\bto|\bbetween|\d[,;]?(?:\s+and)?)\s*$"
+# A number after a Chinese, Japanese or Korean letter begins there, although \w includes them.
+_NUMBER_START = re.compile(
+    rf"(?:[{CURRENCY_SIGNS}]\s?)?(?:(?<![\w.,^'])|(?<=[\u3040-\u9fff\uac00-\ud7af]))"
+    rf"(?:(?:minus|negative)\s+)?[-+\u2212]?(?:[{CURRENCY_SIGNS}]\s?)?\d",
+    re.IGNORECASE,
 )
+# Text before a number that is not the answer: an operand, an alternative, a bound, a label.
+_BEFORE_OPERAND = re.compile(
+    r"(?:[-+*/^\u00d7\u00b7(\[{<>\u2264\u2265\u2248\u00b1~\u2010-\u2015\u2212]|\d\s*:"
+    r"|\b(?:or|between|than|most|least|over|under|above|below|almost|nearly|until|within|beyond|"
+    r"times|twice|half|double|triple|plus|minus|except|without|versus|vs\.?|not|no|and|"
+    r"(?:up|close|near|next|added|compared)\s+to|(?:divisible|divided|multiplied)\s+by|"
+    r"(?:half|multiples?|divisors?|factors?|out|one|some|any|powers?|roots?|square)\s+of|"
+    r"(?:any|every|no)thing\s+but|from|als|que|oder|ou|o|u|или|bis|à|"
+    r"step|equation)"
+    r"|\d[,;]?(?:\s+(?!is\b|are\b|equals\b|makes\b|gives\b|yields\b)[^\W\d_]+)?|或"
+    r"|\d.*\s(?:in|at|on|for|with|after|per|every|when|among|by))\s*$",
+    re.IGNORECASE | re.DOTALL,
+)
+# A word after a number and its unit, from which on the sentence is not read: "72 clips in May".
+_AFTER_NUMBER = re.compile(
+    r"\s+(?:in|on|at|to(?!\s+the)|for|per|of|from|by|with|as|every|each|more|left|altogether|total|"
+    r"after|before|during|that|which|when|if|because|so|older|younger|"
+    r"(?:is|are|was|were)\s+(?:needed|left|required|sold|used))\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_TAG = re.compile(r"<[/|]?[a-zA-Z]\w*[/|]?>")
+_OPTION_LINE = re.compile(r"^[ \t]*\(?([A-Z])[).:][ \t]", re.MULTILINE)
+_IS_THE_ANSWER = re.compile(
+    r"(?<=\S)\s+is\s+(?:the\s+)?(?:(?:correct|right|final|best)(?:\s+(?:answer|choice|one))?|answer)\b.*",
+    re.DOTALL,
+)
+_LEADING_ADVERBS = re.compile(
+    r"^(?:(?:most\s+)?(?:likely|probably|definitely|certainly|clearly|obviously|therefore|thus|hence|"
+    r"then|just|only|simply|actually|indeed|still|equal\s+to|given\s+by|in\s+fact),?\s+)+",
+    re.IGNORECASE,
+)
+_TABLE_ROW = re.compile(r"\|\s.*\s\|\s+(\S.*?)\s*\|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +135,8 @@ class ExtractedAnswer:
 
     ``readings`` are possible answer texts, usually from long to short: ``is 6``, ``6``.
     The answer is right if one of them is right. ``is_marked`` is True if the answer was in a mark
-    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts that are compared only with
-    a ground truth that is a number.
+    (``<answer>``, ``\\boxed``, ``####``). ``numbers`` are further texts, from long to short. They
+    are compared only with a ground truth that is a number.
     """
 
     readings: tuple[str, ...]
@@ -195,24 +254,48 @@ def _remove_unclosed_mark(text: str) -> str:
 
 def _find_last_announcement(text: str) -> str | None:
     last_candidate = None
+    for member in _JSON_ANSWER.finditer(text):
+        last_candidate = (member.start(1), _unquote(member[1]))
+    if last_candidate and _CODE_FENCE.sub("", text).lstrip().startswith(("{", "[")):
+        return last_candidate[1]  # the whole text is JSON, so other texts in it are no answers
     for announcement in (*_ANNOUNCEMENT.finditer(text), *_HASH_MARK.finditer(text)):
         line_start = (
             announcement.end() if announcement.re is _ANNOUNCEMENT else announcement.start(1)
         )
-        following_text = text[line_start : line_start + MAX_LINE_LENGTH].lstrip(" \t*_`:\uff1a\n")
+        following_text = _CODE_FENCE.sub("", text[line_start : line_start + MAX_LINE_LENGTH])
+        following_text = following_text[_match_length(_MARKUP_BEFORE_ANSWER, following_text) :]
         line = following_text.split("\n", 1)[0].strip()
         if quoted_match := _QUOTED_TEXT.fullmatch(line):
             line = quoted_match[1]
+        if _NEGATION.search(announcement[0]) and announcement.re is _ANNOUNCEMENT:
+            line = f"not {line}"  # the announcement was "the answer never is 5"
         if line and (last_candidate is None or line_start > last_candidate[0]):
             last_candidate = (line_start, line)
     return None if last_candidate is None else last_candidate[1]
 
 
+def _match_length(pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.match(text)
+    return match.end() if match else 0
+
+
+def _unquote(value: str) -> str:
+    """Return the text of a value in JSON or Python notation, without quotes."""
+    with contextlib.suppress(ValueError):
+        value = str(json.loads(value)) if value.startswith('"') else value
+    return value[1:-1] if value.startswith(("'", '"')) else value
+
+
 def _read_sentence(line: str) -> ExtractedAnswer:
     end_match = _SENTENCE_END.search(line)
     sentence = line[: end_match.start()] if end_match else line
-    short_sentence = _TRAILING_CLAUSE.sub("", _NEGATED_ALTERNATIVE.sub("", sentence))
-    return ExtractedAnswer(tuple(dict.fromkeys((line, sentence, short_sentence))))
+    return ExtractedAnswer(tuple(dict.fromkeys((line, sentence, _shorten_sentence(sentence)))))
+
+
+def _shorten_sentence(sentence: str) -> str:
+    """Return ``sentence`` without negated alternatives, reasons and "is the answer"."""
+    sentence = _TRAILING_CLAUSE.sub("", _NEGATED_ALTERNATIVE.sub("", sentence))
+    return _IS_THE_ANSWER.sub("", _LEADING_ADVERBS.sub("", sentence))
 
 
 def _read_last_sentence(text: str) -> ExtractedAnswer | None:
@@ -220,19 +303,35 @@ def _read_last_sentence(text: str) -> ExtractedAnswer | None:
     if not text:
         return None
     line = text.rsplit("\n", 1)[-1].strip()[-MAX_LINE_LENGTH:]
+    if table_row := _TABLE_ROW.fullmatch(line):
+        line = table_row[1]
+    option_lines = _OPTION_LINE.findall(text)
+    last_option = _OPTION_LINE.match(line)
+    if last_option and len(option_lines) > 1 and option_lines.count(last_option[1]) == 1:
+        return ExtractedAnswer((text,))  # a list of options, of which none was chosen
     sentences = [sentence for sentence in _SENTENCE_END.split(line) if sentence.strip()]
     last_sentence = _RETRACTION.sub("", sentences[-1].strip()) if sentences else line
-    readings = [text, line, last_sentence]
-    numbers: tuple[str, ...] = ()
-    last_clause = _CLAUSE_SEPARATOR.split(last_sentence)[-1]
-    if not _NEGATION.search(last_clause) and not re.search(r"\bor\b", last_clause):
-        readings.append(_SENTENCE_LEAD.sub("", last_sentence))
-        readings += [
-            next(filter(None, match.groups()))
-            for match in [*_INLINE_FORMULA.finditer(last_sentence)][-1:]
-        ]
-        # Add the text from the last number on, unless it is an operand or an alternative (2 or 3).
-        for match in [*_NUMBER_START.finditer(last_sentence)][-1:]:
-            if not _BEFORE_OPERAND.search(last_sentence[: match.start()]):
-                numbers = (last_sentence[match.start() :],)
-    return ExtractedAnswer(tuple(dict.fromkeys(readings)), numbers=numbers)
+    short_sentence = _shorten_sentence(BOLD.sub(r"\1", last_sentence))
+    readings = [text, line, last_sentence, short_sentence]
+    numbers: list[str] = []
+    for sentence in (last_sentence, short_sentence):
+        last_clause = _CLAUSE_SEPARATOR.split(sentence)[-1]
+        if not _NEGATION.search(last_clause) and not _OR.search(last_clause):
+            readings.append(_SENTENCE_LEAD.sub("", sentence))
+            formulas = [*_INLINE_FORMULA.finditer(sentence)]
+            readings += [next(filter(None, match.groups())) for match in formulas[-1:]]
+            numbers += _find_last_number(sentence)
+    return ExtractedAnswer(tuple(dict.fromkeys(readings)), numbers=tuple(dict.fromkeys(numbers)))
+
+
+def _find_last_number(sentence: str) -> list[str]:
+    """Return the text from the last number on, with and without the words after its unit.
+
+    Return no text if the number is an operand, an alternative or a bound ("2 or 3", "at least 3").
+    """
+    sentence = _TAG.sub(" ", sentence)
+    for match in [*_NUMBER_START.finditer(sentence)][-1:]:
+        if not _BEFORE_OPERAND.search(sentence[: match.start()]):
+            number_text = sentence[match.start() :]
+            return [number_text, _AFTER_NUMBER.sub("", number_text)]
+    return []

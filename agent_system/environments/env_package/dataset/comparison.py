@@ -20,6 +20,7 @@ from agent_system.environments.env_package.dataset.answer_text import (
 from agent_system.environments.env_package.dataset.answers import ExtractedAnswer, extract_answer
 from agent_system.environments.env_package.dataset.formula_size import is_formula_too_large
 from agent_system.environments.env_package.dataset.written_numbers import (
+    UNIT_NAMES,
     is_same_number,
     read_number,
 )
@@ -30,16 +31,21 @@ MAX_LIST_DEPTH = 3  # maximum nesting of lists, such as 2 for [[1], [2]]
 
 _SINGLE_LETTER = re.compile(r"\(?([A-Za-z])[).]?")
 _OPTION_LETTER = re.compile(
-    r"(?:(?:option|choice|answer)\s+)?(?:\(\s*([A-Za-z])\s*\)|([A-Za-z])\s*[).:]|([A-Za-z]))"
-    r"(?:(?<=[).:])\s*(?P<text>\S.*)|\s+-\s+(?P<after>\S.*))?",
+    r"(?:(?:(?:the\s+)?(?:option|choice|answer|letter|antwort|opci[oó]n|letra|la|el|вариант)\s+)"
+    r"|选项\s*|故?选择?\s*)?"
+    r"(?:\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Za-z])\s*[).:]|([A-Za-z]))"
+    r"(?:(?<=[).:])\s*(?!(?:or|and)\b|[/&]|\(?[A-Za-z]\)|[A-Za-z]$)(?P<text>\S.*)|\s+-\s+(?P<after>\S.*)"
+    r"|\s+\((?P<remark>[^()]*)\)|;\s(?P<clause>.*))?",
     re.IGNORECASE | re.DOTALL,
 )
 _LABELLED_OPTION = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s+(\S.*)", re.DOTALL)
 _OPTION_STATEMENT = re.compile(
-    r"(?:(?:option|choice)\s+)?\(?([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b.*",
+    r"(?:[^,]{0,80},\s+)?(?:(?i:option|choice)\s+)?\(?([A-Z])\)?\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b.*",
     re.DOTALL,
 )
-_VERDICT_WITH_REMARK = re.compile(r"(yes|no|true|false)\s*[,.;:!-].*", re.IGNORECASE | re.DOTALL)
+_VERDICT_WITH_REMARK = re.compile(
+    r"(yes|no|true|false)\s*[,.;:!-](?!\s*(?:wait|actually|sorry)\b).*", re.IGNORECASE | re.DOTALL
+)
 _VERDICTS = ("yes", "no", "true", "false")
 _LIST_CONJUNCTION = re.compile(r"(?:\s*,)?\s+(?:or|and)\s+")
 _FINAL_PARENTHESIS = re.compile(r"\s*\([^()]*\)$")
@@ -54,6 +60,19 @@ _ROOT_OR_FUNCTION = re.compile(
 )
 _UNEVALUATED_OPERATOR = re.compile(r"\\(?:i*int|oint|sum|prod|lim)(?![a-z])|\\frac\s*\{d\}")
 _CALCULATION = re.compile(r"\d\s*(?:[-+*]|\\times|\\cdot)\s*\d")
+_RELATION = re.compile(r"[=<>]|\\(?:in|le|ge|leq|geq)(?![a-z])")
+_VARIABLES_BEFORE_VALUE = re.compile(
+    r"^\(?[a-zA-Z]\w?(?:\s*,\s*[a-zA-Z]\w?)*\)?\s*(?:=|\\in(?![a-z]))\s*"
+)
+_UNIT_AFTER_FORMULA = re.compile(
+    r"(.*\S)\s+(?:square\s+|cubic\s+)?([a-z]{2,})(?:\s*\^\s*\{?[23]\}?)?", re.DOTALL
+)
+# Plain spellings that math-verify reads as products of letters, and their LaTeX.
+_LATEX_SPELLINGS = (
+    (re.compile(r"(?<![\\a-zA-Z])(pi|infty)(?![a-zA-Z])"), r"\\\1 "),
+    (re.compile(r"\\?\bsqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
+)
+_REASON = re.compile(r"\b(?:because|since|as|where|when|if)\b", re.IGNORECASE)
 _CLOSING_BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -107,7 +126,7 @@ def canonicalize_answer(text: str) -> str | None:
     answer = extract_answer(text)
     if answer is None or len(answer.readings[-1]) > EXTRA_CHARACTERS:
         return None
-    for reading in (*answer.readings, *answer.numbers):
+    for reading in (*answer.readings, *reversed(answer.numbers)):
         number = read_number(normalize_answer(reading))
         if number is not None:
             return f"{number.value} {number.unit}".strip()
@@ -139,7 +158,10 @@ def _is_written_number(text: str) -> bool:
 def _is_equal_number(answer_text: str, truth_text: str) -> bool:
     truth = read_number(truth_text)
     # In a chain of equations (x = 1 + 2 = 3) the text after the last sign is the answer.
-    answer_text = answer_text.rsplit("=", 1)[-1].strip()
+    if not _REASON.search(answer_text):
+        answer_text = answer_text.rsplit("=", 1)[-1].strip()
+    if truth is not None and truth.unit:
+        answer_text = re.sub(r"(?<=\d)(?=[a-zA-Z]$)", " ", answer_text)  # 5m for the truth 5 m
     answer_number = read_number(answer_text)
     if truth is None:
         return False
@@ -156,6 +178,9 @@ def _is_equal_number(answer_text: str, truth_text: str) -> bool:
 def _is_formula(text: str) -> bool:
     if _LATEX_COMMAND.search(text):
         return True
+    if text == "pi":
+        return True
+    text = _LIST_CONJUNCTION.sub(", ", text)
     if not text.isascii() or _DATE.search(text) or not _FORMULA_SIGN.search(text):
         return False
     words = re.findall(r"[A-Za-z]+", text)
@@ -165,6 +190,9 @@ def _is_formula(text: str) -> bool:
 def _is_same_formula(answer_text: str, truth_text: str, remaining_depth: int) -> bool:
     if "".join(answer_text.split()) == "".join(truth_text.split()):
         return True
+    if not _RELATION.search(truth_text):
+        answer_text = _VARIABLES_BEFORE_VALUE.sub("", answer_text)
+        answer_text = _remove_unit(answer_text)
     answer_list, truth_list = _split_list(answer_text), _split_list(truth_text)
     if truth_list is None or not remaining_depth:
         return _is_same_element(answer_text, truth_text)
@@ -189,6 +217,13 @@ def _is_same_element(answer_text: str, truth_text: str) -> bool:
     if not _is_formula(truth_text) and truth_number is None:
         return _are_same_words(answer_text, truth_text)
     return _have_equal_values(answer_text, truth_text)
+
+
+def _remove_unit(formula: str) -> str:
+    """Return ``formula`` without a unit of at least two letters at its end: 12\\pi cm^2."""
+    match = _UNIT_AFTER_FORMULA.fullmatch(formula)
+    is_unit = match and (match[2] in UNIT_NAMES or match[2].rstrip("s") in UNIT_NAMES)
+    return match[1] if match and is_unit else formula
 
 
 def _are_brackets_compatible(
@@ -251,7 +286,7 @@ def _split_at_commas(text: str) -> Iterator[str]:
     depth = start = 0
     for position, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
+        if character in ",;" and depth == 0:
             yield text[start:position].strip()
             start = position + 1
     yield text[start:].strip()
@@ -298,6 +333,8 @@ def _have_equal_values(answer_text: str, truth_text: str) -> bool:
         _UNEVALUATED_OPERATOR.findall(truth_text)
     ):
         return False
+    for spelling, latex in _LATEX_SPELLINGS:
+        answer_text, truth_text = spelling.sub(latex, answer_text), spelling.sub(latex, truth_text)
     # Hide the warning of math-verify about a missing timeout. The environment pool limits the time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     from math_verify import parse, verify

@@ -124,7 +124,8 @@ def grade_step(grader: Grader, task: Task, answer: str, grade_s: float) -> Step:
     with time_limit(grade_s, f"grading {task['task_id']}"):
         grade = grader(task, answer)
     info: dict[str, Any] = {"won": grade.is_right, "is_action_valid": bool(answer)}
-    info["answer"] = canonicalize_answer(answer)
+    # Without an answer the text is empty: None would let the whole action vote in maj@k.
+    info["answer"] = canonicalize_answer(answer) or ""
     if grade.rewards:
         info["reward_parts"] = dict(grade.rewards)
     return Observation(""), grade.score, True, info

@@ -4,6 +4,7 @@ Digits may have separators, fractions, powers of ten, percent signs and currency
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -12,9 +13,11 @@ RELATIVE_TOLERANCE = Fraction(1, 10**6)  # decimals with a smaller relative diff
 MAX_NUMBER_LENGTH = 400  # characters of the text, and power of ten; others are compared as text
 
 _SIGN = r"[-+]?\s?"
-_DECIMAL = r"(?:\d{1,3}(?:[, _]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+CURRENCY_SIGNS = "$€£¥₹₩₽"
+# Digits in groups of three, in Indian groups (1,00,000), or without groups.
+_DECIMAL = r"(?:\d{1,3}(?:[, _']\d{3})+(?!\d)|\d{1,2}(?:,\d{2})+,\d{3}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER_WITH_UNIT = re.compile(
-    rf"""(?P<sign>{_SIGN})(?:(?P<money>[$€£¥])\s?(?P<late>{_SIGN}))?(?:
+    rf"""(?P<sign>{_SIGN})(?:(?P<money>[{CURRENCY_SIGNS}])\s?(?P<late>{_SIGN}))?(?:
       (?P<whole>\d+)?\s*\\frac\s*(?:\{{(?P<top>-?\d+)\}}\s*\{{(?P<bottom>\d+)\}}|(?P<t>\d)\s*(?P<b>\d))
     | (?:(?P<mixed>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)
     | (?P<plain>{_DECIMAL})(?:[eE](?P<power>[-+]?\d+)
@@ -23,16 +26,46 @@ _NUMBER_WITH_UNIT = re.compile(
     re.VERBOSE,
 )
 _APPROXIMATION_WORD = re.compile(
-    r"(?:about|approximately|around|roughly|exactly|approx\.?|≈|\\approx)\s*", re.I
+    r"^(?:about|approximately|around|roughly|exactly|approx\.?|≈|\\approx)\s*", re.I
 )
-_UNIT_PART = re.compile(r"[$€£¥%°']|[^\W\d_][^\W\d_.]*|[/^{} \d-]")
+_UNIT_PART = re.compile(rf"[{CURRENCY_SIGNS}%°']|[^\W\d_][^\W\d_.]*|[/^{{}} \d-]")
 _ORDINAL_SUFFIX = re.compile(r"(?:st|nd|rd|th)\b")
-_POWERS_OF_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _split_words = re.compile(r"\S+").findall
+_POWERS_OF_TEN = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# Words of other languages and abbreviations. They are read only after digits: 12 Millionen, 12万.
+_POWERS_AFTER_DIGITS = _POWERS_OF_TEN | {
+    word: power
+    for power, words in {
+        3: "tausend mille mil тысяч тысячи тысяча",
+        5: "lakh",
+        6: "mn millions millionen millones millón milhões milioni миллион миллиона миллионов",
+        7: "crore",
+        9: "bn billions milliarden milliards",
+    }.items()
+    for word in _split_words(words)
+}
+_POWERS_AFTER_CURRENCY = {"k": 3, "m": 6, "b": 9}  # as in $70k
+_CHINESE_POWERS = {"百": 2, "千": 3, "万": 4, "萬": 4, "亿": 8, "億": 8, "만": 4, "억": 8}
+_SIGN_WORD = re.compile(r"(?:minus|negative)\s+(?=[\d.$])", re.IGNORECASE)
+# A remark in brackets after a number: "12 (twelve)".
+_REMARK = re.compile(r"(?P<number>.*[^\s(])\s*\((?P<remark>[^()]*)\)", re.DOTALL)
+_REMARK_WORDS = re.compile(r"(?=.*[^\W\d_]{2})[^-+*/^=\\]*", re.DOTALL)
+_MIXED_NUMBER = re.compile(r"(.+) and a (half|third|quarter)\b(.*)", re.DOTALL)
+_RATE = re.compile(r"\s*(?:/|per\s|each\b|an?\s).*", re.IGNORECASE | re.DOTALL)
+# Spellings of units of several words.
+_UNIT_SPELLINGS = (
+    (re.compile(r"per\s+cent\b|pct\b", re.IGNORECASE), "%"),
+    (re.compile(r"\s*\bper\s+", re.IGNORECASE), "/"),
+    (re.compile(r"(?:degrees?\s+|°\s*)(c|f)(?:elsius|ahrenheit)?\b", re.IGNORECASE), "°\\1"),
+    (re.compile(r"\b(?:square|sq\.?)\s+([^\W\d_]+)", re.IGNORECASE), r"\1^2"),
+    (re.compile(r"\s*\^\s*"), "^"),
+    (re.compile(r"\bcubic\s+([^\W\d_]+)", re.IGNORECASE), r"\1^3"),
+)
 _NON_UNIT_WORDS = frozenset(
     _split_words(
         "pi sqrt frac sin cos tan log ln exp mod times plus minus over divided and or to not "
-        "percent point dozen factorial cdot by less more than"
+        "percent point dozen factorial cdot by less more than squared cubed ish is are was isn not "
+        "no"
     )
 )
 _WORDS_BELOW_20 = _split_words(
@@ -58,7 +91,8 @@ dollar $ usd|euro € eur|pound £ gbp|yen ¥ jpy|cent ¢|% percent percentage|�
 mm millimeter millimetre|cm centimeter centimetre|m meter metre|km kilometer kilometre
 g gram gramme|kg kilogram kilogramme kilo|mg milligram|l liter litre|ml milliliter millilitre
 s sec second|min minute|h hr hour|day|week|month|year yr|in inch inche|ft foot feet|yd yard
-mi mile|lb pounds|oz ounce|mph|km/h kmh kph|m/s|n newton|j joule|w watt|v volt|k kelvin
+mi mile|lb pounds|oz ounce|mi/h mph|km/h kmh kph|m/s|n newton|j joule|w watt|v volt|k kelvin
+mol mole|pa pascal|hz hertz|rupee ₹ inr rs|won ₩ krw|ruble ₽ rub|°c|°f
 """
 UNIT_NAMES = {
     word: line.split()[0]
@@ -85,11 +119,16 @@ def read_number(text: str) -> WrittenNumber | None:
     >>> read_number("1,234.50 dollars")
     WrittenNumber(value=Fraction(2469, 2), unit='dollar', is_exact=False)
     """
-    text = _APPROXIMATION_WORD.sub("", text.strip(), count=1)
-    if text.startswith("(") and text.endswith(")"):
-        text = text[1:-1].strip()
     if len(text) > MAX_NUMBER_LENGTH:
         return None
+    text = re.sub(r"(?<=\d) and a half\b", " 1/2", text)
+    text = _SIGN_WORD.sub("-", _APPROXIMATION_WORD.sub("", text.strip(), count=1))
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1].strip()
+    if match := _REMARK.fullmatch(text):
+        number, remark = read_number(match["number"]), read_number(match["remark"])
+        is_same = number and remark and number.value == remark.value
+        return number if is_same or _REMARK_WORDS.fullmatch(match["remark"]) else None
     return _read_words(text) or _read_digits(text)
 
 
@@ -146,7 +185,7 @@ def _read_decimal(groups: dict[str, str | None]) -> Fraction | None:
     power = int(groups["power"] or groups["ten"] or 0)
     if abs(power) > MAX_NUMBER_LENGTH:
         return None
-    digits = re.sub(r"[, _]", "", groups["plain"] or "")
+    digits = re.sub(r"[, _']", "", groups["plain"] or "")
     return Fraction(digits) * Fraction(10) ** power
 
 
@@ -159,11 +198,16 @@ def _read_unit(text_after_number: str, currency_sign: str) -> tuple[int, str] | 
     if _ORDINAL_SUFFIX.match(text_after_number):
         return None
     is_after_space = text_after_number[:1].isspace()
-    words = text_after_number.strip().rstrip(".").split()
+    text_after_number = text_after_number.strip().rstrip(".")
     factor = 1
-    while words and words[0].casefold() in _POWERS_OF_TEN:
-        factor *= 10 ** _POWERS_OF_TEN[words.pop(0).casefold()]
-    unit_text = " ".join(words)
+    while text_after_number[:1] in _CHINESE_POWERS:
+        factor *= 10 ** _CHINESE_POWERS[text_after_number[0]]
+        text_after_number = text_after_number[1:]
+    words = text_after_number.split()
+    powers = _POWERS_AFTER_DIGITS | (_POWERS_AFTER_CURRENCY if currency_sign else {})
+    while words and words[0].casefold() in powers:
+        factor *= 10 ** powers[words.pop(0).casefold()]
+    unit_text = _RATE.sub("", " ".join(words)) if currency_sign else " ".join(words)
     unit = _normalize_unit(unit_text, is_after_space) if unit_text else ""
     if unit is None:
         return None
@@ -174,16 +218,35 @@ def _read_unit(text_after_number: str, currency_sign: str) -> tuple[int, str] | 
 
 
 def _normalize_unit(text: str, is_after_space: bool) -> str | None:
+    for spelling, replacement in _UNIT_SPELLINGS:
+        text = spelling.sub(replacement, text)
+    # Marks are vowel signs of Indian languages. They do not count as letters in a pattern.
+    text = "".join(letter for letter in text if unicodedata.category(letter)[0] != "M")
     unit = UNIT_NAMES.get(text.casefold()) or UNIT_NAMES.get(text.casefold().rstrip("s"))
     letter_words = [word.casefold() for word in re.findall(r"[^\W\d_]+", text)]
     if unit is not None and (is_after_space or not re.fullmatch(r"[a-zA-Z]", text)):
         return unit
     # A single letter is a variable, and a word such as "pi" is a factor. Neither is a unit.
-    if not letter_words or len(letter_words[0]) == 1 or _NON_UNIT_WORDS.intersection(letter_words):
+    is_variable = bool(re.match(r"[a-z\u03b1-\u03c9]$", "".join(letter_words[:1])))
+    # A symbol of a unit before further words or signs: "2.5 m long", "2.5 m^2".
+    is_symbol = is_after_space and len(text) > 1 and "".join(letter_words[:1]) in UNIT_NAMES
+    if text.casefold() == "times":
+        return "times"
+    if (
+        not letter_words
+        or (is_variable and not text.startswith("°") and not is_symbol)
+        or _NON_UNIT_WORDS.intersection(letter_words)
+        or re.search(r"\s\d", text)  # another number: 42% of 100
+    ):
         return None
     if len(_UNIT_PART.sub("", text)) or re.match(r"[\d^/-]", text):
         return None
-    return " ".join(UNIT_NAMES.get(word, word) for word in text.casefold().rstrip("s").split())
+    return "%" if text[0] == "%" else re.sub(r"[^\W\d_]+", _name_unit, text.casefold())
+
+
+def _name_unit(match: re.Match[str]) -> str:
+    word = match[0].rstrip("s") or match[0]
+    return UNIT_NAMES.get(match[0]) or UNIT_NAMES.get(word, word)
 
 
 def _read_words(text: str) -> WrittenNumber | None:
@@ -193,6 +256,12 @@ def _read_words(text: str) -> WrittenNumber | None:
     words = words[1:] if is_negative else words
     if words[:1] == ["a"] and words[1:2] and words[1] in _POWERS_OF_TEN:
         words[0] = "one"
+    if words[:1] and words[0] in _POWERS_OF_TEN:
+        words.insert(0, "one")
+    if mixed := _MIXED_NUMBER.fullmatch(" ".join(words)):
+        whole = _read_words(f"{mixed[1]} {mixed[3]}")
+        value = whole and whole.value + Fraction(1, _DENOMINATORS[mixed[2]])
+        return value and WrittenNumber(-value if is_negative else value, whole.unit)
     denominator = _DENOMINATORS.get("".join(words[-1:]).replace("halves", "half").removesuffix("s"))
     if (
         denominator

@@ -28,6 +28,11 @@ ALGEBRA_FUNCTIONS = {
 ALGEBRA_NAMES = {*"abcdefghijklmnopqrstuvwxyz", "X", "Y", "Z", "C", "pi"}
 PROBABILITY_TOLERANCE = Fraction(1, 10_000)  # tolerance of the grader of ``coin_flip``
 TRUTH_WORD = re.compile(r"\b(true|false)\b", re.IGNORECASE)
+_NEGATION = re.compile(r"\bnot\b|n't\b", re.IGNORECASE)
+_SIGNED_NUMBER = re.compile(r"[-\u2212]?\d")
+# Characters of an answer in addition to ten times those of the right one. Some graders compare two
+# long texts in quadratic time.
+MAX_EXTRA_CHARACTERS = 20_000
 PROPOSITION_PATTERN = re.compile(
     r"[\s()\u00ac\u2227\u2228\u2192\u2194]*[A-Z][A-Z\s()\u00ac\u2227\u2228\u2192\u2194]*"
 )
@@ -49,7 +54,10 @@ def prepare_answer(answer: str, generator: str, entry: Entry) -> str | None:
     must get a grade of 0. Questions of the generator ``composite`` come from another generator. The
     answer is then made safe for the graders of both generators.
     """
-    if _has_non_finite_number(answer, str(entry.get("answer", ""))):
+    right_answer = str(entry.get("answer", ""))
+    if len(answer) > MAX_EXTRA_CHARACTERS + 10 * len(right_answer):
+        return None
+    if _has_non_finite_number(answer, right_answer):
         return None
     generator_names = (generator, str(entry.get("metadata", {}).get("source_dataset", "")))
     answer_readers = [
@@ -174,7 +182,15 @@ def _keep_proposition(answer: str, _entry: Entry) -> str | None:
 def _keep_right_truth_value(answer: str, entry: Entry) -> str | None:
     # Check the answer here: the grader accepts every text, even "False" if "True" is right.
     truth_values = {word.lower() for word in TRUTH_WORD.findall(answer)}
-    return answer if truth_values == {str(entry.get("answer")).lower()} else None
+    is_right = truth_values == {str(entry.get("answer")).lower()}
+    return answer if is_right and not _NEGATION.search(answer) else None
+
+
+def _keep_equal_sign(answer: str, entry: Entry) -> str | None:
+    # The grader drops a minus sign, so "-5" would be right if "5" is.
+    number = _SIGNED_NUMBER.search(answer)
+    has_minus = number is not None and len(number[0]) > 1
+    return answer if has_minus == str(entry.get("answer")).startswith("-") else None
 
 
 # For generators whose grader evaluates answers: the function that makes an answer safe.
@@ -192,5 +208,6 @@ READERS_OF_EVALUATED_ANSWERS: dict[str, AnswerReader] = {
 ANSWER_READERS = READERS_OF_EVALUATED_ANSWERS | {
     "coin_flip": _rewrite_probability,
     "game_of_life_halting": _keep_right_truth_value,
+    "gsm_symbolic": _keep_equal_sign,
     "propositional_logic": _keep_proposition,
 }

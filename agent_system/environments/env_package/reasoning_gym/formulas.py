@@ -16,6 +16,7 @@ MAX_LIST_CHARACTERS = 20_000  # maximum number of characters of a list
 MAX_ITEMS = 10_000  # maximum number of items of a list, nested ones included
 MAX_FORMULA_DEPTH = 100  # maximum nesting of operations in a formula
 MAX_LIST_DEPTH = 3  # maximum nesting of lists
+MAX_NESTED_FUNCTIONS = 4  # maximum nesting of functions, such as 2 for sin(exp(x))
 MAX_MAGNITUDE = 10**12  # maximum magnitude of a number in a formula
 MAX_EXPONENT = 64  # maximum exponent, and maximum product of the exponents of nested powers
 OPERATORS_BY_NODE_TYPE: dict[type[ast.AST], Callable[..., Any]] = {
@@ -42,7 +43,15 @@ def parse_formula(
     """
     node = _parse_expression(text, MAX_FORMULA_CHARACTERS)
     _check_node(node, frozenset(names), frozenset(functions), MAX_FORMULA_DEPTH, MAX_EXPONENT)
+    # The time of sympy to differentiate and simplify grows exponentially with the nesting.
+    if functions and _count_nested_functions(node) > MAX_NESTED_FUNCTIONS:
+        raise UnreadableFormula(f"more than {MAX_NESTED_FUNCTIONS} nested functions")
     return node
+
+
+def _count_nested_functions(node: ast.AST) -> int:
+    nested = max(map(_count_nested_functions, ast.iter_child_nodes(node)), default=0)
+    return nested + isinstance(node, ast.Call)
 
 
 def compute_value(node: ast.expr) -> Fraction:

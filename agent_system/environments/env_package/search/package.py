@@ -99,14 +99,19 @@ class SearchEnv:
 
 
 def normalize_answer(text: str) -> str:
-    """Return lower case text without punctuation, articles and extra spaces, as in SQuAD."""
+    """Return lower case text without punctuation, articles and extra spaces, as in SQuAD.
+
+    A text that consists of these only, such as "A" or "?", keeps them. Otherwise it would equal an
+    empty answer.
+    """
     # Remove punctuation before articles: otherwise the "a" of "a.m." would count as an article.
-    text = unicodedata.normalize("NFKC", text).lower().translate(PUNCTUATION_REMOVAL)
+    raw_text = " ".join(unicodedata.normalize("NFKC", text).lower().split())
+    text = raw_text.translate(PUNCTUATION_REMOVAL)
     # Also remove non-ASCII quotes and dashes.
     text = "".join(
         character for character in text if not unicodedata.category(character).startswith("P")
     )
-    return " ".join(ARTICLE_PATTERN.sub(" ", text).split())
+    return " ".join(ARTICLE_PATTERN.sub(" ", text).split()) or raw_text
 
 
 def is_exact_match(answer_text: str, truths: list[str]) -> bool:

@@ -119,7 +119,16 @@ def test_cut_ids_removes_tokens_on_the_side(side, remaining):
 @pytest.mark.parametrize("side", ["left", "right", "middle"])
 @pytest.mark.parametrize(
     "text",
-    ["日本語のテスト🙂です", "cafe\u0301 nai\u0308ve", "a👩\u200d👩\u200d👧b go north", "look"],
+    [
+        *(
+            "日本語のテスト🙂です",
+            "cafe\u0301 nai\u0308ve",
+            "a👩\u200d👩\u200d👧b go north",
+            "look",
+        ),
+        *("look", "👍🏽👍🏽", "🇩🇪🇫🇷🇬🇧", "a\r\nb\r\nc", "क्षत्रिय", "\u0600123", "1️⃣2️⃣"),
+        *("👨🏿\u200d🚀👨🏿\u200d🚀", "🏴\U000e0067\U000e0062\U000e0065\U000e007f!", "한글각"),
+    ],
 )
 def test_cut_keeps_whole_characters(kind, side, text):
     """Every cut leaves whole characters of the text, in order."""

@@ -30,6 +30,10 @@ from verl.config.settings.secret_values import (
         "AWS_SECRET_ACCESS_KEY",
         "AWS_ACCESS_KEY_ID",
         "private_key",
+        *("Authorization", "Proxy-Authorization", "bearer", "auth", "X-Auth", "x-api-key"),
+        *("pwd", "DB_PASS", "GITHUB_PAT", "SENTRY_DSN", "SLACK_WEBHOOK", "cookie", "jwt", "oauth2"),
+        *("signing_key", "ssh_key", "storage_key", "master_key", "connection_string"),
+        *("api_keys", "access_tokens", "passwords"),
     ],
 )
 def test_secret_names_are_recognised(name):
@@ -53,6 +57,8 @@ def test_secret_names_are_recognised(name):
         "token_level_rewards",
         "price_per_tokens",
         "keyboard",
+        *("author", "token_ids", "num_key_value_heads", "pass", "compass", "patience", "keys"),
+        *("partition_key", "session_dir", "tokens", "num_tokens", "pinned"),
     ],
 )
 def test_other_names_are_not_secret(name):
@@ -69,6 +75,14 @@ def test_other_names_are_not_secret(name):
         ([{"command": "sh", "env": {"X": "y"}}], [{"command": "sh", "env": {"X": "***"}}]),
         ({"a": [{"HF_TOKEN": "x"}]}, {"a": [{"HF_TOKEN": "***"}]}),
         ({"secret": {"nested": ["x"]}}, {"secret": {"nested": ["***"]}}),
+        ({"headers": {"Authorization": "Bearer x"}}, {"headers": {"Authorization": "***"}}),
+        ({"args": ["--token", "x", "-v"]}, {"args": ["--token", "***", "-v"]}),
+        ({"args": ["--api-key=x", "y"]}, {"args": ["--api-key=***", "y"]}),
+        ({"command": "run --token x -v"}, {"command": "run --token *** -v"}),
+        ({"env": ["HF_TOKEN=x"]}, {"env": ["HF_TOKEN=***"]}),
+        ({"url": "https://h/?token=x"}, {"url": "https://h/?token=***"}),
+        ({"TOKEN": b"x"}, {"TOKEN": "***"}),
+        ({"note": "password: hint"}, {"note": "password: hint"}),
         ({"url": "http://me:pw@host/x"}, {"url": "http://me:***@host/x"}),
         ({"prompt_key": "prompt", "max_tokens": 4}, {"prompt_key": "prompt", "max_tokens": 4}),
     ],
@@ -94,3 +108,25 @@ def test_registered_secrets_are_masked_in_any_text(monkeypatch):
     register_secrets({"env": [{"env": values}], "pad_token": "<|endoftext|>", "n": 3})
     text = "401 for hf_abcdefgh in a short time; /home/me/token <|endoftext|> 3"
     assert mask_text(text) == text.replace("hf_abcdefgh", "***")
+
+
+VALUE = "abcdefgh12345678"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"curl -H 'Authorization: Bearer {VALUE}'",
+        f"--token {VALUE}",
+        f"--api-key={VALUE}",
+        f"https://h/?api_key={VALUE}",
+        f"api_key='abc {VALUE}'",
+        f"sk-proj-{VALUE * 2}",
+        f"hf_{VALUE * 2}",
+        f"ghp_{VALUE * 2}",
+        "AKIA" + VALUE.upper(),
+        f"eyJ{VALUE}.{VALUE}.{VALUE}",
+    ],
+)
+def test_secrets_are_masked_by_option_and_by_form(text):
+    assert VALUE not in mask_text(text).lower() and "***" in mask_text(text)

@@ -5,6 +5,7 @@ place.
 import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from enum import StrEnum
 from uuid import UUID
 
 import numpy as np
@@ -27,6 +28,8 @@ from verl.utils.message_rows import (
 USER = {"role": "user", "content": "2+2?"}
 AGENT = {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": ""}
+CIRCLE: list[object] = []  # contains itself
+CIRCLE.append(CIRCLE)
 PART = {"type": "text", "text": "2+2?"}
 
 
@@ -109,7 +112,11 @@ def test_conversation_keeps_its_messages():
         [USER, {**AGENT, "function_call": {"name": "f"}}, USER],
         [USER, {**AGENT, "reasoning_content": "hm"}, USER],
         [{**USER, "images": ["a.png"]}],
+        [{**USER, "tools": [{"name": "f"}]}],
+        [USER, {**AGENT, "refusal": "no"}, USER],
+        [USER, {**AGENT, "prefix": True}, USER],
         [{**USER, "weight": 0.5}],
+        [{**USER, "content": 10**5000}],
         str([USER]),
         json.dumps([USER])[:-1],
         "half \ud83d",
@@ -138,6 +145,14 @@ def test_unusable_prompt_is_refused_with_its_place(value):
         {"multi_modal_data": {"image": ["a"]}},
         {"tools": [{"name": "f"}]},
         {"tools": '[{"name": "f"}]'},
+        {"images": [10**5000]},
+        {"images": CIRCLE},
+        {"images": torch.eye(2).to_sparse()},
+        {"functions": [{"name": "f"}]},
+        {"documents": [{"text": "a"}]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"system": "Be brief."},
+        {"system_prompt": "Be brief."},
     ],
 )
 def test_unsupported_columns_are_refused(cells):
@@ -154,6 +169,7 @@ def test_unsupported_columns_are_refused(cells):
         ("loss_mask", 1, 1.0),
         ("train", False, 0.0),
         ("trainable", True, 1.0),
+        ("training", False, 0.0),
         ("loss", np.int64(0), 0.0),
         ("loss_weight", 1.0, 1.0),
         ("weight", None, None),
@@ -202,6 +218,10 @@ def test_episode_without_training_target_is_refused(messages):
         (pandas.NaT, None),
         (pandas.NA, None),
         (Decimal("NaN"), None),
+        (Decimal("sNaN"), None),
+        (Decimal("1E+50"), 10**50),
+        (np.str_("text"), "text"),
+        (StrEnum("Role", ["user"]).user, "user"),
         (Decimal("42.00"), 42),
         (Decimal("1.50"), 1.5),
         (datetime(2020, 1, 2, 3, tzinfo=UTC), "2020-01-02T03:00:00+00:00"),
@@ -220,10 +240,21 @@ def test_cells_are_converted_to_json_types(value, plain):
     json.dumps(cell)
 
 
-@pytest.mark.parametrize("value", [b"\xff", {"a": {1, 2}}, 1j, object(), ["\udc00"]])
+VALUES_WITHOUT_JSON = [
+    *(b"\xff", {"a": {1, 2}}, 1j, object(), ["\udc00"], CIRCLE),
+    *(float("inf"), np.array([-np.inf]), Decimal("Infinity"), Decimal("1E+999999"), [10**5000]),
+    *(torch.eye(2).to_sparse(), torch.empty(2, device="meta")),
+]
+
+
+@pytest.mark.parametrize("value", VALUES_WITHOUT_JSON)
 def test_cells_that_json_cannot_hold_are_refused(value):
     with pytest.raises(BadRow, check=mentions("row 3", "column 'cell'")):
         make_row(cell=value).read_cell("cell")
+
+
+def test_system_column_is_ignored_beside_a_system_message():
+    assert read_prompt([SYSTEM, USER], system="Be brief.") == [SYSTEM, USER]
 
 
 def test_objects_may_be_written_as_json():
@@ -244,3 +275,8 @@ def test_bad_files_are_named_with_the_key(tmp_path):
         with pytest.raises(BadRow) as refused:
             list(read_table("data.val_files", [str(tmp_path / name)]))
         assert refused.value.problems[0].startswith(f"data.val_files='{tmp_path / name}': ")
+
+
+def test_path_of_an_unknown_user_is_named():
+    with pytest.raises(BadRow, check=mentions("data.val_files='~nobody_has_this_name/a.jsonl'")):
+        list(read_table("data.val_files", ["~nobody_has_this_name/a.jsonl"]))

@@ -84,8 +84,15 @@ def test_rate_of_zero_or_one_has_an_exact_interval(values, low, high):
 def test_other_rates_use_the_bootstrap():
     values = [0, 1, 1, 0, 1]
     assert rate_interval(values) == bootstrap_interval(values)
-    assert rate_interval([0.5] * 3) == (0.5, 0.5)
     assert all(map(math.isnan, rate_interval([])))
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [([0.5], 0.0546, 0.9454), ([0.5] * 3, 0.1254, 0.8746), ([0.25] * 4, 0.0456, 0.6994)],
+)
+def test_equal_rates_between_zero_and_one_have_the_interval_of_wilson(values, low, high):
+    assert rate_interval(values) == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,8 @@ def test_unsupported_tables_are_named(tmp_path):
         [pyarrow.array(["a"]), pyarrow.array(["b"])], names=["p", "p"]
     )
     early_dates = pyarrow.table({"p": pyarrow.array([-(2**62)], pyarrow.timestamp("ms"))})
-    for table in (duplicate_columns, early_dates):
+    unknown_zone = pyarrow.table({"p": pyarrow.array([1], pyarrow.timestamp("us", "Mars/Base"))})
+    for table in (duplicate_columns, early_dates, unknown_zone):
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
         with pytest.raises(ValueError, check=mentions("a.parquet")):
             list(read_rows(tmp_path / "a.parquet"))

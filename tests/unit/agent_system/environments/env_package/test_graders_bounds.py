@@ -35,6 +35,7 @@ CODE = (
     "10**99999",
     "[y for y in (1)]",
     "lambda: 1",
+    "sin(" * 5 + "x" + ")" * 5,
 )
 
 
@@ -109,6 +110,13 @@ def test_lenient_grader_receives_only_right_answers():
         is prepare("true or false", "True")
         is None
     )
+
+
+def test_negated_and_enormous_answers_are_wrong():
+    assert prepare_answer("not True", "game_of_life_halting", {"answer": "True"}) is None
+    assert prepare_answer("-12", "gsm_symbolic", {"answer": "12"}) is None
+    assert prepare_answer("12", "gsm_symbolic", {"answer": "12"}) == "12"
+    assert prepare_answer("1 " * 20_000, "codeio", {"answer": "1"}) is None
 
 
 def test_question_depends_only_on_its_number():

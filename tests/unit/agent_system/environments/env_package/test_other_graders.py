@@ -7,7 +7,13 @@ import pytest
 
 from agent_system.environments.env import Observation
 from agent_system.environments.env_package.dataset.comparison import canonicalize_answer
-from agent_system.environments.env_package.dataset.grading import NoGrade, read_grade
+from agent_system.environments.env_package.dataset.grading import (
+    Grader,
+    NoGrade,
+    grade_step,
+    read_grade,
+)
+from agent_system.environments.env_package.dataset.settings import RewardFromFile
 from agent_system.environments.env_package.search.package import is_exact_match
 from agent_system.environments.env_package.twenty_questions.game import read_move
 from agent_system.environments.pool import wire as pool_wire
@@ -84,8 +90,20 @@ def test_equal_answers_share_one_key():
     for texts in (
         ("\\boxed{0.5}", "1/2", "It is 0.5."),
         ("Answer: Paris", "paris", "The answer is Paris, because it is."),
-        ("(A)", "A. Rome", "\\boxed{A}"),
+        ("(A)", "A. Rome", "\\boxed{A}", "Option A is correct."),
+        ("72", "She sold 72 in May.", "It is 72 (seventy-two)."),
     ):
         assert len({canonicalize_answer(text) for text in texts}) == 1
     assert canonicalize_answer("<think>5") is None is canonicalize_answer("")
     assert canonicalize_answer("5 km") != canonicalize_answer("5 m")
+    assert answer_key("at least 5") != answer_key("5") != answer_key("> 5")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("<think>5", ""), ("", ""), ("\\boxed{" + "x" * 5000 + "}", ""), ("\\boxed{5}", "5")],
+)
+def test_action_without_an_answer_has_an_empty_vote(text, answer):
+    task = {"task_id": "t", "data_source": "d", "ground_truth": "7", "extra_info": {}}
+    _, _, _, info = grade_step(Grader(RewardFromFile(path=None)), task, text, 10.0)
+    assert info["answer"] == answer

@@ -50,7 +50,11 @@ TASK = {
         ("the river Kelsk", ["Kelsk", "river Kelsk"], True, 1.0),
         ("Kelsk Kelsk", ["Kelsk"], False, 2 / 3),  # a repeated word counts once
         ("Falsk", ["Kelsk"], False, 0.0),
-        ("the", ["a"], True, 1.0),  # both are empty without the articles
+        ("the", ["a"], False, 0.0),  # texts of articles or punctuation alone are kept
+        ("", ["The The"], False, 0.0),
+        ("!", ["A"], False, 0.0),
+        ("", ["?"], False, 0.0),
+        ("A.", ["A."], True, 1.0),
         ("Kelsk", [], False, 0.0),
     ],
 )
