@@ -105,7 +105,8 @@ class StepLoad:
 
 def fit_driver_model(rows: int) -> DriverModel:
     """Measure three steps with ``rows`` rows, and return the cost model of the driver."""
-    driver.measure_driver_cost(driver.CHUNK_SIZE)  # warm-up
+    # Warm-up: the steps of a run use the memory of earlier steps again.
+    driver.measure_driver_cost(rows, shape=LONG_TRAJECTORY)
     short_cost = driver.measure_driver_cost(rows, shape=SHORT_TRAJECTORY)
     long_cost = driver.measure_driver_cost(rows, shape=LONG_TRAJECTORY)
     many_ranks_cost = driver.measure_driver_cost(rows, MANY_RANKS, SHORT_TRAJECTORY)
