@@ -61,13 +61,20 @@ def read_config(
 ) -> "PreTrainedConfig":
     """Read the model config in ``directory`` and apply the values of ``override_config``.
 
-    Raises ``ValueError`` for a key that the config does not have.
+    Raises ``OSError`` or ``ValueError`` for a file that transformers refuses, and ``ValueError`` for
+    a key that the config does not have.
     """
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(
-        directory, local_files_only=True, trust_remote_code=trust_remote_code
-    )
+    try:
+        config = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        config.to_dict()  # some invalid values are found only here
+    except OSError:
+        raise
+    except Exception as error:  # validators of transformers raise errors of many types
+        raise ValueError(f"config.json: {' '.join(str(error).split()) or repr(error)}") from error
     for key, value in (override_config or {}).items():
         if not hasattr(config, key):
             raise ValueError(

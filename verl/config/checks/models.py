@@ -40,7 +40,11 @@ def check_directory(
     if path is None or not ctx.check_files:
         return
     directory = Path(path)
-    altered_file = _find_altered_file(directory)
+    try:
+        altered_file = _find_altered_file(directory)
+    except OSError as error:  # for example a name that is too long
+        yield build_problem(cfg, key, str(error.strerror), ALLOWED_MODELS, "correct the path")
+        return
     if altered_file:
         why = (
             f"{altered_file} is missing or altered: its SHA-256 is not the one in {CHECKSUMS_FILE}"
