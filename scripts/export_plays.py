@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from verl.config.settings.errors import ConfigError
 from verl.utils import jsonl
-from verl.utils.files import require_new_file
+from verl.utils.files import replace_at_end, require_new_file
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 
@@ -98,7 +98,8 @@ def export_trajectories(run: Path, out: Path) -> int:
     files.sort(key=lambda path: (int(path.stem.rpartition("_")[2]), path.stem))
     count = 0
     with (
-        pyarrow.parquet.ParquetWriter(out, SCHEMA, compression="zstd") as writer,
+        replace_at_end(out) as partial_path,
+        pyarrow.parquet.ParquetWriter(partial_path, SCHEMA, compression="zstd") as writer,
         Progress("trajectories", len(files), "files") as progress,
     ):
         for file in files:

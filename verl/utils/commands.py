@@ -31,6 +31,7 @@ def run_reporting_mistakes(
     an ``OSError`` that has a file name or no ``errno`` is also a mistake.
     """
     try:
+        _require_working_directory()
         return main(*args) or 0
     except (UsageError, ConfigError) as error:
         message = str(error)
@@ -50,12 +51,20 @@ def run_reporting_mistakes(
     return MISTAKE_STATUS
 
 
+def _require_working_directory() -> None:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UsageError(
+            "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
+        ) from error
+
+
 def parse_positive_int(text: str) -> int:
     """Parse a whole number of at least 1, as a ``type`` of ``argparse``."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}; allowed: whole numbers of at least 1")
-    return value
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: whole numbers of at least 1")
+    return int(text)
 
 
 def read_yaml_mapping(path: Path) -> dict[str, Any]:
