@@ -53,8 +53,8 @@ def rename_with_number(path: Path) -> Path:
 def atomic_write(path: str | Path) -> Iterator[IO[str]]:
     """Yield a new UTF-8 text file, which replaces ``path`` at the end of the ``with`` block.
 
-    If the block raises, ``path`` is unchanged. Parent directories are created. Raises ``OSError`` if
-    ``path`` is a device, a pipe or a directory: a rename would delete it.
+    If the block raises, ``path`` is unchanged. Parent directories are created. Raises ``OSError``
+    if ``path`` is a device, a pipe or a directory: a rename would delete it.
     """
     with (
         replace_at_end(path) as partial_path,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl.config.checks.losses import check_betas
 from verl.config.cold_start import build_cold_start_config
 from verl.config.compose import POLICIES_DIR
 from verl.config.derive import find_post_rollout_reward_key
@@ -223,6 +224,7 @@ def check_sft(cfg: SFTConfig, ctx: CheckContext) -> Problems:
     yield from check_directory(cfg, "model.path", ctx)
     if cfg.model.path is None:
         yield from _check_new_policy(cfg)
+    yield from check_betas(cfg, "optim.betas")
     if cfg.trainer.nnodes > 1:
         why = "a supervised run uses the devices of one machine"
         yield build_problem(cfg, "trainer.nnodes", why, "1", "trainer.nnodes=1")

@@ -103,16 +103,18 @@ def find_policy_problems(
     tokenizer_directory: Path | None = None,
     tokenizer_setting: str = "",
     needs_transformers: bool = False,
+    override_config: Mapping[str, object] | None = None,
 ) -> Iterator[str]:
     """Yield problems of the weights and the tokenizer of the policy in ``directory``.
 
     With ``needs_transformers``, transformers must be able to load the model; else vLLM suffices.
+    ``override_config`` replaces values of its config.
 
     The tokenizer is that of ``tokenizer_directory`` if given. ``setting`` and ``tokenizer_setting``
     are the ``key=value`` that name the directories, for the messages.
     """
     try:
-        config = read_config(directory, trust_remote_code)
+        config = read_config(directory, trust_remote_code, override_config)
     except (OSError, ValueError) as error:
         allowed = "a model that transformers supports"
         yield f"{setting}: {first_line(error)}; allowed: {allowed}; fix: restore its config.json"

@@ -367,6 +367,7 @@ def find_start_policy_problems(cfg: SFTConfig, directory: Path) -> Iterator[str]
         tokenizer_directory=Path(path) if path else None,
         tokenizer_setting=f"model.tokenizer_path={path!r}" if path else "",
         needs_transformers=True,
+        override_config=cfg.model.override_config,
     )
 
 
