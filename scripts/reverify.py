@@ -26,7 +26,12 @@ from verl.config.run_code import refuse_stored_code
 from verl.config.schema.env import EnvConfig
 from verl.config.settings import ConfigError
 from verl.utils import jsonl
-from verl.utils.commands import UsageError, read_yaml_mapping, run_reporting_mistakes
+from verl.utils.commands import (
+    UsageError,
+    name_unreadable_file,
+    read_yaml_mapping,
+    run_reporting_mistakes,
+)
 from verl.utils.logging import setup_logging
 from verl.utils.progress import Progress
 from verl.utils.seeds import derive_seed
@@ -124,14 +129,15 @@ async def verify_rewards(
     ``limit``: the largest number of trajectories per file.
     """
     section = read_env_section(run)
-    name = canonical_name(section["env_name"])
-    kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
-    settings = env_settings(
-        EnvConfig(
-            env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
+    with name_unreadable_file(run / "config.yaml"):
+        name = canonical_name(section["env_name"])
+        kwargs = {**(section.get(name.partition("/")[0]) or {}), **(section.get("kwargs") or {})}
+        settings = env_settings(
+            EnvConfig(
+                env_name=name, kwargs=kwargs, max_steps=section["max_steps"], seed=section["seed"]
+            )
         )
-    )
-    package = get_package(name)
+        package = get_package(name)
     if package.runs_agent:
         raise SystemExit(
             f"{run}: env.env_name={name}: trajectories of agents call the policy themselves and "

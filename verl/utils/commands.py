@@ -1,8 +1,9 @@
 """Error reporting of all commands. A user's mistake gives a message and exit status 2."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,21 @@ def _require_working_directory() -> None:
     except OSError as error:
         raise UsageError(
             "the working directory was deleted; allowed: an existing directory; fix: cd DIR"
+        ) from error
+
+
+@contextlib.contextmanager
+def name_unreadable_file(path: Path) -> Iterator[None]:
+    """Raise ``UsageError`` with ``path`` if reading its rows raises an error in the block."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        why = " ".join(repr(error).split())[:200]
+        raise UsageError(
+            f"{path}: it is not a file that a run wrote ({why}); allowed: files of a run; fix: "
+            "restore or remove it"
         ) from error
 
 

@@ -26,7 +26,7 @@ from verl.report_sections import (
     load_contributions,
 )
 from verl.utils import jsonl
-from verl.utils.commands import UsageError
+from verl.utils.commands import name_unreadable_file
 
 # Maximum size of all rollout files of one page, bytes. Compressed they take about 1/15 of it.
 MAX_PAGE_BYTES = 80_000_000
@@ -130,13 +130,8 @@ def pack_file(file: RolloutFile) -> Chunk:
     Raises ``UsageError`` if its rows are not trajectories of a run.
     """
     status = file.path.stat()
-    try:
+    with name_unreadable_file(file.path):
         return _pack_cached(file, tuple(list_step_views()), status.st_size, status.st_mtime_ns)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise UsageError(
-            f"{file.path}: its rows are not trajectories of a run ({error!r}); allowed: the files "
-            "that a run wrote; fix: remove the file"
-        ) from error
 
 
 @functools.lru_cache(maxsize=1024)
